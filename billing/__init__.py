@@ -1,0 +1,1 @@
+"""From counted tokens to a ledger. Knows no HTTP and no model."""

@@ -1,0 +1,1 @@
+"""The inference engine. Knows token ids, not tenants, money or HTTP."""

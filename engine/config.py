@@ -1,0 +1,62 @@
+"""What was asked (`EngineConfig`) and what was derived from it and the machine (`ResolvedConfig`). Both frozen.
+
+Sizes are tokens unless the name says bytes; durations are seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+BLOCK_SIZE = 16
+"""Tokens per KV block."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything an operator may ask of one engine process."""
+
+    model: Path
+    """A Hugging Face folder: config.json, *.safetensors, tokenizer.json."""
+    served_name: str = ""
+    """Empty: the folder's name."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """auto: the checkpoint's own on CUDA, float32 on a CPU for models under 100 M parameters, else the checkpoint's."""
+    max_model_len: int | None = None
+    """None: what the checkpoint says, cut to what the KV cache can hold."""
+    max_num_batched_tokens: int = 512
+    """One budget per step, shared by prefill chunks and decodes."""
+    max_num_seqs: int = 64
+    """Sequences running at once."""
+    max_waiting: int = 1024
+    """Requests queued before `EngineOverloaded`."""
+    kv_cache_bytes: int | None = None
+    """None: `kv_cache_fraction` of what is free when the weights are loaded."""
+    kv_cache_fraction: float = 0.4
+    num_blocks: int | None = None
+    """Overrides both of the above (tests)."""
+    enable_prefix_caching: bool = True
+    num_threads: int | None = None
+    """CPU threads for matrix work; None leaves torch's choice."""
+    status_interval_s: float = 0.25
+    max_orphans: int = 10_000
+    seed: int = 0
+
+
+class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine runs with; made once, after the weights are loaded."""
+
+    config: EngineConfig
+    served_name: str
+    device: str
+    dtype: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    sliding_window: int | None
+    """Tokens a layer attends to; None when any layer is full attention."""
+    num_blocks: int
+    kv_bytes_per_token: int
+    block_size: int = BLOCK_SIZE

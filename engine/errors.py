@@ -1,0 +1,61 @@
+"""The engine's error tree.
+
+    EngineError                     code
+    ├── InvalidRequest              invalid_request        the request can never run as asked (names `param`)
+    │   └── ContextLengthExceeded   context_length_exceeded
+    ├── EngineOverloaded            engine_overloaded      the bounded waiting queue is full
+    ├── EngineUnavailable           engine_unavailable     no engine at the other end of the socket
+    ├── EngineStepFailed            engine_step_failed     a step raised; the requests of that batch are lost
+    ├── ConfigError                 config_error           the engine cannot start as configured
+    │   └── UnsupportedModel        unsupported_model      an architecture or file the registry does not know
+    └── ProtocolError               protocol_error         a frame that is too large, truncated or undecodable
+
+Messages are written for the person who reads the log; clients of the gateway see constant texts chosen by `code`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EngineError(Exception):
+    """Root of everything the engine raises on purpose."""
+
+    code: ClassVar[str] = "engine_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(EngineError):
+    code = "invalid_request"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class EngineOverloaded(EngineError):
+    code = "engine_overloaded"
+
+
+class EngineUnavailable(EngineError):
+    code = "engine_unavailable"
+
+
+class EngineStepFailed(EngineError):
+    code = "engine_step_failed"
+
+
+class ConfigError(EngineError):
+    code = "config_error"
+
+
+class UnsupportedModel(ConfigError):
+    code = "unsupported_model"
+
+
+class ProtocolError(EngineError):
+    code = "protocol_error"

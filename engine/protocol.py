@@ -1,0 +1,178 @@
+"""The closed list of what crosses the engine's socket.
+
+Frames are a 4-byte big-endian length followed by one msgpack map (msgspec tagged unions, tag field `t`).
+A gateway sends `ClientMessage`s, the engine answers with `ServerMessage`s. Token ids cross this socket,
+text does not. Above: `client.py` (the gateway's side) and `server.py` (the engine's side). Below: nothing.
+Counts are tokens, durations are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""stop: an EOS or stop token id was generated; length: max_tokens or the context is used up;
+abort: the client asked; error: the engine could not go on. Text stop strings are found by the gateway,
+which aborts and reports `stop` itself."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to turn logits into the next token. The order of application is that of vLLM:
+    logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means off."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Multiplicative, over prompt and output (CTRL, arXiv:1909.05858)."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    """Additive, over output tokens only (OpenAI)."""
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's own EOS ids."""
+    ignore_eos: bool = False
+    seed: int | None = None
+    """Same seed, same draws, whatever else is in the batch. None: the engine draws one."""
+    logprobs: int | None = None
+    """None: off. k >= 0: the chosen token and the k most likely, from the raw logits' log-softmax."""
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One generation of `n` choices over one prompt. `request_id` is unique per attempt (the billing event id)."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    n: int = 1
+    cache_salt: str = ""
+    """Prefix-cache namespace; one per org, so that timing tells no tenant what another one asked."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Cumulative over the whole request (all `n` choices); monotone from output to output.
+
+    `cached_tokens` (<= prompt_tokens) is frozen when the request is first scheduled; a recompute after
+    preemption changes nothing here. A request that was never scheduled has prefilled=False: nothing to bill.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    prefilled: bool = False
+    """True from the step that finished the prompt's first prefill on."""
+    queue_time_s: float = 0.0
+    prefill_time_s: float = 0.0
+    first_token_time_s: float = 0.0
+    """From arrival in the engine to the first generated token."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token_id: int
+    logprob: float
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The chosen token and the `SamplingParams.logprobs` most likely ones, most likely first."""
+
+    chosen: TokenLogprob
+    top: list[TokenLogprob]
+
+
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step added to choice `index` of a request."""
+
+    request_id: str
+    usage: Usage
+    index: int = 0
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry per id in `token_ids` when asked for."""
+    finish_reason: FinishReason | None = None
+    """Set once per choice."""
+    finished: bool = False
+    """True on exactly one output per request, the last one."""
+    error_code: str | None = None
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="status"):
+    """Sent on connection and then at most every `EngineConfig.status_interval_s`."""
+
+    model: str
+    protocol_version: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    block_size: int
+    num_blocks: int
+    num_free_blocks: int
+    """Free or evictable: blocks that no running request holds."""
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    """0..1, blocks held by requests over all blocks."""
+    prefix_cache_query_tokens: int
+    prefix_cache_hit_tokens: int
+    num_preemptions: int
+    num_steps: int
+    generated_tokens: int
+    """Counters since the engine's start."""
+    engine_id: str
+    """A fresh UUID per engine process: a change means every request of before is gone."""
+
+
+class OrphanedUsage(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="orphan"):
+    """Final usage of a request whose gateway vanished. Repeated to every gateway that connects until
+    one answers `OrphanAck`; the engine keeps at most `EngineConfig.max_orphans` of them."""
+
+    request_id: str
+    usage: Usage
+
+
+# gateway -> engine
+
+
+class Submit(msgspec.Struct, frozen=True, tag_field="t", tag="submit"):
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag_field="t", tag="abort"):
+    """Answered by a last EngineOutput with the final Usage; unknown or finished ids are ignored."""
+
+    request_id: str
+
+
+class OrphanAck(msgspec.Struct, frozen=True, tag_field="t", tag="orphan_ack"):
+    request_ids: list[str]
+
+
+# engine -> gateway
+
+
+class Outputs(msgspec.Struct, frozen=True, tag_field="t", tag="outputs"):
+    """All outputs of one step for this connection."""
+
+    outputs: list[EngineOutput]
+
+
+class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="rejected"):
+    """The request never ran; `code` is one of `engine.errors`."""
+
+    request_id: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+ClientMessage = Submit | Abort | OrphanAck
+ServerMessage = ReplicaStatus | Outputs | Rejected | OrphanedUsage

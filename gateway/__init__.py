@@ -1,0 +1,1 @@
+"""The HTTP face: who are you, may you, what did you ask, here it is."""
