@@ -1,0 +1,1 @@
+"""Who are you: bearer credentials to a `Principal`."""

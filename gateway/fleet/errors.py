@@ -1,0 +1,74 @@
+"""What can go wrong between the gateway and a replica.
+
+    FleetError               code
+    ├── BadField             invalid_request        a field this replica cannot honour (names `param`)
+    │   ├── ContextTooLong   context_length_exceeded
+    │   └── UnknownModel     model_not_found
+    ├── ReplicaUnavailable   replica_unavailable    nothing ran; another replica may be tried
+    ├── ReplicaOverloaded    replica_overloaded     its bounded queue is full; another may be tried
+    ├── UpstreamRefused      upstream_refused       a 4xx of the upstream's own, passed on (status, body)
+    └── ReplicaLost          replica_lost           it went away after the first event; usage so far stands
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FleetError(Exception):
+    code: ClassVar[str] = "fleet_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadField(FleetError):
+    code = "invalid_request"
+
+
+class ContextTooLong(BadField):
+    code = "context_length_exceeded"
+
+
+class UnknownModel(BadField):
+    code = "model_not_found"
+
+
+class ReplicaUnavailable(FleetError):
+    code = "replica_unavailable"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ReplicaOverloaded(ReplicaUnavailable):
+    code = "replica_overloaded"
+
+
+class UpstreamRefused(FleetError):
+    """`status` and the upstream's error object (OpenAI shape), safe to hand to the client."""
+
+    code = "upstream_refused"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        error_type: str,
+        error_code: str | None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, param=param)
+        self.status = status
+        self.error_type = error_type
+        self.error_code = error_code
+        self.retry_after_s = retry_after_s
+
+
+class ReplicaLost(FleetError):
+    code = "replica_lost"

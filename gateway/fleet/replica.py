@@ -1,0 +1,143 @@
+"""The one protocol behind which an in-repo engine and an OpenAI-compatible upstream look alike.
+
+Above: `gateway.inference` and the router. Below: `engine_replica` and `upstream`. Knows no tenant and no price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from gateway.wire.request import GenerateRequest
+
+FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "function_call"]
+
+
+class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Cumulative over the attempt, monotone from event to event, in tokens.
+
+    prompt = uncached_input + cache_read + cache_write. `wasted_output` was generated but lies behind a stop
+    string, so nobody sees it or pays for it.
+    """
+
+    uncached_input: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    output: int = 0
+    reasoning_output: int = 0
+    """Part of `output`."""
+    wasted_output: int = 0
+    estimated: bool = False
+    """True where a count is ours and not the replica's."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.uncached_input + self.cache_read + self.cache_write
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.output
+
+
+class TokenTop(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenInfo(msgspec.Struct, frozen=True):
+    """OpenAI's `logprobs.content[]` entry."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenTop]
+
+
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """Text our engine added to choice `index`."""
+
+    index: int
+    text: str
+    logprobs: list[TokenInfo] | None = None
+    finish_reason: FinishReason | None = None
+
+
+class RawChunk(msgspec.Struct, frozen=True):
+    """An upstream's `chat.completion.chunk`, as JSON without its usage and under our model name."""
+
+    payload: bytes
+
+
+class RawBody(msgspec.Struct, frozen=True):
+    """An upstream's whole `chat.completion`, as JSON under our model name."""
+
+    payload: bytes
+
+
+class ReplicaEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step of a replica brought. `usage` is None until the replica has begun to work (nothing to bill).
+
+    The last event of an attempt has `finished=True` and its final usage.
+    """
+
+    items: tuple[TextDelta | RawChunk | RawBody, ...] = ()
+    usage: MeteredUsage | None = None
+    finished: bool = False
+    queue_time_s: float | None = None
+
+
+class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that can run on this replica: counted, bounded and translated."""
+
+    request: GenerateRequest
+    input_tokens: int
+    input_estimated: bool
+    max_output_tokens: int
+    """Over all choices; the worst case a limiter may have to hold."""
+    max_tokens_given: bool
+    payload: Any
+    """What `stream` needs; the replica's own business."""
+
+
+class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot for the router and /health/ready."""
+
+    name: str
+    available: bool
+    num_running: int = 0
+    num_waiting: int = 0
+
+
+class Replica(Protocol):
+    """One place that can run one model."""
+
+    name: str
+    weight: int
+
+    async def prepare(self, request: GenerateRequest) -> PreparedRequest:
+        """Translate and count, off the event loop where it is heavy.
+
+        Raises: fleet.errors.BadField (names the field), ContextTooLong.
+        """
+        ...
+
+    def stream(
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str
+    ) -> AsyncIterator[ReplicaEvent]:
+        """Run it. Raises ReplicaUnavailable / ReplicaOverloaded / UpstreamRefused before the first event,
+        ReplicaLost after it. Closing the iterator early aborts."""
+        ...
+
+    async def abort(self, attempt_id: str) -> None:
+        """Stop within a step (engine) or 1 s (upstream). `stream` then yields its last event,
+        `finished=True` with what was generated so far; an unknown id is ignored."""
+        ...
+
+    def health(self) -> ReplicaHealth: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...

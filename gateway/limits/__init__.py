@@ -1,0 +1,1 @@
+"""Two-phase limits: one Lua script reserves over every scope or none, one settles. Knows no Litestar."""

@@ -1,0 +1,45 @@
+"""Who is calling and what they may spend: made by `auth`, read by everything behind it. Pure data."""
+
+from __future__ import annotations
+
+import msgspec
+
+SCOPE_INFERENCE = "inference"
+SCOPE_USAGE_READ = "usage:read"
+SCOPE_ADMIN = "admin:*"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one scope (a key, a project or an org). None: unlimited."""
+
+    name: str
+    tokens_per_minute: int | None = None
+    requests_per_minute: int | None = None
+    max_concurrent_streams: int | None = None
+
+
+UNLIMITED = Plan(name="unlimited")
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """An authenticated caller. Ids are strings with their kind as prefix (`org_...`, `proj_...`, `key_...`)."""
+
+    org_id: str
+    project_id: str
+    key_id: str
+    key_hint: str
+    """Prefix and last four, for people and logs; never the key."""
+    scopes: frozenset[str]
+    key_plan: Plan = UNLIMITED
+    project_plan: Plan = UNLIMITED
+    org_plan: Plan = UNLIMITED
+    expires_at: float | None = None
+    """Unix seconds."""
+
+    def may(self, scope: str) -> bool:
+        """`admin:*` grants every `admin:...` scope and `usage:read`."""
+        if scope in self.scopes:
+            return True
+        return SCOPE_ADMIN in self.scopes and (
+            scope.startswith("admin:") or scope == SCOPE_USAGE_READ
+        )

@@ -1,0 +1,1 @@
+"""Organisations, projects, keys and plans: tables and their few verbs."""

@@ -1,0 +1,48 @@
+"""What every wire format becomes before it meets the fleet: `GenerateRequest`.
+
+Above: the `from_x` conversions. Below: `fleet.Replica.prepare`. Knows no HTTP and no vendor's field names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for our own engine: every field is understood and will be honoured."""
+
+    messages: list[dict[str, Any]]
+    """Template-ready: role and content (text parts already joined), name where given."""
+    max_tokens: int | None = None
+    """Per choice. None: what is left of the context."""
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation as the gateway sees it. Exactly one of `prompt` and `forward` is set."""
+
+    model: str
+    stream: bool
+    include_usage: bool
+    """The client asked for the usage chunk of a stream."""
+    n: int = 1
+    prompt: ChatPrompt | None = None
+    """For our engine."""
+    forward: dict[str, Any] | None = None
+    """For an OpenAI-compatible upstream: the client's body as decoded, unknown fields and all."""
