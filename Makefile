@@ -1,0 +1,63 @@
+# make run | make test | make setup | make lint | make lock
+# Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+PYTEST_ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export PIP_NO_INPUT := 1
+
+.PHONY: run test setup lint lock clean
+
+run: $(VENV)/.runtime
+	@exec $(BIN)/tollgate up $(ARGS)
+
+test: $(VENV)/.dev lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+setup: $(VENV)/.dev
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_tidy.py
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tollgate needs Python >= 3.11; set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) requirements/make_venv.py $(VENV)
+
+# The CPU build where there is no GPU: first as the configured indexes have it, then from PyTorch's own CPU index.
+$(VENV)/.torch: requirements/torch.txt $(BIN)/python
+	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
+	  $(PIP) install -q -r requirements/torch.txt; \
+	else \
+	  $(PIP) install -q --no-deps "$$(cat requirements/torch.txt)+cpu" 2>/dev/null || \
+	  { $(PIP) install -q -r requirements/uv.txt && \
+	    $(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu --no-deps -r requirements/torch.txt; }; \
+	fi
+	@touch $@
+
+$(VENV)/.runtime: requirements/runtime.lock pyproject.toml $(VENV)/.torch
+	$(PIP) install -q --require-hashes -r requirements/runtime.lock
+	$(PIP) install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.runtime
+	$(PIP) install -q --require-hashes -r requirements/dev.lock
+	@touch $@
+
+# Resolve anew; commit the result.
+lock: $(BIN)/python
+	$(PIP) install -q -r requirements/uv.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  pyproject.toml requirements/engine.in --extra dev -o requirements/dev.lock
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  pyproject.toml requirements/engine.in -c requirements/dev.lock -o requirements/runtime.lock
+
+clean:
+	rm -rf $(VENV) build *.egg-info

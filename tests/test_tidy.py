@@ -1,0 +1,128 @@
+"""The house rules a linter does not know, as a ratchet: sizes, hollow code, words that do not belong.
+
+Exceptions are named here with their reason; the list only ever shrinks.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 70
+LONG_FILES: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {}
+ROOMS = ("engine", "gateway", "billing")
+
+
+@cache
+def python_files() -> tuple[Path, ...]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    return tuple(ROOT / name for name in listed if (ROOT / name).exists())
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(python_files()) > 20
+
+
+def test_files_fit_in_five_hundred_lines() -> None:
+    long = {relative(p): n for p in python_files() if (n := len(p.read_text().splitlines())) > 500}
+    assert {k: v for k, v in long.items() if k not in LONG_FILES} == {}
+    assert [k for k in LONG_FILES if k not in long] == [], "no longer long: drop the exception"
+
+
+def test_functions_fit_on_a_screen() -> None:
+    long = {
+        f"{relative(path)}:{node.name}": node.end_lineno - node.lineno + 1
+        for path in python_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
+    }
+    assert {k: v for k, v in long.items() if k not in LONG_FUNCTIONS} == {}
+    assert [k for k in LONG_FUNCTIONS if k not in long] == [], "no longer long: drop the exception"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_module_says_what_it_is(room: str) -> None:
+    silent = [
+        relative(path)
+        for path in python_files()
+        if relative(path).startswith(room + "/") and not ast.get_docstring(tree_of(path))
+    ]
+    assert silent == []
+
+
+def swallows(handler: ast.ExceptHandler) -> bool:
+    """`except:` / `except Exception:` whose body is only `pass` or `...`."""
+    broad = handler.type is None or (
+        isinstance(handler.type, ast.Name) and handler.type.id in ("Exception", "BaseException")
+    )
+    empty = all(
+        isinstance(node, ast.Pass)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in handler.body
+    )
+    return broad and empty
+
+
+def test_no_error_is_swallowed() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in python_files()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ExceptHandler) and swallows(node)
+    ]
+    assert found == []
+
+
+def test_nobody_but_settings_reads_the_environment() -> None:
+    allowed = {"gateway/settings.py"}
+    pattern = re.compile(r"os\.environ|os\.getenv")
+    found = [
+        relative(path)
+        for path in python_files()
+        if relative(path).startswith(tuple(room + "/" for room in ROOMS))
+        and relative(path) not in allowed
+        and pattern.search(path.read_text())
+    ]
+    assert found == []
+
+
+def test_no_room_without_a_name() -> None:
+    bad = ("utils", "common", "helpers", "manager", "misc")
+    assert [relative(p) for p in python_files() if p.stem in bad or p.parent.name in bad] == []
+
+
+def test_nothing_is_left_to_do_later() -> None:
+    words = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError")
+    found = [
+        f"{relative(path)}:{number}"
+        for path in python_files()
+        if path != Path(__file__).resolve()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if words.search(line)
+    ]
+    assert found == []
