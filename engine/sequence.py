@@ -1,0 +1,138 @@
+"""One choice of one request while it is generated, and what all choices of a request share.
+
+Above: `prefix_cache.py` fills block tables, `scheduler.py` moves sequences between its queues, the
+model runner reads token ids, block tables and sampling parameters. Below: `protocol.py`. Knows
+neither where blocks come from nor who runs next. Counts are tokens, times are seconds of the
+scheduler's clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.protocol import FinishReason, SamplingParams, Usage
+
+FREED = -1
+"""A block table's entry whose block was given back because it lies outside the sliding window. The
+entry stays, so that entry i always stands for tokens [i * block_size, (i + 1) * block_size)."""
+
+
+class SequenceStatus(Enum):
+    WAITING = "waiting"
+    """Holds no blocks; a preempted sequence is WAITING again and keeps its output."""
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` of a request with `seed`: the first 8 bytes, little-endian, of
+    BLAKE2b (RFC 7693) over the ASCII text "<seed>:<index>". 0 <= result < 2**64."""
+    text = f"{seed}:{index}".encode("ascii")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice. The first `num_computed_tokens` of its `num_tokens` have their KV in the blocks
+    of `block_table`; a step computes the next, and the step that catches up samples one more."""
+
+    request_id: str
+    index: int
+    """0..n-1, the choice."""
+    order: tuple[int, int]
+    """(arrival number of the request, index): smaller came earlier."""
+    prompt_token_ids: list[int]
+    """Shared by all choices of the request; never changed."""
+    sampling: SamplingParams
+    """As asked, with max_tokens cut to what the context leaves."""
+    seed: int
+    """Resolved, 0 <= seed < 2**64 (`choice_seed`)."""
+    cache_salt: str
+    output_token_ids: list[int] = field(default_factory=list)
+    """Generated so far, a final EOS or stop token included."""
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    """Block ids by position; the first `num_freed_blocks` entries are FREED."""
+    num_freed_blocks: int = 0
+    block_digests: list[bytes] = field(default_factory=list)
+    """Chained content digests of the leading full blocks, as far as they were asked for."""
+    num_registered_blocks: int = 0
+    """Leading blocks of `block_table` that the prefix cache knows."""
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache when first scheduled; None before, frozen after."""
+    num_preemptions: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output, a fresh list; prefer `tokens` where a slice will do."""
+        return self.prompt_token_ids + self.output_token_ids
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids at positions [start, stop), without copying the rest. 0 <= start <= stop."""
+        boundary = len(self.prompt_token_ids)
+        if stop <= boundary:
+            return self.prompt_token_ids[start:stop]
+        if start >= boundary:
+            return self.output_token_ids[start - boundary : stop - boundary]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - boundary]
+
+    @property
+    def last_token_id(self) -> int:
+        return self.output_token_ids[-1] if self.output_token_ids else self.prompt_token_ids[-1]
+
+    @property
+    def num_held_blocks(self) -> int:
+        return len(self.block_table) - self.num_freed_blocks
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """What the choices of one request share: the bill and the clock."""
+
+    request_id: str
+    sequences: tuple[Sequence, ...]
+    """Choice i at i."""
+    arrival_s: float
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    cached_tokens: int = 0
+    """Frozen when the first choice is first scheduled."""
+    generated_tokens: int = 0
+    num_unfinished: int = field(init=False)
+    """Choices still open."""
+
+    def __post_init__(self) -> None:
+        self.num_unfinished = len(self.sequences)
+
+    def usage(self) -> Usage:
+        """Cumulative over all choices, as of now."""
+        scheduled_s, token_s = self.first_scheduled_s, self.first_token_s
+        prompt_tokens = self.sequences[0].num_prompt_tokens
+        if scheduled_s is None:
+            return Usage(prompt_tokens=prompt_tokens)
+        # The step that finishes a prompt also samples its first token: one moment for both.
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            generated_tokens=self.generated_tokens,
+            prefilled=token_s is not None,
+            queue_time_s=scheduled_s - self.arrival_s,
+            prefill_time_s=0.0 if token_s is None else token_s - scheduled_s,
+            first_token_time_s=0.0 if token_s is None else token_s - self.arrival_s,
+        )
