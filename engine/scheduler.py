@@ -3,13 +3,35 @@
 Above: `core.py` calls schedule(), runs the model on the output, hands the sampled ids to update().
 Below: `prefix_cache.py` owns the blocks. Knows no tensors, no tenants, no sockets; time is a clock
 that is passed in.
+
+There are no phases. A sequence has `num_tokens` known tokens, of which `num_computed_tokens` have
+their KV; each step brings some sequences closer to catching up, and one that catches up samples a
+token. Decodes lack one token, prompts and recomputations lack many; decodes are served first, so a
+long prompt never holds them up: it takes what is left of the budget, a chunk a step.
+
+Both queues are kept in order of arrival. When blocks run out, a running sequence takes them from
+the latest running one, which starts over from the front of the waiting queue with its output kept.
+Nobody takes blocks from an earlier one, and all blocks together hold the longest sequence, so the
+earliest running sequence computes something at every step: no deadlock, no livelock, no starvation.
 """
 
 from __future__ import annotations
 
+import random
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping
+
 import msgspec
 
-from engine.sequence import Sequence
+from engine.errors import EngineOverloaded, InvalidRequest
+from engine.prefix_cache import PrefixCache
+from engine.protocol import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
+from engine.sequence import FREED, RequestState, Sequence, SequenceStatus, choice_seed
+from engine.validation import check_request
+
+Sampled = Mapping[tuple[str, int], tuple[int, TokenLogprobs | None]]
+"""(request_id, index) -> what the step sampled for that choice."""
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
@@ -32,3 +54,380 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
     """Lost their blocks in this schedule(); WAITING again."""
     num_tokens: int
     """Sum of num_new_tokens, <= max_num_batched_tokens."""
+
+
+def _order(seq: Sequence) -> tuple[int, int]:
+    return seq.order
+
+
+def _remove(queue: list[Sequence], seq: Sequence) -> bool:
+    """Take `seq` out of a queue sorted by order, if it is there."""
+    at = bisect_left(queue, seq.order, key=_order)
+    if at == len(queue) or queue[at] is not seq:
+        return False
+    del queue[at]
+    return True
+
+
+class _Step:
+    """A step's batch while schedule() fills it."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.scheduled: dict[tuple[int, int], ScheduledSequence] = {}
+        self.preempted: list[Sequence] = []
+
+    def put(self, seq: Sequence, num_new_tokens: int) -> None:
+        start = seq.num_computed_tokens
+        self.scheduled[seq.order] = ScheduledSequence(
+            seq, num_new_tokens, start, start + num_new_tokens == seq.num_tokens
+        )
+        self.budget -= num_new_tokens
+
+    def take_back(self, seq: Sequence) -> None:
+        """`seq` was preempted, perhaps after it was put."""
+        self.preempted.append(seq)
+        entry = self.scheduled.pop(seq.order, None)
+        if entry is not None:
+            self.budget += entry.num_new_tokens
+
+
+class Scheduler:
+    """`cache` says how many blocks there are, how large, and which sliding window applies.
+
+    `clock` returns monotonic seconds; `seed` starts the draws for requests that name no seed.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache: PrefixCache,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_waiting: int,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        clock: Callable[[], float] = time.monotonic,
+        seed: int = 0,
+    ) -> None:
+        assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and max_waiting >= 1
+        assert max_model_len >= 2, f"max_model_len {max_model_len}: a prompt and an answer"
+        self.cache = cache
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        self.max_waiting = max_waiting
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.max_blocks_per_seq = self._max_blocks_per_seq()
+        num_blocks = cache.pool.num_blocks
+        assert num_blocks >= self.max_blocks_per_seq, (
+            f"{num_blocks} blocks of {cache.block_size} tokens cannot hold one sequence of"
+            f" max_model_len {max_model_len}: it takes {self.max_blocks_per_seq}"
+        )
+        self.num_preemptions = 0
+        self.prefix_cache_query_tokens = 0
+        self.prefix_cache_hit_tokens = 0
+        self._clock = clock
+        self._random = random.Random(seed)
+        self._num_arrived = 0
+        self._num_open = 0
+        """Unfinished sequences."""
+        self._num_queued = 0
+        """Requests none of whose choices ever ran; at most `max_waiting`."""
+        self._requests: dict[str, RequestState] = {}
+        self._running: list[Sequence] = []
+        self._waiting: list[Sequence] = []
+        """Both sorted by order. A choice that waits for its request's choice 0 is in neither."""
+
+    # What goes in
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. InvalidRequest (naming `param`) or ContextLengthExceeded when it can
+        never run, EngineOverloaded when `max_waiting` requests are queued; nothing is kept then."""
+        check_request(request, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
+        if request.request_id in self._requests:
+            raise InvalidRequest("request_id is in use by a running request", param="request_id")
+        if self._num_queued >= self.max_waiting:
+            raise EngineOverloaded(f"{self._num_queued} requests are waiting, the queue is full")
+        room = self.max_model_len - len(request.prompt_token_ids)
+        sampling = request.sampling
+        if sampling.max_tokens > room:
+            sampling = msgspec.structs.replace(sampling, max_tokens=room)
+        seed = self._random.getrandbits(64) if sampling.seed is None else sampling.seed
+        sequences = tuple(
+            Sequence(
+                request_id=request.request_id,
+                index=index,
+                order=(self._num_arrived, index),
+                prompt_token_ids=request.prompt_token_ids,
+                sampling=sampling,
+                seed=choice_seed(seed, index),
+                cache_salt=request.cache_salt,
+            )
+            for index in range(request.n)
+        )
+        self._requests[request.request_id] = RequestState(
+            request.request_id, sequences, arrival_s=self._clock()
+        )
+        self._num_arrived += 1
+        self._num_open += request.n
+        self._num_queued += 1
+        # The other choices find the prompt in the cache when choice 0 has computed it (`update`).
+        self._waiting.extend(sequences[:1] if self.cache.enabled else sequences)
+
+    def abort(self, request_id: str) -> EngineOutput | None:
+        """End a request and free its blocks now. Its last output ends every open choice and
+        carries the final usage; None when the id is unknown or finished."""
+        state = self._requests.get(request_id)
+        return None if state is None else self._end(state, "abort", None)
+
+    # The step
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide the next step and give it its blocks. Must be followed by update() or
+        fail_batch() with its output; empty only when nothing is unfinished."""
+        step = _Step(self.max_num_batched_tokens)
+        self._schedule_running(step, decodes=True)
+        self._schedule_running(step, decodes=False)
+        if not step.preempted:
+            self._admit(step)
+        return SchedulerOutput(
+            scheduled=list(step.scheduled.values()),
+            preempted=step.preempted,
+            num_tokens=self.max_num_batched_tokens - step.budget,
+        )
+
+    def update(self, output: SchedulerOutput, sampled: Sampled) -> list[EngineOutput]:
+        """Take in what the step computed: `sampled` has exactly the entries that sample. Returns an
+        output for each of them. Sequences aborted since schedule() are passed over."""
+        wanted = {(s.seq.request_id, s.seq.index) for s in output.scheduled if s.samples}
+        assert sampled.keys() == wanted, f"sampled {sampled.keys() ^ wanted} against the schedule"
+        now = self._clock()
+        outputs: list[EngineOutput] = []
+        for entry in output.scheduled:
+            seq = entry.seq
+            if seq.status is not SequenceStatus.RUNNING:
+                continue
+            seq.num_computed_tokens = entry.start + entry.num_new_tokens
+            self.cache.register(seq)
+            self.cache.slide(seq)
+            if entry.samples:
+                token_id, logprobs = sampled[seq.request_id, seq.index]
+                outputs.append(self._append(seq, token_id, logprobs, now))
+        return outputs
+
+    def fail_batch(self, output: SchedulerOutput) -> list[EngineOutput]:
+        """The step raised: end every request in it. What it computed is not trusted, so nothing
+        of it enters the prefix cache. One last output per request."""
+        return [
+            self._end(self._requests[entry.seq.request_id], "error", "engine_step_failed")
+            for entry in output.scheduled
+            if entry.seq.status is SequenceStatus.RUNNING
+        ]
+
+    # What there is
+
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that do not: queued, preempted, or waiting for their request's choice 0."""
+        return self._num_open - len(self._running)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence holds."""
+        return self.cache.num_available
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Blocks held by sequences over all blocks, 0..1."""
+        return 1.0 - self.cache.num_available / self.cache.pool.num_blocks
+
+    def check_integrity(self) -> None:
+        """AssertionError unless queues, requests and blocks tell one story. For tests and idle
+        moments: O(blocks + tokens)."""
+        open_sequences = []
+        for state in self._requests.values():
+            unfinished = [s for s in state.sequences if s.status is not SequenceStatus.FINISHED]
+            assert len(unfinished) == state.num_unfinished > 0, f"{state.request_id}: miscounted"
+            open_sequences += unfinished
+        running = [s for s in open_sequences if s.status is SequenceStatus.RUNNING]
+        parked = [s for s in open_sequences if self._is_parked(s)]
+        waiting = [s for s in open_sequences if s not in running and s not in parked]
+        assert self._running == sorted(running, key=_order), "the running queue is wrong"
+        assert self._waiting == sorted(waiting, key=_order), "the waiting queue is wrong"
+        assert len(running) <= self.max_num_seqs
+        assert self._num_open == len(open_sequences)
+        queued = sum(state.first_scheduled_s is None for state in self._requests.values())
+        assert self._num_queued == queued <= self.max_waiting
+        for seq in waiting + parked:
+            assert not seq.block_table and seq.num_computed_tokens == 0, "waiting with blocks"
+        for seq in running:
+            assert seq.num_held_blocks <= self.max_blocks_per_seq, "more than the window needs"
+            assert seq.num_computed_tokens < seq.num_tokens <= self.max_model_len
+        self.cache.check_integrity(running)
+
+    # How
+
+    def _max_blocks_per_seq(self) -> int:
+        """Most blocks a sequence ever holds. With a window of W, a chunk sees W - 1 tokens before
+        its first one, at the worst alignment."""
+        longest = self.cache.num_blocks_for(self.max_model_len)
+        window = self.cache.sliding_window
+        if window is None:
+            return longest
+        span = window - 1 + self.max_num_batched_tokens
+        return min(longest, self.cache.num_blocks_for(span - 1) + 1)
+
+    def _schedule_running(self, step: _Step, *, decodes: bool) -> None:
+        """Serve the running sequences of one kind, earliest first."""
+        index = 0
+        while index < len(self._running) and step.budget > 0:
+            seq = self._running[index]
+            index += 1
+            missing = seq.num_tokens - seq.num_computed_tokens
+            if (missing == 1) is decodes:
+                num_new_tokens = min(missing, step.budget)
+                if self._make_room(step, seq, seq.num_computed_tokens + num_new_tokens):
+                    step.put(seq, num_new_tokens)
+
+    def _make_room(self, step: _Step, seq: Sequence, num_tokens: int) -> bool:
+        """Let the table of `seq` cover `num_tokens`, at the cost of later sequences. False when it
+        is the latest itself: it keeps its blocks and sits this step out."""
+        while not self.cache.grow(seq, num_tokens):
+            if self._running[-1] is seq:
+                return False
+            victim = self._running.pop()
+            self.cache.release(victim)
+            victim.status = SequenceStatus.WAITING
+            victim.num_preemptions += 1
+            self.num_preemptions += 1
+            insort(self._waiting, victim, key=_order)
+            step.take_back(victim)
+        return True
+
+    def _admit(self, step: _Step) -> None:
+        """Start waiting sequences, strictly in order, while each fits: all its tokens beside what
+        the running ones will still take for theirs and one block more. Whoever is admitted on less
+        would soon be preempted."""
+        if not self._waiting:
+            return
+        promised = sum(map(self._blocks_to_come, self._running))
+        while self._waiting and step.budget > 0 and len(self._running) < self.max_num_seqs:
+            spare = self.cache.num_available - promised
+            if spare <= 0:
+                return
+            seq = self._waiting[0]
+            table = self.cache.match(seq)
+            total = min(self.cache.num_blocks_for(seq.num_tokens), self.max_blocks_per_seq)
+            num_held = len(table) - table.count(FREED)
+            if total - num_held + self.cache.num_idle(table) > spare:
+                return
+            self._start(seq, table)
+            num_new_tokens = min(seq.num_tokens - seq.num_computed_tokens, step.budget)
+            grown = self.cache.grow(seq, seq.num_computed_tokens + num_new_tokens)
+            assert grown, "a chunk needs no more blocks than the whole"
+            step.put(seq, num_new_tokens)
+            promised += self._blocks_to_come(seq)
+
+    def _blocks_to_come(self, seq: Sequence) -> int:
+        """Blocks a running sequence will take for its known tokens and one block beyond."""
+        growth = self.cache.num_blocks_for(seq.num_tokens) + 1 - len(seq.block_table)
+        return min(growth, self.max_blocks_per_seq - seq.num_held_blocks)
+
+    def _start(self, seq: Sequence, table: list[int]) -> None:
+        """Move the first waiting sequence to the running ones, on a matched table."""
+        del self._waiting[0]
+        insort(self._running, seq, key=_order)
+        seq.status = SequenceStatus.RUNNING
+        self.cache.adopt(seq, table)
+        if seq.num_cached_tokens is not None:
+            return
+        seq.num_cached_tokens = seq.num_computed_tokens
+        state = self._requests[seq.request_id]
+        if state.first_scheduled_s is None:
+            state.first_scheduled_s = self._clock()
+            state.cached_tokens = seq.num_cached_tokens
+            self._num_queued -= 1
+            if self.cache.enabled:
+                self.prefix_cache_query_tokens += seq.num_prompt_tokens
+                self.prefix_cache_hit_tokens += seq.num_cached_tokens
+
+    def _append(
+        self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None, now: float
+    ) -> EngineOutput:
+        """Add a sampled token and finish the sequence if that was its last one."""
+        state = self._requests[seq.request_id]
+        seq.output_token_ids.append(token_id)
+        state.generated_tokens += 1
+        if state.first_token_s is None:
+            state.first_token_s = now
+            if self.cache.enabled:
+                for sibling in state.sequences[1:]:
+                    insort(self._waiting, sibling, key=_order)
+        reason = self._finish_reason(seq)
+        if reason is not None:
+            self._finish(state, seq, reason)
+        return EngineOutput(
+            request_id=seq.request_id,
+            usage=state.usage(),
+            index=seq.index,
+            token_ids=[token_id],
+            logprobs=None if logprobs is None else [logprobs],
+            finish_reason=reason,
+            finished=state.num_unfinished == 0,
+        )
+
+    def _finish_reason(self, seq: Sequence) -> FinishReason | None:
+        """An EOS or stop token ends the sequence and is part of its output: generated, counted."""
+        sampling, token_id = seq.sampling, seq.last_token_id
+        if seq.num_output_tokens >= sampling.min_tokens:
+            is_eos = token_id in self.eos_token_ids and not sampling.ignore_eos
+            if is_eos or token_id in sampling.stop_token_ids:
+                return "stop"
+        return "length" if seq.num_output_tokens >= sampling.max_tokens else None
+
+    def _finish(self, state: RequestState, seq: Sequence, reason: FinishReason) -> None:
+        """End one choice, wherever it is, and free its blocks."""
+        if seq.status is SequenceStatus.RUNNING:
+            _remove(self._running, seq)
+            self.cache.release(seq)
+        else:
+            _remove(self._waiting, seq)
+        seq.status = SequenceStatus.FINISHED
+        seq.finish_reason = reason
+        self._num_open -= 1
+        state.num_unfinished -= 1
+        if state.num_unfinished == 0:
+            self._num_queued -= state.first_scheduled_s is None
+            del self._requests[state.request_id]
+
+    def _end(
+        self, state: RequestState, reason: FinishReason, error_code: str | None
+    ) -> EngineOutput:
+        """End all open choices of a request at once, in one output that names the first of them."""
+        ended = [s for s in state.sequences if s.status is not SequenceStatus.FINISHED]
+        for seq in ended:
+            self._finish(state, seq, reason)
+        return EngineOutput(
+            request_id=state.request_id,
+            usage=state.usage(),
+            index=ended[0].index,
+            finish_reason=reason,
+            finished=True,
+            error_code=error_code,
+        )
+
+    def _is_parked(self, seq: Sequence) -> bool:
+        """Whether the choice waits for choice 0 to compute the prompt that they share."""
+        state = self._requests[seq.request_id]
+        return self.cache.enabled and seq.index > 0 and state.first_token_s is None

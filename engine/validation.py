@@ -1,0 +1,64 @@
+"""What a request must be to run at all; everything else is refused here, naming its field.
+
+Above: `scheduler.py`, and any other engine that wants to refuse the same things. Below:
+`protocol.py`, `errors.py`. Knows no queue and no block: whether there is room is not asked here.
+"""
+
+from __future__ import annotations
+
+import math
+
+from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.protocol import EngineRequest, SamplingParams
+
+MAX_CHOICES = 128
+"""Largest `EngineRequest.n`."""
+MAX_LOGPROBS = 20
+"""Largest `SamplingParams.logprobs` (OpenAI's top_logprobs)."""
+
+
+def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int) -> None:
+    """InvalidRequest with `param`, or ContextLengthExceeded, unless the request can run.
+
+    A max_tokens beyond what the context leaves is no error: generation ends with "length".
+    """
+    prompt = request.prompt_token_ids
+    if not 1 <= request.n <= MAX_CHOICES:
+        raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
+    if not prompt:
+        raise InvalidRequest("the prompt has no tokens", param="prompt_token_ids")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise InvalidRequest(
+            f"prompt token ids must be between 0 and {vocab_size - 1}", param="prompt_token_ids"
+        )
+    check_sampling(request.sampling, vocab_size=vocab_size)
+    if len(prompt) >= max_model_len:
+        raise ContextLengthExceeded(
+            f"the prompt has {len(prompt)} tokens, but prompt and answer together may have"
+            f" {max_model_len}",
+            param="prompt_token_ids",
+        )
+
+
+def check_sampling(params: SamplingParams, *, vocab_size: int) -> None:
+    """InvalidRequest, with `param` the field's name, unless every field is in its range."""
+    p, ids = params, range(vocab_size)
+    known = f"token ids between 0 and {vocab_size - 1}"
+    rules: tuple[tuple[str, bool, str], ...] = (
+        ("max_tokens", p.max_tokens >= 1, "at least 1"),
+        ("min_tokens", 0 <= p.min_tokens <= p.max_tokens, "between 0 and max_tokens"),
+        ("temperature", 0 <= p.temperature < math.inf, "finite and at least 0"),
+        ("top_p", 0 < p.top_p <= 1, "above 0 and at most 1"),
+        ("top_k", p.top_k >= 0, "at least 0"),
+        ("min_p", 0 <= p.min_p <= 1, "between 0 and 1"),
+        ("repetition_penalty", 0 < p.repetition_penalty < math.inf, "finite and above 0"),
+        ("frequency_penalty", -2 <= p.frequency_penalty <= 2, "between -2 and 2"),
+        ("presence_penalty", -2 <= p.presence_penalty <= 2, "between -2 and 2"),
+        ("logprobs", 0 <= (p.logprobs or 0) <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}"),
+        ("logit_bias", all(i in ids for i in p.logit_bias), f"keyed by {known}"),
+        ("logit_bias", all(map(math.isfinite, p.logit_bias.values())), "finite"),
+        ("stop_token_ids", all(i in ids for i in p.stop_token_ids), known),
+    )
+    for param, holds, allowed in rules:
+        if not holds:
+            raise InvalidRequest(f"{param} must be {allowed}", param=param)
