@@ -1,0 +1,29 @@
+# One image, two roles: `tollgate gateway` and `tollgate engine` (see compose.yaml).
+FROM python:3.11-slim-bookworm
+
+ENV PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+
+WORKDIR /opt/tollgate
+
+# The dependencies first: they change less often than the code. torch's CPU build comes from PyTorch's own index.
+COPY requirements requirements
+RUN pip install --no-cache-dir -r requirements/uv.txt \
+ && uv pip install --system --no-cache --torch-backend cpu --no-deps -r requirements/torch.txt \
+ && pip install --no-cache-dir --require-hashes -r requirements/runtime.lock
+
+COPY pyproject.toml README.md ./
+COPY engine engine
+COPY gateway gateway
+COPY billing billing
+COPY migrations migrations
+COPY models models
+RUN pip install --no-cache-dir --no-deps --no-build-isolation -e . \
+ && useradd --system --home-dir /var/lib/tollgate --create-home tollgate
+
+USER tollgate
+ENV TOLLGATE_HOME=/var/lib/tollgate
+VOLUME /var/lib/tollgate
+EXPOSE 8000
+ENTRYPOINT ["tollgate"]
+CMD ["up", "--host", "0.0.0.0"]
