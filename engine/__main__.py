@@ -1,0 +1,153 @@
+"""The engine's process: arguments in, an exit code out.
+
+`python -m engine --model PATH --listen ADDRESS`. Exit codes: 0 after a drain (SIGTERM, SIGINT),
+1 when the step thread died, 2 when it cannot start as configured. Below: `server.py` and `core.py`,
+the only door to torch, opened after the arguments were understood. Knows no supervisor: whoever
+starts this process restarts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineStepFailed
+from engine.frames import parse_address
+from engine.server import EngineServer
+from engine.step_loop import Core
+
+log = logging.getLogger("engine")
+
+DRAIN_TIMEOUT_S = 30.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=arguments.log_level.upper(),
+        format="%(asctime)s %(levelname)-8s %(name)s: %(message)s",
+    )
+    try:
+        parse_address(arguments.listen)  # a typo is told before the weights are loaded
+        core = _load(_config(arguments))
+        asyncio.run(_serve(core, arguments.listen, arguments.drain_timeout_s))
+    except ConfigError as error:
+        print(f"engine: {error.message}", file=sys.stderr)
+        return 2
+    except EngineStepFailed as error:
+        log.critical("%s: %s", error.message, error.__cause__)
+        return 1
+    except KeyboardInterrupt:  # while loading; later SIGINT drains
+        return 130
+    return 0
+
+
+def _load(config: EngineConfig) -> Core:
+    from engine.core import EngineCore
+
+    return EngineCore(config)
+
+
+async def _serve(core: Core, address: str, drain_timeout_s: float) -> None:
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    await EngineServer(core, address).serve(stop, drain_timeout_s=drain_timeout_s)
+
+
+def _config(arguments: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        model=arguments.model,
+        served_name=arguments.served_name,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        max_model_len=arguments.max_model_len,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        max_num_seqs=arguments.max_num_seqs,
+        max_waiting=arguments.max_waiting,
+        kv_cache_bytes=arguments.kv_cache_bytes,
+        num_blocks=arguments.num_blocks,
+        enable_prefix_caching=arguments.prefix_caching,
+        num_threads=arguments.num_threads,
+        seed=arguments.seed,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m engine",
+        description="Serve one model on a socket. Sizes are tokens unless they say bytes.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    default = EngineConfig(model=Path())
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help="a Hugging Face folder")
+    add("--listen", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port")
+    add("--served-name", default="", help="the model's name; empty: the folder's")
+    add("--device", choices=("auto", "cpu", "cuda"), default=default.device, help="where to run")
+    add(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default=default.dtype,
+        help="auto: the checkpoint's, but float32 for a small model on a CPU",
+    )
+    add("--max-model-len", type=_positive, help="context length; unset: the checkpoint's")
+    add(
+        "--max-num-batched-tokens",
+        type=_positive,
+        default=default.max_num_batched_tokens,
+        help="budget of one step, prefill and decode together",
+    )
+    add(
+        "--max-num-seqs",
+        type=_positive,
+        default=default.max_num_seqs,
+        help="sequences running at once",
+    )
+    add(
+        "--max-waiting",
+        type=_positive,
+        default=default.max_waiting,
+        help="requests queued before more are refused",
+    )
+    add("--kv-cache-bytes", type=_positive, help="KV memory; unset: a part of what is free")
+    add("--num-blocks", type=_positive, help="KV blocks; overrides --kv-cache-bytes")
+    add("--num-threads", type=_positive, help="CPU threads for matrix work; unset: torch's choice")
+    add(
+        "--no-prefix-caching",
+        dest="prefix_caching",
+        action="store_false",
+        help="compute every prompt in full",
+    )
+    add("--seed", type=int, default=default.seed, help="for requests that bring no seed")
+    add(
+        "--drain-timeout-s",
+        type=float,
+        default=DRAIN_TIMEOUT_S,
+        help="after SIGTERM, how long requests may take to finish before they are aborted",
+    )
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="what goes to stderr",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

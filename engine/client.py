@@ -1,0 +1,351 @@
+"""The gateway's side of the engine's socket: `EngineClient`, and the `Engine` interface it shares
+with `fake.FakeEngine`.
+
+Above: the gateway. Below: `frames.py`. One connection carries all requests; it is opened again by
+itself, with backoff, for as long as the client lives. A slow consumer costs bounded memory: what
+it has not taken yet is merged, at most one pending output per choice. Knows token ids, not text,
+tenants or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from engine.errors import (
+    ContextLengthExceeded,
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidRequest,
+    ProtocolError,
+)
+from engine.frames import FrameReader, encode_frame, open_connection, parse_address
+from engine.protocol import (
+    PROTOCOL_VERSION,
+    Abort,
+    EngineOutput,
+    EngineRequest,
+    OrphanAck,
+    OrphanedUsage,
+    Outputs,
+    Rejected,
+    ReplicaStatus,
+    ServerMessage,
+    Submit,
+)
+
+log = logging.getLogger(__name__)
+
+BACKOFF_MIN_S = 0.05
+BACKOFF_MAX_S = 2.0
+CONNECT_TIMEOUT_S = 5.0
+"""To open the connection, and again for the engine's first status."""
+MAX_WRITE_BUFFER_BYTES = 64 * 1024 * 1024
+"""Bytes an engine may leave unread; beyond it `generate` raises `EngineOverloaded`."""
+MAX_PENDING_ORPHANS = 10_000
+"""Further ones are left to the engine, which offers them again."""
+ORPHAN_BATCH = 256
+"""Orphans recorded side by side (their fsyncs coalesce) and acked in one frame."""
+
+OnOrphan = Callable[[OrphanedUsage], Awaitable[bool | None]]
+"""Makes one orphan's usage durable. It is acked unless this raises or returns False; then the
+engine offers it again later, to this gateway and to others. The same one may come twice."""
+
+_REJECTIONS: dict[str, type[EngineError]] = {
+    kind.code: kind for kind in (InvalidRequest, ContextLengthExceeded, EngineOverloaded)
+}
+
+
+class Engine(Protocol):
+    """What the gateway needs of an engine."""
+
+    on_orphan: OnOrphan | None
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def status(self) -> ReplicaStatus:
+        """The latest one, also while disconnected. Raises `EngineUnavailable` before the first."""
+
+    async def wait_connected(self, timeout_s: float) -> ReplicaStatus:
+        """Raises `EngineUnavailable` when the time is up."""
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        """Outputs until one is `finished`. Closing the generator early aborts the request.
+
+        Raises, at the first step of the iteration or later, `InvalidRequest`, `EngineOverloaded`
+        or `EngineUnavailable`. What was used until then is the `usage` of the last output.
+        """
+
+    async def abort(self, request_id: str) -> None:
+        """End a request early: its stream yields a last output with the final usage. Unknown and
+        finished ids are ignored."""
+
+    async def close(self) -> None:
+        """Open streams raise `EngineUnavailable`; the engine aborts them."""
+
+
+class EngineClient:
+    """An `Engine` behind a socket. Make one with `connect`, or with `start` where the engine may
+    come up later than the gateway."""
+
+    def __init__(self, address: str, *, on_orphan: OnOrphan | None = None) -> None:
+        parse_address(address)
+        self._address = address
+        self.on_orphan = on_orphan
+        self._status: ReplicaStatus | None = None
+        self._writer: asyncio.StreamWriter | None = None  # while connected
+        self._connected = asyncio.Event()
+        self._streams: dict[str, OutputStream] = {}
+        self._orphans: dict[str, OrphanedUsage] = {}
+        self._orphans_pending = asyncio.Event()
+        self._why_away = "not started"
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def connect(
+        cls, address: str, *, timeout_s: float, on_orphan: OnOrphan | None = None
+    ) -> EngineClient:
+        """A connected client. Raises `EngineUnavailable` when the time is up."""
+        client = cls(address, on_orphan=on_orphan)
+        client.start()
+        try:
+            await client.wait_connected(timeout_s)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    def start(self) -> None:
+        """Begin to connect, in the background, for as long as it takes."""
+        self._why_away = "not connected yet"
+        self._tasks = [
+            asyncio.create_task(self._stay_connected(), name="engine-client"),
+            asyncio.create_task(self._record_orphans(), name="engine-client-orphans"),
+        ]
+
+    @property
+    def connected(self) -> bool:
+        return self._writer is not None
+
+    @property
+    def status(self) -> ReplicaStatus:
+        if self._status is None:
+            raise self._unavailable()
+        return self._status
+
+    async def wait_connected(self, timeout_s: float) -> ReplicaStatus:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connected.wait()
+        except TimeoutError:
+            raise self._unavailable() from None
+        return self.status
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        request_id = request.request_id
+        if request_id in self._streams:
+            raise InvalidRequest("request_id is in use", param="request_id")
+        self._submit(request)
+        stream = self._streams[request_id] = OutputStream()
+        try:
+            while not stream.finished:
+                yield await stream.next()
+        finally:
+            self._streams.pop(request_id, None)
+            if not stream.ended:
+                self._send(Abort(request_id))
+
+    async def abort(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None and not stream.ended:
+            self._send(Abort(request_id))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._disconnect("the client was closed")
+
+    # ---- sending
+
+    def _submit(self, request: EngineRequest) -> None:
+        if self._writer is None:
+            raise self._unavailable()
+        unread_bytes = self._writer.transport.get_write_buffer_size()
+        if unread_bytes > MAX_WRITE_BUFFER_BYTES:
+            raise EngineOverloaded(f"{self._address} does not read: {unread_bytes} bytes wait")
+        try:
+            self._send(Submit(request))
+        except ProtocolError as error:
+            raise InvalidRequest(error.message, param="prompt_token_ids") from error
+
+    def _send(self, message: msgspec.Struct) -> None:
+        """Never waits. While away nothing is sent: the engine aborted all that was ours."""
+        if self._writer is not None:
+            self._writer.write(encode_frame(message))
+
+    def _unavailable(self) -> EngineUnavailable:
+        return EngineUnavailable(f"{self._address}: {self._why_away}")
+
+    # ---- the connection
+
+    async def _stay_connected(self) -> None:
+        backoff_s = BACKOFF_MIN_S
+        while True:
+            try:
+                if await self._attend():
+                    backoff_s = BACKOFF_MIN_S
+            except (OSError, ProtocolError) as error:  # TimeoutError is an OSError
+                self._why_away = str(error) or type(error).__name__
+                log.debug("cannot connect to %s: %s", self._address, self._why_away)
+            # Jitter: the gateways of a restarted engine do not all come back at once.
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    async def _attend(self) -> bool:
+        """One connection from its opening to its loss; True if it was good for anything.
+
+        Raises `OSError`, `TimeoutError` or `ProtocolError` when it never was.
+        """
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await open_connection(self._address)
+        frames: FrameReader[ServerMessage] = FrameReader(reader, ServerMessage)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                self._greet(await frames.read())
+            self._writer = writer
+            self._connected.set()
+            log.info("connected to %s, model %s", self._address, self.status.model)
+            await self._listen(frames)
+        finally:
+            writer.transport.abort()
+        return True
+
+    def _greet(self, first: ServerMessage | None) -> None:
+        if not isinstance(first, ReplicaStatus):
+            raise ProtocolError("the engine did not begin with its status")
+        if first.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the engine speaks protocol {first.protocol_version}, not {PROTOCOL_VERSION}"
+            )
+        self._status = first
+
+    async def _listen(self, frames: FrameReader[ServerMessage]) -> None:
+        """Until the engine is lost, for whatever reason; all open streams fail then."""
+        why = "the engine closed the connection"
+        try:
+            while (message := await frames.read()) is not None:
+                self._receive(message)
+        except (OSError, ProtocolError) as error:
+            why = f"the connection broke: {error}"
+        log.warning("lost %s: %s", self._address, why)
+        self._disconnect(why)
+
+    def _disconnect(self, why: str) -> None:
+        self._why_away = why
+        self._connected.clear()
+        if self._writer is not None:
+            self._writer.transport.abort()
+            self._writer = None
+        for stream in self._streams.values():
+            stream.fail(self._unavailable())
+
+    def _receive(self, message: ServerMessage) -> None:
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                # Absent: the consumer left before its abort took effect.
+                if stream := self._streams.get(output.request_id):
+                    stream.push(output)
+        elif isinstance(message, ReplicaStatus):
+            self._status = message
+        elif isinstance(message, Rejected):
+            if stream := self._streams.get(message.request_id):
+                kind = _REJECTIONS.get(message.code, EngineUnavailable)
+                stream.fail(kind(message.message, param=message.param))
+        elif len(self._orphans) < MAX_PENDING_ORPHANS:
+            self._orphans[message.request_id] = message
+            self._orphans_pending.set()
+
+    # ---- orphans
+
+    async def _record_orphans(self) -> None:
+        while True:
+            await self._orphans_pending.wait()
+            self._orphans_pending.clear()
+            while self._orphans and self.on_orphan is not None:
+                batch = list(self._orphans.values())[:ORPHAN_BATCH]
+                recorded = await asyncio.gather(*map(self._record, batch))
+                for orphan in batch:
+                    del self._orphans[orphan.request_id]
+                acked = [o.request_id for o, ok in zip(batch, recorded, strict=True) if ok]
+                if acked:
+                    self._send(OrphanAck(acked))
+
+    async def _record(self, orphan: OrphanedUsage) -> bool:
+        assert self.on_orphan is not None
+        try:
+            return await self.on_orphan(orphan) is not False
+        except Exception:  # whatever the callback met: not recorded, so not acked
+            log.exception("the orphaned usage of %s was not recorded", orphan.request_id)
+            return False
+
+
+class OutputStream:
+    """Outputs on their way to one consumer, merged per choice while nobody takes them."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, EngineOutput] = {}
+        """By choice, in the order of their newest part, so that usage stays monotone."""
+        self._error: EngineError | None = None
+        self._wake = asyncio.Event()
+        self.ended = False
+        """The engine is done with the request: its last output or an error arrived."""
+        self.finished = False
+        """The last output was taken."""
+
+    def push(self, output: EngineOutput) -> None:
+        older = self._pending.pop(output.index, None)
+        self._pending[output.index] = output if older is None else _merge(older, output)
+        self.ended = self.ended or output.finished
+        self._wake.set()
+
+    def fail(self, error: EngineError) -> None:
+        """Raised after what is pending; nothing to tell once the last output is here."""
+        if not self.ended:
+            self.ended = True
+            self._error = error
+            self._wake.set()
+
+    async def next(self) -> EngineOutput:
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        output = self._pending.pop(next(iter(self._pending)))
+        self.finished = output.finished
+        return output
+
+
+def _merge(older: EngineOutput, newer: EngineOutput) -> EngineOutput:
+    """Two successive outputs of one choice as one. Consumes `older`: its lists grow in place, so
+    that a choice nobody reads costs constant time per token."""
+    older.token_ids.extend(newer.token_ids)
+    logprobs = older.logprobs
+    if logprobs is not None and newer.logprobs is not None:
+        logprobs.extend(newer.logprobs)
+    return msgspec.structs.replace(
+        newer,
+        token_ids=older.token_ids,
+        logprobs=newer.logprobs if logprobs is None else logprobs,
+        finish_reason=older.finish_reason or newer.finish_reason,
+        error_code=older.error_code or newer.error_code,
+    )

@@ -1,0 +1,340 @@
+"""The engine without a model: `FakeCore` behind a real `EngineServer`, `FakeEngine` in its place.
+
+Both are deterministic and keep the contract of the real ones: limits, refusals, usage, cached
+prefixes per salt, aborts, a loss of the peer. Above: tests, demonstrations and load generators.
+Below: `client.OutputStream`. Knows no torch; the token ids are drawn from a hash or scripted by the
+caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+from engine.client import OnOrphan, OutputStream
+from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
+from engine.errors import (
+    ContextLengthExceeded,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidRequest,
+)
+from engine.protocol import (
+    PROTOCOL_VERSION,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    ReplicaStatus,
+    TokenLogprob,
+    TokenLogprobs,
+    Usage,
+)
+
+Respond = Callable[[EngineRequest, int], Iterator[int]]
+"""The token ids of choice `index` of a request. Where they end the choice has met its EOS."""
+
+FAKE_CONFIG = EngineConfig(model=Path("fake"), max_model_len=4096, num_blocks=4096)
+EOS_TOKEN_ID = 0
+
+
+def drawn(request: EngineRequest, index: int, *, vocab_size: int = 1024) -> Iterator[int]:
+    """An endless answer drawn from prompt, seed and choice; never the EOS."""
+    root = repr((request.prompt_token_ids, request.sampling.seed, index)).encode()
+    for position in count():
+        digest = hashlib.blake2b(root + position.to_bytes(8), digest_size=8).digest()
+        yield 1 + int.from_bytes(digest) % (vocab_size - 1)
+
+
+class _FakeRequest:
+    """One request and the state of its choices."""
+
+    def __init__(self, request: EngineRequest, respond: Respond, max_model_len: int) -> None:
+        self.request = request
+        self.max_tokens = min(
+            request.sampling.max_tokens, max_model_len - len(request.prompt_token_ids)
+        )
+        self.answers = [respond(request, index) for index in range(request.n)]
+        self.lengths = [0] * request.n
+        self.open = set(range(request.n))
+        self.cached_tokens = 0
+        self.prefilled = False
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            cached_tokens=self.cached_tokens,
+            generated_tokens=sum(self.lengths),
+            prefilled=self.prefilled,
+        )
+
+    @property
+    def max_blocks(self) -> int:
+        """What its choices may come to hold; set aside whole, so that nothing is preempted."""
+        tokens = len(self.request.prompt_token_ids) + self.max_tokens
+        return self.request.n * -(-tokens // BLOCK_SIZE)
+
+    def step(self) -> list[EngineOutput]:
+        self.prefilled = True
+        return [self._advance(index) for index in sorted(self.open)]
+
+    def end(self, reason: FinishReason) -> EngineOutput:
+        return EngineOutput(
+            request_id=self.request.request_id,
+            usage=self.usage,
+            index=min(self.open),
+            finish_reason=reason,
+            finished=True,
+        )
+
+    def _advance(self, index: int) -> EngineOutput:
+        token_id = next(self.answers[index], EOS_TOKEN_ID)
+        self.lengths[index] += 1
+        reason = self._finish_reason(token_id, self.lengths[index])
+        if reason is not None:
+            self.open.remove(index)
+        return EngineOutput(
+            request_id=self.request.request_id,
+            usage=self.usage,
+            index=index,
+            token_ids=[token_id],
+            logprobs=self._logprobs(token_id),
+            finish_reason=reason,
+            finished=not self.open,
+        )
+
+    def _finish_reason(self, token_id: int, length: int) -> FinishReason | None:
+        sampling = self.request.sampling
+        is_eos = token_id == EOS_TOKEN_ID and not sampling.ignore_eos
+        if length >= sampling.min_tokens and (is_eos or token_id in sampling.stop_token_ids):
+            return "stop"
+        return "length" if length >= self.max_tokens else None
+
+    def _logprobs(self, token_id: int) -> list[TokenLogprobs] | None:
+        asked = self.request.sampling.logprobs
+        if asked is None:
+            return None
+        chosen = TokenLogprob(token_id, -0.5)
+        others = (other for other in count(1) if other != token_id)
+        top = [chosen, *(TokenLogprob(next(others), -1.0 - rank) for rank in range(asked))]
+        return [TokenLogprobs(chosen, top[:asked])]
+
+
+class FakeCore:
+    """`EngineCore` without a model: one token per choice and step, prompts cost one step."""
+
+    def __init__(
+        self,
+        config: EngineConfig = FAKE_CONFIG,
+        *,
+        vocab_size: int = 1024,
+        respond: Respond = drawn,
+    ) -> None:
+        self.resolved = ResolvedConfig(
+            config=config,
+            served_name=config.served_name or config.model.name,
+            device="cpu",
+            dtype="float32",
+            max_model_len=config.max_model_len or 4096,
+            vocab_size=vocab_size,
+            eos_token_ids=(EOS_TOKEN_ID,),
+            sliding_window=None,
+            num_blocks=config.num_blocks or 4096,
+            kv_bytes_per_token=0,
+        )
+        self._respond = respond
+        self._waiting: deque[_FakeRequest] = deque()
+        self._running: dict[str, _FakeRequest] = {}
+        self._prefixes: dict[bytes, None] = {}
+        self._num_steps = self._generated = self._queried = self._hit = 0
+        self._engine_id = str(uuid.uuid4())
+
+    def add(self, request: EngineRequest) -> None:
+        self._validate(request)
+        config = self.resolved.config
+        if len(self._waiting) >= config.max_waiting:
+            raise EngineOverloaded(f"{config.max_waiting} requests are waiting")
+        fake = _FakeRequest(request, self._respond, self.resolved.max_model_len)
+        if fake.max_blocks > self.resolved.num_blocks:
+            raise InvalidRequest("n choices of this length never fit", param="n")
+        self._waiting.append(fake)
+
+    def abort(self, request_id: str) -> EngineOutput | None:
+        if fake := self._running.pop(request_id, None):
+            return fake.end("abort")
+        for fake in self._waiting:
+            if fake.request.request_id == request_id:
+                self._waiting.remove(fake)
+                return fake.end("abort")
+        return None
+
+    def step(self) -> list[EngineOutput]:
+        while self._waiting and self._fits(self._waiting[0]):
+            fake = self._waiting.popleft()
+            self._running[fake.request.request_id] = fake
+            self._look_up(fake)
+        outputs = [output for fake in self._running.values() for output in fake.step()]
+        for output in outputs:
+            self._generated += len(output.token_ids)
+            if output.finished:
+                del self._running[output.request_id]
+        self._num_steps += 1
+        return outputs
+
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def status(self) -> ReplicaStatus:
+        held = self._num_held_blocks()
+        return ReplicaStatus(
+            model=self.resolved.served_name,
+            protocol_version=PROTOCOL_VERSION,
+            max_model_len=self.resolved.max_model_len,
+            vocab_size=self.resolved.vocab_size,
+            eos_token_ids=list(self.resolved.eos_token_ids),
+            block_size=BLOCK_SIZE,
+            num_blocks=self.resolved.num_blocks,
+            num_free_blocks=self.resolved.num_blocks - held,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            kv_cache_usage=held / self.resolved.num_blocks,
+            prefix_cache_query_tokens=self._queried,
+            prefix_cache_hit_tokens=self._hit,
+            num_preemptions=0,
+            num_steps=self._num_steps,
+            generated_tokens=self._generated,
+            engine_id=self._engine_id,
+        )
+
+    def check_integrity(self) -> None:
+        assert self._num_held_blocks() <= self.resolved.num_blocks
+        assert all(fake.open for fake in self._running.values())
+
+    def _validate(self, request: EngineRequest) -> None:
+        prompt = request.prompt_token_ids
+        if not prompt or not all(0 <= token < self.resolved.vocab_size for token in prompt):
+            raise InvalidRequest("empty, or ids out of range", param="prompt_token_ids")
+        if len(prompt) >= self.resolved.max_model_len:
+            raise ContextLengthExceeded(
+                f"{len(prompt)} prompt tokens, the context has {self.resolved.max_model_len}",
+                param="prompt_token_ids",
+            )
+        if request.sampling.max_tokens < 1:
+            raise InvalidRequest("at least 1", param="max_tokens")
+        if request.n < 1:
+            raise InvalidRequest("at least 1", param="n")
+
+    def _fits(self, fake: _FakeRequest) -> bool:
+        return (
+            len(self._running) < self.resolved.config.max_num_seqs
+            and self._num_held_blocks() + fake.max_blocks <= self.resolved.num_blocks
+        )
+
+    def _num_held_blocks(self) -> int:
+        return sum(fake.max_blocks for fake in self._running.values())
+
+    def _look_up(self, fake: _FakeRequest) -> None:
+        """Find the longest remembered prefix in whole blocks, and remember this prompt's own."""
+        if not self.resolved.config.enable_prefix_caching:
+            return
+        prompt = fake.request.prompt_token_ids
+        prefix = fake.request.cache_salt.encode()
+        for start in range(0, len(prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
+            block = repr(prompt[start : start + BLOCK_SIZE]).encode()
+            prefix = hashlib.blake2b(prefix + block, digest_size=16).digest()
+            end = start + BLOCK_SIZE
+            if prefix in self._prefixes and end < len(prompt):  # the last token is computed anew
+                fake.cached_tokens = end
+            self._prefixes.pop(prefix, None)  # to the young end
+            self._prefixes[prefix] = None
+        while len(self._prefixes) > self.resolved.num_blocks:
+            self._prefixes.pop(next(iter(self._prefixes)))
+        self._queried += len(prompt)
+        self._hit += fake.cached_tokens
+
+
+class FakeEngine:
+    """An `Engine` in this process, without a socket. `delay_s` passes before every step, by way of
+    `sleep`, so that a test owns the time."""
+
+    def __init__(
+        self,
+        core: FakeCore | None = None,
+        *,
+        delay_s: float = 0.0,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        on_orphan: OnOrphan | None = None,
+    ) -> None:
+        self.core = core or FakeCore()
+        self.on_orphan = on_orphan
+        self.connected = True
+        self._delay_s = delay_s
+        self._sleep = sleep
+        self._streams: dict[str, OutputStream] = {}
+        self._stepping: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> ReplicaStatus:
+        return self.core.status()
+
+    async def wait_connected(self, timeout_s: float) -> ReplicaStatus:
+        if not self.connected:
+            await self._sleep(timeout_s)
+        self._require_connected()
+        return self.status
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        self._require_connected()
+        request_id = request.request_id
+        if request_id in self._streams:
+            raise InvalidRequest("request_id is in use", param="request_id")
+        self.core.add(request)
+        stream = self._streams[request_id] = OutputStream()
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step())
+        try:
+            while not stream.finished:
+                yield await stream.next()
+        finally:
+            del self._streams[request_id]
+            self.core.abort(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        if last := self.core.abort(request_id):
+            self._streams[request_id].push(last)
+
+    async def close(self) -> None:
+        self.lose()
+        if self._stepping is not None:
+            self._stepping.cancel()
+            await asyncio.gather(self._stepping, return_exceptions=True)
+
+    def lose(self) -> None:
+        """As if the engine's process died: open streams raise `EngineUnavailable`."""
+        self.connected = False
+        for request_id, stream in self._streams.items():
+            self.core.abort(request_id)
+            stream.fail(EngineUnavailable("the fake engine was lost"))
+
+    def restore(self) -> None:
+        """As if it was started again."""
+        self.connected = True
+
+    def _require_connected(self) -> None:
+        if not self.connected:
+            raise EngineUnavailable("the fake engine was lost")
+
+    async def _step(self) -> None:
+        try:
+            while self.core.has_work():
+                await self._sleep(self._delay_s)
+                for output in self.core.step():
+                    self._streams[output.request_id].push(output)
+        except Exception:  # a bug in the script or in here: told to the streams, and raised
+            self.lose()
+            raise

@@ -1,0 +1,394 @@
+"""The engine's socket: connections on an asyncio loop around the step thread.
+
+Above: `__main__.py`, which owns the process. Below: `step_loop.py` (the thread that runs the core)
+and `frames.py`. Every request belongs to the connection that submitted it; a lost connection aborts
+its requests, and what they had cost becomes `OrphanedUsage`, offered until some gateway acks it.
+Knows no torch, no text and no tenants.
+
+One bad or slow peer harms itself alone: a malformed frame or a write buffer beyond
+`MAX_WRITE_BUFFER_BYTES` ends that connection, and nothing here ever waits for a peer to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.errors import (
+    ConfigError,
+    EngineOverloaded,
+    EngineStepFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    ProtocolError,
+)
+from engine.frames import (
+    READ_AHEAD_BYTES,
+    FrameReader,
+    TcpAddress,
+    UnixAddress,
+    encode_frame,
+    keep_alive,
+    parse_address,
+)
+from engine.protocol import (
+    Abort,
+    ClientMessage,
+    EngineOutput,
+    EngineRequest,
+    OrphanedUsage,
+    Outputs,
+    Rejected,
+    ReplicaStatus,
+    Submit,
+)
+from engine.step_loop import Core, Result, StepLoop
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_CONNECTIONS = 256
+MAX_WRITE_BUFFER_BYTES = 16 * 1024 * 1024
+"""Bytes a peer may leave unread beyond what its socket holds."""
+ORPHAN_REOFFER_S = 30.0
+"""A gateway that could not take an orphan when it was offered is asked again."""
+ABORT_TIMEOUT_S = 10.0
+"""After the drain: for the steps in which the last requests are aborted."""
+FLUSH_TIMEOUT_S = 5.0
+"""After the drain: for peers to read their last frames."""
+
+
+class _Connection:
+    """One peer. `send` never waits; False means the peer is to be dropped."""
+
+    def __init__(self, writer: asyncio.StreamWriter, number: int) -> None:
+        self.writer = writer
+        self.name = f"gateway-{number}"
+
+    def send(self, message: msgspec.Struct) -> bool:
+        if self.writer.is_closing():
+            return False
+        try:
+            frame = encode_frame(message)
+        except ProtocolError as error:
+            log.error("%s: cannot send: %s", self.name, error)
+            return False
+        self.writer.write(frame)
+        unread_bytes = self.writer.transport.get_write_buffer_size()
+        if unread_bytes > MAX_WRITE_BUFFER_BYTES:
+            log.warning("%s does not read: %d bytes are waiting", self.name, unread_bytes)
+            return False
+        return True
+
+
+class _LiveRequest:
+    """A request between its submission and its last output."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self.connection: _Connection | None = connection  # None: lost, the request is an orphan
+        self.aborting = False
+
+
+class EngineServer:
+    """Serves one core on one address, `unix:/path` or `tcp:host:port` (port 0: any free one)."""
+
+    def __init__(self, core: Core, address: str) -> None:
+        self._listen_address = parse_address(address)
+        self._max_orphans = core.resolved.config.max_orphans
+        self._step_loop = StepLoop(
+            core,
+            on_results=functools.partial(self._from_step_thread, self._deliver),
+            on_status=functools.partial(self._from_step_thread, self._report),
+            on_failure=functools.partial(self._from_step_thread, self._fail),
+        )
+        self._status = self._step_loop.first_status
+        self._connections: set[_Connection] = set()
+        self._num_accepted = 0
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._live: dict[str, _LiveRequest] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._orphans: dict[str, OrphanedUsage] = {}
+        self._draining = False
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as `EngineClient` takes it."""
+        if isinstance(self._listen_address, TcpAddress):
+            _, port = self._listener.sockets[0].getsockname()[:2]
+            return str(TcpAddress(self._listen_address.host, port))
+        return str(self._listen_address)
+
+    async def serve(self, stop: asyncio.Event, *, drain_timeout_s: float) -> None:
+        """Serve until `stop` is set, then drain and close.
+
+        Raises `EngineStepFailed`, at once, when the step thread dies; `ConfigError` when the
+        address cannot be bound.
+        """
+        await self.start()
+        try:
+            await self._until(stop)
+            if not self._failed.done():
+                await self.drain(drain_timeout_s)
+        finally:
+            await self.close()
+        if self._failed.done():
+            raise EngineStepFailed("the step thread died") from self._failed.exception()
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._listener = await self._listen()
+        self._step_loop.start()
+        self._reoffer = asyncio.create_task(self._reoffer_orphans())
+        log.info("listening on %s for model %s", self.address, self._status.model)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what is new, let what runs finish for `timeout_s`, abort the rest."""
+        self._draining = True
+        self._listener.close()
+        log.info("draining %d requests", len(self._live))
+        await self._until(self._idle, timeout_s)
+        for request_id, live in self._live.items():
+            self._abort(request_id, live)
+        await self._until(self._idle, ABORT_TIMEOUT_S)
+        if self._orphans:
+            log.warning("%d orphaned usages were not acknowledged", len(self._orphans))
+
+    async def close(self) -> None:
+        """Stop the thread, flush and close every connection, free the address."""
+        self._listener.close()
+        self._reoffer.cancel()
+        if not self._step_loop.stop(ABORT_TIMEOUT_S):
+            log.error("the step in progress did not end in %s s", ABORT_TIMEOUT_S)
+        writers = [connection.writer for connection in self._connections]
+        if self._handlers and not self._failed.done():
+            for writer in writers:
+                writer.close()
+            await asyncio.wait(self._handlers, timeout=FLUSH_TIMEOUT_S)
+        for writer in writers:  # those whose peer did not read in time
+            writer.transport.abort()
+        await asyncio.gather(*self._handlers, self._reoffer, return_exceptions=True)
+        if isinstance(self._listen_address, UnixAddress):
+            Path(self._listen_address.path).unlink(missing_ok=True)
+
+    async def _until(self, event: asyncio.Event, timeout_s: float | None = None) -> None:
+        """Until the event is set, the step thread died or the time is up."""
+        waiter = asyncio.create_task(event.wait())
+        either: set[asyncio.Future[Any]] = {waiter, self._failed}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        waiter.cancel()
+
+    # ---- connections
+
+    async def _listen(self) -> asyncio.Server:
+        address = self._listen_address
+        try:
+            if isinstance(address, UnixAddress):
+                return await asyncio.start_unix_server(
+                    self._serve_connection, sock=_bind_unix(address), limit=READ_AHEAD_BYTES
+                )
+            if not _is_loopback(address.host):
+                log.warning("%s is open to the network and asks for no credentials", address)
+            return await asyncio.start_server(
+                self._serve_connection, address.host, address.port, limit=READ_AHEAD_BYTES
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {address}: {error}") from error
+
+    async def _serve_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            log.warning("refused a connection: %d are open", MAX_CONNECTIONS)
+            writer.close()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+        keep_alive(writer)
+        self._num_accepted += 1
+        connection = _Connection(writer, self._num_accepted)
+        self._connections.add(connection)
+        log.info("%s connected", connection.name)
+        for greeting in (self._status, *self._orphans.values()):
+            self._send(connection, greeting)
+        frames: FrameReader[ClientMessage] = FrameReader(reader, ClientMessage)
+        try:
+            while (message := await frames.read()) is not None:
+                self._receive(connection, message)
+            log.info("%s left", connection.name)
+        except (ProtocolError, OSError) as error:
+            log.warning("%s dropped: %s", connection.name, error)
+        finally:
+            self._lose(connection)
+        with contextlib.suppress(OSError):  # it broke while being flushed: lost all the same
+            await writer.wait_closed()
+
+    def _send(self, connection: _Connection, message: msgspec.Struct) -> bool:
+        sent = connection.send(message)
+        if not sent and connection in self._connections:
+            connection.writer.transport.abort()
+            self._lose(connection)
+        return sent
+
+    def _lose(self, connection: _Connection) -> None:
+        """Forget a peer and abort what it asked for. A second call changes nothing."""
+        self._connections.discard(connection)
+        connection.writer.close()
+        for request_id, live in self._live.items():
+            if live.connection is connection:
+                live.connection = None
+                self._abort(request_id, live)
+
+    # ---- what peers say
+
+    def _receive(self, connection: _Connection, message: ClientMessage) -> None:
+        if isinstance(message, Submit):
+            if refusal := self._submit(connection, message.request):
+                self._send(connection, refusal)
+        elif isinstance(message, Abort):
+            live = self._live.get(message.request_id)
+            if live is not None and live.connection is connection:
+                self._abort(message.request_id, live)
+        else:
+            for request_id in message.request_ids:
+                self._orphans.pop(request_id, None)
+
+    def _submit(self, connection: _Connection, request: EngineRequest) -> Rejected | None:
+        request_id = request.request_id
+        if request_id in self._live or request_id in self._orphans:
+            return Rejected(
+                request_id=request_id,
+                code=InvalidRequest.code,
+                message="request_id is in use",
+                param="request_id",
+            )
+        if self._draining:
+            return Rejected(
+                request_id=request_id, code=EngineUnavailable.code, message="shutting down"
+            )
+        if not self._step_loop.submit(request):
+            return Rejected(
+                request_id=request_id,
+                code=EngineOverloaded.code,
+                message="too many requests wait for the step in progress",
+            )
+        self._live[request_id] = _LiveRequest(connection)
+        self._idle.clear()
+        return None
+
+    def _abort(self, request_id: str, live: _LiveRequest) -> None:
+        if not live.aborting:
+            live.aborting = True
+            self._step_loop.abort(request_id)
+
+    # ---- what the step thread says
+
+    def _from_step_thread(self, receive: Callable[[T], None], what: T) -> None:
+        self._loop.call_soon_threadsafe(self._guard, receive, what)
+
+    def _guard(self, receive: Callable[[T], None], what: T) -> None:
+        try:
+            receive(what)
+        except Exception as error:  # a bug here or in the core: the process restarts, see `serve`
+            log.critical("cannot deliver what the step thread made", exc_info=True)
+            self._fail(error)
+
+    def _deliver(self, results: Sequence[Result]) -> None:
+        outputs: dict[_Connection, list[EngineOutput]] = {}
+        for result in results:
+            is_last = isinstance(result, Rejected) or result.finished
+            live = self._live.pop(result.request_id) if is_last else self._live[result.request_id]
+            if isinstance(result, Rejected):
+                if live.connection is not None:
+                    self._send(live.connection, result)
+            elif live.connection is not None:
+                outputs.setdefault(live.connection, []).append(result)
+            elif result.finished:
+                self._orphan(result)
+        for connection, batch in outputs.items():
+            if not self._send(connection, Outputs(batch)):
+                for output in batch:
+                    if output.finished:
+                        self._orphan(output)
+        if not self._live:
+            self._idle.set()
+        self._step_loop.delivered()
+
+    def _report(self, status: ReplicaStatus) -> None:
+        self._status = status
+        for connection in tuple(self._connections):
+            self._send(connection, status)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    # ---- orphans
+
+    def _orphan(self, last: EngineOutput) -> None:
+        if not last.usage.prefilled:
+            return
+        orphan = OrphanedUsage(request_id=last.request_id, usage=last.usage)
+        self._orphans[last.request_id] = orphan
+        while len(self._orphans) > self._max_orphans:
+            oldest = next(iter(self._orphans))
+            lost = self._orphans.pop(oldest)
+            log.error("orphaned usage of %s dropped unacknowledged: %s", oldest, lost.usage)
+        for connection in tuple(self._connections):
+            self._send(connection, orphan)
+
+    async def _reoffer_orphans(self) -> None:
+        while True:
+            await asyncio.sleep(ORPHAN_REOFFER_S)
+            for orphan in tuple(self._orphans.values()):
+                for connection in tuple(self._connections):
+                    self._send(connection, orphan)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: where it leads is not known here
+        return False
+
+
+def _bind_unix(address: UnixAddress) -> socket.socket:
+    """A bound socket that only this user can open; replaces what a dead engine left behind.
+
+    Raises `OSError`; `ConfigError` when an engine is alive there.
+    """
+    path = Path(address.path)
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(address.path)
+                raise ConfigError(f"cannot listen on {address}: another process does")
+            except ConnectionRefusedError:
+                path.unlink()
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    umask = os.umask(0o177)
+    try:
+        bound.bind(address.path)
+    except OSError:
+        bound.close()
+        raise
+    finally:
+        os.umask(umask)
+    return bound

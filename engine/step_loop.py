@@ -1,0 +1,199 @@
+"""The one thread that touches the engine's core: commands in, results out, a step in between.
+
+Above: `server.py`, which runs an asyncio loop in the main thread and talks to this one through
+`submit` and `abort` and the two callbacks. Below: anything with the `Core` interface (`EngineCore`,
+`FakeCore`). Knows no sockets, connections or asyncio. torch releases the GIL inside a step, so the
+main thread keeps serving sockets meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from engine.config import ResolvedConfig
+from engine.errors import EngineError
+from engine.protocol import (
+    Abort,
+    EngineOutput,
+    EngineRequest,
+    Rejected,
+    ReplicaStatus,
+    Submit,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING_COMMANDS = 4096
+"""Submits waiting for the step in progress to end; beyond it `submit` refuses. Aborts do not count:
+every live request causes at most one."""
+
+MAX_UNDELIVERED = 1024
+"""Batches of results the receiver has not dealt with; beyond it the engine waits for it."""
+
+IDLE_CHECK_S = 1.0
+"""Idle for this long: the core's integrity is checked, once."""
+
+Result = EngineOutput | Rejected
+
+
+class Core(Protocol):
+    """What the loop needs of an engine. Called from one thread only."""
+
+    @property
+    def resolved(self) -> ResolvedConfig: ...
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises `InvalidRequest` or `EngineOverloaded`."""
+
+    def abort(self, request_id: str) -> EngineOutput | None:
+        """Free what a request holds; its last output, or None if it is not (or no longer) known."""
+
+    def step(self) -> list[EngineOutput]:
+        """Run one batch."""
+
+    def has_work(self) -> bool: ...
+
+    def status(self) -> ReplicaStatus: ...
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` when a block is leaked or doubly owned."""
+
+
+class StepLoop:
+    """Runs `core` in a thread of its own.
+
+    on_results: the outputs and rejections of one pass, in order. Called in the step thread; the
+        receiver calls `delivered()` once per call, from any thread, when it is done with them.
+    on_status: a status that differs from the last one reported; at most one per
+        `status_interval_s`, except that going idle is reported at once.
+    on_failure: the thread is dying of this exception; nothing is called after it.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        on_results: Callable[[Sequence[Result]], None],
+        on_status: Callable[[ReplicaStatus], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._core = core
+        self._on_results = on_results
+        self._on_status = on_status
+        self._on_failure = on_failure
+        self._status_interval_s = core.resolved.config.status_interval_s
+        self._wake = threading.Condition()
+        self._commands: deque[Submit | Abort] = deque()
+        self._stopping = False
+        self._undelivered = threading.Semaphore(MAX_UNDELIVERED)
+        self._last_status = core.status()
+        self._last_status_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
+
+    @property
+    def first_status(self) -> ReplicaStatus:
+        """The status before the first step; later ones go to `on_status`."""
+        return self._last_status
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let the step in progress end and join the thread; False if that took too long."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._undelivered.release(2)  # the receiver may be gone; a pass delivers at most twice
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def submit(self, request: EngineRequest) -> bool:
+        """Hand a request over; False when `MAX_PENDING_COMMANDS` wait already."""
+        with self._wake:
+            if len(self._commands) >= MAX_PENDING_COMMANDS:
+                return False
+            self._commands.append(Submit(request))
+            self._wake.notify()
+            return True
+
+    def abort(self, request_id: str) -> None:
+        """Ask for the end of a request; applied before the next step."""
+        with self._wake:
+            self._commands.append(Abort(request_id))
+            self._wake.notify()
+
+    def delivered(self) -> None:
+        """The receiver is done with one `on_results`."""
+        self._undelivered.release()
+
+    # ---- in the step thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                commands = self._wait_for_work()
+                if commands is None:
+                    return
+                self._pass(commands)
+        except BaseException as error:  # the thread's last word: it is reported, never lost
+            log.critical("the step thread died", exc_info=True)
+            self._on_failure(error)
+
+    def _pass(self, commands: list[Submit | Abort]) -> None:
+        # What the commands caused is delivered before the step: a refusal or the end of an
+        # aborted request does not wait for a batch that it has no part in.
+        answers = [self._apply(command) for command in commands]
+        self._deliver([answer for answer in answers if answer is not None])
+        if self._core.has_work():
+            self._deliver(self._core.step())
+        self._report_status()
+
+    def _apply(self, command: Submit | Abort) -> Result | None:
+        if isinstance(command, Abort):
+            return self._core.abort(command.request_id)
+        try:
+            self._core.add(command.request)
+        except EngineError as error:
+            return Rejected(
+                request_id=command.request.request_id,
+                code=error.code,
+                message=error.message,
+                param=error.param,
+            )
+        return None
+
+    def _wait_for_work(self) -> list[Submit | Abort] | None:
+        """The commands since the last pass; None when the loop is to end. Sleeps while idle."""
+        with self._wake:
+            has_work = self._wake.wait_for(self._has_work, IDLE_CHECK_S)
+        if not has_work:
+            self._core.check_integrity()
+        with self._wake:
+            self._wake.wait_for(self._has_work)
+            if self._stopping:
+                return None
+            commands = list(self._commands)
+            self._commands.clear()
+            return commands
+
+    def _has_work(self) -> bool:
+        return bool(self._commands) or self._stopping or self._core.has_work()
+
+    def _deliver(self, results: Sequence[Result]) -> None:
+        if results:
+            self._undelivered.acquire()
+            self._on_results(results)
+
+    def _report_status(self) -> None:
+        now_s = time.monotonic()
+        if self._core.has_work() and now_s - self._last_status_s < self._status_interval_s:
+            return
+        status = self._core.status()
+        if status != self._last_status:
+            self._last_status, self._last_status_s = status, now_s
+            self._on_status(status)

@@ -1,0 +1,116 @@
+"""Text to token ids and back: a Hugging Face folder's `tokenizer.json`, run by `tokenizers`.
+
+Above: the gateway, which renders a chat (`chat_template.py`) and encodes it, and `detokenizer.py`.
+Below: nothing of ours. Knows no model, no torch, no transformers. Calls hold no lock and release
+the GIL, so they may run in worker threads.
+
+A rendered chat is one string, and special tokens in it are parsed wherever they stand: a user who
+writes `<|im_end|>` ends the turn, as with transformers' and vLLM's defaults. What a user can reach
+that way is the own conversation only.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from engine.errors import ConfigError, InvalidRequest
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+"""Those that `tokenizer_config.json` may name and a chat template may use."""
+
+
+class Tokenizer:
+    """`special_tokens`: name ("bos_token", ...) to text. `special_ids`: every id that `decode`
+    leaves out by default."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> None:
+        # Some folders were saved with their training's truncation and padding switched on, which
+        # would shorten a long prompt without a word.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_tokens = special_tokens
+        self.special_ids = frozenset(
+            id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Raises `ConfigError` when the folder has no usable `tokenizer.json`."""
+        path = folder / "tokenizer.json"
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        return cls(backend, special_tokens(read_tokenizer_config(folder)))
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids in use, added tokens included; a model's logits may have more rows."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._special_id("eos_token")
+
+    def token_to_id(self, token: str) -> int | None:
+        id_: int | None = self._backend.token_to_id(token)
+        return id_
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Ids of `text`; special tokens in it are parsed. `add_special_tokens` puts BOS (and what
+        else the folder's post-processor adds) around it: for plain completions, never for a
+        rendered chat, whose template wrote its own. Raises `InvalidRequest` for lone surrogates,
+        which are no text."""
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError as error:  # what `tokenizers` makes of a str that UTF-8 cannot hold
+            raise InvalidRequest("the text holds a lone surrogate") from error
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids out of range vanish."""
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _special_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_to_id(token)
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """`tokenizer_config.json`; empty where there is none. Raises `ConfigError` for broken JSON."""
+    path = folder / "tokenizer_config.json"
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return config
+
+
+def special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """The named special tokens of a `tokenizer_config.json`, where a token is its text or a
+    serialized `AddedToken` ({"content": text, ...})."""
+    found = {}
+    for name in SPECIAL_TOKENS:
+        token = config.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            found[name] = token
+    return found
