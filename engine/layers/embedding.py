@@ -1,0 +1,47 @@
+"""Token ids to vectors and vectors to logits, both cut over the vocabulary.
+
+Above: `models/decoder.py`. Below: `kernels/linear.py`. Tied models build both from one tensor.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.linear import pack_linear
+from engine.layers.parallel import ParallelGroup, share
+from engine.layers.weight_source import WeightSource
+
+
+class VocabParallelEmbedding:
+    """int64 [T] -> [T, hidden]; each rank looks up the ids it holds and the ranks sum up."""
+
+    def __init__(
+        self, source: WeightSource, name: str, vocab_size: int, hidden: int, group: ParallelGroup
+    ) -> None:
+        self._group = group
+        self._rows = share(vocab_size, group, "vocab_size")
+        self._first = group.rank * self._rows
+        part = (group.rank, group.size)
+        self.weight = source.take(f"{name}.weight", (vocab_size, hidden), part=part)
+        """[this rank's rows, hidden]"""
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        if self._group.size == 1:
+            return F.embedding(token_ids, self.weight)
+        local = token_ids - self._first
+        elsewhere = (local < 0) | (local >= self._rows)
+        found = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return self._group.all_reduce(found.masked_fill(elsewhere[:, None], 0.0))
+
+
+class ParallelLMHead:
+    """[S, hidden] -> logits [S, vocab] on every rank."""
+
+    def __init__(self, weight: Tensor, group: ParallelGroup) -> None:
+        """weight: this rank's rows [vocab / size, hidden], the embedding's own when tied."""
+        self._group = group
+        self._product = pack_linear(weight, None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._group.all_gather(self._product(x))

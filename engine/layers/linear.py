@@ -1,0 +1,66 @@
+"""Linear layers cut over a group of ranks by output (column) or by input (row), arXiv:1909.08053.
+
+Above: attention and MLP. Below: `kernels/linear.py` multiplies. Knows checkpoint names only as they
+are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.kernels.linear import pack_linear
+from engine.layers.parallel import ParallelGroup
+from engine.layers.weight_source import WeightSource
+
+
+class ColumnParallelLinear:
+    """[T, in] -> [T, this rank's share of out]. Several projections of one input are fused into one
+    product: their outputs lie side by side, in the order of `parts`."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        parts: Sequence[tuple[str, int]],
+        in_features: int,
+        *,
+        bias: bool,
+        group: ParallelGroup,
+    ) -> None:
+        """parts: (name of the projection in the checkpoint, out_features over all ranks)."""
+        part = (group.rank, group.size)
+        weight = torch.cat(
+            [source.take(f"{name}.weight", (out, in_features), part=part) for name, out in parts]
+        )
+        biases = [source.take(f"{name}.bias", (out,), part=part) for name, out in parts if bias]
+        self._product = pack_linear(weight, torch.cat(biases) if biases else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x)
+
+
+class RowParallelLinear:
+    """[T, this rank's share of in] -> [T, out], summed over the ranks."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        name: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        group: ParallelGroup,
+    ) -> None:
+        self._group = group
+        weight = source.take(
+            f"{name}.weight", (out_features, in_features), dim=1, part=(group.rank, group.size)
+        )
+        # Taken by every rank, added by one: the sum over ranks must hold it once.
+        taken = source.take(f"{name}.bias", (out_features,)) if bias else None
+        self._product = pack_linear(weight, taken if group.rank == 0 else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._group.all_reduce(self._product(x))

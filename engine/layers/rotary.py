@@ -1,0 +1,80 @@
+"""Rotary position embedding (RoFormer, arXiv:2104.09864) and the scalings of its frequencies.
+
+Above: decoder computes one `Rotation` a step, attention applies it. Below: torch. Channels i and
+i + head_dim / 2 form a pair, as in Hugging Face checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+
+class LinearScaling(msgspec.Struct, frozen=True):
+    """Positions divided by `factor` (position interpolation, arXiv:2306.15595)."""
+
+    factor: float
+
+
+class Llama3Scaling(msgspec.Struct, frozen=True):
+    """Low frequencies divided by `factor`, high ones kept, a smooth passage between (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+RopeScaling = LinearScaling | Llama3Scaling
+
+
+def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """Radians per position of each channel pair, float32 [head_dim / 2]."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequency = 1.0 / (theta**exponent)
+    if scaling is None:
+        return frequency
+    slowed = frequency / scaling.factor
+    if isinstance(scaling, LinearScaling):
+        return slowed
+    wavelength = 2 * math.pi / frequency
+    turns = scaling.original_max_position_embeddings / wavelength
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
+    return (1 - kept) * slowed + kept * frequency
+
+
+class Rotation(NamedTuple):
+    """Of the tokens of one step, for all heads."""
+
+    cos: Tensor
+    """[T, 1, head_dim], both halves alike"""
+    sin: Tensor
+    """[T, 1, head_dim / 2]"""
+
+
+class RotaryEmbedding:
+    def __init__(self, frequency: Tensor, dtype: torch.dtype) -> None:
+        """frequency: float32 [head_dim / 2] on the device of the positions."""
+        self._frequency = frequency
+        self._dtype = dtype
+
+    def __call__(self, positions: Tensor) -> Rotation:
+        """positions: int64 [T]. Angles are float32 whatever the model's dtype is."""
+        angle = positions[:, None, None].float() * self._frequency
+        cos, sin = angle.cos().to(self._dtype), angle.sin().to(self._dtype)
+        return Rotation(torch.cat((cos, cos), dim=-1), sin)
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """x [T, heads, head_dim] turned by each token's angles; a new tensor."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    out = x * rotation.cos
+    out[..., :half].addcmul_(second, rotation.sin, value=-1)
+    out[..., half:].addcmul_(first, rotation.sin)
+    return out

@@ -1,0 +1,22 @@
+"""Where layers get their weights from while they are built.
+
+Above: every layer with weights; `engine.weights` implements it for checkpoint folders. Below:
+torch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class WeightSource(Protocol):
+    def take(
+        self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> Tensor:
+        """The tensor `name`, which must have `shape`, on the source's device and in its dtype.
+
+        part: (i, n) takes the i-th of n equal parts along `dim`.
+        Raises ConfigError that names the tensor when it is absent or has another shape.
+        """

@@ -1,0 +1,216 @@
+"""From a checkpoint's config.json to the shape of a decoder.
+
+Above: the families, which say where they differ, and `decoder.py`, which builds the result. Below:
+`layers/rotary.py`. Knows no files: the parsed JSON is handed in. Both the form of transformers 4
+(`rope_theta`, `rope_scaling`, `torch_dtype`) and that of 5 (`rope_parameters`, `dtype`) are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from engine.errors import ConfigError, UnsupportedModel
+from engine.layers.rotary import LinearScaling, Llama3Scaling, RopeScaling
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+DEFAULT_ROPE_THETA = 10_000.0
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `Decoder` needs to know."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]
+    """One a layer: tokens a query sees, itself included; None is all before it."""
+    dtype: DtypeName | None
+    """What the checkpoint says it is stored in."""
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.windows)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens that any layer may still look at; None when a layer looks at all."""
+        widest = 0
+        for window in self.windows:
+            if window is None:
+                return None
+            widest = max(widest, window)
+        return widest
+
+
+class HFConfig(msgspec.Struct, kw_only=True):
+    """The fields of config.json that the families read; others describe training."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    max_position_embeddings: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: float = 1.0
+    sliding_window: int | None | UnsetType = UNSET
+    use_sliding_window: bool = False
+    max_window_layers: int = 28
+    layer_types: list[str] | None = None
+    torch_dtype: str | None = None
+    dtype: str | None = None
+    eos_token_id: int | list[int] | None = None
+    quantization_config: dict[str, Any] | None = None
+
+
+class Traits(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a family differs from plain Llama."""
+
+    windows: tuple[int | None, ...]
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    head_dim: int | None = None
+    """For checkpoints that do not name one; None is hidden_size / num_attention_heads."""
+
+
+def parse(raw: dict[str, Any]) -> HFConfig:
+    """Raises ConfigError that names the field."""
+    try:
+        return msgspec.convert(raw, HFConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"config.json: {error}") from error
+
+
+def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig:
+    """Raises ConfigError for sizes that do not fit, UnsupportedModel for what is not built here."""
+    _refuse_unsupported(hf)
+    num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
+    head_dim = hf.head_dim or traits.head_dim or hf.hidden_size // hf.num_attention_heads
+    _check_sizes(hf, num_kv_heads, head_dim)
+    theta, scaling = _rope(hf)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=hf.vocab_size,
+        hidden_size=hf.hidden_size,
+        intermediate_size=hf.intermediate_size,
+        num_heads=hf.num_attention_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=hf.max_position_embeddings,
+        rms_norm_eps=hf.rms_norm_eps,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tie_word_embeddings=hf.tie_word_embeddings,
+        qkv_bias=traits.qkv_bias,
+        output_bias=traits.output_bias,
+        mlp_bias=traits.mlp_bias,
+        qk_norm=traits.qk_norm,
+        windows=traits.windows,
+        dtype=_dtype(hf),
+        eos_token_ids=token_ids("config.json: eos_token_id", hf.eos_token_id, hf.vocab_size),
+    )
+
+
+def token_ids(field: str, value: int | list[int] | None, vocab_size: int) -> tuple[int, ...]:
+    """One id, several or none, as a tuple; ConfigError names `field` for an id out of range."""
+    ids = [] if value is None else [value] if isinstance(value, int) else value
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise ConfigError(f"{field}: {token_id} is outside the vocabulary of {vocab_size}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _refuse_unsupported(hf: HFConfig) -> None:
+    if hf.quantization_config is not None:
+        method = hf.quantization_config.get("quant_method", "unknown")
+        raise UnsupportedModel(f"config.json: quantization_config ({method}) is not supported")
+    if hf.hidden_act not in ("silu", "swish"):
+        raise UnsupportedModel(f"config.json: hidden_act {hf.hidden_act!r} is not supported (silu)")
+    if hf.partial_rotary_factor != 1.0:
+        raise UnsupportedModel("config.json: partial_rotary_factor other than 1 is not supported")
+
+
+def _check_sizes(hf: HFConfig, num_kv_heads: int, head_dim: int) -> None:
+    sizes = {
+        "vocab_size": hf.vocab_size,
+        "hidden_size": hf.hidden_size,
+        "intermediate_size": hf.intermediate_size,
+        "num_hidden_layers": hf.num_hidden_layers,
+        "num_attention_heads": hf.num_attention_heads,
+        "max_position_embeddings": hf.max_position_embeddings,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+    }
+    for field, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"config.json: {field} must be positive, not {value}")
+    if hf.num_attention_heads % num_kv_heads:
+        raise ConfigError(
+            f"config.json: num_attention_heads ({hf.num_attention_heads}) is not a multiple of "
+            f"num_key_value_heads ({num_kv_heads})"
+        )
+    if head_dim % 2:
+        raise ConfigError(f"config.json: head_dim ({head_dim}) must be even for rotary embedding")
+
+
+def _rope(hf: HFConfig) -> tuple[float, RopeScaling | None]:
+    """theta and scaling from either form; `rope_type` used to be called `type`."""
+    parameters = dict(hf.rope_parameters or hf.rope_scaling or {})
+    theta = parameters.get("rope_theta") or hf.rope_theta or DEFAULT_ROPE_THETA
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel("config.json: partial_rotary_factor other than 1 is not supported")
+    kinds: dict[str, type[LinearScaling] | type[Llama3Scaling] | None] = {
+        "default": None,
+        "linear": LinearScaling,
+        "llama3": Llama3Scaling,
+    }
+    if kind not in kinds:
+        known = ", ".join(kinds)
+        raise UnsupportedModel(f"config.json: rope_type {kind!r} is not supported ({known})")
+    chosen = kinds[kind]
+    if chosen is Llama3Scaling:
+        parameters.setdefault("original_max_position_embeddings", hf.max_position_embeddings)
+    try:
+        theta = msgspec.convert(theta, float)
+        return theta, None if chosen is None else msgspec.convert(parameters, chosen)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"config.json: rope parameters ({kind}): {error}") from error
+
+
+def _dtype(hf: HFConfig) -> DtypeName | None:
+    name = hf.dtype or hf.torch_dtype
+    if name is None:
+        return None
+    try:
+        return msgspec.convert(name.removeprefix("torch."), DtypeName)
+    except msgspec.ValidationError as error:
+        raise UnsupportedModel(f"config.json: dtype {name!r} is not supported") from error

@@ -1,0 +1,114 @@
+"""The pre-norm decoder that Llama, Mistral, Qwen2 and Qwen3 share.
+
+Above: `weights/loader.py` builds it, `runner/model_runner.py` runs it. Below: `engine.layers`.
+Knows no sequences: a step's tokens lie flat behind each other, attention plans tell them apart.
+Shapes: T tokens of the step, S rows whose next token is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.kernels.paged_attention import AttentionPlan, KVLayer
+from engine.layers.attention import Attention
+from engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from engine.layers.mlp import GatedMLP
+from engine.layers.norm import RMSNorm
+from engine.layers.parallel import SINGLE_RANK, ParallelGroup
+from engine.layers.rotary import RotaryEmbedding, Rotation, inverse_frequencies
+from engine.layers.weight_source import WeightSource
+from engine.models.config import ModelConfig
+
+
+class DecoderLayer:
+    def __init__(
+        self, source: WeightSource, name: str, config: ModelConfig, group: ParallelGroup
+    ) -> None:
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self._attention_norm = RMSNorm(source, f"{name}.input_layernorm", hidden, eps)
+        self._attention = Attention(
+            source,
+            f"{name}.self_attn",
+            hidden=hidden,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            qkv_bias=config.qkv_bias,
+            output_bias=config.output_bias,
+            qk_norm_eps=eps if config.qk_norm else None,
+            group=group,
+        )
+        self._mlp_norm = RMSNorm(source, f"{name}.post_attention_layernorm", hidden, eps)
+        self._mlp = GatedMLP(
+            source,
+            f"{name}.mlp",
+            hidden,
+            config.intermediate_size,
+            bias=config.mlp_bias,
+            group=group,
+        )
+
+    def __call__(
+        self, x: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVLayer
+    ) -> Tensor:
+        """x [T, hidden] is the residual stream; it is added to in place."""
+        x += self._attention(self._attention_norm(x), rotation, plan, cache)
+        x += self._mlp(self._mlp_norm(x))
+        return x
+
+
+class Decoder:
+    """Token ids to logits. Built whole: weights are taken by their Hugging Face names."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: ParallelGroup = SINGLE_RANK,
+    ) -> None:
+        self.config = config
+        self.group = group
+        self.dtype = dtype
+        self.device = device
+        self._embedding = VocabParallelEmbedding(
+            source, "model.embed_tokens", config.vocab_size, config.hidden_size, group
+        )
+        frequency = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self._rotary = RotaryEmbedding(frequency.to(device), dtype)
+        self._layers = [
+            DecoderLayer(source, f"model.layers.{i}", config, group)
+            for i in range(config.num_layers)
+        ]
+        self._norm = RMSNorm(source, "model.norm", config.hidden_size, config.rms_norm_eps)
+        self._lm_head = ParallelLMHead(self._lm_head_weight(source), group)
+
+    def _lm_head_weight(self, source: WeightSource) -> Tensor:
+        if self.config.tie_word_embeddings:
+            return self._embedding.weight
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        return source.take("lm_head.weight", shape, part=(self.group.rank, self.group.size))
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plans: Mapping[int | None, AttentionPlan],
+        cache: Sequence[KVLayer],
+        sampling_rows: Tensor,
+    ) -> Tensor:
+        """Compute the step; the logits [S, vocab] of `sampling_rows` in the model's dtype.
+
+        token_ids, positions: int64 [T]. plans: by window. cache: by layer. sampling_rows: int64 [S]
+        into the T tokens.
+        """
+        x = self._embedding(token_ids)
+        rotation = self._rotary(positions)
+        for layer, window, kv in zip(self._layers, self.config.windows, cache, strict=True):
+            x = layer(x, rotation, plans[window], kv)
+        return self._lm_head(self._norm(x.index_select(0, sampling_rows)))

@@ -1,0 +1,17 @@
+"""Mistral (arXiv:2310.06825): Llama with one sliding window for all layers.
+Above: `weights/registry.py`. Below: `models/config.py`."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from engine.models.config import HFConfig, ModelConfig, Traits, model_config
+
+UNNAMED_WINDOW = 4096
+"""What a config.json without the field means; null, as from version 0.2 on, is no window."""
+
+
+def from_hf(hf: HFConfig) -> ModelConfig:
+    window = UNNAMED_WINDOW if hf.sliding_window is UNSET else hf.sliding_window
+    traits = Traits(windows=(window,) * hf.num_hidden_layers)
+    return model_config("MistralForCausalLM", hf, traits)

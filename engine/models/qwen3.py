@@ -1,0 +1,20 @@
+"""Qwen 3 (arXiv:2505.09388): queries and keys normalised per head, no biases unless named.
+Above: `weights/registry.py`. Below: `models/config.py`, `models/qwen2.py`."""
+
+from __future__ import annotations
+
+from engine.models.config import HFConfig, ModelConfig, Traits, model_config
+from engine.models.qwen2 import layer_windows
+
+UNNAMED_HEAD_DIM = 128
+
+
+def from_hf(hf: HFConfig) -> ModelConfig:
+    traits = Traits(
+        windows=layer_windows(hf),
+        qkv_bias=hf.attention_bias,
+        output_bias=hf.attention_bias,
+        qk_norm=True,
+        head_dim=UNNAMED_HEAD_DIM,
+    )
+    return model_config("Qwen3ForCausalLM", hf, traits)

@@ -1,0 +1,59 @@
+"""Which architectures are supported, and a checkpoint folder's configuration.
+
+Above: `weights/loader.py`. Below: one module of `engine.models` for each family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import ConfigError, UnsupportedModel
+from engine.models import llama, mistral, qwen2, qwen3
+from engine.models.config import HFConfig, ModelConfig, parse, token_ids
+
+FAMILIES: dict[str, Callable[[HFConfig], ModelConfig]] = {
+    "LlamaForCausalLM": llama.from_hf,
+    "MistralForCausalLM": mistral.from_hf,
+    "Qwen2ForCausalLM": qwen2.from_hf,
+    "Qwen3ForCausalLM": qwen3.from_hf,
+}
+
+
+def load_model_config(folder: Path) -> ModelConfig:
+    """Read config.json and, where it names other EOS ids, generation_config.json.
+
+    Raises ConfigError (absent, broken or misfitting), UnsupportedModel (not built here).
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"model folder {folder} does not exist")
+    raw = _read_json(folder / "config.json")
+    names = raw.get("architectures") or []
+    family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
+    if family is None:
+        named = ", ".join(map(str, names)) or "none named"
+        supported = ", ".join(FAMILIES)
+        raise UnsupportedModel(f"{folder}: architecture {named} is unknown; supported: {supported}")
+    config = family(parse(raw))
+    generation = folder / "generation_config.json"
+    if not generation.exists():
+        return config
+    value = _read_json(generation).get("eos_token_id")
+    try:
+        chosen = msgspec.convert(value, int | list[int] | None)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"generation_config.json: eos_token_id: {error}") from error
+    ids = token_ids("generation_config.json: eos_token_id", chosen, config.vocab_size)
+    return msgspec.structs.replace(config, eos_token_ids=ids or config.eos_token_ids)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is not a JSON object: {error}") from error
