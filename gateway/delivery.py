@@ -1,0 +1,103 @@
+"""The hand-over between the task that drives a generation and the response that writes it out.
+
+Above: `routes.reply` reads. Below: `inference` writes. A bounded queue of wire-ready bytes, and two one-way signals:
+`fail` (driver to reader: nothing more will come, and why) and `abandon` (reader to driver: nobody listens).
+It knows no HTTP and no model. One event loop, no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gateway.limits.limiter import RateState
+
+MAX_QUEUED_CHUNKS = 64
+STALLED_READER_S = 60.0
+"""A reader that takes nothing for so long is treated as gone."""
+
+
+class Delivery:
+    """Single producer, single consumer."""
+
+    def __init__(self) -> None:
+        self.rate_state: RateState | None = None
+        self.abandoned = False
+        self._chunks: deque[bytes] = deque()
+        self._ended = False
+        self._failure: Exception | None = None
+        self._readable = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._on_abandon: Callable[[], None] | None = None
+
+    # the driver's side
+
+    def admitted(self, rate_state: RateState) -> None:
+        """What the response headers will say; called before the first chunk."""
+        self.rate_state = rate_state
+
+    async def put(self, chunk: bytes) -> None:
+        """Wait for room. A chunk for a reader that is gone is dropped: it was generated and is billed."""
+        if not self._writable.is_set():
+            try:
+                async with asyncio.timeout(STALLED_READER_S):
+                    await self._writable.wait()
+            except TimeoutError:
+                self.abandon()
+        if self.abandoned:
+            return
+        self._chunks.append(chunk)
+        if len(self._chunks) >= MAX_QUEUED_CHUNKS:
+            self._writable.clear()
+        self._readable.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._readable.set()
+
+    def fail(self, error: Exception) -> None:
+        """What is queued is still read; then `next` raises `error`."""
+        self._failure = self._failure or error
+        self.end()
+
+    @contextmanager
+    def on_abandon(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Run `callback` once when the reader leaves, at once if it has left already."""
+        self._on_abandon = callback
+        if self.abandoned:
+            callback()
+        try:
+            yield
+        finally:
+            self._on_abandon = None
+
+    # the reader's side
+
+    async def next(self) -> bytes | None:
+        """All chunks that are ready, joined; None at the end or when abandoned. Raises what `fail` was given."""
+        while not self._chunks:
+            if self._ended or self.abandoned:
+                if self._failure is not None:
+                    raise self._failure
+                return None
+            self._readable.clear()
+            await self._readable.wait()
+        ready = b"".join(self._chunks)
+        self._chunks.clear()
+        self._writable.set()
+        return ready
+
+    def abandon(self, reason: Exception | None = None) -> None:
+        """The reader is gone, or told to go with a `reason`. Idempotent; after the end it changes nothing."""
+        if self.abandoned or self._ended:
+            return
+        self.abandoned = True
+        self._failure = reason
+        self._chunks.clear()
+        self._writable.set()
+        self._readable.set()
+        if self._on_abandon is not None:
+            self._on_abandon()

@@ -1,0 +1,189 @@
+"""The one table that turns what went wrong into HTTP, in the OpenAI shape.
+
+    exception                          status  type                    code
+    ---------                          ------  ----                    ----
+    auth: AuthError                    401     invalid_request_error   invalid_api_key
+    auth: MissingScope                 403     invalid_request_error   insufficient_permissions
+    auth: AuthUnavailable              503     server_error            service_unavailable
+    fleet: ContextTooLong              400     invalid_request_error   context_length_exceeded
+    fleet: UnknownModel                404     invalid_request_error   model_not_found
+    fleet: BadField                    400     invalid_request_error   (null)
+    fleet: UpstreamRefused             as the upstream said
+    fleet: ReplicaUnavailable          503     server_error            overloaded / service_unavailable
+    fleet: ReplicaLost                 500     server_error            (null)
+    RateLimited                        429     tokens | requests       rate_limit_exceeded
+    LimiterUnavailable, NotAccepting   503     server_error            service_unavailable
+    litestar: HTTPException            its own
+    anything else                      500     server_error            (null)
+
+Clients read constant messages or ones that name their own field; the detail goes to the log. Knows no Litestar beyond
+the `status_code` of its exceptions. Above: `routes`. Below: the error trees of the other packages.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import msgspec
+
+from billing.spool import SpoolError
+from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope
+from gateway.fleet.errors import (
+    BadField,
+    ContextTooLong,
+    ReplicaLost,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    UnknownModel,
+    UpstreamRefused,
+)
+from gateway.inference import NotAccepting, RateLimited
+from gateway.limits.limiter import LimiterUnavailable, Refusal
+from gateway.limits.headers import to_headers
+
+log = logging.getLogger(__name__)
+
+RETRY_LATER_S = 1.0
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`{"error": {...}}` is what the SDK reads; `code` is a symbol or null, never the HTTP number."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Face(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as the client sees it."""
+
+    status: int
+    body: ErrorBody
+    headers: dict[str, str] = {}
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode({"error": self.body})
+
+    def encode_event(self) -> bytes:
+        """As a server-sent event, after the headers are gone."""
+        return b"data: " + self.encode() + b"\n\n"
+
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+UNAVAILABLE = "service_unavailable"
+
+
+def face(
+    status: int,
+    message: str,
+    kind: str,
+    *,
+    code: str | None = None,
+    param: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Face:
+    body = ErrorBody(message=message, type=kind, param=param, code=code)
+    return Face(status=status, body=body, headers=headers or {})
+
+
+def retry_headers(delay_s: float) -> dict[str, str]:
+    """`retry-after` in whole seconds, rounded up; `retry-after-ms` wins where the SDK knows it."""
+    return {
+        "retry-after": str(max(1, math.ceil(delay_s))),
+        "retry-after-ms": str(max(1, math.ceil(delay_s * 1000))),
+        "x-should-retry": "true",
+    }
+
+
+def unavailable(message: str, *, code: str = UNAVAILABLE, delay_s: float = RETRY_LATER_S) -> Face:
+    return face(503, message, SERVER, code=code, headers=retry_headers(delay_s))
+
+
+def to_face(error: Exception) -> Face:
+    """Never raises; what it does not know is a 500 and goes to the log in full."""
+    match error:
+        case AuthUnavailable():
+            return unavailable("Credentials cannot be checked at the moment.")
+        case MissingScope():
+            message = f"This credential lacks the scope {error.scope!r}."
+            return face(403, message, INVALID, code="insufficient_permissions")
+        case AuthError():
+            return face(401, error.public_message, INVALID, code="invalid_api_key")
+        case RateLimited():
+            return refused(error.refusal)
+        case LimiterUnavailable():
+            return unavailable("Rate limits cannot be checked at the moment.")
+        case NotAccepting() | SpoolError():
+            return unavailable("This gateway cannot take requests at the moment.")
+        case BadField() | ReplicaUnavailable() | UpstreamRefused() | ReplicaLost():
+            return from_fleet(error)
+        case _:
+            return from_anything(error)
+
+
+def from_fleet(error: Exception) -> Face:
+    match error:
+        case ContextTooLong():
+            code = "context_length_exceeded"
+            return face(400, error.message, INVALID, code=code, param=error.param)
+        case UnknownModel():
+            code = "model_not_found"
+            return face(404, error.message, INVALID, code=code, param=error.param)
+        case BadField():
+            return face(400, error.message, INVALID, param=error.param)
+        case ReplicaOverloaded():
+            message = "The model is overloaded; try again shortly."
+            return unavailable(message, code="overloaded", delay_s=error.retry_after_s)
+        case ReplicaUnavailable():
+            message = "The model is not available at the moment."
+            return unavailable(message, delay_s=error.retry_after_s)
+        case UpstreamRefused():
+            headers = {} if error.retry_after_s is None else retry_headers(error.retry_after_s)
+            body = ErrorBody(
+                message=error.message,
+                type=error.error_type,
+                param=error.param,
+                code=error.error_code,
+            )
+            return Face(status=error.status, body=body, headers=headers)
+        case _:
+            log.warning("replica lost: %s", error)
+            return face(500, "The model stopped before the answer was complete.", SERVER)
+
+
+def refused(refusal: Refusal) -> Face:
+    """429. A request that can never fit gets no Retry-After: waiting would not help."""
+    headers = to_headers(refusal.state)
+    subject = {
+        "tokens": "tokens per minute (TPM)",
+        "requests": "requests per minute (RPM)",
+        "streams": "concurrent requests",
+    }[refusal.kind]
+    limit = f"Rate limit reached for this {refusal.scope} on {subject}: limit {refusal.limit}."
+    if refusal.retry_after_s is None:
+        headers["x-should-retry"] = "false"
+        message = f"Request too large. {limit} It can never fit; ask for fewer tokens."
+    else:
+        headers |= retry_headers(refusal.retry_after_s)
+        message = f"{limit} Please try again in {refusal.retry_after_s:.3f}s."
+    return face(429, message, refusal.kind, code="rate_limit_exceeded", headers=headers)
+
+
+HTTP_MESSAGES = {
+    404: "Unknown request URL.",
+    405: "Method not allowed for this URL.",
+    413: "The request body is too large.",
+}
+
+
+def from_anything(error: Exception) -> Face:
+    status = getattr(error, "status_code", 500)
+    if isinstance(status, int) and 400 <= status < 500:
+        message = HTTP_MESSAGES.get(status, "The request was refused.")
+        code = {404: "unknown_url", 413: "request_too_large"}.get(status)
+        return face(status, message, INVALID, code=code)
+    log.error("unexpected %s", type(error).__name__, exc_info=error)
+    return face(500, "The server had an error while processing your request.", SERVER)

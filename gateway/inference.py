@@ -1,0 +1,319 @@
+"""THE main path: a request becomes tokens becomes money.
+
+    prepare -> reserve -> open -> stream -> close -> deliver the end -> settle
+
+Above: `routes.chat`, which starts a generation and reads its `Delivery`. Below: `fleet`, `limits`, `billing.spool`.
+This module alone turns usage into billing events. It knows no HTTP; a disconnect reaches it as `Delivery.abandon`.
+Each generation runs in a task that the application owns, so that no client's leaving can cancel its settling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Protocol
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+import msgspec
+
+from billing.events import Attempt, Quantities, UsageEvent
+from billing.price_book import PriceBook
+from billing.spool import Spool
+from gateway.delivery import Delivery
+from gateway.fleet.errors import BadField, ReplicaLost, ReplicaUnavailable, UpstreamRefused
+from gateway.fleet.replica import (
+    MeteredUsage,
+    PreparedRequest,
+    RawBody,
+    RawChunk,
+    Replica,
+    ReplicaEvent,
+    TextDelta,
+)
+from gateway.fleet.router import Fleet
+from gateway.ids import uuid7
+from gateway.limits.limiter import Admission, Limiter, LimiterUnavailable, Refusal
+from gateway.principal import Principal
+from gateway.tasks import TaskSet
+from gateway.telemetry import RequestMeter
+from gateway.wire.request import GenerateRequest
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_INTERVAL_S = 0.5
+"""A kill -9 loses at most this much of a stream's output from its bill; the house pays it as waste."""
+ABORT_TIMEOUT_S = 2.0
+"""How long an abandoned attempt may take to say what it used."""
+MAX_ATTEMPT_S = 3600.0
+
+
+class RateLimited(Exception):
+    """The limiter said no; nothing was reserved."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"{refusal.scope} {refusal.kind}")
+        self.refusal = refusal
+
+
+class NotAccepting(Exception):
+    """This gateway cannot take work it could account for (its spool is full or broken)."""
+
+
+class Encoder(Protocol):
+    """Events to wire bytes, one instance per request (`wire.openai`)."""
+
+    def encode(self, items: Sequence[TextDelta | RawChunk | RawBody]) -> bytes: ...
+
+    def finish(self, usage: MeteredUsage) -> bytes: ...
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One client request, understood and authenticated."""
+
+    request_id: str
+    principal: Principal
+    request: GenerateRequest
+    encoder: Encoder
+    meter: RequestMeter
+
+
+class CacheSalts(Protocol):
+    """org id -> prefix-cache namespace that no tenant can guess."""
+
+    def __call__(self, org_id: str) -> str: ...
+
+
+class Desk(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a generation needs of the process, wired once in `app`."""
+
+    fleet: Fleet
+    limiter: Limiter
+    spool: Spool
+    price_book: PriceBook
+    tasks: TaskSet
+    cache_salts: CacheSalts
+    open_calls: dict[asyncio.Task[None], Delivery] = msgspec.field(default_factory=dict)
+
+
+def start(desk: Desk, call: Call) -> Delivery:
+    """Run `generate` in a task of the application's own; the caller reads what it delivers."""
+    delivery = Delivery()
+
+    async def own() -> None:
+        try:
+            await generate(desk, call, delivery)
+        except Exception as error:
+            delivery.fail(error)
+        else:
+            delivery.end()
+
+    task = asyncio.create_task(own(), name=f"generate {call.request_id}")
+    desk.open_calls[task] = delivery
+    task.add_done_callback(desk.open_calls.pop)
+    return delivery
+
+
+async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
+    """Admit, run on the first replica that can, settle what was used."""
+    if not desk.spool.healthy:
+        raise NotAccepting
+    replicas = desk.fleet.order(desk.fleet.resolve(call.request.model))
+    prepared = await replicas[0].prepare(call.request)
+    verdict = await desk.limiter.admit(
+        call.principal,
+        call.request.model,
+        input_tokens=prepared.input_tokens,
+        max_output_tokens=prepared.max_output_tokens,
+        lease_id=call.request_id,
+    )
+    if isinstance(verdict, Refusal):
+        raise RateLimited(verdict)
+    delivery.admitted(verdict.state)
+    usage: MeteredUsage | None = None
+    try:
+        usage = await run_somewhere(desk, call, replicas, prepared, delivery)
+    finally:
+        await settle(desk, verdict, usage)
+
+
+async def run_somewhere(
+    desk: Desk,
+    call: Call,
+    replicas: Sequence[Replica],
+    prepared: PreparedRequest,
+    delivery: Delivery,
+) -> MeteredUsage | None:
+    """Try replicas in order until one has begun; after its first event there is no other."""
+    for position, replica in enumerate(replicas):
+        if position:
+            prepared = await replica.prepare(call.request)
+        run = Run(desk, call, replica, prepared, delivery)
+        try:
+            usage = await run.relay()
+        except ReplicaUnavailable as error:
+            desk.fleet.report(replica, ok=False)
+            if position + 1 == len(replicas) or delivery.abandoned:
+                raise
+            log.warning("replica %s unavailable (%s), trying the next", replica.name, error.code)
+        else:
+            desk.fleet.report(replica, ok=True)
+            return usage
+    raise ReplicaUnavailable("no replica is configured")
+
+
+async def settle(desk: Desk, admission: Admission, usage: MeteredUsage | None) -> None:
+    """Give back what was reserved and not used. If the limiter is away, the lease heals itself."""
+    try:
+        if usage is None:
+            await desk.limiter.void(admission)
+        else:
+            await desk.limiter.settle(
+                admission, used_tokens=usage.total_tokens, output_tokens=usage.output
+            )
+    except LimiterUnavailable:
+        log.warning("settle of %s is left to its lease's expiry", admission.lease_id)
+
+
+class Run:
+    """One attempt on one replica: its spool records, its usage so far and its end."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        call: Call,
+        replica: Replica,
+        prepared: PreparedRequest,
+        delivery: Delivery,
+    ) -> None:
+        self.desk, self.call, self.replica = desk, call, replica
+        self.prepared, self.delivery = prepared, delivery
+        self.attempt = new_attempt(desk, call)
+        self.usage: MeteredUsage | None = None
+        self.checkpoint_due = 0.0
+
+    async def relay(self) -> MeteredUsage | None:
+        """Stream until the end, whatever ends it, and bill it. None: nothing ran, nothing to bill.
+
+        Raises: what `Replica.stream` raises; after the first event only once the usage so far is on disk.
+        """
+        self.desk.spool.attempt_opened(self.attempt)
+        failure: Exception | None = None
+        last: ReplicaEvent | None = None
+        try:
+            last = await self.stream()
+        except (ReplicaUnavailable, UpstreamRefused, BadField) as error:
+            failure = error
+        except TimeoutError:
+            failure = ReplicaLost("the replica did not finish in time")
+        except Exception as error:
+            # Nothing may pass here unbilled, a bug least of all: it is raised again below.
+            failure = error
+        if self.usage is None:
+            await self.desk.spool.void(self.attempt.id)
+        else:
+            await self.close(self.usage, failure)
+        if failure is not None:
+            raise failure
+        if last is not None and self.usage is not None and not self.delivery.abandoned:
+            tail = self.call.encoder.encode(last.items) + self.call.encoder.finish(self.usage)
+            self.call.meter.delivered(last)
+            await self.delivery.put(tail)
+        return self.usage
+
+    async def stream(self) -> ReplicaEvent | None:
+        """Pass events on as they come; returns the last one, undelivered: it may only go out once it is billed."""
+        async with asyncio.timeout(MAX_ATTEMPT_S) as deadline:
+            with self.delivery.on_abandon(lambda: self.abort(deadline)):
+                events = self.replica.stream(
+                    self.prepared,
+                    attempt_id=self.attempt.id,
+                    cache_salt=self.desk.cache_salts(self.call.principal.org_id),
+                )
+                async with aclosing(events):
+                    async for event in events:
+                        self.note(event.usage)
+                        if event.finished:
+                            return event
+                        if chunk := self.call.encoder.encode(event.items):
+                            self.call.meter.delivered(event)
+                            await self.delivery.put(chunk)
+        if not self.delivery.abandoned:
+            raise ReplicaLost("the stream ended without a last event")
+        return None
+
+    def abort(self, deadline: asyncio.Timeout) -> None:
+        """The client left: the replica stops, and the stream still yields its final usage."""
+        deadline.reschedule(asyncio.get_running_loop().time() + ABORT_TIMEOUT_S)
+        self.desk.tasks.spawn(self.replica.abort(self.attempt.id), name="abort")
+
+    def note(self, usage: MeteredUsage | None) -> None:
+        if usage is None:
+            return
+        self.usage = usage
+        now = time.monotonic()
+        if now >= self.checkpoint_due:
+            self.checkpoint_due = now + CHECKPOINT_INTERVAL_S
+            self.desk.spool.checkpoint(self.attempt.id, to_quantities(usage), usage.estimated)
+
+    async def close(self, usage: MeteredUsage, failure: Exception | None) -> None:
+        """The usage event is on disk when this returns."""
+        abandoned = self.delivery.abandoned
+        event = UsageEvent(
+            attempt=self.attempt,
+            quantities=to_quantities(usage),
+            occurred_at=time.time(),
+            estimated=usage.estimated,
+            finish="disconnect" if abandoned else "error" if failure is not None else "done",
+        )
+        await self.desk.spool.close(event)
+        if usage.wasted_output:
+            await self.desk.spool.close(to_waste(event, usage.wasted_output))
+        self.call.meter.used(usage)
+
+
+def new_attempt(desk: Desk, call: Call) -> Attempt:
+    """Prices are chosen here, at admission, and never again."""
+    admitted_at = time.time()
+    return Attempt(
+        id=str(uuid7()),
+        request_id=call.request_id,
+        org=call.principal.org_id,
+        project=call.principal.project_id,
+        key=call.principal.key_id,
+        model=call.request.model,
+        prices=desk.price_book.at(call.request.model, admitted_at),
+        admitted_at=admitted_at,
+    )
+
+
+def to_quantities(usage: MeteredUsage) -> Quantities:
+    return Quantities(
+        uncached_input=usage.uncached_input,
+        cache_read=usage.cache_read,
+        cache_write_5m=usage.cache_write,
+        output=usage.output,
+    )
+
+
+def to_waste(event: UsageEvent, tokens: int) -> UsageEvent:
+    """Tokens behind a stop string: the house pays."""
+    waste_id = str(uuid5(NAMESPACE_OID, f"{UUID(event.id)}:stop"))
+    return msgspec.structs.replace(
+        event,
+        attempt=msgspec.structs.replace(event.attempt, id=waste_id),
+        quantities=Quantities(output=tokens),
+        kind="waste",
+    )
+
+
+async def drain(desk: Desk, timeout_s: float) -> None:
+    """Let open generations finish for `timeout_s`, then abandon what is left: aborted, billed, settled."""
+    if desk.open_calls:
+        await asyncio.wait(desk.open_calls, timeout=timeout_s)
+    for delivery in list(desk.open_calls.values()):
+        delivery.abandon(ReplicaLost("this gateway is shutting down"))
+    if desk.open_calls:
+        await asyncio.wait(desk.open_calls, timeout=2 * ABORT_TIMEOUT_S)

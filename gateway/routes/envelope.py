@@ -1,0 +1,42 @@
+"""What every response carries, whatever made it: `x-request-id`, `openai-version`, `openai-processing-ms`.
+
+The outermost ASGI layer: it names the request, and times it until the first byte of the answer. The id is the
+server's own; a client's `X-Client-Request-Id` goes to the log beside it, never instead of it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.ids import uuid7
+
+OPENAI_VERSION = b"2020-10-01"
+REQUEST_ID = "request_id"
+
+
+class Envelope:
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = f"req_{uuid7().hex}"
+        scope.setdefault("state", {})[REQUEST_ID] = request_id
+        received_at = time.perf_counter()
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                elapsed_ms = (time.perf_counter() - received_at) * 1000
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id.encode()),
+                    (b"openai-version", OPENAI_VERSION),
+                    (b"openai-processing-ms", str(round(elapsed_ms)).encode()),
+                ]
+            await send(message)
+
+        await self.app(scope, receive, send_named)

@@ -1,0 +1,92 @@
+"""From a `Delivery` to an HTTP response: plain ASGI, so that a client's leaving is seen and never cancels a settle.
+
+Above: `routes.chat` returns a `Reply`. Below: `delivery`, `errors`. Headers go out with the first bytes, so that
+whatever fails before them has its proper status; what fails after them is an error event of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from litestar.types import HTTPResponseStartEvent, Receive, Scope, Send
+
+from gateway.delivery import Delivery
+from gateway.errors import Face, to_face
+from gateway.limits.headers import to_headers
+from gateway.telemetry import RequestMeter
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+CLIENT_LEFT = "499"
+
+
+def response_start(status: int, media_type: str, extra: dict[str, str]) -> HTTPResponseStartEvent:
+    headers = [(b"content-type", media_type.encode())]
+    headers += [(name.encode(), value.encode()) for name, value in extra.items()]
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+class Reply:
+    """An ASGI application for one response."""
+
+    def __init__(self, delivery: Delivery, meter: RequestMeter, *, stream: bool) -> None:
+        self.delivery = delivery
+        self.meter = meter
+        self.stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watcher = asyncio.create_task(self.watch(receive))
+        try:
+            status = await self.respond(send)
+        finally:
+            watcher.cancel()
+            self.delivery.abandon()
+        self.meter.finished(status)
+
+    async def watch(self, receive: Receive) -> None:
+        """The body is read already: the next thing to be received is the client's leaving."""
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        self.delivery.abandon()
+
+    async def respond(self, send: Send) -> str:
+        try:
+            chunk = await self.delivery.next()
+        except Exception as error:
+            return await self.refuse(send, to_face(error))
+        if chunk is None:
+            return CLIENT_LEFT
+        if self.stream:
+            return await self.send_stream(send, chunk)
+        start = response_start(200, JSON, {"content-length": str(len(chunk)), **self.limits()})
+        await send(start)
+        await send({"type": "http.response.body", "body": chunk, "more_body": False})
+        return "200"
+
+    async def send_stream(self, send: Send, first: bytes) -> str:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.limits()}
+        await send(response_start(200, EVENT_STREAM, headers))
+        status = "200"
+        chunk: bytes | None = first
+        while chunk is not None:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            try:
+                chunk = await self.delivery.next()
+            except Exception as error:
+                failed = to_face(error)
+                status, chunk = str(failed.status), None
+                event = failed.encode_event()
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return CLIENT_LEFT if self.delivery.abandoned else status
+
+    async def refuse(self, send: Send, failed: Face) -> str:
+        body = failed.encode()
+        headers = {**self.limits(), **failed.headers, "content-length": str(len(body))}
+        await send(response_start(failed.status, JSON, headers))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        return str(failed.status)
+
+    def limits(self) -> dict[str, str]:
+        state = self.delivery.rate_state
+        return {} if state is None else to_headers(state)

@@ -1,0 +1,156 @@
+"""What is measured, and the only place that names a metric.
+
+Above: `app`, `inference`, `routes`. Below: prometheus-client, in multiprocess mode where the supervisor gave the
+workers a shared folder, so that any worker's `/metrics` speaks for all of them. Labels are bounded: a configured
+model's name, a status, a token kind; never a key, a user or a prompt. Names follow vLLM's where users know those.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from engine.protocol import ReplicaStatus
+from gateway.fleet.replica import MeteredUsage, ReplicaEvent
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0),
+)
+ITL_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
+UNKNOWN_MODEL = "-"
+
+
+class Telemetry:
+    """One per process. `shared_folder` is prometheus-client's PROMETHEUS_MULTIPROC_DIR, None for one process alone."""
+
+    def __init__(self, *, models: Iterable[str], shared_folder: Path | None = None) -> None:
+        self.models = frozenset(models)
+        self.shared_folder = shared_folder
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "tollgate_requests", "Finished requests.", ["model", "status"], registry=registry
+        )
+        self.tokens = Counter(
+            "tollgate_tokens",
+            "Metered tokens: uncached, cache_read, cache_write, output.",
+            ["model", "kind"],
+            registry=registry,
+        )
+        self.ttft = Histogram(
+            "tollgate_time_to_first_token_seconds",
+            "From the request's arrival to its first bytes of output.",
+            ["model"],
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.itl = Histogram(
+            "tollgate_inter_token_latency_seconds",
+            "Between one delivered step of a request and the next.",
+            ["model"],
+            buckets=ITL_BUCKETS_S,
+            registry=registry,
+        )
+        self.queue_time = Histogram(
+            "tollgate_request_queue_time_seconds",
+            "Waiting in the engine before the first schedule.",
+            ["model"],
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.running = self._engine_gauge("num_requests_running", "Requests in the batch.")
+        self.waiting = self._engine_gauge("num_requests_waiting", "Requests queued.")
+        self.kv_usage = self._engine_gauge("kv_cache_usage_perc", "KV blocks held, 0 to 1.")
+        self.hit_tokens = self._engine_gauge(
+            "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache since its start."
+        )
+        self.query_tokens = self._engine_gauge(
+            "prefix_cache_query_tokens", "Prompt tokens looked up since the engine's start."
+        )
+        self.preemptions = self._engine_gauge(
+            "num_preemptions", "Preemptions since the engine's start."
+        )
+        self.spool_backlog = Gauge(
+            "tollgate_spool_backlog_events",
+            "Usage events on this machine's disk that Postgres does not have yet.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+
+    def _engine_gauge(self, name: str, text: str) -> Gauge:
+        """Every worker hears the same engine, so the most recent word is the right one."""
+        return Gauge(
+            f"tollgate_{name}",
+            text,
+            ["model"],
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
+        )
+
+    def engine_status(self, status: ReplicaStatus) -> None:
+        self.running.labels(status.model).set(status.num_running)
+        self.waiting.labels(status.model).set(status.num_waiting)
+        self.kv_usage.labels(status.model).set(status.kv_cache_usage)
+        self.hit_tokens.labels(status.model).set(status.prefix_cache_hit_tokens)
+        self.query_tokens.labels(status.model).set(status.prefix_cache_query_tokens)
+        self.preemptions.labels(status.model).set(status.num_preemptions)
+
+    def label(self, model: str) -> str:
+        return model if model in self.models else UNKNOWN_MODEL
+
+    def render(self) -> bytes:
+        if self.shared_folder is None:
+            return generate_latest(self.registry)
+        gathered = CollectorRegistry()
+        MultiProcessCollector(gathered, path=str(self.shared_folder))
+        return generate_latest(gathered)
+
+    def close(self, pid: int) -> None:
+        """Take this worker's live gauges out of the shared sum."""
+        if self.shared_folder is not None:
+            mark_process_dead(pid, path=str(self.shared_folder))
+
+
+class RequestMeter:
+    """Times one request and counts it once."""
+
+    def __init__(self, telemetry: Telemetry, model: str) -> None:
+        self._telemetry = telemetry
+        self._model = telemetry.label(model)
+        self._received_at = time.perf_counter()
+        self._last_at: float | None = None
+        self._queue_seen = False
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._received_at
+
+    def delivered(self, event: ReplicaEvent) -> None:
+        now = time.perf_counter()
+        if self._last_at is None:
+            self._telemetry.ttft.labels(self._model).observe(now - self._received_at)
+        else:
+            self._telemetry.itl.labels(self._model).observe(now - self._last_at)
+        self._last_at = now
+        if event.queue_time_s is not None and not self._queue_seen:
+            self._queue_seen = True
+            self._telemetry.queue_time.labels(self._model).observe(event.queue_time_s)
+
+    def used(self, usage: MeteredUsage) -> None:
+        count = self._telemetry.tokens.labels
+        count(self._model, "uncached").inc(usage.uncached_input)
+        count(self._model, "cache_read").inc(usage.cache_read)
+        count(self._model, "cache_write").inc(usage.cache_write)
+        count(self._model, "output").inc(usage.output)
+
+    def finished(self, status: str) -> None:
+        """`status`: the HTTP status, or `499` where the client left first."""
+        self._telemetry.requests.labels(self._model, status).inc()
