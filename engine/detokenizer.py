@@ -43,7 +43,9 @@ class Piece(NamedTuple):
 class Detokenizer:
     """`stop`: non-empty strings. `include_stop`: the text ends with the stop string, not before.
 
-    However the ids are cut into pushes, the texts and the final `flush` concatenate to the same.
+    However the ids are cut into pushes, the texts and the final `flush` concatenate to the same:
+    to `Tokenizer.decode` of all ids, up to the stop string. Where ids are no valid UTF-8 that
+    holds for byte-level tokenizers; byte fallback (Llama 2) may show another number of U+FFFD.
     """
 
     def __init__(

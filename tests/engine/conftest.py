@@ -1,0 +1,99 @@
+"""Small tokenizers of the two kinds that the supported models use, trained here in milliseconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from engine.tokenizer import Tokenizer
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog, again and again and again",
+    "def main() -> int:\n    return 0\n" * 3,
+    "日本語のテキストと中文文本 日本語 中文 日本 中文",
+    "naïve café über straße — “quotes” … 😀😀👍🏽👨‍👩‍👧",
+    "user assistant system <tool_call> {\"name\": \"add\"} </tool_call>",
+]
+SPECIAL_TOKENS = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    """As GPT-2, Llama 3 and Qwen: BPE over bytes, so that characters are split over tokens."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=SPECIAL_TOKENS,
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    backend.add_tokens(["<tool_call>"])  # added, yet not special
+    return backend
+
+
+def byte_fallback() -> tokenizers.Tokenizer:
+    """As Llama 2 and Mistral 7B: BPE over characters, bytes for the unknown, U+2581 for spaces."""
+    trained = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(
+        vocab_size=200,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=list("abcdefghijklmnopqrstuvwxyz▁\n"),
+        limit_alphabet=60,
+        show_progress=False,
+    )
+    trained.train_from_iterator(CORPUS, trainer)
+    model = json.loads(trained.to_str())["model"]
+    vocab = dict(model["vocab"])
+    for byte in range(256):
+        vocab[f"<0x{byte:02X}>"] = len(vocab)
+    merges = [tuple(merge) for merge in model["merges"]]
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    backend.add_special_tokens(SPECIAL_TOKENS)
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))]
+    )
+    return backend
+
+
+KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback}
+
+
+@pytest.fixture(scope="session", params=sorted(KINDS))
+def tokenizer_folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A model folder as far as text is concerned; without a chat template."""
+    folder = tmp_path_factory.mktemp(request.param)
+    KINDS[request.param]().save(str(folder / "tokenizer.json"))
+    config = {
+        "bos_token": "<s>",
+        "eos_token": {"__type": "AddedToken", "content": "</s>", "special": True},
+        "unk_token": None,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_folder: Path) -> Tokenizer:
+    return Tokenizer.load(tokenizer_folder)
