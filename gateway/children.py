@@ -1,0 +1,196 @@
+"""Child processes that cannot outlive their parent.
+
+Above: `embedded` and `supervisor`. Below: the kernel. Knows processes and signals, not what they
+serve. Two nets, because one has a hole: every child asks the kernel for a signal when its parent
+dies (PR_SET_PDEATHSIG, prctl(2)), and before that it writes the boot id and its own /proc/PID/stat
+line to `run/NAME.pid`. The next start ends whatever still lives under such a line: boot, pid and
+start time together name one process and never a stranger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+LEFTOVER_TERM_S = 5.0
+"""How long what a dead parent left behind may take to leave by itself."""
+KILL_WAIT_S = 5.0
+MAX_LOG_BYTES = 32 * 1024 * 1024
+"""A child's log is cut to one older copy (`NAME.log.1`) beyond this."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_REGISTER = (
+    f'read -r boot < {BOOT_ID}; read -r stat < /proc/$$/stat; echo "$boot $stat" > "$0"; exec "$@"'
+)
+"""The child's first act, in its own process: no death of the parent can come between fork and pid
+file.
+"""
+
+
+class Child:
+    """One running child process. Reaped by `poll`, `wait` or `stop`."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], stop_signal: int) -> None:
+        self.name = name
+        self.started_s = time.monotonic()
+        self._process = process
+        self._stop_signal = stop_signal
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit status (negative: the signal that killed it), or None while it runs."""
+        return self._process.poll()
+
+    def send_signal(self, number: int) -> None:
+        """A child that is gone is left alone."""
+        self._process.send_signal(number)
+
+    async def wait(self) -> int:
+        """Wait for the exit and return its status."""
+        if (status := self.poll()) is not None:
+            return status
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        pidfd = os.pidfd_open(self.pid)
+        loop.add_reader(pidfd, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        return self._process.wait()
+
+    async def stop(self, timeout_s: float) -> int:
+        """Ask it to leave, and after `timeout_s` make it. Returns the exit status."""
+        self.send_signal(self._stop_signal)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.wait()
+        except TimeoutError:
+            self.send_signal(signal.SIGKILL)
+            return await self.wait()
+
+
+def spawn(
+    name: str,
+    argv: Sequence[str],
+    *,
+    run: Path,
+    log: Path,
+    env: Mapping[str, str],
+    stop_signal: signal.Signals = signal.SIGTERM,
+    pass_fds: Sequence[int] = (),
+    credentials: Sequence[str] = (),
+) -> Child:
+    """Start `argv` in a session of its own (a Ctrl-C at the terminal is the parent's alone).
+
+    `credentials` are further options of setpriv(1), for a child that runs as somebody else.
+    `stop_signal` is also what the child gets when its parent dies. Call it from a thread that lives
+    as long as the process does: the kernel counts the death of the forking thread. Raises: OSError.
+    """
+    pid_file = run / f"{name}.pid"
+    death = stop_signal.name.removeprefix("SIG")
+    command = ["setpriv", *credentials, "--pdeathsig", death, "--", *argv]
+    cut_log(log)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", _REGISTER, str(pid_file), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(env),
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+        )
+    return Child(name, process, stop_signal)
+
+
+def cut_log(log: Path) -> None:
+    """Keep a log that is being appended to below `MAX_LOG_BYTES`, with one older copy beside it."""
+    if not log.exists() or log.stat().st_size <= MAX_LOG_BYTES:
+        return
+    older = log.with_name(log.name + ".1")
+    with log.open("r+b") as current, older.open("wb") as copy:
+        current.seek(-MAX_LOG_BYTES // 2, os.SEEK_END)
+        copy.write(current.read())
+        current.truncate(0)
+
+
+def end_leftovers(run: Path) -> list[str]:
+    """End every child of an earlier parent that still runs; returns their names. Bounded; touches
+    no stranger.
+
+    Raises: RuntimeError if one of them will not die.
+    """
+    living: dict[int, str] = {}
+    for pid_file in sorted(run.glob("*.pid")):
+        pidfd = _open_registered(pid_file.read_text())
+        if pidfd is not None:
+            living[pidfd] = pid_file.stem
+        pid_file.unlink()
+    names = sorted(living.values())
+    try:
+        for number, timeout_s in ((signal.SIGTERM, LEFTOVER_TERM_S), (signal.SIGKILL, KILL_WAIT_S)):
+            _signal_and_wait(living, number, timeout_s)
+        if living:
+            raise RuntimeError(f"a child of an earlier start will not die: {names}")
+    finally:
+        for pidfd in living:
+            os.close(pidfd)
+    return names
+
+
+def _open_registered(line: str) -> int | None:
+    """A pidfd of the process that wrote `line`, if it lives; signals through it can reach nobody
+    else.
+    """
+    boot, _, stat = line.partition(" ")
+    if boot != BOOT_ID.read_text().strip():
+        return None
+    pid, started = _identity(stat)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    try:
+        same = _identity(Path(f"/proc/{pid}/stat").read_text()) == (pid, started)
+    except (FileNotFoundError, ProcessLookupError):
+        same = False
+    if same and _runs(pidfd):
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def _identity(stat: str) -> tuple[int, int]:
+    """(pid, start time in clock ticks since boot): fields 1 and 22 of proc_pid_stat(5)."""
+    pid, _, rest = stat.partition(" ")
+    return int(pid), int(rest.rpartition(")")[2].split()[19])
+
+
+def _runs(pidfd: int) -> bool:
+    """A pidfd becomes readable when its process exits (pidfd_open(2)), reaped or not."""
+    return not select.select([pidfd], [], [], 0)[0]
+
+
+def _signal_and_wait(living: dict[int, str], number: int, timeout_s: float) -> None:
+    """Drops and closes the pidfds of those that left within `timeout_s`."""
+    for pidfd in living:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, number)
+    deadline = time.monotonic() + timeout_s
+    while living and time.monotonic() < deadline:
+        for pidfd in [fd for fd in living if not _runs(fd)]:
+            os.close(pidfd)
+            del living[pidfd]
+        time.sleep(0.02)

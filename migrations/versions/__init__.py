@@ -1,0 +1,1 @@
+"""One file a step, `NNNN_subject.py`, revision id `NNNN`: never edited once it is in a release."""
