@@ -1,0 +1,92 @@
+"""What the scheduler's tests share: a scheduler of small blocks, requests, and a model that says
+one token to everybody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.block_pool import BlockPool
+from engine.prefix_cache import PrefixCache
+from engine.protocol import EngineOutput, EngineRequest, SamplingParams
+from engine.scheduler import Scheduler, SchedulerOutput
+from engine.sequence import Sequence
+
+EOS = 7
+VOCAB = 100
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(
+    num_blocks: int = 64,
+    *,
+    window: int | None = None,
+    enabled: bool = True,
+    block_size: int = 4,
+    **changes: Any,
+) -> Scheduler:
+    cache = PrefixCache(BlockPool(num_blocks), block_size, enabled=enabled, sliding_window=window)
+    arguments: dict[str, Any] = {
+        "max_num_batched_tokens": 16,
+        "max_num_seqs": 8,
+        "max_waiting": 100,
+        "max_model_len": 64,
+        "vocab_size": VOCAB,
+        "eos_token_ids": (EOS,),
+        "clock": Clock(),
+    }
+    return Scheduler(cache=cache, **(arguments | changes))
+
+
+def request(
+    request_id: str, prompt: list[int] | int, *, n: int = 1, salt: str = "", **sampling: Any
+) -> EngineRequest:
+    """A prompt given as a length is made of one token that no other request_id uses."""
+    if isinstance(prompt, int):
+        prompt = [20 + sum(request_id.encode()) % 80] * prompt
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(**({"max_tokens": 8} | sampling)),
+        n=n,
+        cache_salt=salt,
+    )
+
+
+def execute(scheduler: Scheduler, output: SchedulerOutput, token: int = 1) -> list[EngineOutput]:
+    """A model that says `token` to everybody."""
+    sampled = {
+        (s.seq.request_id, s.seq.index): (token, None) for s in output.scheduled if s.samples
+    }
+    outputs = scheduler.update(output, sampled)
+    scheduler.check_integrity()
+    return outputs
+
+
+def step(scheduler: Scheduler, token: int = 1) -> list[EngineOutput]:
+    return execute(scheduler, scheduler.schedule(), token)
+
+
+def drain(scheduler: Scheduler, token: int = 1, max_steps: int = 1000) -> list[EngineOutput]:
+    outputs: list[EngineOutput] = []
+    for _ in range(max_steps):
+        if not scheduler.has_unfinished():
+            assert scheduler.num_free_blocks == scheduler.cache.pool.num_blocks
+            return outputs
+        outputs += step(scheduler, token)
+    raise AssertionError(f"not drained in {max_steps} steps")
+
+
+def plan(output: SchedulerOutput) -> list[tuple[str, int, int]]:
+    return [(s.seq.request_id, s.start, s.num_new_tokens) for s in output.scheduled]
+
+
+def sequence_of(scheduler: Scheduler, request_id: str, index: int = 0) -> Sequence:
+    return scheduler._requests[request_id].sequences[index]
