@@ -1,6 +1,7 @@
 """What was used: the quantities of one attempt and the event that bills them. Pure, no I/O.
 
-Above: `rating`, `spool`, `ingest` and, in the gateway, `inference` alone, which makes these from the engine's usage.
+Above: `rating`, `spool`, `ingest` and, in the gateway, `inference` alone, which makes these from
+the engine's usage.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ PriceSet = dict[Component, Price]
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation as it was admitted; stands in the spool's OPEN record. `id` is the idempotency key of its
-    UsageEvent and the engine's request_id."""
+    """One generation as it was admitted; stands in the spool's OPEN record. `id` is the idempotency
+    key of its UsageEvent and the engine's request_id."""
 
     id: str
     """UUIDv7, made by the server, one per attempt."""

@@ -1,0 +1,185 @@
+"""The price book: dated, append-only TOML files, in USD per million tokens. Reads files, no more.
+
+    [[price]]
+    model = "penny"
+    valid_from = "2026-11-01"        # UTC; a date or a date-time ending in Z
+    valid_to = "2027-01-01"          # optional, exclusive; else until the model's next entry
+    uncached_input = "0.10"          # every component is optional; one that is missing is unpriced
+    cache_read = "0.01"
+    cache_write = "0.00"             # of the 5 minute cache
+    cache_write_1h = "0.00"
+    output = "0.40"
+
+Above: the gateway's admission (`PriceBook.at`), `price_sync`. Below: `money`, `events`. Knows no
+database. There is no wildcard and no inheritance: a model that is not named has no price, and its
+usage waits in suspense.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from billing.events import Component, Price, PriceSet
+from billing.money import MoneyError, per_million
+
+SHIPPED = Path(__file__).parent / "price_books"
+MAX_BOOK_BYTES = 4 * 1024 * 1024
+MAX_PICO_PER_TOKEN = 2**63 - 1
+"""What a msgpack integer and a bigint both hold; over $9 M per token."""
+
+COMPONENT_OF_KEY: dict[str, Component] = {
+    "uncached_input": "uncached_input",
+    "cache_read": "cache_read",
+    "cache_write": "cache_write_5m",
+    "cache_write_1h": "cache_write_1h",
+    "output": "output",
+}
+KEYS = {"model", "valid_from", "valid_to", *COMPONENT_OF_KEY}
+
+
+class PriceBookError(Exception):
+    """A book that cannot be used; the message names file, entry and key."""
+
+
+class PriceEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The prices of one model from `valid_from` until `valid_to` (exclusive; None: open)."""
+
+    model: str
+    valid_from: datetime
+    valid_to: datetime | None
+    prices: PriceSet
+    where: str
+    """File and entry, for messages."""
+
+    def covers(self, unix_time: float) -> bool:
+        started = self.valid_from.timestamp() <= unix_time
+        return started and (self.valid_to is None or unix_time < self.valid_to.timestamp())
+
+
+class PriceBook:
+    """All prices of all times, looked up by model and moment."""
+
+    def __init__(self, entries: Iterable[PriceEntry]) -> None:
+        """Raises: PriceBookError when two entries of a model overlap."""
+        by_model: dict[str, list[PriceEntry]] = {}
+        for entry in entries:
+            by_model.setdefault(entry.model, []).append(entry)
+        self._timelines = {model: _timeline(found) for model, found in by_model.items()}
+        self._starts = {
+            model: [entry.valid_from.timestamp() for entry in timeline]
+            for model, timeline in self._timelines.items()
+        }
+
+    @classmethod
+    def load(cls, paths: Iterable[Path | str] = (SHIPPED,)) -> PriceBook:
+        """Merge files; a folder stands for its *.toml. Raises: PriceBookError."""
+        return cls(
+            entry
+            for path in map(Path, paths)
+            for file in (sorted(path.glob("*.toml")) if path.is_dir() else (path,))
+            for entry in _read(file)
+        )
+
+    def at(self, model: str, unix_time: float) -> PriceSet:
+        """The prices in force, shared and not to be changed; empty when there are none."""
+        starts = self._starts.get(model)
+        if starts is None:
+            return {}
+        position = bisect_right(starts, unix_time) - 1
+        if position < 0:
+            return {}
+        entry = self._timelines[model][position]
+        return entry.prices if entry.covers(unix_time) else {}
+
+    def __iter__(self) -> Iterator[PriceEntry]:
+        for timeline in self._timelines.values():
+            yield from timeline
+
+
+def _timeline(entries: list[PriceEntry]) -> list[PriceEntry]:
+    """In order of time, each open entry ended by the next."""
+    ordered = sorted(entries, key=lambda entry: entry.valid_from)
+    for position, (entry, following) in enumerate(zip(ordered, ordered[1:], strict=False)):
+        end = following.valid_from if entry.valid_to is None else entry.valid_to
+        if entry.valid_from == following.valid_from or end > following.valid_from:
+            raise PriceBookError(
+                f"{following.where}: {entry.model} from {following.valid_from:%Y-%m-%d}"
+                f" overlaps the entry at {entry.where}"
+            )
+        ordered[position] = msgspec.structs.replace(entry, valid_to=end)
+    return ordered
+
+
+def _read(file: Path) -> Iterator[PriceEntry]:
+    try:
+        if file.stat().st_size > MAX_BOOK_BYTES:
+            raise PriceBookError(f"{file}: larger than {MAX_BOOK_BYTES} bytes")
+        # Decimal keeps a TOML float as it was written: 0.15 is exactly fifteen hundredths.
+        document = tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PriceBookError(f"{file}: {error}") from error
+    unknown = set(document) - {"price"}
+    tables = document.get("price", [])
+    if unknown or not isinstance(tables, list):
+        raise PriceBookError(f"{file}: only [[price]] tables belong here, not {sorted(unknown)}")
+    for number, table in enumerate(tables, 1):
+        yield _entry(table, f"{file}: price {number}")
+
+
+def _entry(table: Mapping[str, Any], where: str) -> PriceEntry:
+    if unknown := sorted(set(table) - KEYS):
+        raise PriceBookError(f"{where}: unknown key {unknown[0]}")
+    model = table.get("model")
+    if not isinstance(model, str) or not model:
+        raise PriceBookError(f"{where}: model must be a name")
+    valid_from = _moment(table, "valid_from", where)
+    valid_to = _moment(table, "valid_to", where) if "valid_to" in table else None
+    if valid_to is not None and valid_to <= valid_from:
+        raise PriceBookError(f"{where}: valid_to must be after valid_from")
+    prices: PriceSet = {}
+    for key, component in COMPONENT_OF_KEY.items():
+        if key in table:
+            price_id = f"{model}:{component}:{valid_from:%Y-%m-%dT%H:%M:%SZ}"
+            prices[component] = Price(price_id, _pico_per_token(table[key], f"{where}: {key}"))
+    if not prices:
+        raise PriceBookError(f"{where}: {model} has no price at all")
+    return PriceEntry(
+        model=model, valid_from=valid_from, valid_to=valid_to, prices=prices, where=where
+    )
+
+
+def _pico_per_token(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
+        raise PriceBookError(f"{name}: must be a decimal such as '0.15'")
+    try:
+        pico = per_million(value, name)
+    except MoneyError as error:
+        raise PriceBookError(str(error)) from error
+    if pico > MAX_PICO_PER_TOKEN:
+        raise PriceBookError(f"{name}: {value} is more than a token can cost")
+    return pico
+
+
+def _moment(table: Mapping[str, Any], key: str, where: str) -> datetime:
+    """UTC, whole seconds."""
+    value = table.get(key)
+    try:
+        moment = datetime.fromisoformat(value if isinstance(value, str) else str(value))
+    except ValueError:
+        raise PriceBookError(f"{where}: {key} must be a date such as '2026-11-01'") from None
+    if moment.tzinfo is None:
+        # A bare date is midnight UTC; a bare time of day would be a guess.
+        if moment.time() != datetime.min.time():
+            raise PriceBookError(f"{where}: {key} needs a time zone; write it in UTC with Z")
+        moment = moment.replace(tzinfo=UTC)
+    if moment.microsecond:
+        raise PriceBookError(f"{where}: {key} must be a whole second")
+    return moment.astimezone(UTC)
