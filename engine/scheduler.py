@@ -92,6 +92,18 @@ class _Step:
             self.budget += entry.num_new_tokens
 
 
+def max_blocks_per_sequence(
+    max_model_len: int, *, block_size: int, sliding_window: int | None, max_num_batched_tokens: int
+) -> int:
+    """Most blocks a sequence ever holds; a scheduler wants at least as many. With a window of W, a
+    chunk sees W - 1 tokens before its first one, at the worst alignment."""
+    longest = -(-max_model_len // block_size)
+    if sliding_window is None:
+        return longest
+    span = sliding_window - 1 + max_num_batched_tokens
+    return min(longest, -(-(span - 1) // block_size) + 1)
+
+
 class Scheduler:
     """`cache` says how many blocks there are, how large, and which sliding window applies.
 
@@ -120,7 +132,12 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.max_blocks_per_seq = self._max_blocks_per_seq()
+        self.max_blocks_per_seq = max_blocks_per_sequence(
+            max_model_len,
+            block_size=cache.block_size,
+            sliding_window=cache.sliding_window,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
         num_blocks = cache.pool.num_blocks
         assert num_blocks >= self.max_blocks_per_seq, (
             f"{num_blocks} blocks of {cache.block_size} tokens cannot hold one sequence of"
@@ -277,16 +294,6 @@ class Scheduler:
         self.cache.check_integrity(running)
 
     # How
-
-    def _max_blocks_per_seq(self) -> int:
-        """Most blocks a sequence ever holds. With a window of W, a chunk sees W - 1 tokens before
-        its first one, at the worst alignment."""
-        longest = self.cache.num_blocks_for(self.max_model_len)
-        window = self.cache.sliding_window
-        if window is None:
-            return longest
-        span = window - 1 + self.max_num_batched_tokens
-        return min(longest, self.cache.num_blocks_for(span - 1) + 1)
 
     def _schedule_running(self, step: _Step, *, decodes: bool) -> None:
         """Serve the running sequences of one kind, earliest first."""

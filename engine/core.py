@@ -1,0 +1,238 @@
+"""The engine: schedule, run, update.
+
+Above: `step_loop.py` turns it, one thread for all calls. Below: the scheduler's stack, which knows
+no tensors, and the runner's, which knows no queues; they meet here alone. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from engine.block_pool import BlockPool
+from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
+from engine.errors import ConfigError
+from engine.kernels.paged_attention import AttentionShape
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.prefix_cache import PrefixCache
+from engine.protocol import PROTOCOL_VERSION, EngineOutput, EngineRequest, ReplicaStatus
+from engine.runner.kv_cache import allocate_kv_cache, attention_shape, kv_bytes_per_token
+from engine.runner.memory import free_bytes
+from engine.runner.model_runner import ModelRunner
+from engine.scheduler import (
+    ScheduledSequence,
+    Scheduler,
+    SchedulerOutput,
+    max_blocks_per_sequence,
+)
+from engine.weights.loader import load_model
+
+logger = logging.getLogger(__name__)
+
+GIB = 1 << 30
+
+
+class EngineCore:
+    """One model on one device. Not thread-safe: every call comes from the same thread.
+
+    Raises ConfigError or UnsupportedModel when the engine cannot start as configured.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """clock: monotonic seconds, for the times in `Usage`."""
+        start = time.perf_counter()
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        device = _device(config.device)
+        model = load_model(config.model, dtype=config.dtype, device=device)
+        shape = attention_shape(model, BLOCK_SIZE)
+        self.resolved = _resolve(config, model, shape)
+        self.engine_id = str(uuid.uuid4())
+        self._scheduler = _scheduler(self.resolved, clock)
+        self._runner = ModelRunner(
+            model,
+            allocate_kv_cache(shape, model.config.num_layers, self.resolved.num_blocks),
+            shape,
+            eos_token_ids=frozenset(self.resolved.eos_token_ids),
+        )
+        self._num_steps = 0
+        self._generated_tokens = 0
+        logger.info(
+            "engine for %s ready in %.2f s, max_model_len %d",
+            self.resolved.served_name,
+            time.perf_counter() - start,
+            self.resolved.max_model_len,
+        )
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises InvalidRequest, ContextLengthExceeded or EngineOverloaded."""
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> EngineOutput | None:
+        """End a request now; its last output, or None when the id is unknown or finished."""
+        return self._scheduler.abort(request_id)
+
+    def has_work(self) -> bool:
+        return self._scheduler.has_unfinished()
+
+    def step(self) -> list[EngineOutput]:
+        """Compute one batch and return what it added to each request.
+
+        Requests of a batch that raised, and those whose logits are not finite numbers, end with
+        finish_reason "error"; the engine lives on.
+        """
+        output = self._scheduler.schedule()
+        if not output.scheduled:
+            return []
+        self._num_steps += 1
+        try:
+            sampled = self._runner.execute(output)
+        except Exception:
+            logger.exception("step %d with %d tokens failed", self._num_steps, output.num_tokens)
+            return self._scheduler.fail_batch(output)
+        lost = [
+            entry
+            for entry in output.scheduled
+            if entry.samples and (entry.seq.request_id, entry.seq.index) not in sampled
+        ]
+        if not lost:
+            outputs = self._scheduler.update(output, sampled)
+        else:
+            logger.error("step %d: logits of %d sequences not finite", self._num_steps, len(lost))
+            kept = [entry for entry in output.scheduled if entry not in lost]
+            outputs = self._scheduler.update(_part(output, kept), sampled)
+            outputs += self._scheduler.fail_batch(_part(output, lost))
+        self._generated_tokens += sum(len(out.token_ids) for out in outputs)
+        return outputs
+
+    def status(self) -> ReplicaStatus:
+        """As of now; cheap."""
+        resolved, scheduler = self.resolved, self._scheduler
+        return ReplicaStatus(
+            model=resolved.served_name,
+            protocol_version=PROTOCOL_VERSION,
+            max_model_len=resolved.max_model_len,
+            vocab_size=resolved.vocab_size,
+            eos_token_ids=list(resolved.eos_token_ids),
+            block_size=resolved.block_size,
+            num_blocks=resolved.num_blocks,
+            num_free_blocks=scheduler.num_free_blocks,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_cache_usage=scheduler.kv_cache_usage,
+            prefix_cache_query_tokens=scheduler.prefix_cache_query_tokens,
+            prefix_cache_hit_tokens=scheduler.prefix_cache_hit_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            generated_tokens=self._generated_tokens,
+            engine_id=self.engine_id,
+        )
+
+    def check_integrity(self) -> None:
+        """AssertionError when a block is leaked or doubly owned."""
+        self._scheduler.check_integrity()
+
+
+def _device(asked: str) -> torch.device:
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no CUDA device")
+    return torch.device(asked)
+
+
+def _resolve(config: EngineConfig, model: Decoder, shape: AttentionShape) -> ResolvedConfig:
+    """Size the KV cache from what is free and cut max_model_len to what it can hold."""
+    per_token = kv_bytes_per_token(shape, model.config.num_layers)
+    num_blocks = _num_blocks(config, shape, per_token)
+    return ResolvedConfig(
+        config=config,
+        served_name=config.served_name or config.model.resolve().name,
+        device=str(shape.device),
+        dtype=str(shape.dtype).removeprefix("torch."),
+        max_model_len=_max_model_len(config, model.config, num_blocks),
+        vocab_size=model.config.vocab_size,
+        eos_token_ids=model.config.eos_token_ids,
+        sliding_window=model.config.sliding_window,
+        num_blocks=num_blocks,
+        kv_bytes_per_token=per_token,
+    )
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
+    """As asked, or the checkpoint's, cut to what the blocks hold of one sequence."""
+    longest = model.max_position_embeddings
+    asked = config.max_model_len or longest
+    if not 2 <= asked <= longest:
+        raise ConfigError(f"max_model_len {asked} must be between 2 and the checkpoint's {longest}")
+    needed = max_blocks_per_sequence(
+        asked,
+        block_size=BLOCK_SIZE,
+        sliding_window=model.sliding_window,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+    if needed <= num_blocks:
+        return asked
+    capacity = num_blocks * BLOCK_SIZE
+    logger.warning("max_model_len cut from %d to the %d tokens of KV cache", asked, capacity)
+    return capacity
+
+
+def _num_blocks(config: EngineConfig, shape: AttentionShape, bytes_per_token: int) -> int:
+    """num_blocks as asked, or as many as fit in kv_cache_bytes or the fraction of free memory."""
+    block_bytes = bytes_per_token * BLOCK_SIZE
+    free = free_bytes(shape.device)
+    room = config.kv_cache_bytes
+    if room is None:
+        room = int(free * config.kv_cache_fraction)
+    num_blocks = room // block_bytes if config.num_blocks is None else config.num_blocks
+    if num_blocks < 1:
+        raise ConfigError(
+            f"no KV block fits: {room} bytes are allowed, a block of {BLOCK_SIZE} tokens takes "
+            f"{block_bytes}"
+        )
+    logger.info(
+        "KV cache: %d blocks = %d tokens of %d bytes = %.2f GiB, of %.2f GiB free on %s",
+        num_blocks,
+        num_blocks * BLOCK_SIZE,
+        bytes_per_token,
+        num_blocks * block_bytes / GIB,
+        free / GIB,
+        shape.device,
+    )
+    return num_blocks
+
+
+def _scheduler(resolved: ResolvedConfig, clock: Callable[[], float]) -> Scheduler:
+    config = resolved.config
+    cache = PrefixCache(
+        BlockPool(resolved.num_blocks),
+        resolved.block_size,
+        enabled=config.enable_prefix_caching,
+        sliding_window=resolved.sliding_window,
+    )
+    return Scheduler(
+        cache=cache,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_waiting=config.max_waiting,
+        max_model_len=resolved.max_model_len,
+        vocab_size=resolved.vocab_size,
+        eos_token_ids=resolved.eos_token_ids,
+        clock=clock,
+        seed=config.seed,
+    )
+
+
+def _part(output: SchedulerOutput, entries: list[ScheduledSequence]) -> SchedulerOutput:
+    return msgspec.structs.replace(
+        output, scheduled=entries, num_tokens=sum(entry.num_new_tokens for entry in entries)
+    )

@@ -1,0 +1,81 @@
+"""What requests do to logits before anything is drawn: bias, minimum length, penalties.
+
+Above: `sampler.py`. Below: torch. In place and sparse: only the named tokens of the rows that asked
+are touched, so that a plain request costs nothing. The order is that of `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.protocol import SamplingParams
+from engine.sequence import Sequence
+
+
+def adjust_logits(logits: Tensor, seqs: Rows[Sequence], eos_token_ids: frozenset[int]) -> None:
+    """logits: float32 [S, vocab], row i for `seqs[i]`; changed in place."""
+    _add_bias(logits, seqs)
+    _forbid_early_stop(logits, seqs, eos_token_ids)
+    _penalise(logits, seqs)
+
+
+def _add_bias(logits: Tensor, seqs: Rows[Sequence]) -> None:
+    biases = [
+        (row, token_id, bias)
+        for row, seq in enumerate(seqs)
+        if seq.sampling.logit_bias
+        for token_id, bias in seq.sampling.logit_bias.items()
+    ]
+    if biases:
+        rows, token_ids, values = zip(*biases, strict=True)
+        logits[list(rows), list(token_ids)] += torch.tensor(values, device=logits.device)
+
+
+def _forbid_early_stop(logits: Tensor, seqs: Rows[Sequence], eos_token_ids: frozenset[int]) -> None:
+    """Whatever would end a sequence cannot be drawn before `min_tokens` others."""
+    forbidden = [
+        (row, token_id)
+        for row, seq in enumerate(seqs)
+        if seq.num_output_tokens < seq.sampling.min_tokens
+        for token_id in _stop_ids(seq.sampling, eos_token_ids)
+    ]
+    if forbidden:
+        rows, token_ids = zip(*forbidden, strict=True)
+        logits[list(rows), list(token_ids)] = float("-inf")
+
+
+def _stop_ids(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    asked = frozenset(sampling.stop_token_ids)
+    return asked if sampling.ignore_eos else asked | eos_token_ids
+
+
+def _penalise(logits: Tensor, seqs: Rows[Sequence]) -> None:
+    """Repetition first, over prompt and output (arXiv:1909.05858); then frequency and presence,
+    over the output alone."""
+    rows, token_ids, counts, factors = [], [], [], []
+    for row, seq in enumerate(seqs):
+        p = seq.sampling
+        if p.repetition_penalty == 1 and p.frequency_penalty == 0 and p.presence_penalty == 0:
+            continue
+        seen, where = np.unique(np.array(seq.token_ids), return_inverse=True)
+        times = np.bincount(where[seq.num_prompt_tokens :], minlength=len(seen))
+        factor = (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
+        rows.append(np.full(len(seen), row))
+        token_ids.append(seen)
+        counts.append(times)
+        factors.append(np.broadcast_to(np.array(factor), (len(seen), 3)))
+    if not rows:
+        return
+    device = logits.device
+    at = tuple(torch.from_numpy(np.concatenate(part)).to(device) for part in (rows, token_ids))
+    count = torch.from_numpy(np.concatenate(counts)).to(device)
+    repetition, frequency, presence = (
+        torch.from_numpy(np.concatenate(factors)).to(device, torch.float32).unbind(dim=1)
+    )
+    value = logits[at]
+    value = torch.where(value > 0, value / repetition, value * repetition)
+    logits[at] = value - frequency * count - presence * (count > 0)

@@ -1,0 +1,41 @@
+"""The KV cache's memory: how large a block is, how many fit, and the tensors.
+
+Above: `core.py`. Below: `kernels/paged_attention.py` says how a layer's cache lies in memory. Knows
+block ids as numbers only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.kernels.paged_attention import AttentionShape, KVLayer
+from engine.layers.parallel import share
+from engine.models.decoder import Decoder
+
+
+def attention_shape(model: Decoder, block_size: int) -> AttentionShape:
+    """What the model's layers share on this rank."""
+    config = model.config
+    return AttentionShape(
+        num_heads=share(config.num_heads, model.group, "num_attention_heads"),
+        num_kv_heads=share(config.num_kv_heads, model.group, "num_key_value_heads"),
+        head_dim=config.head_dim,
+        block_size=block_size,
+        dtype=model.dtype,
+        device=model.device,
+    )
+
+
+def kv_bytes_per_token(shape: AttentionShape, num_layers: int) -> int:
+    """Keys and values of all layers."""
+    return 2 * num_layers * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+
+
+def allocate_kv_cache(shape: AttentionShape, num_layers: int, num_blocks: int) -> list[KVLayer]:
+    """One `KVLayer` a layer. The memory is not touched: the system hands it out as it is used."""
+    size = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+
+    def tensor() -> torch.Tensor:
+        return torch.empty(size, dtype=shape.dtype, device=shape.device)
+
+    return [KVLayer(tensor(), tensor()) for _ in range(num_layers)]

@@ -1,0 +1,131 @@
+"""From logits to the next token of each sequence, and its log-probabilities.
+
+Above: `model_runner.py`. Below: `adjust.py`, `philox.py`, torch. Knows no batch but its rows: each
+row's outcome depends on its own logits, parameters, seed and position alone.
+
+min_p, top_k and top_p each keep the tokens above some logit, so together they are one threshold a
+row, and equal logits share one fate. Sorting is avoided: top_k takes the k largest, top_p as many
+of the largest as its mass needs. What is left is drawn by inverting its cumulative distribution at
+one uniform number, in the order of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+from torch import Tensor
+
+from engine.protocol import TokenLogprob, TokenLogprobs
+from engine.runner.adjust import adjust_logits
+from engine.runner.philox import uniforms
+from engine.sequence import Sequence
+
+GREEDY_TEMPERATURE = 1e-5
+"""Below it the most likely token is taken, as for 0."""
+NUCLEUS_FIRST = 128
+"""Tokens looked at for top_p at first; GROWTH times as many for the rows that need more."""
+NUCLEUS_GROWTH = 8
+
+Drawn = tuple[int, TokenLogprobs | None]
+
+
+class Sampler:
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self._eos_token_ids = eos_token_ids
+
+    def __call__(self, logits: Tensor, seqs: Rows[Sequence]) -> list[Drawn | None]:
+        """logits: float32 [S, vocab], row i for `seqs[i]`; used up. None for a row from which
+        nothing can be drawn, because its largest logit is not a finite number."""
+        raw = self._raw_logprobs(logits, seqs)
+        adjust_logits(logits, seqs, self._eos_token_ids)
+        best, chosen = logits.max(dim=-1)
+        drawn = [i for i, s in enumerate(seqs) if s.sampling.temperature >= GREEDY_TEMPERATURE]
+        if drawn:
+            rows = torch.tensor(drawn, device=logits.device)
+            chosen[rows] = _draw(logits[rows], best[rows], [seqs[i] for i in drawn])
+        token_ids: list[int] = chosen.tolist()
+        logprobs = _logprobs(raw, token_ids, seqs)
+        return [
+            (token_id, logprobs.get(i)) if finite else None
+            for i, (token_id, finite) in enumerate(
+                zip(token_ids, best.isfinite().tolist(), strict=True)
+            )
+        ]
+
+    @staticmethod
+    def _raw_logprobs(logits: Tensor, seqs: Rows[Sequence]) -> dict[int, Tensor]:
+        """Row -> log-softmax [vocab] of the logits as the model gave them, where asked for."""
+        asked = [i for i, seq in enumerate(seqs) if seq.sampling.logprobs is not None]
+        if not asked:
+            return {}
+        rows = torch.tensor(asked, device=logits.device)
+        return dict(zip(asked, logits[rows].log_softmax(dim=-1), strict=True))
+
+
+def _draw(logits: Tensor, best: Tensor, seqs: Rows[Sequence]) -> Tensor:
+    """Token ids int64 [R] from logits [R, vocab] whose row maxima are `best` [R]."""
+    device = logits.device
+    params = [seq.sampling for seq in seqs]
+    temperature = torch.tensor([p.temperature for p in params], device=device)
+    # Relative to the largest, so that a small temperature cannot overflow.
+    scaled = (logits - best[:, None]).div_(temperature[:, None])
+    weight = scaled.exp()
+    floor = torch.tensor([p.min_p for p in params], device=device).log()
+    floor = _apply_top_k(scaled, [p.top_k for p in params], floor)
+    weight.masked_fill_(scaled < floor[:, None], 0.0)
+    floor = _apply_top_p(scaled, weight, [p.top_p for p in params], floor)
+    weight.masked_fill_(scaled < floor[:, None], 0.0)
+    mass = weight.cumsum(dim=-1, dtype=torch.float64)
+    draws = uniforms([seq.seed for seq in seqs], [seq.num_output_tokens for seq in seqs])
+    target = torch.from_numpy(draws).to(device) * mass[:, -1]
+    return torch.searchsorted(mass, target[:, None], right=True).squeeze(1)
+
+
+def _apply_top_k(scaled: Tensor, top_k: list[int], floor: Tensor) -> Tensor:
+    """`floor` [R] raised to the k-th largest of each row with a top_k."""
+    vocab = scaled.shape[1]
+    asked = [i for i, k in enumerate(top_k) if 0 < k < vocab]
+    if not asked:
+        return floor
+    rows = torch.tensor(asked, device=scaled.device)
+    rank = torch.tensor([top_k[i] - 1 for i in asked], device=scaled.device)
+    largest = scaled[rows].topk(int(rank.max()) + 1, dim=-1).values
+    kth = largest.gather(1, rank[:, None]).squeeze(1)
+    return floor.index_copy(0, rows, torch.maximum(floor[rows], kth))
+
+
+def _apply_top_p(scaled: Tensor, weight: Tensor, top_p: list[float], floor: Tensor) -> Tensor:
+    """`floor` [R] raised so that the tokens kept are the fewest, most likely first, whose share of
+    the mass `weight` [R, vocab] (what min_p and top_k left) is at least top_p."""
+    vocab = scaled.shape[1]
+    asked = [i for i, p in enumerate(top_p) if p < 1]
+    count = NUCLEUS_FIRST
+    while asked:
+        rows = torch.tensor(asked, device=scaled.device)
+        share = torch.tensor([top_p[i] for i in asked], dtype=torch.float64, device=scaled.device)
+        target = share * weight[rows].sum(dim=-1, dtype=torch.float64)
+        largest = scaled[rows].topk(min(count, vocab), dim=-1).values
+        mass = largest.exp().cumsum(dim=-1, dtype=torch.float64)
+        # The first token that reaches the target is the last one kept. All of them together reach
+        # it but for rounding.
+        last = (mass < target[:, None]).sum(dim=-1)
+        reached = last < (largest.shape[1] if count < vocab else vocab + 1)
+        edge = largest.gather(1, last.clamp(max=largest.shape[1] - 1)[:, None]).squeeze(1)
+        edge = torch.where(reached, edge, float("-inf"))
+        floor = floor.index_copy(0, rows, torch.maximum(floor[rows], edge))
+        asked = [i for i, done in zip(asked, reached.tolist(), strict=True) if not done]
+        count *= NUCLEUS_GROWTH
+    return floor
+
+
+def _logprobs(
+    raw: dict[int, Tensor], token_ids: list[int], seqs: Rows[Sequence]
+) -> dict[int, TokenLogprobs]:
+    found = {}
+    for row, logprobs in raw.items():
+        values, ids = logprobs.topk(min(seqs[row].sampling.logprobs or 0, len(logprobs)))
+        chosen = TokenLogprob(token_ids[row], float(logprobs[token_ids[row]]))
+        top = map(TokenLogprob, ids.tolist(), values.tolist())
+        found[row] = TokenLogprobs(chosen, list(top))
+    return found
