@@ -1,0 +1,47 @@
+"""What can go wrong between a credential and a principal. Knows no HTTP: `gateway.errors` gives
+these their face.
+
+AuthError                 one public face, so that nobody learns which keys once existed ├──
+MissingCredential     no `Authorization: Bearer ...` ├── InvalidKey            malformed or unknown
+├── ExpiredKey └── RevokedKey            revoked, or its project or organization is archived
+MissingScope              a good credential that may not do this (names `scope`) AuthUnavailable
+the credential cannot be checked at the moment
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AuthError(Exception):
+    """Its text is for the log; clients read `public_message`. Neither ever holds a key."""
+
+    public_message: ClassVar[str] = "Incorrect API key provided."
+
+
+class MissingCredential(AuthError):
+    public_message = (
+        "You didn't provide an API key. Send it in the Authorization header: 'Bearer YOUR_KEY'."
+    )
+
+
+class InvalidKey(AuthError):
+    pass
+
+
+class ExpiredKey(AuthError):
+    pass
+
+
+class RevokedKey(AuthError):
+    pass
+
+
+class MissingScope(Exception):
+    def __init__(self, scope: str) -> None:
+        super().__init__(f"scope {scope!r} is required")
+        self.scope = scope
+
+
+class AuthUnavailable(Exception):
+    pass

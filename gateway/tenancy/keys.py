@@ -1,0 +1,215 @@
+"""API keys: made, listed, revoked, looked up by their hash.
+
+Above: `auth.api_keys` looks up; `cli`, `bootstrap` and admin routes make and revoke. Below:
+`tables`, `changes`. The key itself exists in the return value of `create_key` and nowhere else:
+what is stored is its HMAC-SHA256 under a pepper that Postgres never sees, so a stolen table can
+neither be used nor be guessed at. A key has 256 random bits, so a slow hash would protect nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.ids import uuid7
+from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, UNLIMITED, Plan
+from gateway.tenancy.changes import changing
+from gateway.tenancy.errors import InvalidField, NotFound
+from gateway.tenancy.plans import LIMITS
+from gateway.tenancy.tables import (
+    MAX_PAGE,
+    api_keys,
+    check_name,
+    check_plan,
+    orgs,
+    plans,
+    projects,
+)
+
+PREFIX = "sk-tg-"
+ADMIN_PREFIX = "sk-tg-admin-"
+ALPHABET = string.digits + string.ascii_letters
+RANDOM_LENGTH = 43
+"""Base62 characters: 62^43 > 2^256."""
+KEY_FORM = re.compile(rf"sk-tg-(?:admin-)?[0-9A-Za-z]{{{RANDOM_LENGTH}}}", re.ASCII)
+ADMIN_SCOPE_FORM = re.compile(r"admin:(?:\*|[a-z_]{1,32})", re.ASCII)
+MAX_SCOPES = 32
+
+
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as people may see it."""
+
+    id: str
+    org_id: str
+    project_id: str
+    name: str
+    prefix: str
+    last_four: str
+    scopes: list[str]
+    plan: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+    @property
+    def hint(self) -> str:
+        return f"{self.prefix}...{self.last_four}"
+
+
+class CreatedKey(msgspec.Struct, frozen=True, kw_only=True):
+    row: KeyRow
+    secret: str
+    """The key, for this once."""
+
+    def __repr__(self) -> str:
+        return f"CreatedKey({self.row.hint})"
+
+
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as authentication needs it: with its hash and every limit above it."""
+
+    row: KeyRow
+    key_hash: str
+    archived: bool
+    """Its project or organization is."""
+    key_plan: Plan
+    project_plan: Plan
+    org_plan: Plan
+
+
+def hash_key(pepper: bytes, key: str) -> str:
+    """HMAC-SHA256 (RFC 2104), lower-case hex."""
+    return hmac.new(pepper, key.encode(), hashlib.sha256).hexdigest()
+
+
+def check_scopes(scopes: Iterable[str]) -> list[str]:
+    """Sorted, without doubles. Raises: InvalidField."""
+    wanted = sorted(set(scopes))
+    if not 1 <= len(wanted) <= MAX_SCOPES:
+        raise InvalidField("scopes", f"must be 1 to {MAX_SCOPES} scopes")
+    for scope in wanted:
+        if scope not in (SCOPE_INFERENCE, SCOPE_USAGE_READ) and not ADMIN_SCOPE_FORM.fullmatch(
+            scope
+        ):
+            raise InvalidField("scopes", f"unknown scope {scope!r}")
+    return wanted
+
+
+async def create_key(
+    conn: AsyncConnection,
+    *,
+    project_id: str,
+    name: str,
+    scopes: Iterable[str],
+    pepper: bytes,
+    pepper_id: str,
+    plan: str | None = None,
+    expires_at: datetime | None = None,
+) -> CreatedKey:
+    """A new key in a live project; `expires_at` must know its time zone.
+
+    Raises: InvalidField, NotFound (project, plan).
+    """
+    if expires_at is not None and (expires_at.tzinfo is None or expires_at <= datetime.now(tz=UTC)):
+        raise InvalidField("expires_at", "must have a time zone and lie in the future")
+    wanted = check_scopes(scopes)
+    admin = any(scope.startswith("admin:") for scope in wanted)
+    prefix = ADMIN_PREFIX if admin else PREFIX
+    secret = prefix + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM_LENGTH))
+    # The lock keeps the project from being archived before this commits.
+    live = sa.select(projects.c.org_id)
+    live = live.where(projects.c.id == project_id, projects.c.archived_at.is_(None))
+    org_id = await conn.scalar(live.with_for_update(read=True))
+    if org_id is None:
+        raise NotFound("project", f"no project {project_id!r}")
+    row: dict[str, Any] = {
+        "id": f"key_{uuid7().hex}",
+        "project_id": project_id,
+        "name": check_name(name),
+        "prefix": prefix,
+        "last_four": secret[-4:],
+        "scopes": wanted,
+        "plan": await check_plan(conn, plan),
+        "expires_at": expires_at,
+    }
+    added = sa.insert(api_keys).values(
+        **row, key_hash=hash_key(pepper, secret), pepper_id=pepper_id
+    )
+    made = await conn.execute(added.returning(api_keys.c.created_at))
+    public = KeyRow(**row, org_id=org_id, created_at=made.scalar_one(), revoked_at=None)
+    return CreatedKey(row=public, secret=secret)
+
+
+def _public_columns() -> list[sa.ColumnElement[Any]]:
+    fields = [field for field in KeyRow.__struct_fields__ if field != "org_id"]
+    return [*(api_keys.c[field] for field in fields), projects.c.org_id]
+
+
+async def list_keys(
+    conn: AsyncConnection, *, project_id: str | None = None, after: str = ""
+) -> list[KeyRow]:
+    """Up to MAX_PAGE keys with ids above `after`, oldest first; revoked and expired ones too."""
+    joined = api_keys.join(projects, api_keys.c.project_id == projects.c.id)
+    listed = sa.select(*_public_columns()).select_from(joined).where(api_keys.c.id > after)
+    if project_id is not None:
+        listed = listed.where(api_keys.c.project_id == project_id)
+    rows = await conn.execute(listed.order_by(api_keys.c.id).limit(MAX_PAGE))
+    return [KeyRow(**row._mapping) for row in rows]
+
+
+async def revoke_key(db: AsyncEngine, redis: Redis, key_id: str) -> None:
+    """Every worker refuses the key within a second of the return. Idempotent; a repetition
+    announces it again.
+
+    Raises: NotFound; ChangeNotAnnounced: revoked, but repeat it (see `changes.changing`).
+    """
+    async with changing(db, redis, key_id) as conn:
+        moment = sa.func.coalesce(api_keys.c.revoked_at, sa.func.now())
+        revoked = sa.update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=moment)
+        if (await conn.execute(revoked)).rowcount == 0:
+            raise NotFound("key", f"no key {key_id!r}")
+
+
+async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> KeyRecord | None:
+    """The key with this hash, revoked or not, with its plans, in one query."""
+    owners = {"key": api_keys, "project": projects, "org": orgs}
+    limits = {owner: plans.alias(f"{owner}_plan") for owner in owners}
+    joined = api_keys.join(projects, api_keys.c.project_id == projects.c.id)
+    joined = joined.join(orgs, projects.c.org_id == orgs.c.id)
+    for owner, plan in limits.items():
+        joined = joined.outerjoin(plan, owners[owner].c.plan == plan.c.name)
+    archived = sa.or_(projects.c.archived_at.is_not(None), orgs.c.archived_at.is_not(None))
+    columns = [*_public_columns(), api_keys.c.key_hash, archived.label("archived")]
+    for owner, plan in limits.items():
+        columns += [plan.c[field].label(f"{owner}_{field}") for field in ("name", *LIMITS)]
+    found = sa.select(*columns).select_from(joined)
+    found = found.where(api_keys.c.key_hash == key_hash, api_keys.c.pepper_id == pepper_id)
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        return None
+    values = row._mapping
+
+    def plan_of(owner: str) -> Plan:
+        if values[f"{owner}_name"] is None:
+            return UNLIMITED
+        return Plan(**{field: values[f"{owner}_{field}"] for field in ("name", *LIMITS)})
+
+    return KeyRecord(
+        row=KeyRow(**{field: values[field] for field in KeyRow.__struct_fields__}),
+        key_hash=values["key_hash"],
+        archived=values["archived"],
+        key_plan=plan_of("key"),
+        project_plan=plan_of("project"),
+        org_plan=plan_of("org"),
+    )

@@ -1,0 +1,83 @@
+"""Projects of an organization. Above: `cli`, `bootstrap`, admin routes. Below: `tables`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+import sqlalchemy as sa
+from redis.asyncio import Redis
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.ids import uuid7
+from gateway.tenancy.changes import EVERYTHING, changing
+from gateway.tenancy.errors import NameTaken, NotFound
+from gateway.tenancy.tables import MAX_PAGE, check_name, check_plan, orgs, projects
+
+
+class Project(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    org_id: str
+    name: str
+    plan: str | None
+    created_at: datetime
+    archived_at: datetime | None
+
+
+async def create_project(
+    conn: AsyncConnection, *, org_id: str, name: str, plan: str | None = None
+) -> Project:
+    """Raises: InvalidField, NameTaken, NotFound (org, plan)."""
+    # The lock keeps the organization from being archived before this commits.
+    live = sa.select(orgs.c.id).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
+    if await conn.scalar(live.with_for_update(read=True)) is None:
+        raise NotFound("org", f"no organization {org_id!r}")
+    row = {"id": f"proj_{uuid7().hex}", "org_id": org_id, "name": check_name(name)}
+    added = insert(projects).values(**row, plan=await check_plan(conn, plan))
+    made = (await conn.execute(added.on_conflict_do_nothing().returning(projects))).one_or_none()
+    if made is None:
+        raise NameTaken("name", f"the organization has a project {name!r}")
+    return Project(**made._mapping)
+
+
+async def find_project(conn: AsyncConnection, *, org_name: str, name: str) -> Project:
+    """A live project by the names people know. Raises: NotFound."""
+    joined = projects.join(orgs, projects.c.org_id == orgs.c.id)
+    found = sa.select(projects).select_from(joined)
+    found = found.where(orgs.c.name == org_name, orgs.c.archived_at.is_(None))
+    found = found.where(projects.c.name == name, projects.c.archived_at.is_(None))
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NotFound("project", f"no project {name!r} in organization {org_name!r}")
+    return Project(**row._mapping)
+
+
+async def list_projects(conn: AsyncConnection, *, org_id: str, after: str = "") -> list[Project]:
+    """Up to MAX_PAGE live projects with ids above `after`, oldest first."""
+    live = sa.select(projects).where(projects.c.org_id == org_id, projects.c.id > after)
+    live = live.where(projects.c.archived_at.is_(None))
+    rows = await conn.execute(live.order_by(projects.c.id).limit(MAX_PAGE))
+    return [Project(**row._mapping) for row in rows]
+
+
+async def update_project_plan(
+    db: AsyncEngine, redis: Redis, project_id: str, plan: str | None
+) -> None:
+    """Raises: NotFound, ChangeNotAnnounced."""
+    async with changing(db, redis, EVERYTHING) as conn:
+        live = projects.c.archived_at.is_(None)
+        changed = sa.update(projects).where(projects.c.id == project_id, live)
+        done = await conn.execute(changed.values(plan=await check_plan(conn, plan)))
+        if done.rowcount == 0:
+            raise NotFound("project", f"no project {project_id!r}")
+
+
+async def archive_project(db: AsyncEngine, redis: Redis, project_id: str) -> None:
+    """Its keys stop working. Idempotent. Raises: NotFound, ChangeNotAnnounced."""
+    async with changing(db, redis, EVERYTHING) as conn:
+        moment = sa.func.coalesce(projects.c.archived_at, sa.func.now())
+        archived = sa.update(projects).where(projects.c.id == project_id)
+        done = await conn.execute(archived.values(archived_at=moment))
+        if done.rowcount == 0:
+            raise NotFound("project", f"no project {project_id!r}")

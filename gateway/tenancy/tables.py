@@ -1,0 +1,114 @@
+"""Tables of tenancy: plans, and org > project > key. Rows are archived or revoked, never deleted.
+
+Above: the verbs beside it. Below: Postgres; `migrations/versions/0001_tenancy.py` creates what
+stands here. Ids are text, a kind and a UUIDv7 (`org_...`): they sort by age, and bills may name
+them for ever.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.tenancy.errors import InvalidField, NotFound
+
+MAX_NAME_LENGTH = 100
+MAX_PAGE = 1000
+"""Rows one listing returns at most; the next page starts after the last id."""
+
+metadata = sa.MetaData()
+
+
+def _moment(name: str, *, nullable: bool = True) -> sa.Column[datetime]:
+    default = None if nullable else sa.func.now()
+    return sa.Column(name, sa.TIMESTAMP(timezone=True), nullable=nullable, server_default=default)
+
+
+def _plan() -> sa.Column[str]:
+    return sa.Column("plan", sa.Text, sa.ForeignKey("plans.name"), nullable=True)
+
+
+plans = sa.Table(
+    "plans",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("tokens_per_minute", sa.BigInteger, nullable=True),
+    sa.Column("requests_per_minute", sa.BigInteger, nullable=True),
+    sa.Column("max_concurrent_streams", sa.BigInteger, nullable=True),
+    _moment("archived_at"),
+)
+
+orgs = sa.Table(
+    "orgs",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    _plan(),
+    _moment("created_at", nullable=False),
+    _moment("archived_at"),
+    sa.Index(
+        "orgs_live_name", "name", unique=True, postgresql_where=sa.text("archived_at IS NULL")
+    ),
+)
+
+projects = sa.Table(
+    "projects",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("org_id", sa.Text, sa.ForeignKey("orgs.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    _plan(),
+    _moment("created_at", nullable=False),
+    _moment("archived_at"),
+    sa.Index(
+        "projects_live_name",
+        "org_id",
+        "name",
+        unique=True,
+        postgresql_where=sa.text("archived_at IS NULL"),
+    ),
+)
+
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("project_id", sa.Text, sa.ForeignKey("projects.id"), nullable=False, index=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("key_hash", sa.Text, nullable=False),
+    sa.Column("pepper_id", sa.Text, nullable=False),
+    sa.Column("prefix", sa.Text, nullable=False),
+    sa.Column("last_four", sa.Text, nullable=False),
+    sa.Column("scopes", ARRAY(sa.Text), nullable=False),
+    _plan(),
+    _moment("created_at", nullable=False),
+    _moment("expires_at"),
+    _moment("revoked_at"),
+    sa.UniqueConstraint("key_hash", "pepper_id", name="api_keys_key_hash"),
+)
+
+
+def check_name(name: str) -> str:
+    """`name` as it is stored: 1 to 100 printable characters without space around them.
+
+    Raises: InvalidField.
+    """
+    if not 1 <= len(name) <= MAX_NAME_LENGTH:
+        raise InvalidField("name", f"must have 1 to {MAX_NAME_LENGTH} characters")
+    if name != name.strip() or any(unicodedata.category(c)[0] == "C" for c in name):
+        raise InvalidField("name", "must be printable and not begin or end with a space")
+    return name
+
+
+async def check_plan(conn: AsyncConnection, plan: str | None) -> str | None:
+    """Raises: NotFound when `plan` names no live plan."""
+    if plan is None:
+        return None
+    live = sa.select(plans.c.name).where(plans.c.name == plan, plans.c.archived_at.is_(None))
+    if await conn.scalar(live) is None:
+        raise NotFound("plan", f"no plan {plan!r}")
+    return plan
