@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+from billing.errors import MoneyError
+
 Pico = int
 """A count of pico-USD."""
 
@@ -16,10 +18,6 @@ PICO_PER_USD: Pico = 10**PICO_DIGITS
 MILLION_DIGITS = 6
 MAX_EXPONENT = 40
 """Beyond 10^+-40 USD a number is a mistake, and its integer would eat memory."""
-
-
-class MoneyError(ValueError):
-    """Not a number, or not a whole number of pico-USD."""
 
 
 def usd(amount: str | int | Decimal) -> Pico:

@@ -27,8 +27,9 @@ from typing import Any
 
 import msgspec
 
+from billing.errors import MoneyError, PriceBookError
 from billing.events import Component, Price, PriceSet
-from billing.money import MoneyError, per_million
+from billing.money import per_million
 
 SHIPPED = Path(__file__).parent / "price_books"
 MAX_BOOK_BYTES = 4 * 1024 * 1024
@@ -43,10 +44,6 @@ COMPONENT_OF_KEY: dict[str, Component] = {
     "output": "output",
 }
 KEYS = {"model", "valid_from", "valid_to", *COMPONENT_OF_KEY}
-
-
-class PriceBookError(Exception):
-    """A book that cannot be used; the message names file, entry and key."""
 
 
 class PriceEntry(msgspec.Struct, frozen=True, kw_only=True):

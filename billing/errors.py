@@ -1,0 +1,61 @@
+"""Billing's error tree.
+
+    BillingError                code
+    ├── MoneyError              money_error         not a whole number of pico-USD
+    ├── PriceBookError          price_book_error    a book that cannot be used; names file and key
+    │   └── PriceChanged        price_changed       a price that was already loaded reads otherwise
+    ├── SpoolError              spool_error
+    │   ├── SpoolFull           spool_full          no room; what was queued is kept and retried
+    │   ├── SpoolBroken         spool_broken        the disk failed; this process must restart
+    │   └── SpoolLocked         spool_locked        another process holds the directory
+    └── ReportQueryError        report_query_error  a usage report nobody can make (names `param`)
+
+Above: everything in `billing` that raises. Below: nothing. Messages are written for the log.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BillingError(Exception):
+    """Root of everything billing raises on purpose."""
+
+    code: ClassVar[str] = "billing_error"
+
+
+class MoneyError(BillingError):
+    code = "money_error"
+
+
+class PriceBookError(BillingError):
+    code = "price_book_error"
+
+
+class PriceChanged(PriceBookError):
+    code = "price_changed"
+
+
+class SpoolError(BillingError):
+    code = "spool_error"
+
+
+class SpoolFull(SpoolError):
+    code = "spool_full"
+
+
+class SpoolBroken(SpoolError):
+    code = "spool_broken"
+
+
+class SpoolLocked(SpoolError):
+    code = "spool_locked"
+
+
+class ReportQueryError(BillingError):
+    code = "report_query_error"
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param

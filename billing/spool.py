@@ -1,0 +1,293 @@
+"""The spool: the truth about usage until Postgres has it. Append-only, synced, on our own disk.
+
+    spool = await Spool.open(directory)      # what a crash left open is billed now: `recovered`
+    spool.attempt_opened(attempt)            # buffered
+    spool.checkpoint(id, quantities, False)  # buffered
+    await spool.close(event)                 # returns once it is on disk
+    batch = await spool.read_closed(1000); ...; await spool.commit(batch)      # the shipper's side
+
+Buffered records reach the disk within FLUSH_INTERVAL_S or with the next close. Closes share syncs:
+all that arrive while one fdatasync runs are written by the next. A disk without room fails closes
+with SpoolFull, keeps their records in memory and tries again every RETRY_INTERVAL_S; a sync that
+fails in any other way leaves the file in doubt: the spool stays broken until its process restarts.
+
+Above: `gateway.inference`, `worker`. Below: `spool_files`. Knows no database, price or tenant.
+Lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from pathlib import Path
+from typing import TypeVar
+
+from billing.errors import SpoolBroken, SpoolError, SpoolFull, SpoolLocked
+from billing.events import Attempt, Quantities, UsageEvent
+from billing.spool_files import NO_ROOM, Batch, SpoolDirectory
+from billing.spool_format import (
+    Checkpoint,
+    Closed,
+    OpenAttempt,
+    Opened,
+    Record,
+    SegmentStart,
+    Voided,
+    apply,
+    frame,
+)
+
+__all__ = ["Batch", "Spool", "SpoolBroken", "SpoolError", "SpoolFull", "SpoolLocked"]
+
+log = logging.getLogger(__name__)
+
+FLUSH_INTERVAL_S = 0.05
+"""The most a checkpoint waits for its sync."""
+RETRY_INTERVAL_S = 0.25
+"""Between attempts to write to a full disk."""
+LOCK_WAIT_S = 10.0
+"""How long a starting gateway waits for an adopter to finish with its directory."""
+SEGMENT_BYTES = 8 * 1024 * 1024
+MAX_SPOOL_BYTES = 1024 * 1024 * 1024
+"""Above this new attempts are refused; those under way may still close."""
+
+T = TypeVar("T")
+
+
+class Spool:
+    """One process's spool. Make it with `open`, end it with `shutdown` (or `remove`)."""
+
+    def __init__(
+        self,
+        files: SpoolDirectory,
+        threads: ThreadPoolExecutor,
+        *,
+        segment_bytes: int,
+        max_bytes: int,
+    ) -> None:
+        self.recovered: list[UsageEvent] = files.recovered
+        """Attempts of the process before, billed at their last checkpoint (at nothing without)."""
+        self.backlog = files.unshipped
+        """Events on disk that Postgres may not have yet."""
+        self._files, self._threads = files, threads
+        self._segment_bytes, self._max_bytes = segment_bytes, max_bytes
+        self._open: dict[str, OpenAttempt] = {}
+        self._buffer = bytearray()
+        self._buffered_closes = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._failure: SpoolError | None = None
+        self._stopping = False
+        self._dirty, self._urgent = asyncio.Event(), asyncio.Event()
+        self._readable = asyncio.Event()
+        if self.backlog:
+            self._readable.set()
+        self._flusher = asyncio.create_task(self._flush_until_stopped(), name="spool flusher")
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path | str,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        max_bytes: int = MAX_SPOOL_BYTES,
+        lock_wait_s: float = LOCK_WAIT_S,
+    ) -> Spool:
+        """Lock, recover and take over `directory`, which is made if need be.
+
+        Raises: SpoolLocked when it is another process's; OSError when the disk refuses.
+        """
+        # One thread for the flusher and one for the shipper: neither waits for the other.
+        threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="spool")
+        loop = asyncio.get_running_loop()
+        try:
+            files = await loop.run_in_executor(
+                threads, lambda: SpoolDirectory(Path(directory), lock_wait_s=lock_wait_s)
+            )
+        except BaseException:
+            threads.shutdown(wait=False)
+            raise
+        return cls(files, threads, segment_bytes=segment_bytes, max_bytes=max_bytes)
+
+    @property
+    def healthy(self) -> bool:
+        """False: admit nothing, it could not be accounted for."""
+        return self._failure is None and self._files.total_bytes < self._max_bytes
+
+    @property
+    def directory(self) -> Path:
+        return self._files.path
+
+    # The gateway's side.
+
+    def attempt_opened(self, attempt: Attempt) -> None:
+        """Note that `attempt` may begin. An OPEN alone bills nothing, so nobody waits for it.
+
+        Raises: SpoolFull, SpoolBroken.
+        """
+        if self._failure is not None:
+            raise copy(self._failure)
+        if not self.healthy:
+            raise SpoolFull(f"{self.directory} holds {self._max_bytes} bytes that did not ship")
+        self._append(Opened(attempt))
+
+    def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None:
+        """Cumulative usage so far, input included: the bill, should this process die."""
+        record = Checkpoint(attempt_id, quantities, estimated, time.time())
+        if self._failure is None:
+            self._append(record)
+        else:
+            # A full disk keeps what is queued; checkpoints would queue without bound, and are
+            # superseded by the next one or by the close.
+            apply(self._open, record)
+
+    async def close(self, *events: UsageEvent) -> None:
+        """Put events on disk, together; they are acknowledged when this returns.
+
+        Raises: SpoolFull (not on disk; kept in memory, and billed if room comes before the process
+        ends), SpoolBroken (the attempt bills at its last checkpoint after a restart).
+        """
+        if isinstance(self._failure, SpoolBroken):
+            raise copy(self._failure)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._buffered_closes += len(events)
+        for event in events:
+            self._append(Closed(event))
+        self._urgent.set()
+        await waiter
+
+    async def void(self, attempt_id: str) -> None:
+        """The attempt never ran. Buffered: an OPEN that stays alone means the same."""
+        self._append(Voided(attempt_id))
+
+    def _append(self, record: Record) -> None:
+        apply(self._open, record)
+        self._buffer += frame(record)
+        self._dirty.set()
+
+    # The shipper's side: one reader at a time.
+
+    async def wait_readable(self) -> None:
+        """Until there is something to ship or a finished segment to drop."""
+        await self._readable.wait()
+
+    async def read_closed(self, limit: int) -> Batch:
+        """The oldest events that have not shipped; none is skipped and none is marked."""
+        end = self._files.durable_end
+        return await self._in_thread(lambda: self._files.read_closed(limit, end))
+
+    async def commit(self, batch: Batch) -> None:
+        """Postgres has committed `batch`, the result of the latest `read_closed`."""
+        await self._in_thread(lambda: self._files.commit(batch))
+        self.backlog -= len(batch.events)
+        if not self.backlog:
+            self._readable.clear()
+
+    async def quarantine(self, event: UsageEvent) -> None:
+        """Put an event aside that Postgres will never take, where a person finds it."""
+        data = frame(Closed(event))
+        await self._in_thread(lambda: self._files.quarantine(f"{event.id}.refused", data))
+
+    # The end.
+
+    async def shutdown(self) -> None:
+        """Flush what is buffered and let go of the directory; open attempts stay open in it."""
+        await self._stop()
+        self._files.release()
+
+    async def remove(self) -> None:
+        """Delete the directory; everything in it must have shipped."""
+        assert not self.backlog and not self._open, "a spool in use cannot be removed"
+        await self._stop()
+        self._files.remove()
+
+    async def _stop(self) -> None:
+        self._stopping = True
+        self._dirty.set()
+        self._urgent.set()
+        await self._flusher
+        self._threads.shutdown()
+
+    # The flusher.
+
+    async def _flush_until_stopped(self) -> None:
+        while not isinstance(self._failure, SpoolBroken):
+            await self._dirty.wait()
+            if self._failure is not None and not self._stopping:
+                await asyncio.sleep(RETRY_INTERVAL_S)
+            elif not self._urgent.is_set():
+                await self._pause_for_a_close()
+            self._dirty.clear()
+            self._urgent.clear()
+            await self._flush()
+            if self._stopping and (self._failure is not None or not self._buffer):
+                break
+
+    async def _pause_for_a_close(self) -> None:
+        """Let buffered records gather, but never make a close wait."""
+        try:
+            async with asyncio.timeout(FLUSH_INTERVAL_S):
+                await self._urgent.wait()
+        except TimeoutError:
+            return
+
+    async def _flush(self) -> None:
+        """Write and sync all that is buffered, tell those who wait, rotate when it is time."""
+        data, self._buffer = self._buffer, bytearray()
+        waiters, self._waiters = self._waiters, []
+        closes, self._buffered_closes = self._buffered_closes, 0
+        # The carried attempts must be those of this very moment: after `data`, before what comes.
+        full = self._files.durable_end.offset + len(data) >= self._segment_bytes
+        start = frame(SegmentStart(list(self._open.values()))) if full else None
+        try:
+            await self._in_thread(lambda: self._files.append(data))
+        except Exception as error:
+            # Whatever it is, nobody may wait for it forever, and nothing may look healthy.
+            self._failed(error, waiters)
+            self._buffer[:0] = data
+            self._buffered_closes += closes
+            self._dirty.set()
+            return
+        self._succeeded(waiters, closes)
+        if start is not None:
+            await self._rotate(start)
+
+    def _succeeded(self, waiters: list[asyncio.Future[None]], closes: int) -> None:
+        if self._failure is not None:
+            log.warning("spool %s: writing again", self.directory)
+            self._failure = None
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.backlog += closes
+        if closes:
+            self._readable.set()
+
+    def _failed(self, error: Exception, waiters: list[asyncio.Future[None]]) -> None:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            failure: SpoolError = SpoolFull(f"{self.directory}: {error.strerror}")
+        else:
+            failure = SpoolBroken(f"{self.directory}: {error}")
+            waiters, self._waiters = waiters + self._waiters, []
+        if type(failure) is not type(self._failure):
+            log.error("spool cannot write (%s)", failure.code, exc_info=error)
+        self._failure = failure
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(copy(failure))
+
+    async def _rotate(self, start: bytes) -> None:
+        try:
+            await self._in_thread(lambda: self._files.rotate(start))
+        except OSError as error:
+            # The segment in use stays in use, and the next flush tries again.
+            log.warning("spool %s: cannot begin a segment: %s", self.directory, error.strerror)
+        else:
+            self._readable.set()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
