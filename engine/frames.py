@@ -48,7 +48,8 @@ class TcpAddress(msgspec.Struct, frozen=True):
     port: int
 
     def __str__(self) -> str:
-        return f"tcp:{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp:{host}:{self.port}"
 
 
 def parse_address(address: str) -> UnixAddress | TcpAddress:

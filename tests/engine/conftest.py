@@ -1,14 +1,19 @@
-"""Small tokenizers of the two kinds that the supported models use, trained here in milliseconds."""
+"""Small tokenizers of the two kinds that the supported models use, trained here in milliseconds,
+and engines behind real sockets."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from engine.fake import FakeCore
+from engine.server import EngineServer
 from engine.tokenizer import Tokenizer
 
 CORPUS = [
@@ -16,7 +21,7 @@ CORPUS = [
     "def main() -> int:\n    return 0\n" * 3,
     "日本語のテキストと中文文本 日本語 中文 日本 中文",
     "naïve café über straße — “quotes” … 😀😀👍🏽👨‍👩‍👧",
-    "user assistant system <tool_call> {\"name\": \"add\"} </tool_call>",
+    'user assistant system <tool_call> {"name": "add"} </tool_call>',
 ]
 SPECIAL_TOKENS = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
@@ -97,3 +102,22 @@ def tokenizer_folder(
 @pytest.fixture(scope="session")
 def tokenizer(tokenizer_folder: Path) -> Tokenizer:
     return Tokenizer.load(tokenizer_folder)
+
+
+@pytest_asyncio.fixture
+async def serve(
+    tmp_path: Path,
+) -> AsyncIterator[Callable[..., Awaitable[EngineServer]]]:
+    """`await serve(core, address)`: a started server; closed, and its core checked, at the end."""
+    started: list[tuple[EngineServer, FakeCore]] = []
+
+    async def start(core: FakeCore, address: str = f"unix:{tmp_path}/engine.sock") -> EngineServer:
+        server = EngineServer(core, address)
+        await server.start()
+        started.append((server, core))
+        return server
+
+    yield start
+    for server, core in started:
+        await server.close()
+        core.check_integrity()
