@@ -12,6 +12,7 @@ that way is the own conversation only.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,21 @@ from engine.errors import ConfigError, InvalidRequest
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 """Those that `tokenizer_config.json` may name and a chat template may use."""
+
+_LONE_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+def _bytes_of_letters() -> dict[str, bytes]:
+    """GPT-2's `bytes_to_unicode`, backwards: printable Latin-1 stands for itself, the other bytes
+    are the letters from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    letters |= {chr(0x100 + position): byte for position, byte in enumerate(others)}
+    return {letter: bytes([byte]) for letter, byte in letters.items()}
+
+
+_BYTES_OF = _bytes_of_letters()
 
 
 class Tokenizer:
@@ -34,8 +50,11 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self.special_tokens = special_tokens
-        self.special_ids = frozenset(
-            id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._added = {id_: str(token.content) for id_, token in added.items()}
+        self._byte_level = backend.decoder is not None and (
+            b'"ByteLevel"' in backend.decoder.__getstate__()
         )
 
     @classmethod
@@ -83,6 +102,23 @@ class Tokenizer:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids out of range vanish."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one id stands for, also where that is no whole character; nothing if out of range.
+
+        Byte-level vocabularies write each byte as a character (GPT-2), SentencePiece's a space as
+        U+2581 and a lone byte as `<0xNN>`.
+        """
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        piece: str | None = self._backend.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._byte_level:
+            return b"".join(_BYTES_OF.get(letter) or letter.encode() for letter in piece)
+        if _LONE_BYTE.fullmatch(piece):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("\u2581", " ").encode()
 
     def _special_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)

@@ -43,6 +43,18 @@ def test_text_survives_a_round_trip(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
 
+@given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"])))
+def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+    joined = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)))
+    # SentencePiece's vocabularies put a space before every text.
+    assert joined in (text.encode(), b" " + text.encode())
+
+
+def test_special_tokens_have_bytes_and_unknown_ids_have_none(tokenizer: Tokenizer) -> None:
+    assert tokenizer.token_bytes(3) == b"<|im_start|>"
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
+
+
 def test_vocab_size_counts_added_tokens(tokenizer: Tokenizer, tokenizer_folder: Path) -> None:
     backend = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     assert tokenizer.vocab_size == len(backend.get_vocab(with_added_tokens=True))
