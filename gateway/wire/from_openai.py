@@ -1,0 +1,231 @@
+"""A chat completion's body to a `GenerateRequest`, or the name of the field that is in the way.
+
+Above: `routes.chat`: first `peek`, then `from_openai` with the kind of what serves that model.
+Below: the shapes in `openai`, the rules for upstreams in `openai_forward`. Knows no HTTP and no
+replica. Every refusal is a `BadField` that names its field the way a client wrote it:
+`messages[0].content[1].type`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from gateway.fleet.errors import BadField
+from gateway.wire.openai import (
+    AssistantMessage,
+    ChatCompletionRequest,
+    Content,
+    DeveloperMessage,
+    Message,
+    SystemMessage,
+    UserMessage,
+)
+from gateway.wire.openai_forward import check_forward
+from gateway.wire.request import ChatPrompt, GenerateRequest
+
+ModelKind = Literal["engine", "upstream"]
+"""Our own engine, which is strict; or an OpenAI-compatible upstream, to which unknown fields are
+forwarded.
+"""
+
+T = TypeVar("T")
+
+MAX_MODEL_CHARS = 256
+BROKEN_JSON = "We could not parse the JSON body of your request."
+
+
+class Peek(msgspec.Struct, frozen=True):
+    """What decides who reads the rest."""
+
+    model: str
+    stream: bool
+
+
+class _Peeked(msgspec.Struct, frozen=True):
+    model: str | None = None
+    stream: bool | None = None
+
+
+_peek_decoder = msgspec.json.Decoder(_Peeked)
+_request_decoder = msgspec.json.Decoder(ChatCompletionRequest)
+_any_decoder = msgspec.json.Decoder()
+
+
+def peek(body: bytes) -> Peek:
+    """Model and mode, without looking at the rest. Raises BadField."""
+    peeked = decode(_peek_decoder, body)
+    if not peeked.model:
+        raise BadField("you must provide a model parameter", param="model")
+    if len(peeked.model) > MAX_MODEL_CHARS:
+        raise BadField(
+            f"Invalid value for 'model': more than {MAX_MODEL_CHARS} characters.", param="model"
+        )
+    return Peek(peeked.model, bool(peeked.stream))
+
+
+def from_openai(body: bytes, kind: ModelKind) -> GenerateRequest:
+    """Raises BadField."""
+    if kind == "upstream":
+        return to_forward(decode(_any_decoder, body))
+    return to_generate(decode(_request_decoder, body))
+
+
+def to_forward(body: Any) -> GenerateRequest:
+    fields = check_forward(body)
+    return GenerateRequest(
+        model=fields.model,
+        stream=fields.stream,
+        include_usage=fields.include_usage,
+        n=fields.n,
+        forward=body,
+    )
+
+
+def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
+    check_stream_options(request)
+    if request.store:
+        raise unsupported("store", "nothing is stored")
+    greedy_by_top_p = request.top_p == 0  # only the most likely token is left of the nucleus
+    return GenerateRequest(
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        n=request.n or 1,
+        prompt=ChatPrompt(
+            messages=[to_template(message) for message in request.messages],
+            max_tokens=max_tokens(request),
+            min_tokens=request.min_tokens or 0,
+            temperature=default(request.temperature, 1.0),
+            top_p=1.0 if greedy_by_top_p else default(request.top_p, 1.0),
+            top_k=1 if greedy_by_top_p else max(0, request.top_k or 0),
+            min_p=request.min_p or 0.0,
+            repetition_penalty=default(request.repetition_penalty, 1.0),
+            frequency_penalty=request.frequency_penalty or 0.0,
+            presence_penalty=request.presence_penalty or 0.0,
+            logit_bias=request.logit_bias or {},
+            stop=stop_strings(request),
+            stop_token_ids=tuple(request.stop_token_ids or ()),
+            ignore_eos=bool(request.ignore_eos),
+            seed=request.seed,
+            logprobs=logprobs(request),
+            include_stop_str_in_output=bool(request.include_stop_str_in_output),
+        ),
+    )
+
+
+def default(value: float | None, absent: float) -> float:
+    return absent if value is None else value
+
+
+def check_stream_options(request: ChatCompletionRequest) -> None:
+    options = request.stream_options
+    if options is None:
+        return
+    if not request.stream:
+        raise BadField(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream_options",
+        )
+    if options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "chunks are not padded")
+
+
+def max_tokens(request: ChatCompletionRequest) -> int | None:
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise BadField(
+            "'max_tokens' and 'max_completion_tokens' differ; give one of them.", param="max_tokens"
+        )
+    return old if new is None else new
+
+
+def stop_strings(request: ChatCompletionRequest) -> tuple[str, ...]:
+    if isinstance(request.stop, str):
+        return (request.stop,)
+    return tuple(request.stop or ())
+
+
+def logprobs(request: ChatCompletionRequest) -> int | None:
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs is not None:
+        raise BadField(
+            "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
+            param="top_logprobs",
+        )
+    return None
+
+
+def to_template(message: Message) -> dict[str, Any]:
+    """As chat templates expect it: `developer` is the newer name of `system`, content is one
+    string.
+    """
+    match message:
+        case SystemMessage() | DeveloperMessage():
+            role = "system"
+        case UserMessage():
+            role = "user"
+        case AssistantMessage():
+            role = "assistant"
+    templated = {"role": role, "content": joined(message.content)}
+    if message.name is not None:
+        templated["name"] = message.name
+    return templated
+
+
+def joined(content: Content) -> str:
+    """Text parts are lines of one text, as in vLLM."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content)
+
+
+# ---- from msgspec's words to OpenAI's
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Raises BadField for what is not JSON, not UTF-8, nested too deep or of another shape."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise to_bad_field(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadField(f"{BROKEN_JSON} ({error})") from error
+    except RecursionError as error:
+        raise BadField(f"{BROKEN_JSON} (it is nested too deep)") from error
+
+
+_AT = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
+MAX_NAMED_CHARS = 200
+"""Of a field's name that a client made up."""
+
+
+def to_bad_field(text: str) -> BadField:
+    """msgspec says "Expected `int`, got `str` - at `$.n`"."""
+    found = _AT.match(text)
+    assert found is not None  # the pattern takes any text
+    reason, path = found["reason"], (found["path"] or "").replace("[...]", "")
+    if unknown := _UNKNOWN.match(reason):
+        param = under(path, unknown["field"][:MAX_NAMED_CHARS])
+        return BadField(f"Unrecognized request argument supplied: {param}", param=param)
+    if missing := _MISSING.match(reason):
+        param = under(path, missing["field"])
+        return BadField(f"Missing required parameter: '{param}'.", param=param)
+    if not path:
+        return BadField(f"{BROKEN_JSON} ({reason})")
+    if reason.startswith("Expected `null`, got"):
+        return unsupported(path, "this model cannot honour it")
+    return BadField(f"Invalid value for '{path}': {reason}.", param=path)
+
+
+def under(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field
+
+
+def unsupported(param: str, reason: str) -> BadField:
+    return BadField(f"Unsupported parameter: '{param}' ({reason}).", param=param)

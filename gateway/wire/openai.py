@@ -1,0 +1,182 @@
+"""OpenAI's chat completions as structs: what our engine honours of a request, and what an answer
+looks like.
+
+Above: `from_openai` and `to_openai`. Below: nothing. Pure shapes: no conversion, no HTTP. A
+field that is absent here is unknown; one of type `None` is known and cannot be honoured yet, so
+that only null, which means absent, passes. The limits of numbers are OpenAI's where it has them,
+else those of vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+"""OpenAI allows 4."""
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_INT64 = 2**63 - 1
+
+Unsupported: TypeAlias = None
+"""The type of a field that is refused by name unless it is null."""
+
+PositiveInt = Annotated[int, Meta(ge=1, le=MAX_INT64)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT64)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+
+
+class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+# ---- the request
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+Content = str | list[TextPart]
+
+
+class SystemMessage(Strict, tag_field="role", tag="system"):
+    content: Content
+    name: str | None = None
+
+
+class DeveloperMessage(Strict, tag_field="role", tag="developer"):
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Strict, tag_field="role", tag="user"):
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(Strict, tag_field="role", tag="assistant"):
+    """Takes back what a response's `message` holds, so that a client may append it as it came."""
+
+    content: Content
+    name: str | None = None
+    refusal: Unsupported = None
+    annotations: Annotated[list[None], Meta(max_length=0)] | None = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    tool_calls: Unsupported = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(Strict):
+    """`POST /v1/chat/completions` for our own engine."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIASES)] | None = None
+    stop: StopString | StopStrings | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=MAX_INT64)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = None
+
+    # Labels for OpenAI's abuse checks and cache routing: nothing to honour or to break here.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    # vLLM's
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_INT64)] | None = None
+    min_p: Probability | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    functions: Unsupported = None
+    metadata: Unsupported = None
+    moderation: Unsupported = None
+    parallel_tool_calls: Unsupported = None
+    prediction: Unsupported = None
+    prompt_cache_options: Unsupported = None
+    prompt_cache_retention: Unsupported = None
+    reasoning_effort: Unsupported = None
+    tool_choice: Unsupported = None
+    tools: Unsupported = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
+
+
+# ---- the answer
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    audio_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class CompletionUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """`prompt_tokens` includes cached ones, `completion_tokens` includes reasoning."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """Unix seconds."""
+    owned_by: str
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]

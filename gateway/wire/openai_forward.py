@@ -1,0 +1,155 @@
+"""What an OpenAI-compatible upstream is sent: everything, but for what would change what is billed.
+
+Above: `from_openai`. Below: nothing. Works on the decoded body. The fields that steer the
+gateway are checked here, because a wrong reservation or a wrong stream would be ours; the rest
+is the upstream's to judge.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.fleet.errors import BadField
+
+MAX_CHOICES = 128
+MAX_TOKENS = 2**31 - 1
+
+BILLED_OTHERWISE = {
+    "web_search_options": "searches are charged by the call",
+    "search_parameters": "searches are charged by the source",  # xAI
+    "enable_search": "searches are charged by the call",  # Alibaba
+    "search_options": "searches are charged by the call",  # Alibaba
+    "plugins": "plugins are charged by the call",  # OpenRouter
+    "compound_custom": "its tools are charged by the call",  # Groq
+    "audio": "audio tokens have another price",
+    "models": "another model has another price",  # OpenRouter's fallbacks
+    "route": "another model has another price",  # OpenRouter
+    "provider": "another provider has another price",  # OpenRouter
+    "speed": "another speed has another price",  # Anthropic
+    "inference_geo": "another region has another price",  # Anthropic
+    "best_of": "unseen choices are charged as well",  # vLLM
+}
+"""Refused by name unless null."""
+
+PLAIN_TIERS = ("auto", "default")
+PLAIN_TOOLS = ("function", "custom")
+"""Tools that the client runs. Every other type is the upstream's own and has a fee."""
+PLAIN_CACHE_TTLS = ("5m", "30m")
+"""The lifetimes that a vendor's usual cache-write price stands for; longer ones cost more."""
+
+
+class ForwardFields(msgspec.Struct, frozen=True):
+    """What the gateway itself needs to know."""
+
+    model: str
+    stream: bool
+    include_usage: bool
+    n: int
+
+
+def check_forward(body: Any) -> ForwardFields:
+    """Raises BadField."""
+    if not isinstance(body, dict):
+        raise BadField("The request body must be a JSON object.")
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadField("you must provide a model parameter", param="model")
+    check_messages(body.get("messages"))
+    stream = optional_bool(body.get("stream"), "stream")
+    include_usage = check_stream_options(body.get("stream_options"), stream)
+    n = optional_int(body.get("n"), "n", MAX_CHOICES)
+    for name in ("max_tokens", "max_completion_tokens"):
+        optional_int(body.get(name), name, MAX_TOKENS)
+    check_price(body)
+    return ForwardFields(model, stream, include_usage, n or 1)
+
+
+def check_messages(messages: Any) -> None:
+    if messages is None:
+        raise BadField("Missing required parameter: 'messages'.", param="messages")
+    if not isinstance(messages, list) or not messages:
+        raise invalid("messages", "expected a non-empty array")
+    for position, message in enumerate(messages):
+        param = f"messages[{position}]"
+        if not isinstance(message, dict):
+            raise invalid(param, "expected an object")
+        content = message.get("content")
+        if not isinstance(content, str | list | None):
+            raise invalid(f"{param}.content", "expected a string or an array")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            check_part(part, f"{param}.content[{index}]")
+
+
+def check_part(part: Any, param: str) -> None:
+    if not isinstance(part, dict):
+        raise invalid(param, "expected an object")
+    for field in ("prompt_cache_breakpoint", "cache_control"):
+        check_cache_ttl(part.get(field), f"{param}.{field}")
+
+
+def check_stream_options(options: Any, stream: bool) -> bool:
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise invalid("stream_options", "expected an object")
+    if not stream:
+        raise BadField(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream_options",
+        )
+    return optional_bool(options.get("include_usage"), "stream_options.include_usage")
+
+
+def check_price(body: dict[str, Any]) -> None:
+    for name, reason in BILLED_OTHERWISE.items():
+        if body.get(name) is not None:
+            raise refused(name, reason)
+    tier = body.get("service_tier")
+    if tier is not None and tier not in PLAIN_TIERS:
+        raise refused("service_tier", "another tier has another price")
+    modalities = body.get("modalities")
+    if modalities is not None and modalities != ["text"]:
+        raise refused("modalities", "only text has a price here")
+    check_cache_ttl(body.get("prompt_cache_options"), "prompt_cache_options")
+    check_cache_ttl(body.get("cache_control"), "cache_control")
+    tools = body.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if not isinstance(tool, dict) or tool.get("type") not in PLAIN_TOOLS:
+            raise refused(f"tools[{index}].type", "an upstream's own tool has a price of its own")
+        check_cache_ttl(tool.get("cache_control"), f"tools[{index}].cache_control")
+
+
+def check_cache_ttl(options: Any, param: str) -> None:
+    if options is None:
+        return
+    if not isinstance(options, dict):
+        raise invalid(param, "expected an object")
+    ttl = options.get("ttl")
+    if ttl is not None and ttl not in PLAIN_CACHE_TTLS:
+        raise refused(f"{param}.ttl", "another lifetime has another price")
+
+
+def optional_bool(value: Any, param: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise invalid(param, "expected a boolean")
+    return bool(value)
+
+
+def optional_int(value: Any, param: str, maximum: int) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise invalid(param, "expected an integer")
+    if not 1 <= value <= maximum:
+        raise invalid(param, f"expected 1 to {maximum}")
+    return value
+
+
+def invalid(param: str, reason: str) -> BadField:
+    return BadField(f"Invalid value for '{param}': {reason}.", param=param)
+
+
+def refused(param: str, reason: str) -> BadField:
+    return BadField(f"Unsupported parameter: '{param}' ({reason}).", param=param)

@@ -1,0 +1,271 @@
+"""What a replica brought, as OpenAI's chat completions: one encoder per request.
+
+Above: `inference`, which feeds `encode` with the items of each event and ends with `finish`.
+Below: the shapes in `openai`, the framing in `sse`. Knows no HTTP and no replica. A stream's
+constant parts are encoded once, so that a delta costs one small encode. Usage is always written
+here, from what is billed: an upstream's own stays hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, TextDelta, TokenInfo
+from gateway.wire import sse
+from gateway.wire.openai import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
+from gateway.wire.request import GenerateRequest
+
+SERVICE_TIER = "default"
+
+_encode = msgspec.json.Encoder().encode
+
+Items = Sequence[TextDelta | RawChunk | RawBody]
+
+
+class ChatEncoder(Protocol):
+    def encode(self, items: Items) -> bytes:
+        """Bytes that may go out now; none where the answer is one body."""
+
+    def finish(self, usage: MeteredUsage) -> bytes:
+        """The rest, once the attempt is billed."""
+
+
+def to_openai(request: GenerateRequest, *, completion_id: str, created: int) -> ChatEncoder:
+    """`completion_id`: `chatcmpl-...`; `created`: Unix seconds. An upstream's answer keeps its
+    own of both.
+    """
+    head = Head(id=completion_id, created=created, model=request.model)
+    if request.stream:
+        if request.forward is not None:
+            return RawStream(head, request.include_usage)
+        return ChatStream(head, request.include_usage)
+    if request.forward is not None:
+        return RawBodies()
+    return ChatBody(head, request.n)
+
+
+def to_usage(usage: MeteredUsage) -> CompletionUsage:
+    return CompletionUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.output,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=usage.cache_read, cache_write_tokens=usage.cache_write
+        ),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_output),
+    )
+
+
+class Head(msgspec.Struct, kw_only=True):
+    """The fields that every chunk of a stream repeats."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    service_tier: str | None = SERVICE_TIER
+    system_fingerprint: str | None = None
+
+    def opened(self) -> bytes:
+        """The object without its closing brace."""
+        return bytes(_encode(self)[:-1])
+
+    def usage_chunk(self, usage: MeteredUsage) -> bytes:
+        return sse.encode(
+            self.opened() + b',"choices":[],"usage":' + _encode(to_usage(usage)) + b"}"
+        )
+
+
+class ChatStream:
+    """Our engine's deltas as chunks: role first, then content, then the reason to finish, per
+    choice.
+    """
+
+    def __init__(self, head: Head, include_usage: bool) -> None:
+        self._head = head
+        self._include_usage = include_usage
+        self._before = b"data: " + head.opened() + b',"choices":[{"index":'
+        self._after = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._begun: set[int] = set()
+
+    def encode(self, items: Items) -> bytes:
+        chunks: list[bytes] = []
+        for item in items:
+            assert isinstance(item, TextDelta)
+            if item.index not in self._begun:
+                self._begun.add(item.index)
+                role = b'{"role":"assistant","content":"","refusal":null}'
+                chunks.append(self._chunk(item.index, role))
+            if item.text or item.logprobs:
+                content = b'{"content":' + _encode(item.text) + b"}"
+                chunks.append(self._chunk(item.index, content, logprobs=item.logprobs))
+            if item.finish_reason is not None:
+                chunks.append(self._chunk(item.index, b"{}", finish_reason=item.finish_reason))
+        return b"".join(chunks)
+
+    def finish(self, usage: MeteredUsage) -> bytes:
+        return (self._head.usage_chunk(usage) if self._include_usage else b"") + sse.DONE
+
+    def _chunk(
+        self,
+        index: int,
+        delta: bytes,
+        *,
+        logprobs: list[TokenInfo] | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        shown = b"null" if logprobs is None else _encode(ChoiceLogprobs(content=logprobs))
+        reason = b"null" if finish_reason is None else _encode(finish_reason)
+        return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (
+            self._before,
+            index,
+            delta,
+            shown,
+            reason,
+            self._after,
+        )
+
+
+class ChoiceLogprobs(msgspec.Struct):
+    content: list[TokenInfo]
+    refusal: None = None
+
+
+class AnswerMessage(msgspec.Struct):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+    annotations: list[None] = []
+
+
+class AnswerChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: str | None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[AnswerChoice]
+    usage: CompletionUsage
+    service_tier: str | None
+    system_fingerprint: str | None
+
+
+class ChatBody:
+    """Our engine's deltas collected to one `chat.completion`."""
+
+    def __init__(self, head: Head, n: int) -> None:
+        self._head = head
+        self._texts: list[list[str]] = [[] for _ in range(n)]
+        self._logprobs: list[list[TokenInfo] | None] = [None] * n
+        self._finish_reasons: list[str | None] = [None] * n
+
+    def encode(self, items: Items) -> bytes:
+        for item in items:
+            assert isinstance(item, TextDelta)
+            index = item.index
+            self._texts[index].append(item.text)
+            if item.logprobs is not None:
+                collected = self._logprobs[index] = self._logprobs[index] or []
+                collected.extend(item.logprobs)
+            if item.finish_reason is not None:
+                self._finish_reasons[index] = item.finish_reason
+        return b""
+
+    def finish(self, usage: MeteredUsage) -> bytes:
+        choices = [
+            AnswerChoice(
+                index=index,
+                message=AnswerMessage("".join(texts)),
+                logprobs=None if logprobs is None else ChoiceLogprobs(logprobs),
+                finish_reason=finish_reason,
+            )
+            for index, (texts, logprobs, finish_reason) in enumerate(
+                zip(self._texts, self._logprobs, self._finish_reasons, strict=True)
+            )
+        ]
+        return _encode(
+            ChatCompletion(
+                id=self._head.id,
+                created=self._head.created,
+                model=self._head.model,
+                choices=choices,
+                usage=to_usage(usage),
+                service_tier=self._head.service_tier,
+                system_fingerprint=self._head.system_fingerprint,
+            )
+        )
+
+
+class RawStream:
+    """An upstream's chunks; its usage chunk is written anew, under the id that its others have."""
+
+    def __init__(self, head: Head, include_usage: bool) -> None:
+        self._head = head
+        self._include_usage = include_usage
+        self._last: bytes | None = None
+
+    def encode(self, items: Items) -> bytes:
+        chunks: list[bytes] = []
+        for item in items:
+            assert isinstance(item, RawChunk)
+            self._last = item.payload
+            payload = item.payload
+            if self._include_usage:
+                payload = payload[:-1] + b',"usage":null}'
+            chunks.append(sse.encode(payload))
+        return b"".join(chunks)
+
+    def finish(self, usage: MeteredUsage) -> bytes:
+        if not self._include_usage:
+            return sse.DONE
+        head = self._head if self._last is None else like(self._head, self._last)
+        return head.usage_chunk(usage) + sse.DONE
+
+
+class RawBodies:
+    """An upstream's body, with the usage that is billed."""
+
+    def __init__(self) -> None:
+        self._body = b"{}"
+
+    def encode(self, items: Items) -> bytes:
+        for item in items:
+            assert isinstance(item, RawBody)
+            self._body = item.payload
+        return b""
+
+    def finish(self, usage: MeteredUsage) -> bytes:
+        return self._body[:-1] + b',"usage":' + _encode(to_usage(usage)) + b"}"
+
+
+class _Theirs(msgspec.Struct):
+    id: str | None = None
+    created: int | None = None
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+
+
+def like(head: Head, chunk: bytes) -> Head:
+    """`head` with what the upstream's chunk says of itself; vendors leave some of it out, or in
+    another type.
+    """
+    try:
+        theirs = msgspec.json.decode(chunk, type=_Theirs)
+    except msgspec.ValidationError:
+        return head
+    return Head(
+        id=theirs.id or head.id,
+        created=theirs.created or head.created,
+        model=head.model,
+        service_tier=theirs.service_tier,
+        system_fingerprint=theirs.system_fingerprint,
+    )
