@@ -323,14 +323,12 @@ class Scheduler:
         return True
 
     def _admit(self, step: _Step) -> None:
-        """Start waiting sequences, strictly in order, while each fits: all its tokens beside what
-        the running ones will still take for theirs and one block more. Whoever is admitted on less
-        would soon be preempted."""
-        if not self._waiting:
-            return
-        promised = sum(map(self._blocks_to_come, self._running))
+        """Start waiting sequences, strictly in order, while all known tokens of the next fit beside
+        one more block for each running one. Admitted on less, it would soon be preempted.
+
+        Budget is left only when the running prompts are computed: nobody needs room for more."""
         while self._waiting and step.budget > 0 and len(self._running) < self.max_num_seqs:
-            spare = self.cache.num_available - promised
+            spare = self.cache.num_available - len(self._running)
             if spare <= 0:
                 return
             seq = self._waiting[0]
@@ -344,12 +342,6 @@ class Scheduler:
             grown = self.cache.grow(seq, seq.num_computed_tokens + num_new_tokens)
             assert grown, "a chunk needs no more blocks than the whole"
             step.put(seq, num_new_tokens)
-            promised += self._blocks_to_come(seq)
-
-    def _blocks_to_come(self, seq: Sequence) -> int:
-        """Blocks a running sequence will take for its known tokens and one block beyond."""
-        growth = self.cache.num_blocks_for(seq.num_tokens) + 1 - len(seq.block_table)
-        return min(growth, self.max_blocks_per_seq - seq.num_held_blocks)
 
     def _start(self, seq: Sequence, table: list[int]) -> None:
         """Move the first waiting sequence to the running ones, on a matched table."""

@@ -68,17 +68,25 @@ def test_nobody_overtakes_a_head_that_does_not_fit() -> None:
     assert plan(scheduler.schedule()) == [("a", 15, 1)]
 
 
-def test_admission_leaves_room_for_what_is_running() -> None:
-    # "a" has 2 of its 10 blocks after one step; a prompt of 6 blocks must wait though 14 are free.
-    scheduler = make(16, max_num_batched_tokens=8)
-    scheduler.add(request("a", 40, max_tokens=1))
-    scheduler.add(request("b", 24, max_tokens=1))
-    for _ in range(5):
-        output = scheduler.schedule()
-        assert [s.seq.request_id for s in output.scheduled] == ["a"]
-        execute(scheduler, output)
-    assert plan(scheduler.schedule()) == [("b", 0, 8)]
-    assert scheduler.num_preemptions == 0
+def test_admission_leaves_each_running_sequence_a_block() -> None:
+    scheduler = make(16)
+    scheduler.add(request("a", 4, max_tokens=3))
+    step(scheduler)
+    scheduler.add(request("b", 60, max_tokens=1))
+    assert scheduler.num_free_blocks == 15, "enough for b, but a takes its second block next"
+    assert [s[0] for s in plan(scheduler.schedule())] == ["a"]
+
+
+def test_admission_counts_the_cached_blocks_that_it_revives() -> None:
+    scheduler = make(16)
+    scheduler.add(request("a", 56, max_tokens=1))
+    drain(scheduler)
+    scheduler.add(request("b", 4, max_tokens=8))
+    step(scheduler)
+    assert scheduler.num_free_blocks == 15
+    # 14 of its 15 blocks are found, none of them held by anyone: all 15 count, one too many.
+    scheduler.add(request("c", request("a", 56).prompt_token_ids + [1, 2], max_tokens=1))
+    assert [s[0] for s in plan(scheduler.schedule())] == ["b"]
 
 
 def test_the_step_that_catches_up_samples() -> None:
@@ -234,7 +242,7 @@ def test_a_victim_that_was_scheduled_leaves_the_step() -> None:
     # beside "b", which takes the last block just before "a" needs it.
     scheduler = make(7, max_model_len=16, max_num_batched_tokens=2, max_num_seqs=2)
     scheduler.cache.match = lambda seq: []  # type: ignore[method-assign]
-    scheduler.add(request("a", 13, n=2, max_tokens=1))
+    scheduler.add(request("a", 15, n=2, max_tokens=1))
     scheduler.add(request("b", 1, max_tokens=15))
     for _ in range(60):
         output = scheduler.schedule()

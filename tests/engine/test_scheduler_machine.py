@@ -122,7 +122,7 @@ class World:
         kept = [s for s in running if s not in output.preempted]
         for victim in output.preempted:
             assert all(victim.order > s.order for s in kept), "not the latest"
-            assert victim.status is SequenceStatus.WAITING
+            assert victim.status is SequenceStatus.WAITING, "a victim came back in its own step"
         if kept:
             assert any(s.seq is kept[0] for s in entries), "the earliest must move"
         scheduler.check_integrity()
