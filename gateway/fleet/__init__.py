@@ -1,1 +1,1 @@
-"""Replicas: in-repo engines and OpenAI-compatible upstreams behind one protocol, and the router over them."""
+"""Replicas: our engines and OpenAI-compatible upstreams behind one protocol, and their router."""

@@ -1,11 +1,12 @@
 """The one protocol behind which an in-repo engine and an OpenAI-compatible upstream look alike.
 
-Above: `gateway.inference` and the router. Below: `engine_replica` and `upstream`. Knows no tenant and no price.
+Above: `gateway.inference` and the router. Below: `engine_replica` and `upstream`. Knows no tenant
+and no price.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -16,10 +17,11 @@ FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "functi
 
 
 class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Cumulative over the attempt, monotone from event to event, in tokens.
+    """Cumulative over the attempt, in tokens; monotone from event to event, but for the step from
+    an estimate to the replica's own count.
 
-    prompt = uncached_input + cache_read + cache_write. `wasted_output` was generated but lies behind a stop
-    string, so nobody sees it or pays for it.
+    prompt = uncached_input + cache_read + cache_write. `wasted_output` was generated but lies
+    behind a stop string, so nobody sees it or pays for it.
     """
 
     uncached_input: int = 0
@@ -78,7 +80,8 @@ class RawBody(msgspec.Struct, frozen=True):
 
 
 class ReplicaEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step of a replica brought. `usage` is None until the replica has begun to work (nothing to bill).
+    """What one step of a replica brought. `usage` is None until the replica has begun to work:
+    there is nothing to bill.
 
     The last event of an attempt has `finished=True` and its final usage.
     """
@@ -126,9 +129,9 @@ class Replica(Protocol):
 
     def stream(
         self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str
-    ) -> AsyncIterator[ReplicaEvent]:
-        """Run it. Raises ReplicaUnavailable / ReplicaOverloaded / UpstreamRefused before the first event,
-        ReplicaLost after it. Closing the iterator early aborts."""
+    ) -> AsyncGenerator[ReplicaEvent, None]:
+        """Run it. Raises ReplicaUnavailable, ReplicaOverloaded or UpstreamRefused before the first
+        event, ReplicaLost after it. Closing the generator early aborts."""
         ...
 
     async def abort(self, attempt_id: str) -> None:

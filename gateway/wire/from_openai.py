@@ -88,6 +88,8 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
     check_stream_options(request)
     if request.store:
         raise unsupported("store", "nothing is stored")
+    if request.min_tokens and request.stop:
+        raise unsupported("min_tokens", "not together with 'stop'")
     greedy_by_top_p = request.top_p == 0  # only the most likely token is left of the nucleus
     return GenerateRequest(
         model=request.model,

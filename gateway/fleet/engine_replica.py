@@ -1,0 +1,235 @@
+"""One of our own engines as a `Replica`: text in, exact token ids over the socket, text and exact
+usage out.
+
+Above: `inference` and the router. Below: the engine's client, tokenizer, chat template and
+detokenizer. Knows no tenant, no price and no wire format. Stop strings are found here: the
+engine knows ids only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+
+from engine.chat_template import ChatTemplate
+from engine.client import Engine
+from engine.errors import (
+    ContextLengthExceeded,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidRequest,
+)
+from engine.protocol import EngineRequest, ReplicaStatus, SamplingParams
+from engine.tokenizer import Tokenizer
+from gateway.fleet.choice_text import GenerationText
+from gateway.fleet.errors import (
+    BadField,
+    ContextTooLong,
+    FleetError,
+    ReplicaLost,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+)
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.replica import PreparedRequest, ReplicaEvent, ReplicaHealth
+from gateway.wire.request import ChatPrompt, GenerateRequest
+
+RESTART_S = 1.0
+"""What a client is told to wait for an engine that is away: its supervisor is starting it again."""
+
+THEIR_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
+"""The engine's fields that a client knows under another name."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """`PreparedRequest.payload`."""
+
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+
+
+class EngineReplica:
+    """`client` is connected, or connecting, by whoever made it; `close` closes it."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        client: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        threads: PrepareThreads,
+        weight: int = 1,
+    ) -> None:
+        self.name = name
+        self.weight = weight
+        self._client = client
+        self._tokenizer = tokenizer
+        self._template = template
+        self._threads = threads
+
+    async def start(self) -> None:
+        """The client connects by itself, for as long as it takes."""
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def health(self) -> ReplicaHealth:
+        if not self._client.connected:
+            return ReplicaHealth(name=self.name, available=False)
+        status = self._client.status
+        return ReplicaHealth(
+            name=self.name,
+            available=True,
+            num_running=status.num_running,
+            num_waiting=status.num_waiting,
+        )
+
+    async def abort(self, attempt_id: str) -> None:
+        await self._client.abort(attempt_id)
+
+    async def prepare(self, request: GenerateRequest) -> PreparedRequest:
+        prompt = request.prompt
+        assert prompt is not None, "a request for an upstream"
+        status = self._status()
+        size_chars = sum(len(message["content"]) for message in prompt.messages)
+        prompt_token_ids = await self._threads.run(size_chars, self._tokenize, prompt)
+        max_tokens = output_bound(prompt, len(prompt_token_ids), status.max_model_len)
+        check_token_ids(prompt, status.vocab_size)
+        return PreparedRequest(
+            request=request,
+            input_tokens=len(prompt_token_ids),
+            input_estimated=False,
+            max_output_tokens=max_tokens * request.n,
+            max_tokens_given=prompt.max_tokens is not None,
+            payload=Job(prompt_token_ids, to_sampling(prompt, max_tokens)),
+        )
+
+    async def stream(
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str
+    ) -> AsyncGenerator[ReplicaEvent, None]:
+        request = prepared.request
+        assert request.prompt is not None
+        assert isinstance(prepared.payload, Job)
+        generation = GenerationText(request.prompt, request.n, self._tokenizer)
+        outputs = self._client.generate(
+            EngineRequest(
+                request_id=attempt_id,
+                prompt_token_ids=prepared.payload.prompt_token_ids,
+                sampling=prepared.payload.sampling,
+                n=request.n,
+                cache_salt=cache_salt,
+            )
+        )
+        begun = False
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if output.finish_reason == "error":
+                        raise EngineUnavailable(f"the step failed: {output.error_code}")
+                    was_over = generation.over
+                    event = generation.read(output)
+                    begun = True
+                    yield event
+                    if generation.over and not was_over and not event.finished:
+                        await self._client.abort(attempt_id)
+        except (InvalidRequest, EngineOverloaded) as error:
+            raise self._to_refusal(error) from error
+        except EngineUnavailable as error:
+            if not generation.over:
+                raise self._to_loss(error, begun) from error
+            # The client has its whole answer; only the waste is not known to the last token.
+            yield generation.last()
+
+    def _status(self) -> ReplicaStatus:
+        try:
+            return self._client.status
+        except EngineUnavailable as error:
+            raise ReplicaUnavailable(error.message, retry_after_s=RESTART_S) from error
+
+    def _tokenize(self, prompt: ChatPrompt) -> list[int]:
+        try:
+            text = self._template.render(prompt.messages)
+        except InvalidRequest as error:
+            raise BadField(
+                "This model's chat template does not take these messages.", param="messages"
+            ) from error
+        return self._tokenizer.encode(text)
+
+    def _to_refusal(self, error: InvalidRequest | EngineOverloaded) -> FleetError:
+        match error:
+            case EngineOverloaded():
+                return ReplicaOverloaded(f"{self.name}: {error.message}")
+            case ContextLengthExceeded():
+                return ContextTooLong("The messages are too long for this model.", param="messages")
+            case InvalidRequest():
+                param = THEIR_NAMES.get(error.param or "", error.param)
+                return BadField(f"Invalid value for '{param}': {error.message}.", param=param)
+
+    def _to_loss(self, error: EngineUnavailable, begun: bool) -> FleetError:
+        if begun:
+            return ReplicaLost(f"{self.name}: {error.message}")
+        return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
+
+
+def output_bound(prompt: ChatPrompt, num_prompt_tokens: int, max_model_len: int) -> int:
+    """Tokens that one choice may have. Raises ContextTooLong, or BadField for `min_tokens`."""
+    limit = f"This model's maximum context length is {max_model_len} tokens."
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextTooLong(
+            f"{limit} However, your messages resulted in {num_prompt_tokens} tokens. "
+            "Please reduce the length of the messages.",
+            param="messages",
+        )
+    max_tokens = room if prompt.max_tokens is None else prompt.max_tokens
+    if max_tokens > room:
+        raise ContextTooLong(
+            f"{limit} However, you requested {num_prompt_tokens + max_tokens} tokens "
+            f"({num_prompt_tokens} in the messages, {max_tokens} in the completion). "
+            "Please reduce the length of the messages or completion.",
+            param="messages",
+        )
+    if prompt.min_tokens > max_tokens:
+        raise BadField(
+            f"Invalid value for 'min_tokens': more than the {max_tokens} tokens that the "
+            "completion may have.",
+            param="min_tokens",
+        )
+    return max_tokens
+
+
+def check_token_ids(prompt: ChatPrompt, vocab_size: int) -> None:
+    """Raises BadField."""
+    for param, ids in (
+        ("logit_bias", prompt.logit_bias),
+        ("stop_token_ids", prompt.stop_token_ids),
+    ):
+        unknown = next((i for i in ids if i >= vocab_size), None)
+        if unknown is not None:
+            raise BadField(
+                f"Invalid value for '{param}': {unknown} is no token id of this model, which has "
+                f"{vocab_size}.",
+                param=param,
+            )
+
+
+def to_sampling(prompt: ChatPrompt, max_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=prompt.min_tokens,
+        temperature=prompt.temperature,
+        top_p=prompt.top_p,
+        top_k=prompt.top_k,
+        min_p=prompt.min_p,
+        repetition_penalty=prompt.repetition_penalty,
+        frequency_penalty=prompt.frequency_penalty,
+        presence_penalty=prompt.presence_penalty,
+        logit_bias=prompt.logit_bias,
+        stop_token_ids=prompt.stop_token_ids,
+        ignore_eos=prompt.ignore_eos,
+        seed=prompt.seed,
+        logprobs=prompt.logprobs,
+    )

@@ -1,0 +1,393 @@
+"""An OpenAI-compatible upstream as a `Replica`: chat completions over HTTP/1.1, passed on as they
+come.
+
+Above: `inference` and the router. Below: httpx for the I/O, `upstream_meter` for what the answer
+costs, `upstream_errors` for what its refusals mean. Knows no tenant and no price.
+
+Usage is always asked for, whatever the client asked. A request that nobody waits for any more is
+cut off at whatever it waits for, which closes its connection: that is how an upstream learns of
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+
+from gateway.fleet.errors import FleetError, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
+from gateway.fleet.input_estimate import Encoding, estimate_input_tokens
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.replica import (
+    MeteredUsage,
+    PreparedRequest,
+    RawChunk,
+    ReplicaEvent,
+    ReplicaHealth,
+)
+from gateway.fleet.upstream_errors import to_fleet_error
+from gateway.fleet.upstream_meter import BrokenAnswer, UpstreamMeter
+from gateway.wire.request import GenerateRequest
+from gateway.wire.sse import Event, EventParser, EventTooLarge
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+WRITE_TIMEOUT_S = 30.0
+POOL_TIMEOUT_S = 2.0
+"""Waiting for one of MAX_CONNECTIONS to be free."""
+STREAM_IDLE_TIMEOUT_S = 120.0
+"""Between two reads of a stream, the first included."""
+BODY_TIMEOUT_S = 600.0
+"""For an answer that comes in one piece; the official SDK waits as long."""
+AFTER_DONE_TIMEOUT_S = 0.1
+"""For the end of the response behind `[DONE]`; a connection whose end was read can be used
+again.
+"""
+MAX_CONNECTIONS = 1024
+MAX_KEPT_CONNECTIONS = 256
+KEEPALIVE_S = 30.0
+MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_ERROR_BYTES = 64 * 1024
+DEFAULT_MAX_OUTPUT_TOKENS = 16_384
+"""Per choice, where neither the request nor the configuration has a limit."""
+ASSUMED_TOKENS_PER_S = 50.0
+"""Of a request, until one was measured."""
+RATE_SMOOTHING = 0.2
+"""Weight of the newest measurement in the moving average."""
+
+Clock = Callable[[], float]
+
+
+class UpstreamReplica:
+    """`upstream_model`: the model's name over there. `encoding`: a tokenizer to count prompts
+    with.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        base_url: str,
+        upstream_model: str,
+        threads: PrepareThreads,
+        api_key: str | None = None,
+        weight: int = 1,
+        context_window: int | None = None,
+        encoding: Encoding | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.weight = weight
+        self._upstream_model = upstream_model
+        self._api_key = api_key
+        self._context_window = context_window
+        self._encoding = encoding
+        self._threads = threads
+        self._clock = clock
+        self._tokens_per_s: float | None = None
+        self._attempts: dict[str, Attempt] = {}
+        self._url = httpx.URL(base_url.rstrip("/") + "/chat/completions")
+        self._client = httpx.AsyncClient(
+            headers=request_headers(api_key),
+            limits=httpx.Limits(
+                max_connections=MAX_CONNECTIONS,
+                max_keepalive_connections=MAX_KEPT_CONNECTIONS,
+                keepalive_expiry=KEEPALIVE_S,
+            ),
+            trust_env=False,
+        )
+
+    async def start(self) -> None:
+        """Connections are made as they are needed."""
+
+    async def close(self) -> None:
+        """Open attempts are cut off first."""
+        for attempt in self._attempts.values():
+            attempt.abort()
+        await self._client.aclose()
+
+    def health(self) -> ReplicaHealth:
+        return ReplicaHealth(name=self.name, available=True, num_running=len(self._attempts))
+
+    async def prepare(self, request: GenerateRequest) -> PreparedRequest:
+        body = request.forward
+        assert body is not None, "a request for our own engine"
+        payload = self._to_payload(request, body)
+        tokens = await self._threads.run(len(payload), estimate_input_tokens, body, self._encoding)
+        per_choice, given = self._output_bound(body, tokens)
+        return PreparedRequest(
+            request=request,
+            input_tokens=tokens,
+            input_estimated=True,
+            max_output_tokens=per_choice * request.n,
+            max_tokens_given=given,
+            payload=payload,
+        )
+
+    async def stream(
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str
+    ) -> AsyncGenerator[ReplicaEvent, None]:
+        """`cache_salt` has no equivalent over there: whose cache it is, is the upstream's
+        matter.
+        """
+        assert attempt_id not in self._attempts
+        attempt = self._attempts[attempt_id] = Attempt(prepared, self._clock)
+        run = self._stream if prepared.request.stream else self._whole
+        try:
+            async with aclosing(run(attempt)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            del self._attempts[attempt_id]
+
+    async def abort(self, attempt_id: str) -> None:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None:
+            attempt.abort()
+
+    # ---- what is sent
+
+    def _to_payload(self, request: GenerateRequest, body: dict[str, Any]) -> bytes:
+        sent = {**body, "model": self._upstream_model}
+        if request.stream:
+            sent["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        return msgspec.json.encode(sent)
+
+    def _output_bound(self, body: dict[str, Any], input_tokens: int) -> tuple[int, bool]:
+        """Tokens per choice, and whether the client set them."""
+        given = [body[n] for n in ("max_completion_tokens", "max_tokens") if body.get(n)]
+        if given:
+            return max(given), True
+        if self._context_window is not None:
+            return max(1, self._context_window - input_tokens), False
+        return DEFAULT_MAX_OUTPUT_TOKENS, False
+
+    @asynccontextmanager
+    async def _post(self, attempt: Attempt, read_timeout_s: float) -> AsyncIterator[httpx.Response]:
+        """The response once its headers are good. Raises ReplicaUnavailable or UpstreamRefused."""
+        request = self._client.build_request(
+            "POST",
+            self._url,
+            content=attempt.prepared.payload,
+            timeout=httpx.Timeout(
+                connect=CONNECT_TIMEOUT_S,
+                write=WRITE_TIMEOUT_S,
+                pool=POOL_TIMEOUT_S,
+                read=read_timeout_s,
+            ),
+            extensions={"trace": attempt.trace},
+        )
+        try:
+            async with attempt.waiting():
+                response = await self._client.send(request, stream=True)
+        except httpx.PoolTimeout as error:
+            raise ReplicaOverloaded(f"{self.name}: {MAX_CONNECTIONS} connections") from error
+        except httpx.HTTPError as error:
+            raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
+        try:
+            if response.status_code != 200:
+                raise await self._refusal(attempt, response)
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise ReplicaUnavailable(f"{self.name} compresses, unasked")
+            yield response
+        finally:
+            await response.aclose()
+
+    async def _refusal(self, attempt: Attempt, response: httpx.Response) -> FleetError:
+        body = bytearray()
+        try:
+            async with attempt.waiting():
+                async for chunk in response.aiter_raw():
+                    body += chunk
+                    if len(body) > MAX_ERROR_BYTES:
+                        break
+        except httpx.HTTPError as error:
+            log.info("%s: the body of its refusal broke off: %s", self.name, type(error).__name__)
+        hidden = {self._upstream_model: attempt.prepared.request.model}
+        if self._api_key:
+            hidden = {self._api_key: "***", **hidden}
+        return to_fleet_error(
+            response.status_code,
+            response.headers,
+            bytes(body[:MAX_ERROR_BYTES]),
+            replica=self.name,
+            hidden=hidden,
+        )
+
+    # ---- an answer in one piece
+
+    async def _whole(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
+        """One event. Until it is there nothing is lost by trying another replica."""
+        try:
+            async with self._post(attempt, BODY_TIMEOUT_S) as response:
+                body = await self._read_body(attempt, response)
+            item = attempt.meter.read_body(body)
+        except Aborted:
+            yield ReplicaEvent(usage=self._guess(attempt), finished=True)
+            return
+        except httpx.HTTPError as error:
+            raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
+        except BrokenAnswer as error:
+            raise ReplicaUnavailable(f"{self.name}: {error}") from error
+        self._measure(attempt)
+        yield ReplicaEvent(items=(item,), usage=attempt.meter.usage, finished=True)
+
+    async def _read_body(self, attempt: Attempt, response: httpx.Response) -> bytes:
+        body = bytearray()
+        async with attempt.waiting():
+            async for chunk in response.aiter_raw():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise BrokenAnswer(f"a body of more than {MAX_BODY_BYTES} bytes")
+        return bytes(body)
+
+    def _guess(self, attempt: Attempt) -> MeteredUsage | None:
+        """What was generated of an answer that nobody waited for. None: it was never asked for."""
+        if not attempt.sent:
+            return None
+        rate = self._tokens_per_s or ASSUMED_TOKENS_PER_S
+        output = max(1, round(rate * attempt.elapsed_s))
+        output = min(output, attempt.prepared.max_output_tokens)
+        return msgspec.structs.replace(attempt.meter.usage, output=output, estimated=True)
+
+    def _measure(self, attempt: Attempt) -> None:
+        output = attempt.meter.usage.output
+        if output and attempt.elapsed_s > 0:
+            rate = output / attempt.elapsed_s
+            known = self._tokens_per_s or rate
+            self._tokens_per_s = known + RATE_SMOOTHING * (rate - known)
+
+    # ---- an answer as a stream
+
+    async def _stream(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
+        """Raises ReplicaUnavailable until something has been yielded, ReplicaLost from then on."""
+        meter = attempt.meter
+        begun = False
+        try:
+            async with self._post(attempt, STREAM_IDLE_TIMEOUT_S) as response:
+                async with aclosing(self._chunks(attempt, response)) as batches:
+                    async for items in batches:
+                        begun = True
+                        yield ReplicaEvent(items=items, usage=meter.usage)
+            if not meter.complete:
+                raise BrokenAnswer("the stream broke off")
+        except Aborted:
+            usage = meter.usage if attempt.sent else None
+            yield ReplicaEvent(usage=usage, finished=True)
+            return
+        except (httpx.HTTPError, BrokenAnswer, EventTooLarge) as error:
+            kind = ReplicaLost if begun else ReplicaUnavailable
+            raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
+        self._measure(attempt)
+        yield ReplicaEvent(usage=meter.usage, finished=True)
+
+    async def _chunks(
+        self, attempt: Attempt, response: httpx.Response
+    ) -> AsyncGenerator[tuple[RawChunk, ...], None]:
+        """What each read brought, without waiting for more."""
+        parser = EventParser()
+        reads = response.aiter_raw()
+        while not attempt.meter.done:
+            async with attempt.waiting():
+                data = await anext(reads, None)
+            events = parser.close() if data is None else parser.feed(data)
+            items, fault = read_all(attempt.meter, events)
+            if items:
+                yield items
+            if fault is not None:
+                raise fault
+            if data is None:
+                return
+        await self._to_the_end(reads)
+
+    async def _to_the_end(self, reads: AsyncIterator[bytes]) -> None:
+        try:
+            async with asyncio.timeout(AFTER_DONE_TIMEOUT_S):
+                async for _ in reads:
+                    continue
+        except (TimeoutError, httpx.HTTPError) as error:
+            log.debug("%s: no clean end after [DONE]: %s", self.name, type(error).__name__)
+
+
+def read_all(
+    meter: UpstreamMeter, events: Sequence[Event]
+) -> tuple[tuple[RawChunk, ...], BrokenAnswer | None]:
+    """What is good is passed on, also where something broken comes right behind it."""
+    items: list[RawChunk] = []
+    for event in events:
+        try:
+            item = meter.read_event(event.data)
+        except BrokenAnswer as fault:
+            return tuple(items), fault
+        if item is not None:
+            items.append(item)
+    return tuple(items), None
+
+
+class Aborted(Exception):
+    """Nobody waits for this attempt any more."""
+
+
+class Attempt:
+    """One request on its way; `abort` breaks whatever it waits for."""
+
+    def __init__(self, prepared: PreparedRequest, clock: Clock) -> None:
+        self.prepared = prepared
+        self.meter = UpstreamMeter(
+            model=prepared.request.model,
+            n=prepared.request.n,
+            input_tokens=prepared.input_tokens,
+        )
+        self.sent = False
+        """The upstream has the whole request and may have begun."""
+        self._clock = clock
+        self._begun_at = clock()
+        self._aborted = False
+        self._wait: asyncio.Timeout | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._begun_at
+
+    async def trace(self, event: str, info: dict[str, Any]) -> None:
+        """httpx tells what it has done."""
+        if event.endswith("send_request_body.complete"):
+            self.sent = True
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """Around an await. Raises Aborted when `abort` was called before or meanwhile."""
+        if self._aborted:
+            raise Aborted
+        try:
+            async with asyncio.timeout(None) as self._wait:
+                yield
+        except TimeoutError as error:
+            raise Aborted from error
+        finally:
+            self._wait = None
+
+    def abort(self) -> None:
+        if not self._aborted:
+            self._aborted = True
+            if self._wait is not None:
+                self._wait.reschedule(asyncio.get_running_loop().time())
+
+
+def request_headers(api_key: str | None) -> dict[str, str]:
+    headers = {
+        "content-type": "application/json",
+        "accept": "text/event-stream, application/json",
+        "accept-encoding": "identity",
+        "user-agent": "tollgate",
+    }
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    return headers

@@ -1,0 +1,178 @@
+"""What an upstream says, read for what it costs: its usage where it gives one, an estimate until
+then.
+
+Above: `upstream`, which does the I/O. Below: msgspec. Pure: bytes in, payloads and
+`MeteredUsage` out. Payloads leave under our model's name and without usage, whose fields may
+tell the gateway's own price.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw
+
+from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk
+
+BYTES_PER_TOKEN = 4
+MAX_COUNT = 2**40
+DONE = b"[DONE]"
+
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None
+
+
+class BrokenAnswer(Exception):
+    """No chat completion, or the upstream's own error event."""
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: Count = None
+    cache_write_tokens: Count = None
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: Count = None
+
+
+class UpstreamUsage(msgspec.Struct):
+    prompt_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+    completion_tokens: Count = None
+    total_tokens: Count = None
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+    prompt_cache_hit_tokens: Count = None
+    """DeepSeek's name for cached_tokens."""
+
+    def to_metered(self) -> MeteredUsage:
+        prompt = self.prompt_tokens
+        details = self.prompt_tokens_details or _PromptDetails()
+        cache_read = min(prompt, details.cached_tokens or self.prompt_cache_hit_tokens or 0)
+        cache_write = min(prompt - cache_read, details.cache_write_tokens or 0)
+        # Where reasoning is not part of completion_tokens (xAI, Gemini), it still is of the total.
+        output = max(self.completion_tokens or 0, (self.total_tokens or 0) - prompt)
+        reasoning = (self.completion_tokens_details or _CompletionDetails()).reasoning_tokens or 0
+        return MeteredUsage(
+            uncached_input=prompt - cache_read - cache_write,
+            cache_read=cache_read,
+            cache_write=cache_write,
+            output=output,
+            reasoning_output=min(output, reasoning),
+        )
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: dict[str, Raw] | None = None
+    message: dict[str, Raw] | None = None
+    finish_reason: str | None = None
+
+
+_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_choices = msgspec.json.Decoder(list[_Choice]).decode
+_decode_usage = msgspec.json.Decoder(UpstreamUsage).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class UpstreamMeter:
+    """One attempt. `usage` is monotone but for the step from the estimate to the upstream's own
+    count.
+    """
+
+    def __init__(self, *, model: str, n: int, input_tokens: int) -> None:
+        self._model = Raw(_encode(model))
+        self._n = n
+        self._known = MeteredUsage(uncached_input=input_tokens, estimated=True)
+        self._told = False
+        self._num_new_chunks = 0
+        self._new_bytes = 0
+        """Of text that is not in `_known`."""
+        self._finished: set[int] = set()
+        self.done = False
+        """`[DONE]` was read."""
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is missing, whether or not `[DONE]` was sent."""
+        return self.done or self._told or len(self._finished) >= self._n
+
+    @property
+    def usage(self) -> MeteredUsage:
+        if not self._num_new_chunks:
+            return self._known
+        by_size = math.ceil(self._new_bytes / BYTES_PER_TOKEN)
+        return msgspec.structs.replace(
+            self._known,
+            output=self._known.output + max(self._num_new_chunks, by_size),
+            estimated=True,
+        )
+
+    def read_event(self, data: bytes) -> RawChunk | None:
+        """One event's data; None if the client is not to see it. Raises BrokenAnswer."""
+        if self.done:
+            return None
+        if data == DONE:
+            self.done = True
+            return None
+        chunk, choices = self._open(data)
+        if not choices and self._take_usage(chunk):
+            return None
+        self._take_usage(chunk)
+        return RawChunk(self._close(chunk))
+
+    def read_body(self, data: bytes) -> RawBody:
+        """A whole `chat.completion`. Raises BrokenAnswer."""
+        body, choices = self._open(data)
+        if not choices:
+            raise BrokenAnswer("an answer without choices")
+        self._take_usage(body)
+        self.done = True
+        return RawBody(self._close(body))
+
+    def _open(self, data: bytes) -> tuple[dict[str, Raw], list[_Choice]]:
+        try:
+            found = _decode_object(data.decode())
+            error = found.get("error")
+            if error is not None and bytes(error) != b"null":
+                raise BrokenAnswer("the upstream sent an error event")
+            choices = _decode_choices(found.get("choices", b"[]"))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+            raise BrokenAnswer(f"not a chat completion: {fault}") from fault
+        for choice in choices:
+            self._count(choice)
+        return found, choices
+
+    def _count(self, choice: _Choice) -> None:
+        """Whatever the model wrote counts, whatever the vendor calls it: content, reasoning,
+        arguments.
+        """
+        written = choice.delta or choice.message or {}
+        size = sum(
+            len(value) - 2  # quotes or brackets
+            for name, value in ((name, bytes(raw)) for name, raw in written.items())
+            if name != "role" and value[:1] in b'"[{'
+        )
+        if size:
+            self._num_new_chunks += 1
+            self._new_bytes += size
+        if choice.finish_reason is not None:
+            self._finished.add(choice.index)
+
+    def _take_usage(self, found: dict[str, Raw]) -> bool:
+        """Keep it; False where there is none, or none that can be read."""
+        raw = found.pop("usage", None)
+        if raw is None or bytes(raw) == b"null":
+            return False
+        try:
+            told = _decode_usage(raw).to_metered()
+        except msgspec.ValidationError:
+            return False
+        self._known, self._told = told, True
+        if told.output:  # zero, where there was text, is no count
+            self._num_new_chunks = self._new_bytes = 0
+        return True
+
+    def _close(self, found: dict[str, Raw]) -> bytes:
+        found["model"] = self._model
+        return _encode(found)
