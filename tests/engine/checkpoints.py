@@ -1,0 +1,111 @@
+"""Tiny checkpoints of every supported family, written by `transformers`, and what it generates from
+them: the reference of the parity tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+VOCAB = 199
+"""No power of two and no multiple of anything the engine works in."""
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+WINDOW = 24
+
+
+def _llama(**changes: Any) -> transformers.PreTrainedModel:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SHAPE | changes)))
+
+
+def _mistral(**changes: Any) -> transformers.PreTrainedModel:
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**(SHAPE | changes)))
+
+
+def _qwen2(**changes: Any) -> transformers.PreTrainedModel:
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**(SHAPE | changes)))
+
+
+def _qwen3(**changes: Any) -> transformers.PreTrainedModel:
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**(SHAPE | changes)))
+
+
+MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+    "llama2": lambda: _llama(num_key_value_heads=4, tie_word_embeddings=False),
+    "llama2_linear_rope": lambda: _llama(
+        rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+    ),
+    "llama3": lambda: _llama(rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True),
+    "llama_biases": lambda: _llama(attention_bias=True, mlp_bias=True),
+    "mistral_window": lambda: _mistral(sliding_window=WINDOW, head_dim=24),
+    "mistral_full": lambda: _mistral(sliding_window=None),
+    "qwen2_tied": lambda: _qwen2(tie_word_embeddings=True),
+    "qwen2_mixed_windows": lambda: _qwen2(
+        use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "qwen3": lambda: _qwen3(head_dim=32, tie_word_embeddings=False),
+    "qwen3_tied": lambda: _qwen3(head_dim=16, tie_word_embeddings=True),
+}
+
+
+@cache
+def build(name: str) -> transformers.PreTrainedModel:
+    """The model with weights spread so widely that its text is neither constant nor a coin toss."""
+    torch.manual_seed(sum(name.encode()))
+    model = MODELS[name]().eval()
+    model.generation_config.eos_token_id = None  # `generate` goes on to the end
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=1.6 / parameter.shape[1] ** 0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+        # Tied or not, embeddings of unit variance keep neighbours apart.
+        model.get_input_embeddings().weight.normal_(std=1.0 / SHAPE["hidden_size"] ** 0.25)
+    return model
+
+
+def save(name: str, folder: Path, *, max_shard_size: str = "1GB") -> Path:
+    """Write `name` as a Hugging Face folder and return it."""
+    build(name).save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+@torch.inference_mode()
+def generate(name: str, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """The greedy continuation, EOS or not."""
+    output = build(name).generate(
+        torch.tensor([list(prompt)]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        generation_config=transformers.GenerationConfig(max_new_tokens=max_tokens, do_sample=False),
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def logits(name: str, token_ids: Sequence[int]) -> Tensor:
+    """float32 [len(token_ids), vocab]"""
+    return build(name)(torch.tensor([list(token_ids)])).logits[0].float()
