@@ -73,9 +73,7 @@ async def open_connection(address: str) -> tuple[asyncio.StreamReader, asyncio.S
     parsed = parse_address(address)
     if isinstance(parsed, UnixAddress):
         return await asyncio.open_unix_connection(parsed.path, limit=READ_AHEAD_BYTES)
-    reader, writer = await asyncio.open_connection(
-        parsed.host, parsed.port, limit=READ_AHEAD_BYTES
-    )
+    reader, writer = await asyncio.open_connection(parsed.host, parsed.port, limit=READ_AHEAD_BYTES)
     keep_alive(writer)
     return reader, writer
 
