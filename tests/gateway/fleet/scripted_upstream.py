@@ -1,0 +1,116 @@
+"""A scripted OpenAI-compatible server on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+UPSTREAM_MODEL = "vendor/big-32b"
+API_KEY = "sk-upstream-very-secret"
+
+
+@dataclass
+class Exchange:
+    """One request as the server saw it, and its hand on the connection."""
+
+    headers: dict[str, str]
+    body: dict[str, Any]
+    writer: asyncio.StreamWriter
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """The client closed the connection before the answer was complete."""
+
+    async def head(self, status: int = 200, **headers: str) -> None:
+        lines = [
+            f"HTTP/1.1 {status} X",
+            *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items()),
+        ]
+        await self.write("\r\n".join(lines).encode() + b"\r\n\r\n")
+
+    async def write(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, body: Any, status: int = 200, **headers: str) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        await self.head(
+            status, content_type="application/json", content_length=str(len(data)), **headers
+        )
+        await self.write(data)
+
+    async def begin_stream(self) -> None:
+        await self.head(content_type="text/event-stream", transfer_encoding="chunked")
+
+    async def send(self, *events: Any) -> None:
+        """Each in an HTTP chunk of its own; a str or bytes goes out as it is."""
+        for event in events:
+            if isinstance(event, bytes):
+                data = event
+            else:
+                text = event if isinstance(event, str) else json.dumps(event)
+                data = f"data: {text}\n\n".encode()
+            await self.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def end_stream(self) -> None:
+        await self.write(b"0\r\n\r\n")
+
+    async def hang(self) -> None:
+        """Until the client leaves."""
+        await self.left.wait()
+
+
+Script = Callable[[Exchange], Awaitable[None]]
+
+
+class Upstream:
+    """Runs `script` for every request; set it before the request is made."""
+
+    def __init__(self) -> None:
+        self.script: Script | None = None
+        self.exchanges: list[Exchange] = []
+        self.num_connections = 0
+        self.base_url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while (exchange := await read_exchange(reader, writer)) is not None:
+                self.exchanges.append(exchange)
+                assert self.script is not None
+                watching = asyncio.create_task(watch(reader, exchange))
+                try:
+                    await self.script(exchange)
+                finally:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
+                if exchange.left.is_set() or writer.is_closing():
+                    break
+        except ConnectionError:
+            pass  # the client left, which some scripts provoke
+        finally:
+            writer.close()
+
+
+async def read_exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> Exchange | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    lines = head.decode().split("\r\n")[1:-2]
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    body = await reader.readexactly(int(headers["content-length"]))
+    return Exchange(headers, json.loads(body), writer)
+
+
+async def watch(reader: asyncio.StreamReader, exchange: Exchange) -> None:
+    """Nothing more is sent before the answer, so that a read only ever sees the end."""
+    try:
+        data = await reader.read(1)
+        assert data == b""
+    except ConnectionError:
+        pass  # a reset is an end as well
+    exchange.left.set()
