@@ -3,8 +3,9 @@ and engines behind real sockets."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from engine.fake import FakeCore
+from engine.frames import open_connection
 from engine.server import EngineServer
 from engine.tokenizer import Tokenizer
+from tests.engine.peers import GatedCore, Join, Peer, Serve
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, again and again and again",
@@ -107,7 +110,7 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
 @pytest_asyncio.fixture
 async def serve(
     tmp_path: Path,
-) -> AsyncIterator[Callable[..., Awaitable[EngineServer]]]:
+) -> AsyncIterator[Serve]:
     """`await serve(core, address)`: a started server; closed, and its core checked, at the end."""
     started: list[tuple[EngineServer, FakeCore]] = []
 
@@ -121,3 +124,26 @@ async def serve(
     for server, core in started:
         await server.close()
         core.check_integrity()
+
+
+@pytest_asyncio.fixture
+async def join() -> AsyncIterator[Join]:
+    """`await join(server)`: a connected peer, gone at the end."""
+    joined: list[Peer] = []
+
+    async def connect(server: EngineServer) -> Peer:
+        joined.append(Peer(*await open_connection(server.address)))
+        return joined[-1]
+
+    yield connect
+    for peer in joined:
+        peer.vanish()
+    await asyncio.sleep(0)  # the loop closes what was aborted
+
+
+@pytest_asyncio.fixture
+async def gated(serve: Serve) -> AsyncIterator[tuple[GatedCore, EngineServer]]:
+    core = GatedCore()
+    server = await serve(core)
+    yield core, server
+    core.allow(10_000)  # so that the thread can be joined

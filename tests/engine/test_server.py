@@ -2,154 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
-import stat
 import struct
-import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
-import pytest_asyncio
 
 import engine.server
 import engine.step_loop
-from engine.client import EngineClient
-from engine.errors import ConfigError, EngineStepFailed, EngineUnavailable
-from engine.fake import FAKE_CONFIG, FakeCore, drawn
-from engine.frames import FrameReader, encode_frame, open_connection
+from engine.fake import FakeCore, drawn
+from engine.frames import encode_frame
 from engine.protocol import (
     Abort,
-    EngineOutput,
-    EngineRequest,
     OrphanAck,
     OrphanedUsage,
     Outputs,
     Rejected,
-    ReplicaStatus,
-    SamplingParams,
-    ServerMessage,
-    Submit,
     Usage,
 )
 from engine.server import EngineServer
-from engine.step_loop import Result, StepLoop
-
-Serve = Callable[..., Awaitable[EngineServer]]
-Join = Callable[[EngineServer], Awaitable["Peer"]]
-CONFIG = msgspec.structs.replace(
-    FAKE_CONFIG, max_num_seqs=2, max_waiting=2, status_interval_s=0.02, max_orphans=3
+from tests.engine.peers import (
+    CONFIG,
+    GatedCore,
+    Join,
+    Serve,
+    settle,
+    submit,
+    until,
 )
-
-
-class GatedCore(FakeCore):
-    """Runs as many steps as `allow` was called for."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(msgspec.structs.replace(CONFIG, **options))
-        self._gate = threading.Semaphore(0)
-        self.entered = 0
-
-    def allow(self, steps: int) -> None:
-        self._gate.release(steps)
-
-    def step(self) -> list[EngineOutput]:
-        self.entered += 1
-        assert self._gate.acquire(timeout=20), "nobody allowed this step"
-        return super().step()
-
-
-class Peer:
-    """A gateway that says what it is told to, and hears everything."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writer = writer
-        self._frames: FrameReader[ServerMessage] = FrameReader(reader, ServerMessage)
-        self.status: ReplicaStatus | None = None
-        self.heard: list[ServerMessage] = []
-
-    def say(self, *messages: msgspec.Struct) -> None:
-        self.writer.write(b"".join(map(encode_frame, messages)))
-
-    async def next(self) -> ServerMessage | None:
-        """The next message that is not a status; None when the engine hung up."""
-        async with asyncio.timeout(10):
-            while isinstance(message := await self._frames.read(), ReplicaStatus):
-                self.status = message
-        if message is not None:
-            self.heard.append(message)
-        return message
-
-    async def until_status(self, wanted: Callable[[ReplicaStatus], bool]) -> None:
-        async with asyncio.timeout(10):
-            while self.status is None or not wanted(self.status):
-                message = await self._frames.read()
-                assert message is not None
-                if isinstance(message, ReplicaStatus):
-                    self.status = message
-                else:
-                    self.heard.append(message)
-
-    async def last_of(self, request_id: str) -> EngineOutput:
-        while True:
-            message = await self.next()
-            assert message is not None, "the engine hung up"
-            if isinstance(message, Outputs):
-                for output in message.outputs:
-                    if output.request_id == request_id and output.finished:
-                        return output
-
-    def vanish(self) -> None:
-        self.writer.transport.abort()
-
-
-@pytest_asyncio.fixture
-async def join() -> AsyncIterator[Join]:
-    """`await join(server)`: a connected peer, gone at the end."""
-    joined: list[Peer] = []
-
-    async def connect(server: EngineServer) -> Peer:
-        joined.append(Peer(*await open_connection(server.address)))
-        return joined[-1]
-
-    yield connect
-    for peer in joined:
-        peer.vanish()
-    await asyncio.sleep(0)  # the loop closes what was aborted
-
-
-def submit(request_id: str, prompt: Sequence[int] = (1, 2, 3), n: int = 1, **kw: Any) -> Submit:
-    sampling = SamplingParams(**{"max_tokens": 4, **kw})
-    return Submit(
-        EngineRequest(request_id=request_id, prompt_token_ids=list(prompt), sampling=sampling, n=n)
-    )
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
-async def settle() -> None:
-    """Let the server read what was said: it runs on this loop and needs a few rounds of it."""
-    for _ in range(20):
-        await asyncio.sleep(0.002)
-
-
-@pytest_asyncio.fixture
-async def gated(serve: Serve) -> AsyncIterator[tuple[GatedCore, EngineServer]]:
-    core = GatedCore()
-    server = await serve(core)
-    yield core, server
-    core.allow(10_000)  # so that the thread can be joined
-
 
 # ---- requests and their connections
 
@@ -427,203 +308,3 @@ async def test_connections_are_bounded(
     third = await join(server)
     third.say(submit("b"))
     await third.last_of("b")
-
-
-# ---- status and idling
-
-
-async def test_statuses_are_rare_while_busy_and_prompt_when_idle(join: Join, serve: Serve) -> None:
-    class Slow(FakeCore):
-        def step(self) -> list[EngineOutput]:
-            time.sleep(0.001)
-            return super().step()
-
-    config = msgspec.structs.replace(CONFIG, status_interval_s=0.1)
-    peer = await join(await serve(Slow(config)))
-    peer.say(submit("a", max_tokens=300))
-    statuses: list[ReplicaStatus] = []
-    start = time.monotonic()
-    async with asyncio.timeout(20):
-        while not statuses or statuses[-1].generated_tokens < 300:
-            message = await peer._frames.read()
-            if isinstance(message, ReplicaStatus):
-                statuses.append(message)
-    elapsed_s = time.monotonic() - start
-    assert 2 <= len(statuses) <= elapsed_s / 0.1 + 2
-    assert statuses[-1].num_running == 0
-
-
-async def test_an_idle_engine_sleeps(join: Join, serve: Serve) -> None:
-    core = FakeCore(CONFIG)
-    asked = 0
-
-    class Counting(FakeCore):
-        def has_work(self) -> bool:
-            nonlocal asked
-            asked += 1
-            return super().has_work()
-
-    core = Counting(CONFIG)
-    peer = await join(await serve(core))
-    peer.say(submit("a"))
-    await peer.last_of("a")
-    await settle()
-    before = asked
-    await asyncio.sleep(0.5)
-    assert asked - before <= 3
-
-
-# ---- the end
-
-
-def served(
-    core: FakeCore, tmp_path: Path, stop: asyncio.Event, drain_timeout_s: float
-) -> asyncio.Task[None]:
-    server = EngineServer(core, f"unix:{tmp_path}/s")
-    return asyncio.create_task(server.serve(stop, drain_timeout_s=drain_timeout_s))
-
-
-async def test_a_drain_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> None:
-    core, stop = GatedCore(), asyncio.Event()
-    serving = served(core, tmp_path, stop, 10)
-    client = await EngineClient.connect(f"unix:{tmp_path}/s", timeout_s=5)
-    stream = client.generate(submit("a").request)
-    core.allow(1)
-    outputs = [await anext(stream)]
-    stop.set()
-    await settle()
-    with pytest.raises(EngineUnavailable, match="shutting down"):
-        await anext(client.generate(submit("b").request))
-    with pytest.raises(OSError):
-        await open_connection(f"unix:{tmp_path}/s")
-    core.allow(10)
-    outputs += [output async for output in stream]
-    assert outputs[-1].finish_reason == "length"
-    await asyncio.wait_for(serving, 5)
-    assert not (tmp_path / "s").exists()
-    await client.close()
-    core.check_integrity()
-
-
-async def test_a_drain_is_bounded_and_what_is_cut_is_billed(tmp_path: Path) -> None:
-    core, stop = GatedCore(), asyncio.Event()
-    serving = served(core, tmp_path, stop, 0.1)
-    client = await EngineClient.connect(f"unix:{tmp_path}/s", timeout_s=5)
-    stream = client.generate(submit("a", max_tokens=1000).request)
-    core.allow(3)
-    outputs = [await anext(stream)]
-    await until(lambda: core.entered == 4)
-    stop.set()
-    await asyncio.sleep(0.3)
-    core.allow(1)
-    outputs += [output async for output in stream]
-    assert outputs[-1].finish_reason == "abort"
-    assert outputs[-1].usage.generated_tokens == 4
-    await asyncio.wait_for(serving, 5)
-    await client.close()
-
-
-@pytest.mark.parametrize("where", ["step", "abort", "integrity", "stranger"])
-async def test_a_dead_step_thread_ends_the_server_at_once(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine.step_loop, "IDLE_CHECK_S", 0.3)
-
-    class Broken(FakeCore):
-        def step(self) -> list[EngineOutput]:
-            assert where != "step", "broken step"
-            outputs = super().step()
-            if where == "stranger":  # an output of nobody's request
-                outputs.append(msgspec.structs.replace(outputs[0], request_id="nobody's"))
-            return outputs
-
-        def abort(self, request_id: str) -> EngineOutput | None:
-            assert where != "abort", "broken abort"
-            return super().abort(request_id)
-
-        def check_integrity(self) -> None:
-            assert where != "integrity", "broken integrity"
-
-    serving = served(Broken(CONFIG), tmp_path, asyncio.Event(), 10)
-    client = await EngineClient.connect(f"unix:{tmp_path}/s", timeout_s=5)
-    stream = client.generate(submit("a", max_tokens=4000).request)
-    with pytest.raises(EngineUnavailable):
-        async for _ in stream:
-            await client.abort("a")
-        await asyncio.sleep(1)
-        await anext(client.generate(submit("b").request))
-    with pytest.raises(EngineStepFailed):
-        await asyncio.wait_for(serving, 2)
-    await client.close()
-
-
-def test_a_receiver_that_falls_behind_stops_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.step_loop, "MAX_UNDELIVERED", 3)
-    core = FakeCore(CONFIG)
-    received: list[Sequence[Result]] = []
-    loop = StepLoop(
-        core,
-        on_results=received.append,
-        on_status=lambda status: None,
-        on_failure=lambda error: None,
-    )
-    loop.start()
-    loop.submit(submit("a", max_tokens=4000).request)
-    time.sleep(0.2)
-    assert len(received) == 3
-    loop.delivered()
-    time.sleep(0.1)
-    assert len(received) == 4
-    assert loop.stop(5)
-
-
-# ---- addresses
-
-
-async def test_a_socket_is_this_users_alone_and_is_removed(tmp_path: Path) -> None:
-    server = EngineServer(FakeCore(CONFIG), f"unix:{tmp_path}/s")
-    await server.start()
-    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
-    await server.close()
-    assert not (tmp_path / "s").exists()
-
-
-async def test_a_dead_engines_socket_is_replaced_and_a_live_ones_is_not(
-    join: Join, serve: Serve, tmp_path: Path
-) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
-        dead.bind(f"{tmp_path}/engine.sock")
-    server = await serve(FakeCore(CONFIG))
-    with pytest.raises(ConfigError, match="another process does"):
-        await EngineServer(FakeCore(CONFIG), server.address).start()
-    peer = await join(server)
-    peer.say(submit("a"))
-    await peer.last_of("a")
-
-
-async def test_what_cannot_be_listened_on_is_one_clear_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("precious")
-    for address in (f"unix:{tmp_path}/file", f"unix:{tmp_path}/no/s", "tcp:192.0.2.1:80"):
-        with pytest.raises(ConfigError, match="cannot listen on"):
-            await EngineServer(FakeCore(CONFIG), address).start()
-    assert (tmp_path / "file").read_text() == "precious"
-
-
-async def test_tcp_on_any_free_port(
-    join: Join, serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        server = await serve(FakeCore(CONFIG), "tcp:127.0.0.1:0")
-    assert not caplog.records
-    assert not server.address.endswith(":0")
-    peer = await join(server)
-    assert peer.writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    peer.say(submit("a"))
-    await peer.last_of("a")
-
-
-def test_what_is_loopback() -> None:
-    loopback = ["localhost", "127.0.0.1", "127.8.8.8", "::1"]
-    assert [engine.server._is_loopback(host) for host in loopback] == [True] * 4
-    elsewhere = ["0.0.0.0", "10.0.0.1", "::", "engine.example.org"]
-    assert [engine.server._is_loopback(host) for host in elsewhere] == [False] * 4
