@@ -268,9 +268,10 @@ class Run:
             estimated=usage.estimated,
             finish="disconnect" if abandoned else "error" if failure is not None else "done",
         )
-        await self.desk.spool.close(event)
+        events = [event]
         if usage.wasted_output:
-            await self.desk.spool.close(to_waste(event, usage.wasted_output))
+            events.append(to_waste(event, usage.wasted_output))
+        await self.desk.spool.close(*events)
         self.call.meter.used(usage)
 
 

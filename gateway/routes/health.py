@@ -1,7 +1,7 @@
-"""Is this process alive, and should it be sent work? Open to everyone; says nothing about tenants.
+"""Is this process alive, should it be sent work, and what has it measured? Open: nothing here names a tenant.
 
 `/health/live` answers while the event loop turns. `/health/ready` is 200 when this worker can take, run, limit and
-bill a request: not draining, Redis answering, the spool writable, some replica up. It names what is missing.
+bill a request, and otherwise says what is missing. `/metrics` speaks for all workers, in Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -9,26 +9,35 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from litestar import Response, get
+from litestar import Request, Response, get
 
-from gateway.readiness import Readiness
-from gateway.routes.guarding import public
+from gateway.routes.access import PUBLIC, services
+from gateway.telemetry import CONTENT_TYPE
 
 CHECK_TIMEOUT_S = 2.0
 
 
-@get("/health/live", opt=public, tags=["health"], summary="Is the process alive?")
+@get("/health/live", opt=PUBLIC, tags=["Health"], summary="Is the process alive?")
 async def live() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@get("/health/ready", opt=public, tags=["health"], summary="Should it be sent work?")
-async def ready(readiness: Any) -> Response[dict[str, Any]]:
-    assert isinstance(readiness, Readiness)
+@get("/health/ready", opt=PUBLIC, tags=["Health"], summary="Should it be sent work?")
+async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            missing = await readiness.missing()
+            missing = await services(request).readiness.missing()
     except TimeoutError:
         missing = ["timeout"]
     body = {"status": "unready" if missing else "ready", "missing": missing}
     return Response(body, status_code=503 if missing else 200)
+
+
+@get("/metrics", opt=PUBLIC, tags=["Health"], summary="Prometheus metrics", media_type=CONTENT_TYPE)
+async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    found = services(request)
+    found.observe()
+    return Response(found.telemetry.render(), media_type=CONTENT_TYPE)
+
+
+routes = [live, ready, metrics]

@@ -1,0 +1,39 @@
+"""Whether this worker should be sent work. Above: `routes.health`, `worker`. Below: what it asks."""
+
+from __future__ import annotations
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from billing.spool import Spool
+from gateway.fleet.router import Fleet
+
+
+class Readiness:
+    """One per process; `begin_drain` turns it red for good."""
+
+    def __init__(self, *, fleet: Fleet, redis: Redis, spool: Spool) -> None:
+        self._fleet, self._redis, self._spool = fleet, redis, spool
+        self._draining = False
+
+    def begin_drain(self) -> None:
+        self._draining = True
+
+    async def missing(self) -> list[str]:
+        """What keeps this worker from taking, limiting, running and billing a request; empty when
+        ready.
+
+        Postgres is not among it: keys are cached and usage waits in the spool.
+        """
+        found = []
+        if self._draining:
+            found.append("draining")
+        if not self._spool.healthy:
+            found.append("spool")
+        if not any(replica.health().available for replica in self._fleet.replicas()):
+            found.append("replicas")
+        try:
+            await self._redis.ping()
+        except (RedisError, OSError):
+            found.append("redis")
+        return found

@@ -1,0 +1,66 @@
+"""POST /v1/chat/completions. Thin: read, start the generation, answer with what it delivers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Request, post
+from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.types import ASGIApp
+
+from gateway.inference import Call, start
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.access import needs, services
+from gateway.routes.envelope import REQUEST_ID
+from gateway.routes.reply import Reply
+from gateway.telemetry import RequestMeter
+from gateway.wire.from_openai import from_openai, peek
+from gateway.wire.to_openai import to_openai
+
+
+@dataclass
+class ChatOperation(Operation):
+    """The body is read by our own decoder, so its schema is given here."""
+
+    def __post_init__(self) -> None:
+        self.request_body = RequestBody(
+            required=True,
+            description="As OpenAI's chat completions; a field that cannot be honoured is refused by name.",
+            content={
+                "application/json": OpenAPIMediaType(
+                    schema=Schema(title="ChatCompletionRequest", type="object")
+                )
+            },
+        )
+
+
+@post(
+    "/v1/chat/completions",
+    opt=needs(SCOPE_INFERENCE),
+    status_code=200,
+    tags=["Chat"],
+    summary="Create a chat completion, streamed or whole",
+    operation_class=ChatOperation,
+)
+async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
+    found = services(request)
+    body = await request.body()
+    peeked = peek(body)
+    meter = RequestMeter(found.telemetry, peeked.model)
+    route = found.desk.fleet.resolve(peeked.model)
+    generate = from_openai(body, route.kind)
+    request_id = request.scope["state"][REQUEST_ID]
+    completion_id = "chatcmpl-" + request_id.removeprefix("req_")
+    call = Call(
+        request_id=request_id,
+        principal=request.user,
+        request=generate,
+        encoder=to_openai(generate, completion_id=completion_id, created=int(time.time())),
+        meter=meter,
+    )
+    return Reply(start(found.desk, call), meter, stream=generate.stream)
+
+
+routes = [chat_completions]

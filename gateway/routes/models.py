@@ -1,0 +1,33 @@
+"""GET /v1/models and /v1/models/{model}: what this gateway serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, get
+
+from gateway.principal import SCOPE_INFERENCE
+from gateway.routes.access import needs, services
+from gateway.wire.openai_admin import Model, ModelList
+
+OWNER = "tollgate"
+
+
+@get("/v1/models", opt=needs(SCOPE_INFERENCE), tags=["Models"], summary="List the models")
+async def list_models(request: Request[Any, Any, Any]) -> ModelList:
+    found = services(request)
+    data = [
+        Model(id=route.model, created=found.started_at, owned_by=OWNER)
+        for route in found.desk.fleet.routes
+    ]
+    return ModelList(data=data)
+
+
+@get("/v1/models/{model:path}", opt=needs(SCOPE_INFERENCE), tags=["Models"], summary="One model")
+async def retrieve_model(request: Request[Any, Any, Any], model: str) -> Model:
+    found = services(request)
+    route = found.desk.fleet.resolve(model.removeprefix("/"))
+    return Model(id=route.model, created=found.started_at, owned_by=OWNER)
+
+
+routes = [list_models, retrieve_model]

@@ -1,0 +1,140 @@
+"""A whole Tollgate, started the way `make run` starts it, for the journey and chaos tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Stack:
+    """One `tollgate up` and what a test wants to ask of it."""
+
+    def __init__(self, home: Path, *, config: Path | None = None, workers: int = 1) -> None:
+        self.home = home
+        self.port = free_port()
+        self.config = config
+        self.workers = workers
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = home.parent / f"{home.name}.log"
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> Stack:
+        command = [str(BIN / "tollgate"), "up", "--home", str(self.home), "--port", str(self.port)]
+        command += ["--workers", str(self.workers)]
+        if self.config is not None:
+            command += ["--config", str(self.config)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+            )
+        self.wait_ready()
+        return self
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            try:
+                if httpx.get(f"{self.base_url}/health/ready", timeout=2).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"not ready in {timeout_s} s:\n{self.log.read_text()[-4000:]}")
+
+    def stop(self) -> None:
+        """Ctrl-C, and no child may remain."""
+        if self.process is None:
+            return
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGINT)
+        code = self.process.wait(STOP_TIMEOUT_S)
+        self.process = None
+        assert code in (0, 130, -signal.SIGINT), self.log.read_text()[-4000:]
+        gone, alive = psutil.wait_procs(children, timeout=5)
+        assert not alive, f"left behind: {alive}"
+
+    def kill(self) -> list[psutil.Process]:
+        """kill -9 of the parent; returns the children it had."""
+        assert self.process is not None
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(STOP_TIMEOUT_S)
+        self.process = None
+        return children
+
+    def pids(self, *words: str) -> list[int]:
+        """Processes below this stack whose command line holds all of `words`."""
+        assert self.process is not None
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                line = " ".join(child.cmdline())
+            except psutil.NoSuchProcess:
+                continue
+            if all(word in line for word in words):
+                found.append(child.pid)
+        return found
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        content: dict[str, str] = json.loads((self.home / "credentials.json").read_text())
+        return content
+
+    def client(self, **options: Any) -> OpenAI:
+        found = self.credentials
+        return OpenAI(
+            base_url=found["base_url"],
+            api_key=found["api_key"],
+            admin_api_key=found["admin_key"],
+            **options,
+        )
+
+    def metrics(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        text = httpx.get(f"{self.base_url}/metrics", timeout=10).text
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum over the series of `name` that carry `labels`; 0 when there is none yet."""
+        wanted = set(labels.items())
+        return sum(
+            v for (n, found), v in self.metrics().items() if n == name and wanted <= set(found)
+        )
+
+    def wait_metric(self, name: str, value: float, timeout_s: float = 10.0, **labels: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (seen := self.metric(name, **labels)) != value:
+            assert time.monotonic() < deadline, f"{name} is {seen}, not {value}"
+            time.sleep(0.1)
