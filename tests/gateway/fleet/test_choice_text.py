@@ -1,0 +1,85 @@
+"""GenerationText: whatever answers, stops and cuts, the text is right and each token counts once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.protocol import EngineOutput, FinishReason, Usage
+from engine.tokenizer import Tokenizer
+from gateway.fleet.choice_text import GenerationText
+from gateway.fleet.replica import MeteredUsage, TextDelta
+from gateway.wire.request import ChatPrompt
+
+ANSWER = st.text(st.sampled_from("abS!ü😀"), max_size=30)
+STOPS = st.lists(st.text(st.sampled_from("abS!ü"), min_size=1, max_size=3), max_size=3)
+
+
+def cut(ids: list[int], data: st.DataObject) -> list[list[int]]:
+    pieces = []
+    while ids:
+        size = data.draw(st.integers(1, len(ids)))
+        pieces.append(ids[:size])
+        ids = ids[size:]
+    return pieces
+
+
+def expected(answer: str, stops: list[str]) -> tuple[str, int | None]:
+    """The text that is shown and the number of tokens through the stop, by the plain definition."""
+    for end in range(1, len(answer) + 1):
+        done = [stop for stop in stops if answer[:end].endswith(stop)]
+        if done:
+            shown = answer[: end - max(map(len, done))]
+            return shown, len(answer[:end].encode())
+    return answer, None
+
+
+@given(st.lists(ANSWER, min_size=1, max_size=3), STOPS, st.integers(0, 3), st.data())
+def test_each_token_counts_once(
+    tokenizer: Tokenizer, answers: list[str], stops: list[str], in_flight: int, data: st.DataObject
+) -> None:
+    prompt = ChatPrompt(messages=[], stop=tuple(stops))
+    generation = GenerationText(prompt, len(answers), tokenizer)
+    eos = 0
+    queues = {
+        index: cut([*tokenizer.encode(answer), eos], data) for index, answer in enumerate(answers)
+    }
+    texts = [""] * len(answers)
+    generated = 0
+    usages: list[MeteredUsage] = []
+    while queues and not generation.over:
+        index = data.draw(st.sampled_from(sorted(queues)))
+        ids = queues[index].pop(0)
+        reason: FinishReason | None = None
+        if not queues[index]:
+            del queues[index]
+            reason = "stop"
+        generated += len(ids)
+        usage = Usage(prompt_tokens=1, generated_tokens=generated, prefilled=True)
+        output = EngineOutput(
+            request_id="a", usage=usage, index=index, token_ids=ids, finish_reason=reason
+        )
+        event = generation.read(output)
+        assert event.usage is not None
+        usages.append(event.usage)
+        for item in event.items:
+            assert isinstance(item, TextDelta)
+            texts[item.index] += item.text
+    assert generation.over
+    # Tokens of a step that ran while the abort was on its way are never sent.
+    usage = Usage(prompt_tokens=1, generated_tokens=generated + in_flight, prefilled=True)
+    last = generation.read(
+        EngineOutput(request_id="a", usage=usage, finish_reason="abort", finished=True)
+    ).usage
+    assert last is not None
+    usages.append(last)
+    wanted = [expected(answer, stops) for answer in answers]
+    assert texts == [shown for shown, _ in wanted]
+    tokens = [
+        len(answer.encode()) + 1 if stopped is None else stopped
+        for answer, (_, stopped) in zip(answers, wanted, strict=True)
+    ]
+    assert last.output == sum(tokens)
+    assert last.output + last.wasted_output == generated + in_flight
+    outputs = [usage.output for usage in usages]
+    assert outputs == sorted(outputs)

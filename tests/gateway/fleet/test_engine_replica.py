@@ -1,0 +1,359 @@
+"""EngineReplica on the fake engine: text, stops, exact usage, refusals and losses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from engine.chat_template import ChatTemplate
+from engine.errors import EngineUnavailable, InvalidRequest
+from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine, Respond, drawn
+from engine.protocol import EngineOutput, EngineRequest, Usage
+from engine.tokenizer import Tokenizer
+from gateway.fleet.engine_replica import EngineReplica
+from gateway.fleet.errors import (
+    BadField,
+    ContextTooLong,
+    ReplicaLost,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+)
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.replica import MeteredUsage, ReplicaEvent, TextDelta
+from gateway.wire.from_openai import from_openai
+from gateway.wire.request import GenerateRequest
+
+PROMPT = "<user>hello</s><assistant>"
+PROMPT_TOKENS = 8
+Make = Callable[..., EngineReplica]
+
+
+def chat(**fields: Any) -> GenerateRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], **fields}
+    return from_openai(json.dumps(body).encode(), "engine")
+
+
+@pytest.fixture
+def make(tokenizer: Tokenizer, template: ChatTemplate, threads: PrepareThreads) -> Make:
+    def make_replica(engine: Any) -> EngineReplica:
+        return EngineReplica(
+            name="m@0", client=engine, tokenizer=tokenizer, template=template, threads=threads
+        )
+
+    return make_replica
+
+
+Says = Callable[..., FakeEngine]
+
+
+@pytest.fixture
+def says(tokenizer: Tokenizer) -> Says:
+    """An engine that answers choice i with the i-th text, then ends."""
+
+    def build(*texts: str, **options: Any) -> FakeEngine:
+        def respond(request: EngineRequest, index: int) -> Iterator[int]:
+            return iter(tokenizer.encode(texts[index]))
+
+        return fake(tokenizer, respond, **options)
+
+    return build
+
+
+def fake(tokenizer: Tokenizer, respond: Respond, **options: Any) -> FakeEngine:
+    config = replace(FAKE_CONFIG, **options) if options else FAKE_CONFIG
+    return FakeEngine(FakeCore(config, vocab_size=tokenizer.vocab_size, respond=respond))
+
+
+async def run(
+    replica: EngineReplica, request: GenerateRequest, events: list[ReplicaEvent] | None = None
+) -> list[ReplicaEvent]:
+    events = [] if events is None else events
+    prepared = await replica.prepare(request)
+    async with aclosing(replica.stream(prepared, attempt_id="a", cache_salt="org")) as stream:
+        async for event in stream:
+            events.append(event)
+    return events
+
+
+def deltas(events: list[ReplicaEvent], index: int = 0) -> list[TextDelta]:
+    items = [item for event in events for item in event.items]
+    assert all(isinstance(item, TextDelta) for item in items)
+    return [item for item in items if item.index == index]
+
+
+def text(events: list[ReplicaEvent], index: int = 0) -> str:
+    return "".join(delta.text for delta in deltas(events, index))
+
+
+def reasons(events: list[ReplicaEvent], index: int = 0) -> list[str]:
+    return [d.finish_reason for d in deltas(events, index) if d.finish_reason is not None]
+
+
+def last_usage(events: list[ReplicaEvent]) -> MeteredUsage:
+    assert [event.finished for event in events] == [False] * (len(events) - 1) + [True]
+    usage = events[-1].usage
+    assert usage is not None and not usage.estimated
+    return usage
+
+
+async def test_an_answer_and_its_usage(make: Make, says: Says) -> None:
+    events = await run(make(says("Grüße 😀!")), chat())
+    assert text(events) == "Grüße 😀!"
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(d.text for d in deltas(events))
+    assert reasons(events) == ["stop"]
+    num_tokens = len("Grüße 😀!".encode()) + 1  # and the EOS
+    assert last_usage(events) == MeteredUsage(uncached_input=PROMPT_TOKENS, output=num_tokens)
+    outputs = [event.usage.output for event in events if event.usage is not None]
+    assert outputs == sorted(outputs)
+
+
+async def test_a_second_time_the_prompt_is_cached(make: Make, says: Says) -> None:
+    replica = make(says("ok"))
+    request = chat(messages=[{"role": "user", "content": "x" * 40}])
+    assert last_usage(await run(replica, request)).cache_read == 0
+    usage = last_usage(await run(replica, request))
+    assert (usage.cache_read, usage.prompt_tokens) == (32, 43)
+
+
+async def test_the_length_is_a_limit(make: Make, says: Says) -> None:
+    events = await run(make(says("abcdef")), chat(max_tokens=3))
+    assert (text(events), reasons(events)) == ("abc", ["length"])
+    assert last_usage(events).output == 3
+
+
+@pytest.mark.parametrize(("keep", "shown"), [(False, "one "), (True, "one STOP")])
+async def test_a_stop_string_ends_the_answer_and_the_work(
+    make: Make, says: Says, keep: bool, shown: str
+) -> None:
+    engine = says("one STOP two three four five six seven")
+    events = await run(make(engine), chat(stop=["STOP"], include_stop_str_in_output=keep))
+    assert (text(events), reasons(events)) == (shown, ["stop"])
+    usage = last_usage(events)
+    assert usage.output == len("one STOP")
+    assert usage.output + usage.wasted_output == engine.status.generated_tokens
+    assert not engine.core.has_work()
+
+
+async def test_a_stop_string_that_never_comes_holds_nothing_back_for_good(
+    make: Make, says: Says
+) -> None:
+    events = await run(make(says("one ST")), chat(stop="STOP"))
+    assert (text(events), reasons(events)) == ("one ST", ["stop"])
+    assert last_usage(events).output == len("one ST") + 1
+
+
+async def test_choices_stop_one_by_one(make: Make, says: Says) -> None:
+    engine = says("a STOP aaaaaaaaaaaa", "bbbbbbbbb STOP bb", "c")
+    events = await run(make(engine), chat(stop="STOP", n=3))
+    assert [text(events, i) for i in range(3)] == ["a ", "bbbbbbbbb ", "c"]
+    assert [reasons(events, i) for i in range(3)] == [["stop"]] * 3
+    usage = last_usage(events)
+    assert usage.output == len("a STOP") + len("bbbbbbbbb STOP") + len("c") + 1
+    assert usage.output + usage.wasted_output == engine.status.generated_tokens
+    assert usage.wasted_output >= len("bbbbbbbbb STOP") - len("a STOP")
+
+
+async def test_a_stop_id_is_not_shown(make: Make, says: Says, tokenizer: Tokenizer) -> None:
+    [stop_id] = tokenizer.encode("!")
+    for keep, shown in ((False, "hey"), (True, "hey!")):
+        request = chat(stop_token_ids=[stop_id], include_stop_str_in_output=keep)
+        events = await run(make(says("hey!more")), request)
+        assert (text(events), reasons(events)) == (shown, ["stop"])
+        assert last_usage(events).output == 4
+
+
+async def test_logprobs_show_the_bytes_of_a_token(make: Make, says: Says) -> None:
+    events = await run(make(says("ü")), chat(logprobs=True, top_logprobs=2))
+    infos = [info for delta in deltas(events) for info in delta.logprobs or []]
+    assert [info.bytes for info in infos] == [[0xC3], [0xBC]]
+    assert all(len(info.top_logprobs) == 2 for info in infos)
+    assert infos[0].top_logprobs[0].bytes == [0xC3]
+
+
+async def test_an_abort_ends_with_the_exact_usage(make: Make, tokenizer: Tokenizer) -> None:
+    engine = fake(tokenizer, lambda request, index: iter([5] * 10_000))
+    replica = make(engine)
+    prepared = await replica.prepare(chat(n=2))
+    events: list[ReplicaEvent] = []
+    async with aclosing(replica.stream(prepared, attempt_id="a", cache_salt="")) as stream:
+        async for event in stream:
+            events.append(event)
+            if len(events) == 7:
+                await replica.abort("a")
+    assert last_usage(events).output == engine.status.generated_tokens
+    assert not engine.core.has_work()
+
+
+async def test_an_abort_before_the_engine_began_costs_nothing(
+    make: Make, tokenizer: Tokenizer
+) -> None:
+    replica = make(fake(tokenizer, drawn))
+    prepared = await replica.prepare(chat())
+    stream = replica.stream(prepared, attempt_id="a", cache_salt="")
+    running = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    await replica.abort("a")
+    event = await running
+    assert (event.usage, event.finished) == (None, True)
+    await stream.aclose()
+
+
+async def test_closing_the_stream_aborts(make: Make, tokenizer: Tokenizer) -> None:
+    engine = fake(tokenizer, lambda request, index: iter([5] * 10_000))
+    replica = make(engine)
+    stream = replica.stream(await replica.prepare(chat()), attempt_id="a", cache_salt="")
+    await anext(stream)
+    await stream.aclose()
+    assert not engine.core.has_work()
+
+
+async def test_an_engine_that_is_away(make: Make, says: Says) -> None:
+    engine = says("x")
+    replica = make(engine)
+    prepared = await replica.prepare(chat())
+    engine.lose()
+    assert not replica.health().available
+    with pytest.raises(ReplicaUnavailable):
+        await anext(replica.stream(prepared, attempt_id="a", cache_salt=""))
+    engine.restore()
+    assert replica.health().available
+    assert text(await run(replica, chat())) == "x"
+
+
+async def test_an_engine_lost_in_mid_stream(make: Make, tokenizer: Tokenizer) -> None:
+    engine = fake(tokenizer, lambda request, index: iter([5] * 10_000))
+    replica = make(engine)
+    stream = replica.stream(await replica.prepare(chat()), attempt_id="a", cache_salt="")
+    event = await anext(stream)
+    engine.lose()
+    with pytest.raises(ReplicaLost):
+        async for event in stream:
+            assert not event.finished
+    assert event.usage is not None and event.usage.output >= 1
+    await stream.aclose()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "kind"),
+    [
+        ({"messages": [{"role": "user", "content": "x" * 4093}]}, "messages", ContextTooLong),
+        ({"max_tokens": 4089}, "messages", ContextTooLong),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", BadField),
+        ({"min_tokens": 4089}, "min_tokens", BadField),
+        ({"logit_bias": {"260": 1}}, "logit_bias", BadField),
+        ({"stop_token_ids": [3, 260]}, "stop_token_ids", BadField),
+        ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", BadField),
+    ],
+)
+async def test_what_is_refused_while_preparing(
+    make: Make, says: Says, fields: Mapping[str, Any], param: str, kind: type[BadField]
+) -> None:
+    with pytest.raises(kind) as caught:
+        await make(says("x")).prepare(chat(**fields))
+    assert caught.value.param == param
+
+
+async def test_too_long_is_said_in_openais_words(make: Make, says: Says) -> None:
+    replica = make(says("x"))
+    with pytest.raises(ContextTooLong) as caught:
+        await replica.prepare(chat(max_tokens=5000))
+    assert caught.value.message == (
+        "This model's maximum context length is 4096 tokens. However, you requested 5008 tokens "
+        "(8 in the messages, 5000 in the completion). Please reduce the length of the messages or "
+        "completion."
+    )
+    fits = await replica.prepare(chat(max_tokens=4096 - PROMPT_TOKENS))
+    assert fits.max_output_tokens == 4088
+
+
+async def test_the_worst_case_to_hold(make: Make, says: Says) -> None:
+    replica = make(says("x"))
+    open_ended = await replica.prepare(chat(n=2))
+    assert (open_ended.max_output_tokens, open_ended.max_tokens_given) == (2 * 4088, False)
+    assert (open_ended.input_tokens, open_ended.input_estimated) == (PROMPT_TOKENS, False)
+    given = await replica.prepare(chat(max_completion_tokens=5))
+    assert (given.max_output_tokens, given.max_tokens_given) == (5, True)
+
+
+async def test_the_roles_reach_the_template(make: Make, says: Says, tokenizer: Tokenizer) -> None:
+    messages = [
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}],
+        },
+        {"role": "user", "content": "hi"},
+    ]
+    prepared = await make(says("x")).prepare(chat(messages=messages))
+    rendered = "<system>be\nkind</s><user>hi</s><assistant>"
+    assert prepared.payload.prompt_token_ids == tokenizer.encode(rendered)
+
+
+async def test_a_long_prompt_is_prepared_in_a_thread(make: Make, says: Says) -> None:
+    prepared = await make(says("x")).prepare(
+        chat(messages=[{"role": "user", "content": "x" * 3000}])
+    )
+    assert prepared.input_tokens == 3003
+
+
+async def test_a_full_engine(make: Make, tokenizer: Tokenizer) -> None:
+    engine = fake(tokenizer, drawn, max_waiting=0)
+    with pytest.raises(ReplicaOverloaded):
+        await run(make(engine), chat())
+
+
+class Scripted:
+    """An engine that sends just these outputs, and then raises."""
+
+    def __init__(self, engine: FakeEngine, outputs: list[EngineOutput], error: Exception) -> None:
+        self.status, self.connected, self.on_orphan = engine.status, True, None
+        self.outputs, self.error = outputs, error
+        self.aborted: list[str] = []
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        for output in self.outputs:
+            yield output
+        raise self.error
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+
+def output(generated: int, ids: list[int], **fields: Any) -> EngineOutput:
+    usage = Usage(prompt_tokens=8, generated_tokens=generated, prefilled=True)
+    return EngineOutput(request_id="a", usage=usage, token_ids=ids, **fields)
+
+
+async def test_a_failed_step_is_a_loss_only_after_the_first_output(make: Make, says: Says) -> None:
+    failed = output(1, [], finish_reason="error", error_code="engine_step_failed", finished=True)
+    gone = EngineUnavailable("gone")
+    with pytest.raises(ReplicaUnavailable):
+        await run(make(Scripted(says("x"), [failed], gone)), chat())
+    events: list[ReplicaEvent] = []
+    with pytest.raises(ReplicaLost):
+        await run(make(Scripted(says("x"), [output(1, [70]), failed], gone)), chat(), events)
+    assert [event.finished for event in events] == [False]
+
+
+async def test_an_engine_lost_after_the_whole_answer_was_given_is_no_loss(
+    make: Make, says: Says, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode("a!bc")
+    scripted = Scripted(says("x"), [output(4, ids)], EngineUnavailable("gone"))
+    events = await run(make(scripted), chat(stop="!"))
+    assert scripted.aborted == ["a"]
+    assert (text(events), reasons(events)) == ("a", ["stop"])
+    usage = last_usage(events)
+    assert (usage.output, usage.wasted_output) == (2, 2)
+
+
+async def test_a_refusal_of_the_engines_own_names_the_clients_field(make: Make, says: Says) -> None:
+    error = InvalidRequest("between 0 and 20", param="logprobs")
+    with pytest.raises(BadField) as caught:
+        await run(make(Scripted(says("x"), [], error)), chat())
+    assert caught.value.param == "top_logprobs"

@@ -1,0 +1,115 @@
+"""Fleet: names, order by health, load and weight, and how long a failure is remembered."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from gateway.fleet.errors import UnknownModel
+from gateway.fleet.replica import ReplicaHealth
+from gateway.fleet.router import COOL_DOWN_MAX_S, Fleet, Route
+
+
+class Place:
+    """A replica as far as the router looks at it."""
+
+    def __init__(self, name: str, weight: int = 1, load: int = 0) -> None:
+        self.name, self.weight, self.load = name, weight, load
+        self.available = True
+        self.calls: list[str] = []
+
+    def health(self) -> ReplicaHealth:
+        return ReplicaHealth(name=self.name, available=self.available, num_running=self.load)
+
+    async def start(self) -> None:
+        self.calls.append("start")
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fleet_of(*places: Any, kind: Any = "upstream") -> tuple[Fleet, Route, Clock]:
+    clock = Clock()
+    route = Route(model="m", kind=kind, replicas=places)
+    return Fleet([route], clock=clock, rng=random.Random(7)), route, clock
+
+
+def names(fleet: Fleet, route: Route) -> list[str]:
+    return [replica.name for replica in fleet.order(route)]
+
+
+def test_models_by_name() -> None:
+    fleet, route, _ = fleet_of(Place("a"))
+    assert fleet.resolve("m") is route
+    assert fleet.routes == (route,)
+    with pytest.raises(UnknownModel) as caught:
+        fleet.resolve("nope")
+    assert caught.value.param == "model"
+
+
+def test_the_first_is_drawn_by_weight_and_the_rest_follow() -> None:
+    fleet, route, _ = fleet_of(Place("a", 3), Place("b", 1), Place("c", 1))
+    orders = [names(fleet, route) for _ in range(5000)]
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    firsts = Counter(order[0] for order in orders)
+    assert abs(firsts["a"] / 5000 - 3 / 5) < 0.03
+    seconds = Counter(order[1] for order in orders if order[0] == "b")
+    assert abs(seconds["a"] / seconds.total() - 3 / 4) < 0.05
+
+
+def test_engines_are_ordered_by_load() -> None:
+    fleet, route, _ = fleet_of(
+        Place("a", load=9), Place("b", load=2), Place("c", 4, load=4), kind="engine"
+    )
+    assert names(fleet, route) == ["c", "b", "a"]
+
+
+def test_what_failed_comes_last_for_a_while() -> None:
+    bad, good = Place("bad", 1000), Place("good")
+    fleet, route, clock = fleet_of(bad, good)
+    fleet.report(bad, ok=False)
+    assert names(fleet, route) == ["good", "bad"]
+    clock.now = 0.99
+    assert names(fleet, route) == ["good", "bad"]
+    clock.now = 1.0
+    assert names(fleet, route) == ["bad", "good"]
+
+
+def test_each_failure_in_a_row_doubles_the_while_up_to_a_bound() -> None:
+    bad = Place("bad", 1000)
+    fleet, route, clock = fleet_of(bad, Place("good"))
+    for expected_s in (1, 2, 4, 8, 16, COOL_DOWN_MAX_S, COOL_DOWN_MAX_S):
+        fleet.report(bad, ok=False)
+        clock.now += expected_s - 0.001
+        assert names(fleet, route)[0] == "good"
+        clock.now += 0.001
+        assert names(fleet, route)[0] == "bad"
+    fleet.report(bad, ok=True)
+    fleet.report(bad, ok=False)
+    clock.now += 1.0
+    assert names(fleet, route)[0] == "bad"
+
+
+def test_what_is_away_comes_last() -> None:
+    away = Place("away", 1000)
+    away.available = False
+    fleet, route, _ = fleet_of(away, Place("here"))
+    assert names(fleet, route) == ["here", "away"]
+
+
+async def test_start_and_close_reach_every_replica() -> None:
+    places = [Place("a"), Place("b")]
+    fleet, _, _ = fleet_of(*places)
+    await fleet.start()
+    await fleet.close()
+    assert [place.calls for place in places] == [["start", "close"]] * 2

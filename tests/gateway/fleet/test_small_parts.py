@@ -1,0 +1,210 @@
+"""The pure parts of the fleet: input estimates, refusals, the meter's arithmetic, the threads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.fleet.errors import ReplicaOverloaded, ReplicaUnavailable, UpstreamRefused
+from gateway.fleet.input_estimate import estimate_input_tokens, estimate_tokens
+from gateway.fleet.prepare_threads import INLINE_CHARS, PrepareThreads
+from gateway.fleet.replica import MeteredUsage
+from gateway.fleet.upstream_errors import MAX_RETRY_AFTER_S, parse_retry_after, to_fleet_error
+from gateway.fleet.upstream_meter import BrokenAnswer, UpstreamMeter
+
+
+def test_estimates_by_length() -> None:
+    assert estimate_tokens("") == 0
+    assert estimate_tokens("word word word word ") == 5
+    assert estimate_tokens("日本語") == 3
+    assert estimate_tokens("\ud800") == 1  # half a surrogate pair is one replaced character
+
+
+def test_every_text_counts_and_an_image_is_not_its_base64() -> None:
+    def tokens(*content: Any, **body: Any) -> int:
+        messages = [{"role": "user", "content": part} for part in content]
+        return estimate_input_tokens({"messages": messages, **body}, None)
+
+    image = {"type": "image_url", "image_url": {"url": "data:" + "A" * 100_000}}
+    assert tokens("x" * 40) == 14
+    assert tokens("x" * 40, "x" * 40) > tokens("x" * 80)
+    assert tokens([{"type": "text", "text": "x" * 40}]) == 14
+    assert tokens([image]) == 1004
+    assert tokens(None) == 4
+    assert tokens("x", tools=[{"type": "function", "function": {"name": "f" * 400}}]) > 100
+    assert (
+        estimate_input_tokens({"messages": [{"content": None, "tool_calls": [1] * 99}]}, None) > 40
+    )
+
+
+def refusal(status: int, body: Any, **headers: str) -> Any:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    hidden = {"sk-secret": "***", "big-32b": "big"}
+    return to_fleet_error(status, headers, data, replica="r", hidden=hidden)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "too long", "code": 400, "type": None}},
+        {"message": "too long", "object": "error"},
+        {"detail": "too long"},
+        {"error": "too long"},
+        [{"error": {"message": "too long", "status": "INVALID_ARGUMENT"}}],
+    ],
+)
+def test_refusals_in_every_spelling(body: Any) -> None:
+    error = refusal(400, body)
+    assert isinstance(error, UpstreamRefused)
+    assert error.message == "too long"
+    assert (error.error_type, error.error_code) == ("invalid_request_error", None)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", {"detail": [{"loc": []}]}, 1, []])
+def test_refusals_without_words(body: Any) -> None:
+    error = refusal(422, body)
+    assert isinstance(error, UpstreamRefused)
+    assert error.message == "The model's upstream refused the request."
+
+
+def test_names_are_replaced_as_whole_words() -> None:
+    error = refusal(
+        400, {"error": {"message": "big-32b, not big-32bit; key sk-secret." + "x" * 2000}}
+    )
+    assert error.message.startswith("big, not big-32bit; key ***.x")
+    assert len(error.message) == 1000
+
+
+def test_a_bad_key_may_come_as_a_400() -> None:
+    error = refusal(400, {"error": {"message": "API key not valid. Please pass a valid API key."}})
+    assert isinstance(error, ReplicaUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected_s"),
+    [
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after": "9"}, 9.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 1.0),
+        ({"retry-after": "-3"}, 1.0),
+        ({"retry-after": "nan"}, 1.0),
+        ({"retry-after": "86400"}, MAX_RETRY_AFTER_S),
+        ({}, 1.0),
+    ],
+)
+def test_retry_after(headers: dict[str, str], expected_s: float) -> None:
+    assert parse_retry_after(headers) == expected_s
+
+
+def metered(usage: Any) -> MeteredUsage:
+    meter = UpstreamMeter(model="m", n=1, input_tokens=99)
+    event = {"choices": [], "usage": usage}
+    meter.read_event(json.dumps(event).encode())
+    return meter.usage
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": 2}, MeteredUsage(uncached_input=5, output=2)),
+        (  # reasoning beside completion_tokens, as xAI
+            {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 10},
+            MeteredUsage(uncached_input=5, output=5),
+        ),
+        (  # DeepSeek
+            {"prompt_tokens": 5, "completion_tokens": 2, "prompt_cache_hit_tokens": 3},
+            MeteredUsage(uncached_input=2, cache_read=3, output=2),
+        ),
+        (  # more cached than there is
+            {
+                "prompt_tokens": 5,
+                "completion_tokens": 2,
+                "prompt_tokens_details": {"cached_tokens": 9, "cache_write_tokens": 9},
+            },
+            MeteredUsage(cache_read=5, output=2),
+        ),
+        ({"prompt_tokens": -5}, MeteredUsage(uncached_input=99, estimated=True)),
+        ({"completion_tokens": 5}, MeteredUsage(uncached_input=99, estimated=True)),
+        ("five", MeteredUsage(uncached_input=99, estimated=True)),
+    ],
+)
+def test_usage_as_vendors_tell_it(usage: Any, expected: MeteredUsage) -> None:
+    assert metered(usage) == expected
+
+
+def delta(text: str, **extra: Any) -> bytes:
+    return json.dumps({"choices": [{"index": 0, "delta": {"content": text}}], **extra}).encode()
+
+
+def test_text_behind_the_last_told_usage_is_estimated() -> None:
+    meter = UpstreamMeter(model="m", n=1, input_tokens=99)
+    told = {"prompt_tokens": 10, "completion_tokens": 4}
+    meter.read_event(delta("one", usage=told))
+    assert meter.usage == MeteredUsage(uncached_input=10, output=4)
+    meter.read_event(delta("two"))
+    meter.read_event(delta("three"))
+    assert meter.usage == MeteredUsage(uncached_input=10, output=6, estimated=True)
+    meter.read_event(delta("four", usage=told | {"completion_tokens": 7}))
+    assert meter.usage == MeteredUsage(uncached_input=10, output=7)
+
+
+def test_nothing_counts_after_done() -> None:
+    meter = UpstreamMeter(model="m", n=1, input_tokens=9)
+    assert meter.read_event(b"[DONE]") is None
+    assert meter.read_event(delta("late")) is None
+    assert meter.usage.output == 0
+
+
+def test_reasoning_and_arguments_are_written_by_the_model_too() -> None:
+    for written in (
+        {"reasoning_content": "hmm"},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+        {"content": [{"type": "thinking"}]},
+    ):
+        meter = UpstreamMeter(model="m", n=1, input_tokens=9)
+        meter.read_event(json.dumps({"choices": [{"index": 0, "delta": written}]}).encode())
+        assert meter.usage.output >= 1
+    meter = UpstreamMeter(model="m", n=1, input_tokens=9)
+    silent = {"role": "assistant", "content": "", "refusal": None}
+    meter.read_event(json.dumps({"choices": [{"index": 0, "delta": silent}]}).encode())
+    assert meter.usage.output == 0
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_chunk_or_a_fault(data: bytes) -> None:
+    meter = UpstreamMeter(model="m", n=1, input_tokens=9)
+    try:
+        item = meter.read_event(data)
+    except BrokenAnswer:
+        return
+    assert item is None or json.loads(item.payload)["model"] == "m"
+
+
+async def test_threads_have_a_bounded_queue() -> None:
+    threads = PrepareThreads(max_threads=1, max_queued=2)
+    go_on = threading.Event()
+    try:
+        assert await threads.run(INLINE_CHARS, threading.get_ident) == threading.get_ident()
+        first = asyncio.create_task(threads.run(INLINE_CHARS + 1, go_on.wait, 5))
+        second = asyncio.create_task(threads.run(INLINE_CHARS + 1, threading.get_ident))
+        await asyncio.sleep(0)
+        with pytest.raises(ReplicaOverloaded):
+            await threads.run(INLINE_CHARS + 1, threading.get_ident)
+        second.cancel()  # who waits may leave; the place is taken until the work is done
+        await asyncio.sleep(0)
+        with pytest.raises(ReplicaOverloaded):
+            await threads.run(INLINE_CHARS + 1, threading.get_ident)
+        go_on.set()
+        assert await first is True
+        while threads._num_queued:
+            await asyncio.sleep(0.001)
+        assert await threads.run(INLINE_CHARS + 1, threading.get_ident) != threading.get_ident()
+    finally:
+        go_on.set()
+        threads.close()
