@@ -1,4 +1,5 @@
-"""What was asked (`EngineConfig`) and what was derived from it and the machine (`ResolvedConfig`). Both frozen.
+"""What was asked (`EngineConfig`) and what was derived from it and the machine (`ResolvedConfig`).
+Both frozen.
 
 Sizes are tokens unless the name says bytes; durations are seconds.
 """
@@ -23,7 +24,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Empty: the folder's name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """auto: the checkpoint's own on CUDA, float32 on a CPU for models under 100 M parameters, else the checkpoint's."""
+    """auto: the checkpoint's own on CUDA, float32 on a CPU for models under 100 M parameters, else
+    the checkpoint's."""
     max_model_len: int | None = None
     """None: what the checkpoint says, cut to what the KV cache can hold."""
     max_num_batched_tokens: int = 512

@@ -1,16 +1,17 @@
 """The engine's error tree.
 
-    EngineError                     code
-    ├── InvalidRequest              invalid_request        the request can never run as asked (names `param`)
-    │   └── ContextLengthExceeded   context_length_exceeded
-    ├── EngineOverloaded            engine_overloaded      the bounded waiting queue is full
-    ├── EngineUnavailable           engine_unavailable     no engine at the other end of the socket
-    ├── EngineStepFailed            engine_step_failed     a step raised; the requests of that batch are lost
-    ├── ConfigError                 config_error           the engine cannot start as configured
-    │   └── UnsupportedModel        unsupported_model      an architecture or file the registry does not know
-    └── ProtocolError               protocol_error         a frame that is too large, truncated or undecodable
+    EngineError                    code
+    ├── InvalidRequest             invalid_request          can never run as asked (names `param`)
+    │   └── ContextLengthExceeded  context_length_exceeded
+    ├── EngineOverloaded           engine_overloaded        the bounded waiting queue is full
+    ├── EngineUnavailable          engine_unavailable       nobody at the other end of the socket
+    ├── EngineStepFailed           engine_step_failed       a step raised; its batch is lost
+    ├── ConfigError                config_error             the engine cannot start as configured
+    │   └── UnsupportedModel       unsupported_model        the registry does not know it
+    └── ProtocolError              protocol_error           a frame too large, cut or undecodable
 
-Messages are written for the person who reads the log; clients of the gateway see constant texts chosen by `code`.
+Messages are written for the person who reads the log; clients of the gateway see constant texts
+chosen by `code`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The closed list of what crosses the engine's socket.
 
-Frames are a 4-byte big-endian length followed by one msgpack map (msgspec tagged unions, tag field `t`).
-A gateway sends `ClientMessage`s, the engine answers with `ServerMessage`s. Token ids cross this socket,
-text does not. Above: `client.py` (the gateway's side) and `server.py` (the engine's side). Below: nothing.
-Counts are tokens, durations are seconds.
+Frames are a 4-byte big-endian length followed by one msgpack map (msgspec tagged unions, tag field
+`t`). A gateway sends `ClientMessage`s, the engine answers with `ServerMessage`s. Token ids cross
+this socket, text does not. Above: `client.py` (the gateway's side) and `server.py` (the engine's
+side). Below: nothing. Counts are tokens, durations are seconds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-"""stop: an EOS or stop token id was generated; length: max_tokens or the context is used up;
-abort: the client asked; error: the engine could not go on. Text stop strings are found by the gateway,
+"""stop: an EOS or stop token id was generated; length: max_tokens or the context is used up; abort:
+the client asked; error: the engine could not go on. Text stop strings are found by the gateway,
 which aborts and reports `stop` itself."""
 
 
@@ -45,25 +45,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int | None = None
     """Same seed, same draws, whatever else is in the batch. None: the engine draws one."""
     logprobs: int | None = None
-    """None: off. k >= 0: the chosen token and the k most likely, from the raw logits' log-softmax."""
+    """None: off. k >= 0: the chosen token and the k most likely, from the raw logits'
+    log-softmax."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One generation of `n` choices over one prompt. `request_id` is unique per attempt (the billing event id)."""
+    """One generation of `n` choices over one prompt. `request_id` is unique per attempt (the
+    billing event id)."""
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
     n: int = 1
     cache_salt: str = ""
-    """Prefix-cache namespace; one per org, so that timing tells no tenant what another one asked."""
+    """Prefix-cache namespace; one per org, so that timing tells no tenant what another one
+    asked."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cumulative over the whole request (all `n` choices); monotone from output to output.
 
-    `cached_tokens` (<= prompt_tokens) is frozen when the request is first scheduled; a recompute after
-    preemption changes nothing here. A request that was never scheduled has prefilled=False: nothing to bill.
+    `cached_tokens` (<= prompt_tokens) is frozen when the request is first scheduled; a recompute
+    after preemption changes nothing here. A request that was never scheduled has prefilled=False:
+    nothing to bill.
     """
 
     prompt_tokens: int
@@ -132,8 +136,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
 
 
 class OrphanedUsage(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="orphan"):
-    """Final usage of a request whose gateway vanished. Repeated to every gateway that connects until
-    one answers `OrphanAck`; the engine keeps at most `EngineConfig.max_orphans` of them."""
+    """Final usage of a request whose gateway vanished. Repeated to every gateway that connects
+    until one answers `OrphanAck`; the engine keeps at most `EngineConfig.max_orphans` of them."""
 
     request_id: str
     usage: Usage

@@ -1,8 +1,8 @@
 """The hand-over between the task that drives a generation and the response that writes it out.
 
-Above: `routes.reply` reads. Below: `inference` writes. A bounded queue of wire-ready bytes, and two one-way signals:
-`fail` (driver to reader: nothing more will come, and why) and `abandon` (reader to driver: nobody listens).
-It knows no HTTP and no model. One event loop, no locks.
+Above: `routes.reply` reads. Below: `inference` writes. A bounded queue of wire-ready bytes, and two
+one-way signals: `fail` (driver to reader: nothing more will come, and why) and `abandon` (reader to
+driver: nobody listens). It knows no HTTP and no model. One event loop, no locks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Delivery:
         self.rate_state = rate_state
 
     async def put(self, chunk: bytes) -> None:
-        """Wait for room. A chunk for a reader that is gone is dropped: it was generated and is billed."""
+        """Wait for room. A chunk for a reader that is gone is dropped: it was generated and is
+        billed."""
         if not self._writable.is_set():
             try:
                 async with asyncio.timeout(STALLED_READER_S):
@@ -77,7 +78,8 @@ class Delivery:
     # the reader's side
 
     async def next(self) -> bytes | None:
-        """All chunks that are ready, joined; None at the end or when abandoned. Raises what `fail` was given."""
+        """All chunks that are ready, joined; None at the end or when abandoned. Raises what `fail`
+        was given."""
         while not self._chunks:
             if self._ended or self.abandoned:
                 if self._failure is not None:
@@ -91,7 +93,8 @@ class Delivery:
         return ready
 
     def abandon(self, reason: Exception | None = None) -> None:
-        """The reader is gone, or told to go with a `reason`. Idempotent; after the end it changes nothing."""
+        """The reader is gone, or told to go with a `reason`. Idempotent; after the end it changes
+        nothing."""
         if self.abandoned or self._ended:
             return
         self.abandoned = True

@@ -9,15 +9,17 @@
     fleet: UnknownModel                404     invalid_request_error   model_not_found
     fleet: BadField                    400     invalid_request_error   (null)
     fleet: UpstreamRefused             as the upstream said
-    fleet: ReplicaUnavailable          503     server_error            overloaded / service_unavailable
+    fleet: ReplicaOverloaded           503     server_error            overloaded
+    fleet: ReplicaUnavailable          503     server_error            service_unavailable
     fleet: ReplicaLost                 500     server_error            (null)
     RateLimited                        429     tokens | requests       rate_limit_exceeded
     LimiterUnavailable, NotAccepting   503     server_error            service_unavailable
     litestar: HTTPException            its own
     anything else                      500     server_error            (null)
 
-Clients read constant messages or ones that name their own field; the detail goes to the log. Knows no Litestar beyond
-the `status_code` of its exceptions. Above: `routes`. Below: the error trees of the other packages.
+Clients read constant messages or ones that name their own field; the detail goes to the log. Knows
+no Litestar beyond the `status_code` of its exceptions. Above: `routes`. Below: the error trees of
+the other packages.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ from gateway.fleet.errors import (
     UpstreamRefused,
 )
 from gateway.inference import NotAccepting, RateLimited
-from gateway.limits.limiter import LimiterUnavailable, Refusal
 from gateway.limits.headers import to_headers
+from gateway.limits.limiter import LimiterUnavailable, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,8 @@ RETRY_LATER_S = 1.0
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """`{"error": {...}}` is what the SDK reads; `code` is a symbol or null, never the HTTP number."""
+    """`{"error": {...}}` is what the SDK reads; `code` is a symbol or null, never the HTTP
+    number."""
 
     message: str
     type: str

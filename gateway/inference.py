@@ -2,9 +2,10 @@
 
     prepare -> reserve -> open -> stream -> close -> deliver the end -> settle
 
-Above: `routes.chat`, which starts a generation and reads its `Delivery`. Below: `fleet`, `limits`, `billing.spool`.
-This module alone turns usage into billing events. It knows no HTTP; a disconnect reaches it as `Delivery.abandon`.
-Each generation runs in a task that the application owns, so that no client's leaving can cancel its settling.
+Above: `routes.chat`, which starts a generation and reads its `Delivery`. Below: `fleet`, `limits`,
+`billing.spool`. This module alone turns usage into billing events. It knows no HTTP; a disconnect
+reaches it as `Delivery.abandon`. Each generation runs in a task that the application owns, so that
+no client's leaving can cancel its settling.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from gateway.wire.request import GenerateRequest
 log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 0.5
-"""A kill -9 loses at most this much of a stream's output from its bill; the house pays it as waste."""
+"""A kill -9 loses at most this much of a stream's output from its bill; the house pays it as
+waste."""
 ABORT_TIMEOUT_S = 2.0
 """How long an abandoned attempt may take to say what it used."""
 MAX_ATTEMPT_S = 3600.0
@@ -197,7 +199,8 @@ class Run:
     async def relay(self) -> MeteredUsage | None:
         """Stream until the end, whatever ends it, and bill it. None: nothing ran, nothing to bill.
 
-        Raises: what `Replica.stream` raises; after the first event only once the usage so far is on disk.
+        Raises: what `Replica.stream` raises; after the first event only once the usage so far is on
+        disk.
         """
         self.desk.spool.attempt_opened(self.attempt)
         failure: Exception | None = None
@@ -224,7 +227,8 @@ class Run:
         return self.usage
 
     async def stream(self) -> ReplicaEvent | None:
-        """Pass events on as they come; returns the last one, undelivered: it may only go out once it is billed."""
+        """Pass events on as they come; returns the last one, undelivered: it may only go out once
+        it is billed."""
         async with asyncio.timeout(MAX_ATTEMPT_S) as deadline:
             with self.delivery.on_abandon(lambda: self.abort(deadline)):
                 events = self.replica.stream(
@@ -311,7 +315,8 @@ def to_waste(event: UsageEvent, tokens: int) -> UsageEvent:
 
 
 async def drain(desk: Desk, timeout_s: float) -> None:
-    """Let open generations finish for `timeout_s`, then abandon what is left: aborted, billed, settled."""
+    """Let open generations finish for `timeout_s`, then abandon what is left: aborted, billed,
+    settled."""
     if desk.open_calls:
         await asyncio.wait(desk.open_calls, timeout=timeout_s)
     for delivery in list(desk.open_calls.values()):

@@ -1,4 +1,5 @@
-"""Who is calling and what they may spend: made by `auth`, read by everything behind it. Pure data."""
+"""Who is calling and what they may spend: made by `auth`, read by everything behind it. Pure
+data."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ UNLIMITED = Plan(name="unlimited")
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """An authenticated caller. Ids are strings with their kind as prefix (`org_...`, `proj_...`, `key_...`)."""
+    """An authenticated caller. Ids are strings with their kind as prefix (`org_...`, `proj_...`,
+    `key_...`)."""
 
     org_id: str
     project_id: str

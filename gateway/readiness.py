@@ -1,4 +1,5 @@
-"""Whether this worker should be sent work. Above: `routes.health`, `worker`. Below: what it asks."""
+"""Whether this worker should be sent work. Above: `routes.health`, `worker`. Below: what it
+asks."""
 
 from __future__ import annotations
 

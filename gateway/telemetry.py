@@ -1,8 +1,9 @@
 """What is measured, and the only place that names a metric.
 
-Above: `app`, `inference`, `routes`. Below: prometheus-client, in multiprocess mode where the supervisor gave the
-workers a shared folder, so that any worker's `/metrics` speaks for all of them. Labels are bounded: a configured
-model's name, a status, a token kind; never a key, a user or a prompt. Names follow vLLM's where users know those.
+Above: `app`, `inference`, `routes`. Below: prometheus-client, in multiprocess mode where the
+supervisor gave the workers a shared folder, so that any worker's `/metrics` speaks for all of them.
+Labels are bounded: a configured model's name, a status, a token kind; never a key, a user or a
+prompt. Names follow vLLM's where users know those.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ UNKNOWN_MODEL = "-"
 
 
 class Telemetry:
-    """One per process. `shared_folder` is prometheus-client's PROMETHEUS_MULTIPROC_DIR, None for one process alone."""
+    """One per process. `shared_folder` is prometheus-client's PROMETHEUS_MULTIPROC_DIR, None for
+    one process alone."""
 
     def __init__(self, *, models: Iterable[str], shared_folder: Path | None = None) -> None:
         self.models = frozenset(models)

@@ -1,4 +1,5 @@
-"""The house rules a linter does not know, as a ratchet: sizes, hollow code, words that do not belong.
+"""The house rules a linter does not know, as a ratchet: sizes, hollow code, words that do not
+belong.
 
 Exceptions are named here with their reason; the list only ever shrinks.
 """

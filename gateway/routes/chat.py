@@ -25,14 +25,11 @@ class ChatOperation(Operation):
     """The body is read by our own decoder, so its schema is given here."""
 
     def __post_init__(self) -> None:
+        schema = Schema(title="ChatCompletionRequest", type="object")
         self.request_body = RequestBody(
             required=True,
-            description="As OpenAI's chat completions; a field that cannot be honoured is refused by name.",
-            content={
-                "application/json": OpenAPIMediaType(
-                    schema=Schema(title="ChatCompletionRequest", type="object")
-                )
-            },
+            description="As OpenAI's; a field that cannot be honoured is refused by name.",
+            content={"application/json": OpenAPIMediaType(schema=schema)},
         )
 
 

@@ -1,7 +1,9 @@
-"""What every response carries, whatever made it: `x-request-id`, `openai-version`, `openai-processing-ms`.
+"""What every response carries, whatever made it: `x-request-id`, `openai-version`,
+`openai-processing-ms`.
 
-The outermost ASGI layer: it names the request, and times it until the first byte of the answer. The id is the
-server's own; a client's `X-Client-Request-Id` goes to the log beside it, never instead of it.
+The outermost ASGI layer: it names the request, and times it until the first byte of the answer. The
+id is the server's own; a client's `X-Client-Request-Id` goes to the log beside it, never instead of
+it.
 """
 
 from __future__ import annotations

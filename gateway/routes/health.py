@@ -1,7 +1,9 @@
-"""Is this process alive, should it be sent work, and what has it measured? Open: nothing here names a tenant.
+"""Is this process alive, should it be sent work, and what has it measured? Open: nothing here names
+a tenant.
 
-`/health/live` answers while the event loop turns. `/health/ready` is 200 when this worker can take, run, limit and
-bill a request, and otherwise says what is missing. `/metrics` speaks for all workers, in Prometheus' text format.
+`/health/live` answers while the event loop turns. `/health/ready` is 200 when this worker can take,
+run, limit and bill a request, and otherwise says what is missing. `/metrics` speaks for all
+workers, in Prometheus' text format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""From a `Delivery` to an HTTP response: plain ASGI, so that a client's leaving is seen and never cancels a settle.
+"""From a `Delivery` to an HTTP response: plain ASGI, so that a client's leaving is seen and never
+cancels a settle.
 
-Above: `routes.chat` returns a `Reply`. Below: `delivery`, `errors`. Headers go out with the first bytes, so that
-whatever fails before them has its proper status; what fails after them is an error event of the stream.
+Above: `routes.chat` returns a `Reply`. Below: `delivery`, `errors`. Headers go out with the first
+bytes, so that whatever fails before them has its proper status; what fails after them is an error
+event of the stream.
 """
 
 from __future__ import annotations

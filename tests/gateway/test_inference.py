@@ -1,5 +1,5 @@
-"""The main path with scripted replicas, on a real spool and a real Redis: whatever ends an attempt, it is billed
-once, what was reserved comes back, and nothing is billed that never ran."""
+"""The main path with scripted replicas, on a real spool and a real Redis: whatever ends an attempt,
+it is billed once, what was reserved comes back, and nothing is billed that never ran."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def usage(output: int, *, wasted: int = 0) -> MeteredUsage:
 
 
 class ScriptedReplica:
-    """Says `length` words, one an event; can fail before or after some of them, or wait until it is aborted."""
+    """Says `length` words, one an event; can fail before or after some of them, or wait until it is
+    aborted."""
 
     def __init__(
         self,
