@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-LEFTOVER_TERM_S = 5.0
+LEFTOVER_TERM_S = 3.0
 """How long what a dead parent left behind may take to leave by itself."""
 KILL_WAIT_S = 5.0
 MAX_LOG_BYTES = 32 * 1024 * 1024
@@ -37,10 +37,13 @@ file.
 class Child:
     """One running child process. Reaped by `poll`, `wait` or `stop`."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], stop_signal: int) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], pid_file: Path, stop_signal: int
+    ) -> None:
         self.name = name
         self.started_s = time.monotonic()
         self._process = process
+        self._pid_file = pid_file
         self._stop_signal = stop_signal
 
     @property
@@ -49,7 +52,10 @@ class Child:
 
     def poll(self) -> int | None:
         """The exit status (negative: the signal that killed it), or None while it runs."""
-        return self._process.poll()
+        status = self._process.poll()
+        if status is not None:
+            self._pid_file.unlink(missing_ok=True)
+        return status
 
     def send_signal(self, number: int) -> None:
         """A child that is gone is left alone."""
@@ -57,18 +63,17 @@ class Child:
 
     async def wait(self) -> int:
         """Wait for the exit and return its status."""
-        if (status := self.poll()) is not None:
-            return status
-        loop = asyncio.get_running_loop()
-        gone = asyncio.Event()
-        pidfd = os.pidfd_open(self.pid)
-        loop.add_reader(pidfd, gone.set)
-        try:
-            await gone.wait()
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-        return self._process.wait()
+        while (status := self.poll()) is None:
+            loop = asyncio.get_running_loop()
+            gone = asyncio.Event()
+            pidfd = os.pidfd_open(self.pid)  # not reaped yet, so the pid is still ours
+            loop.add_reader(pidfd, gone.set)
+            try:
+                await gone.wait()
+            finally:
+                loop.remove_reader(pidfd)
+                os.close(pidfd)
+        return status
 
     async def stop(self, timeout_s: float) -> int:
         """Ask it to leave, and after `timeout_s` make it. Returns the exit status."""
@@ -112,7 +117,7 @@ def spawn(
             pass_fds=tuple(pass_fds),
             start_new_session=True,
         )
-    return Child(name, process, stop_signal)
+    return Child(name, process, pid_file, stop_signal)
 
 
 def cut_log(log: Path) -> None:
@@ -132,12 +137,12 @@ def end_leftovers(run: Path) -> list[str]:
 
     Raises: RuntimeError if one of them will not die.
     """
+    pid_files = sorted(run.glob("*.pid"))
     living: dict[int, str] = {}
-    for pid_file in sorted(run.glob("*.pid")):
+    for pid_file in pid_files:
         pidfd = _open_registered(pid_file.read_text())
         if pidfd is not None:
             living[pidfd] = pid_file.stem
-        pid_file.unlink()
     names = sorted(living.values())
     try:
         for number, timeout_s in ((signal.SIGTERM, LEFTOVER_TERM_S), (signal.SIGKILL, KILL_WAIT_S)):
@@ -147,6 +152,8 @@ def end_leftovers(run: Path) -> list[str]:
     finally:
         for pidfd in living:
             os.close(pidfd)
+    for pid_file in pid_files:
+        pid_file.unlink(missing_ok=True)
     return names
 
 

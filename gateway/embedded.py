@@ -19,7 +19,6 @@ import pwd
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import quote
@@ -206,15 +205,19 @@ def _initialise_cluster(home: Home, runner: Unprivileged, durable: bool) -> None
 
 async def _until_ready(child: Child, attempt: Callable[[], Awaitable[bool]], home: Home) -> None:
     """Raises: EmbeddedError if the child leaves or is not ready within `START_TIMEOUT_S`."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not await attempt():
-        if (status := child.poll()) is not None:
-            log = home.logs / f"{child.name}.log"
-            raise EmbeddedError(f"{child.name} left with status {status}: {last_line(log)}")
-        if time.monotonic() > deadline:
-            await child.stop(STOP_TIMEOUT_S)
-            raise EmbeddedError(f"{child.name} was not ready after {START_TIMEOUT_S:.0f} s")
-        await asyncio.sleep(POLL_S)
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not await attempt():
+                if (status := child.poll()) is not None:
+                    said = last_line(home.logs / f"{child.name}.log")
+                    raise EmbeddedError(f"{child.name} left with status {status}: {said}")
+                await asyncio.sleep(POLL_S)
+    except BaseException as error:
+        # Also when the start was cancelled: nobody else knows this child yet.
+        await child.stop(STOP_TIMEOUT_S)
+        if isinstance(error, TimeoutError):
+            raise EmbeddedError(f"{child.name}: not ready in {START_TIMEOUT_S:.0f} s") from None
+        raise
 
 
 async def _ensure_database(sockets: Path) -> bool:

@@ -1,0 +1,317 @@
+"""The command `tollgate`: arguments in, one clear line and an exit code out.
+
+Above: the shell. Below: `supervisor`, `worker`, `database`, `tenancy`, imported where a command
+needs them, so that `--help` is quick and no command pays for another. Exit codes: 0 done; 1
+something failed while running; 2 it cannot be done as asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from gateway.settings import Settings, SettingsError, load, restore
+
+if TYPE_CHECKING:
+    from gateway.tenancy.keys import KeyRow
+
+Flags = str | int | Path | None
+FOLDER = click.Path(path_type=Path)
+
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The options in the order in which `--help` shows them."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+STATE = (
+    click.option("--home", type=FOLDER, help="All state lives here. Default: .tollgate"),
+    click.option("--config", type=FOLDER, help="A TOML file. Default: tollgate.toml"),
+)
+ADDRESS = (
+    click.option("--host", help="Address to listen on. Default: 127.0.0.1"),
+    click.option("--port", type=int, help="Port to listen on; 0: any free one. Default: 8000"),
+)
+MODEL = click.option("--model", type=FOLDER, help="Serve this Hugging Face folder alone.")
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        tollgate(prog_name="tollgate")
+    except SettingsError as error:
+        refuse(error, status=2)
+
+
+def refuse(error: Exception | str, *, status: int) -> NoReturn:
+    """One line, whatever it was, and out."""
+    click.echo(f"tollgate: {' '.join(str(error).split()) or type(error).__name__}", err=True)
+    sys.exit(status)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a command's coroutine; what it may raise by contract becomes one line."""
+    from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
+
+    from gateway.embedded import EmbeddedError
+    from gateway.home import HomeBusy
+    from gateway.listener import AddressError
+    from gateway.secret import SecretError
+    from gateway.supervisor import StartError
+    from gateway.tenancy.errors import TenancyError
+    from migrations.runner import MigrationError
+
+    try:
+        asyncio.run(work)
+    except (HomeBusy, AddressError, SecretError, SettingsError, TenancyError) as error:
+        refuse(error, status=2)
+    except ProgrammingError as error:
+        if "UndefinedTable" not in str(error.orig):
+            raise
+        refuse("the database lacks Tollgate's tables: run `tollgate migrate` first", status=2)
+    except SQLAlchemyError as error:
+        refuse(f"Postgres: {getattr(error, 'orig', None) or error}", status=1)
+    except (StartError, EmbeddedError, MigrationError, OSError) as error:
+        refuse(error, status=1)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def tollgate() -> None:
+    """A multi-tenant LLM gateway with its own inference engine.
+
+    Settings come from tollgate.toml, then TOLLGATE_HOME, _PORT, _HOST, _MODEL, _DATABASE_URL,
+    _REDIS_URL, _CONFIG, _SECRET_KEY_FILE and _WORKERS, then flags; the last one wins.
+    """
+
+
+@tollgate.command()
+@with_options(*STATE, *ADDRESS, MODEL)
+@click.option("--workers", type=int, help="Gateway processes that share the port. Default: 1")
+def up(**flags: Flags) -> None:
+    """Start everything: databases, engines, gateway workers.
+
+    Postgres and Redis are embedded unless TOLLGATE_DATABASE_URL and TOLLGATE_REDIS_URL are set.
+    Ctrl-C stops all of it, a second Ctrl-C at once. SIGHUP replaces the workers one by one.
+    """
+    from gateway import logs
+    from gateway.supervisor import Supervisor
+
+    settings = load(flags)
+    check_models(settings)
+    logs.configure(settings.log_level, json_lines=False)
+
+    async def supervise() -> None:
+        await Supervisor(settings, click.echo).run()
+
+    run(supervise())
+
+
+@tollgate.command()
+@with_options(*STATE, *ADDRESS, MODEL)
+def gateway(**flags: Flags) -> None:
+    """Run one gateway worker alone, in the foreground.
+
+    For a container or a systemd unit: Postgres and Redis must be configured, `tollgate migrate`
+    must have run, and the engines of models with a path must run elsewhere (`engine = "tcp:..."`).
+    SIGTERM drains.
+    """
+    from gateway import listener, worker
+    from gateway.home import Home
+
+    settings = load(flags)
+    for key in ("database_url", "redis_url"):
+        if getattr(settings, key) is None:
+            raise SettingsError(f"{key}: set TOLLGATE_{key.upper()}; only `tollgate up` embeds one")
+    check_models(settings)
+    Home(settings.home).create()
+    try:
+        bound = listener.bind(settings.host, settings.port)
+    except listener.AddressError as error:
+        refuse(error, status=2)
+    worker.run(settings, bound, worker_id=f"gateway-{secrets.token_hex(4)}")
+
+
+@tollgate.command("worker", hidden=True)
+@click.option("--id", "worker_id", required=True, help="Names its spool folder.")
+@click.option("--settings", "settings_file", type=FOLDER, required=True)
+@click.option("--listen-fd", type=int, required=True, help="A bound socket.")
+@click.option("--ready-fd", type=int, required=True, help="Gets a byte once it accepts.")
+def worker_process(worker_id: str, settings_file: Path, listen_fd: int, ready_fd: int) -> None:
+    """A worker of `tollgate up`; it alone calls this."""
+    from gateway import worker
+    from gateway.home import Home
+
+    settings = restore(settings_file)
+    worker.run(
+        settings,
+        socket.socket(fileno=listen_fd),
+        worker_id=worker_id,
+        metrics=Home(settings.home).metrics,
+        ready_fd=ready_fd,
+    )
+
+
+@tollgate.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    short_help="Run one inference engine alone (`tollgate engine --help`).",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def engine(arguments: tuple[str, ...]) -> None:
+    """Run one inference engine: a process of its own, which needs nothing of the gateway."""
+    os.execv(sys.executable, [sys.executable, "-m", "engine", *arguments])
+
+
+@tollgate.command()
+@with_options(*STATE)
+def migrate(**flags: Flags) -> None:
+    """Bring Postgres to the newest schema, and make the first keys.
+
+    Idempotent, and safe while gateways run. `tollgate up` does it by itself.
+    """
+    from gateway import administration, database
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.database_urls(settings) as (database_url, _):
+            known = await database.prepare(
+                settings, database_url, f"http://{settings.host}:{settings.port}/v1"
+            )
+        click.echo("The database has the newest schema.")
+        if known is not None:
+            click.echo(f"Its first keys stand in {settings.home / 'credentials.json'}")
+
+    run(work())
+
+
+@tollgate.group()
+def keys() -> None:
+    """Make, list and revoke API keys."""
+
+
+@keys.command("create")
+@with_options(*STATE)
+@click.option("--name", required=True, help="For people: whose key it is, or what for.")
+@click.option("--org", default="default", show_default=True, help="Name of the organization.")
+@click.option("--project", default="default", show_default=True, help="Name of the project.")
+@click.option(
+    *("--scope", "scopes"),
+    multiple=True,
+    default=("inference",),
+    show_default=True,
+    help="inference, usage:read or admin:*; may be given several times.",
+)
+@click.option("--plan", help="A [plan.NAME] of the settings; none: the project's limits alone.")
+@click.option("--expires-in-days", type=click.IntRange(min=1), help="Default: never.")
+def create(
+    name: str,
+    org: str,
+    project: str,
+    scopes: tuple[str, ...],
+    plan: str | None,
+    expires_in_days: int | None,
+    **flags: Flags,
+) -> None:
+    """Make a key and print it. It is shown this once and stored nowhere."""
+    from gateway import administration
+    from gateway.database import PEPPER_PURPOSE
+    from gateway.secret import Secret
+    from gateway.tenancy.keys import create_key
+    from gateway.tenancy.projects import find_project
+
+    settings = load(flags)
+    lifetime = None if expires_in_days is None else timedelta(days=expires_in_days)
+
+    async def work() -> None:
+        pepper = Secret.load_or_create(settings.secret_key_file).current
+        async with administration.connections(settings) as (db, _), db.begin() as conn:
+            owner = await find_project(conn, org_name=org, name=project)
+            made = await create_key(
+                conn,
+                project_id=owner.id,
+                name=name,
+                scopes=scopes,
+                pepper=pepper.derive(PEPPER_PURPOSE),
+                pepper_id=pepper.id,
+                plan=plan,
+                expires_at=None if lifetime is None else datetime.now(tz=UTC) + lifetime,
+            )
+        click.echo(f"{made.row.id}: keep the key, it is not shown again.", err=True)
+        click.echo(made.secret)
+
+    run(work())
+
+
+@keys.command("list")
+@with_options(*STATE)
+def list_(**flags: Flags) -> None:
+    """List all keys, oldest first: revoked and expired ones too, never the keys themselves."""
+    from gateway import administration
+    from gateway.tenancy.keys import list_keys
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.connect() as conn:
+            after = ""
+            while page := await list_keys(conn, after=after):
+                for key in page:
+                    click.echo(to_line(key))
+                after = page[-1].id
+
+    run(work())
+
+
+def to_line(key: KeyRow) -> str:
+    """Columns: id, key, state, since when, project, plan, scopes, name."""
+    now = datetime.now(tz=UTC)
+    expired = key.expires_at is not None and key.expires_at <= now
+    state = "revoked" if key.revoked_at is not None else "expired" if expired else "active"
+    since = key.created_at.strftime("%Y-%m-%d")
+    columns = (key.id, key.hint, state, since, key.project_id, key.plan or "-")
+    return "  ".join((*columns, ",".join(key.scopes), key.name))
+
+
+@keys.command("revoke")
+@with_options(*STATE)
+@click.argument("key_id")
+def revoke(key_id: str, **flags: Flags) -> None:
+    """Revoke a key by its id (`key_...`); every worker refuses it within a second."""
+    from gateway import administration
+    from gateway.tenancy.keys import revoke_key
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            await revoke_key(db, redis, key_id)
+        click.echo(f"{key_id} is revoked.")
+
+    run(work())
+
+
+def check_models(settings: Settings) -> None:
+    """Raises: SettingsError if a model's folder or an upstream's key is missing."""
+    from gateway.settings import read_secret
+
+    for model in settings.models:
+        if model.path is not None and not (model.path / "config.json").is_file():
+            raise SettingsError(f"model {model.name}: {model.path} has no config.json")
+        for replica in model.replicas:
+            if replica.api_key_env is not None:
+                read_secret(replica.api_key_env)

@@ -1,0 +1,53 @@
+"""Bring Postgres to what this version needs: the schema, the plans, the first keys.
+
+Above: `tollgate up` and `tollgate migrate`. Below: `migrations`, `tenancy.bootstrap`. Idempotent,
+and safe when several gateways do it at once. Knows no process.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway import credentials
+from gateway.credentials import Credentials
+from gateway.db import create_engine
+from gateway.home import Home
+from gateway.secret import Secret
+from gateway.settings import DEFAULT_PLAN, Settings
+from gateway.tenancy.bootstrap import bootstrap
+from migrations.runner import migrate
+
+PEPPER_PURPOSE = "api-key-pepper"
+"""What `Secret` derives the pepper of the key hashes for."""
+
+
+async def prepare(settings: Settings, database_url: str, base_url: str) -> Credentials | None:
+    """Returns what HOME/credentials.json says, written anew where the first keys were made or the
+    address changed; None where there is no such file and the keys were made earlier.
+
+    Raises: SecretError, MigrationError, TenancyError, OSError, sqlalchemy.exc.SQLAlchemyError.
+    """
+    key = Secret.load_or_create(settings.secret_key_file).current
+    await migrate(database_url)
+    engine = create_engine(database_url)
+    try:
+        made = await bootstrap(
+            engine,
+            pepper=key.derive(PEPPER_PURPOSE),
+            pepper_id=key.id,
+            plans=settings.plans,
+            default_plan=DEFAULT_PLAN.name,
+        )
+    finally:
+        await engine.dispose()
+    path = Home(settings.home).credentials
+    known = credentials.read(path)
+    if made.api_key is not None and made.admin_key is not None:
+        fresh = Credentials(base_url=base_url, api_key=made.api_key, admin_key=made.admin_key)
+    elif known is not None:
+        fresh = msgspec.structs.replace(known, base_url=base_url)
+    else:
+        return None
+    if fresh != known:
+        credentials.write(path, fresh)
+    return fresh

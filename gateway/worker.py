@@ -1,0 +1,101 @@
+"""One gateway worker: the application under uvicorn, on a socket that somebody else bound.
+
+Above: `supervisor` (many on one socket) and `tollgate gateway` (one alone). Below: `app`, uvicorn.
+Knows signals and sockets, no route. SIGTERM drains: readiness goes red, the socket is let go, open
+streams have `drain_timeout_s` to end, then the application shuts down and what is left is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from gateway import logs
+from gateway.app import create_app
+from gateway.settings import Settings
+
+KEEP_ALIVE_S = 75.0
+"""How long an idle connection is kept: longer than most clients keep theirs, so that they close
+first.
+"""
+MAX_CONNECTIONS = 16_384
+BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, saying when it listens and when it begins to leave."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        on_started: Callable[[], None],
+        on_leaving: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+        self._on_leaving = on_leaving
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_leaving()
+        await super().shutdown(sockets)
+
+
+def run(
+    settings: Settings,
+    listener: socket.socket,
+    *,
+    worker_id: str,
+    metrics: Path | None = None,
+    ready_fd: int | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. `ready_fd` gets one byte and is closed once it accepts.
+
+    `worker_id` names its spool folder: no two living workers of a home may share it. `metrics`: the
+    folder of prometheus-client's multiprocess mode, where there is one.
+    """
+    logs.configure(settings.log_level, json_lines=True)
+    _raise_file_limit()
+    app = create_app(settings, worker_id=worker_id, metrics=metrics)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=int(KEEP_ALIVE_S),
+        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+    )
+
+    def started() -> None:
+        if ready_fd is not None:
+            os.write(ready_fd, b"1")
+            os.close(ready_fd)
+
+    server = _Server(config, on_started=started, on_leaving=lambda: app.state.begin_drain())
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(server.serve(sockets=[listener]))
+
+
+def _raise_file_limit() -> None:
+    """Every stream is a file descriptor; the soft limit is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,244 @@
+"""The embedded servers: as root in a folder nobody else may enter, as an ordinary user, across a
+kill -9, on a path too long for a socket, and two migrations at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+import redis.asyncio
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway import embedded
+from gateway.children import end_leftovers
+from gateway.db import create_engine
+from gateway.home import MAX_SOCKET_PATH_BYTES, Home, make_private
+from migrations.runner import migrate
+
+AS_ROOT = os.geteuid() == 0
+NOBODY = 65534
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In /tmp: pytest's own folders are too long for a socket."""
+    made = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
+
+
+async def start_both_and_stop(home: Home) -> list[int]:
+    """Write to both, stop, start again, read; returns the pids that ran."""
+    pids = []
+    for seen in (False, True):
+        postgres, valkey = await asyncio.gather(
+            embedded.start_postgres(home), embedded.start_redis(home)
+        )
+        pids += [postgres.pid, valkey.pid]
+        engine = create_engine(embedded.postgres_url(home))
+        client = redis.asyncio.from_url(embedded.redis_url(home))
+        async with engine.begin() as connection:
+            if not seen:
+                await connection.execute(text("CREATE TABLE kept AS SELECT 42 AS answer"))
+                await client.set("kept", "42")
+            assert await connection.scalar(text("SELECT answer FROM kept")) == 42
+            assert await connection.scalar(text("SHOW fsync")) == "on"
+        assert await client.get("kept") == b"42"
+        await client.aclose()
+        await engine.dispose()
+        assert await asyncio.gather(postgres.stop(20), valkey.stop(20)) == [0, 0]
+    return pids
+
+
+async def test_data_outlives_a_restart_and_no_process_does(folder: Path) -> None:
+    home = Home(folder / "home")
+    home.create()
+    pids = await start_both_and_stop(home)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert list(home.run.glob("*.pid")) == []
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root can close a folder to nobody")
+async def test_as_root_in_a_folder_that_nobody_cannot_enter(folder: Path) -> None:
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    home = Home(folder / "inner")
+    home.create()
+    runner = embedded.who_runs(home.postgres, embedded.postgres_bin() / "postgres")
+    assert "--ambient-caps=+dac_override" in runner.credentials
+    await start_both_and_stop(home)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert home.postgres.stat().st_uid == NOBODY
+    assert stat.S_IMODE(home.postgres.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root can give a privilege away")
+def test_root_keeps_no_privilege_for_servers_that_do_not_need_it(folder: Path) -> None:
+    folder.chmod(0o755)
+    runner = embedded.who_runs(folder / "data", Path("/bin/sh"))
+    assert runner.uid == NOBODY
+    assert not [option for option in runner.credentials if "caps" in option]
+
+
+AS_SOMEBODY = """
+import asyncio, os, sys
+import gateway.administration, sqlalchemy.dialects.postgresql.asyncpg
+from tests.gateway.test_embedded import start_both_and_stop
+from gateway.home import Home
+asyncio.run(asyncio.sleep(0))
+b"x".decode("idna"), "x".encode("latin-1")
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+home = Home(__import__("pathlib").Path(sys.argv[1]))
+home.create()
+asyncio.run(start_both_and_stop(home))
+assert home.postgres.stat().st_uid == 65534
+"""
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="every other test here already runs as an ordinary user")
+def test_as_an_ordinary_user(folder: Path) -> None:
+    os.chown(folder, NOBODY, NOBODY)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_SOMEBODY, str(folder / "home")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+async def test_a_home_too_long_for_a_socket_gets_a_short_private_one(folder: Path) -> None:
+    home = Home(folder / ("long" * (MAX_SOCKET_PATH_BYTES // 4)))
+    home.create()
+    child = await embedded.start_redis(home)
+    client = redis.asyncio.from_url(embedded.redis_url(home))
+    assert await client.ping()
+    await client.aclose()
+    await child.stop(20)
+    short = Path(embedded.redis_url(home).removeprefix("unix://").partition("?")[0]).parent
+    assert stat.S_IMODE(short.stat().st_mode) == 0o700
+    assert len(os.fsencode(home.engine_socket(0))) <= MAX_SOCKET_PATH_BYTES
+    shutil.rmtree(short)
+
+
+def test_a_stranger_cannot_prepare_the_socket_folder(folder: Path) -> None:
+    mine = os.geteuid(), os.getegid()
+    make_private(folder / "new", *mine)
+    make_private(folder / "new", *mine)
+    (folder / "open").mkdir()
+    (folder / "open").chmod(0o777)
+    (folder / "link").symlink_to(folder / "new")
+    for trap in ("open", "link"):
+        with pytest.raises(PermissionError, match="mode 0700"):
+            make_private(folder / trap, *mine)
+
+
+async def test_a_killed_first_start_is_taken_up_again(folder: Path) -> None:
+    home = Home(folder / "home")
+    home.create()
+    runner = embedded.who_runs(home.postgres, embedded.postgres_bin() / "postgres")
+    make_private(home.root / "postgres.new", runner.uid, runner.gid)
+    (home.root / "postgres.new" / "half").write_text("initdb was here")
+    child = await embedded.start_postgres(home, durable=False)
+    await child.stop(20)
+    assert not (home.root / "postgres.new").exists()
+
+
+async def test_data_of_another_postgres_is_refused_by_name(folder: Path) -> None:
+    home = Home(folder / "home")
+    home.create()
+    home.postgres.mkdir()
+    (home.postgres / "PG_VERSION").write_text("16\n")
+    with pytest.raises(embedded.EmbeddedError, match="made by Postgres 16, this is 18"):
+        await embedded.start_postgres(home)
+
+
+async def test_a_server_that_dies_at_its_start_says_why(folder: Path) -> None:
+    home = Home(folder / "home")
+    home.create()
+    child = await embedded.start_postgres(home, durable=False)
+    await child.stop(20)
+    (home.postgres / "postgresql.conf").write_text("no_such_setting = 1\n")
+    with pytest.raises(embedded.EmbeddedError, match="postgres left with status 1: .*errors"):
+        await embedded.start_postgres(home)
+    assert list(home.run.glob("*.pid")) == []
+
+
+PARENT = """
+import asyncio, pathlib, sys
+from gateway import embedded
+from gateway.children import spawn
+from gateway.home import Home
+
+home = Home(pathlib.Path(sys.argv[1]))
+deaf = "trap '' TERM; echo deaf; while :; do sleep 1; done"
+
+async def main():
+    postgres = await embedded.start_postgres(home, durable=False)
+    valkey = await embedded.start_redis(home)
+    child = spawn("deaf", ["/bin/sh", "-c", deaf], run=home.run, log=home.logs / "deaf.log",
+                  env={"PATH": "/usr/bin:/bin"})
+    while "deaf" not in (home.logs / "deaf.log").read_text():
+        await asyncio.sleep(0.01)
+    print(postgres.pid, valkey.pid, child.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_parent_leaves_is_ended_by_the_next_start(folder: Path) -> None:
+    home = Home(folder / "home")
+    home.create()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(home.root)], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    postgres, valkey, deaf = (psutil.Process(int(pid)) for pid in parent.stdout.readline().split())
+    backends = postgres.children()
+    assert len(backends) > 3
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    # The kernel told all three; two of them listen.
+    psutil.wait_procs([postgres, valkey, *backends], timeout=10)
+    assert not valkey.is_running() and not any(each.is_running() for each in backends)
+    assert deaf.is_running()
+    assert end_leftovers(home.run) == ["deaf"]
+    assert psutil.wait_procs([deaf], timeout=10)[1] == []  # init reaps it
+    child = await embedded.start_postgres(home, durable=False)
+    await child.stop(20)
+
+
+async def test_two_gateways_migrate_at_once(postgres_home: Home, db: AsyncEngine) -> None:
+    """The loser waits for the winner, finds its work done and does none."""
+    url = embedded.postgres_url(postgres_home, "raced")
+    admin = embedded.postgres_url(postgres_home, "postgres").replace("+asyncpg", "")
+    connection = await asyncpg.connect(admin)
+    try:
+        await connection.execute("CREATE DATABASE raced")
+        await asyncio.gather(*(migrate(url) for _ in range(4)))
+        engine = create_engine(url)
+        tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+        version = "SELECT version_num FROM alembic_version"
+        async with engine.connect() as raced, db.connect() as template:
+            assert await raced.scalar(text(tables)) == await template.scalar(text(tables)) > 1
+            assert await raced.scalar(text(version)) == await template.scalar(text(version))
+        await engine.dispose()
+        await connection.execute("DROP DATABASE raced")
+    finally:
+        await connection.close()
