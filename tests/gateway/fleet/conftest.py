@@ -51,7 +51,7 @@ async def make_replica(upstream: Upstream, threads: PrepareThreads) -> AsyncIter
     made: list[UpstreamReplica] = []
 
     def make(**options: Any) -> UpstreamReplica:
-        defaults = {
+        defaults: dict[str, Any] = {
             "name": "big@0",
             "base_url": upstream.base_url,
             "upstream_model": UPSTREAM_MODEL,

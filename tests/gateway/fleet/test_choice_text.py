@@ -1,4 +1,4 @@
-"""GenerationText: whatever answers, stops and cuts, the text is right and each token counts once."""
+"""GenerationText: whatever answers, stops and cuts, text is right and each token counts once."""
 
 from __future__ import annotations
 

@@ -82,9 +82,12 @@ async def run(
 
 
 def deltas(events: list[ReplicaEvent], index: int = 0) -> list[TextDelta]:
-    items = [item for event in events for item in event.items]
-    assert all(isinstance(item, TextDelta) for item in items)
-    return [item for item in items if item.index == index]
+    found: list[TextDelta] = []
+    for item in (item for event in events for item in event.items):
+        assert isinstance(item, TextDelta)
+        if item.index == index:
+            found.append(item)
+    return found
 
 
 def text(events: list[ReplicaEvent], index: int = 0) -> str:

@@ -44,6 +44,10 @@ def fleet_of(*places: Any, kind: Any = "upstream") -> tuple[Fleet, Route, Clock]
     return Fleet([route], clock=clock, rng=random.Random(7)), route, clock
 
 
+def report(fleet: Fleet, place: Any, *, ok: bool) -> None:
+    fleet.report(place, ok=ok)
+
+
 def names(fleet: Fleet, route: Route) -> list[str]:
     return [replica.name for replica in fleet.order(route)]
 
@@ -77,7 +81,7 @@ def test_engines_are_ordered_by_load() -> None:
 def test_what_failed_comes_last_for_a_while() -> None:
     bad, good = Place("bad", 1000), Place("good")
     fleet, route, clock = fleet_of(bad, good)
-    fleet.report(bad, ok=False)
+    report(fleet, bad, ok=False)
     assert names(fleet, route) == ["good", "bad"]
     clock.now = 0.99
     assert names(fleet, route) == ["good", "bad"]
@@ -89,13 +93,13 @@ def test_each_failure_in_a_row_doubles_the_while_up_to_a_bound() -> None:
     bad = Place("bad", 1000)
     fleet, route, clock = fleet_of(bad, Place("good"))
     for expected_s in (1, 2, 4, 8, 16, COOL_DOWN_MAX_S, COOL_DOWN_MAX_S):
-        fleet.report(bad, ok=False)
+        report(fleet, bad, ok=False)
         clock.now += expected_s - 0.001
         assert names(fleet, route)[0] == "good"
         clock.now += 0.001
         assert names(fleet, route)[0] == "bad"
-    fleet.report(bad, ok=True)
-    fleet.report(bad, ok=False)
+    report(fleet, bad, ok=True)
+    report(fleet, bad, ok=False)
     clock.now += 1.0
     assert names(fleet, route)[0] == "bad"
 

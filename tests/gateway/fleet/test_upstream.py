@@ -84,11 +84,14 @@ async def run(
     return events
 
 
+def chunks(events: list[ReplicaEvent]) -> list[Any]:
+    items = [item for event in events for item in event.items]
+    return [json.loads(item.payload) for item in items if isinstance(item, RawChunk)]
+
+
 def texts(events: list[ReplicaEvent]) -> list[str]:
     """The content of every chunk that was passed on."""
-    items = [item for event in events for item in event.items]
-    assert all(isinstance(item, RawChunk) for item in items)
-    choices = [choice for item in items for choice in json.loads(item.payload)["choices"]]
+    choices = [choice for chunk in chunks(events) for choice in chunk["choices"]]
     return [choice["delta"]["content"] for choice in choices if "content" in choice["delta"]]
 
 
@@ -105,12 +108,10 @@ async def test_a_stream_is_passed_on_under_our_name_and_counted(
     upstream.script = good_stream
     events = await run(make_replica(), chat(stream=True, temperature=0.5, vendor_extra=[1]))
     assert texts(events) == ["", "Hel", "lo"]
-    for event in events:
-        for item in event.items:
-            payload = json.loads(item.payload)
-            assert payload["model"] == "big"
-            assert payload["id"] == "chatcmpl-theirs"
-            assert "usage" not in payload
+    for payload in chunks(events):
+        assert payload["model"] == "big"
+        assert payload["id"] == "chatcmpl-theirs"
+        assert "usage" not in payload
     assert [event.finished for event in events] == [False] * (len(events) - 1) + [True]
     assert events[-1].usage == COUNTED
     assert all(event.usage is not None and event.usage.estimated for event in events[:-2])

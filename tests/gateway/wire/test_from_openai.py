@@ -1,0 +1,385 @@
+"""Bodies to requests: what is honoured, and that whatever is not names its field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.fleet.errors import BadField
+from gateway.wire.from_openai import ModelKind, Peek, from_openai, peek
+from gateway.wire.openai import ChatCompletionRequest
+from gateway.wire.openai_forward import BILLED_OTHERWISE
+from gateway.wire.request import ChatPrompt, GenerateRequest
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def encode(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": HELLO, **fields}).encode()
+
+
+def engine(**fields: Any) -> GenerateRequest:
+    return from_openai(encode(**fields), "engine")
+
+
+def prompt(**fields: Any) -> ChatPrompt:
+    found = engine(**fields).prompt
+    assert found is not None
+    return found
+
+
+def refused(body: bytes, kind: ModelKind = "engine") -> BadField:
+    with pytest.raises(BadField) as caught:
+        from_openai(body, kind)
+    assert caught.value.message
+    return caught.value
+
+
+# ---- peek
+
+
+def test_peek() -> None:
+    body = b'{"messages": [[{"deep": 1e5}]], "stream": true, "model": "m"}'
+    assert peek(body) == Peek("m", stream=True)
+    assert peek(b'{"model": "m", "stream": null}') == Peek("m", stream=False)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{}", "model"),
+        (b'{"model": null}', "model"),
+        (b'{"model": ""}', "model"),
+        (b'{"model": 7}', "model"),
+        (b'{"model": "%b"}' % (b"m" * 257), "model"),
+        (b'{"model": "m", "stream": 1}', "stream"),
+    ],
+)
+def test_peek_names_the_field(body: bytes, param: str) -> None:
+    with pytest.raises(BadField) as caught:
+        peek(body)
+    assert caught.value.param == param
+
+
+BROKEN = {
+    "empty": b"",
+    "cut": b'{"model": "m"',
+    "not JSON": b"model=m",
+    "array": b"[]",
+    "number": b"7",
+    "trailing": b'{"model": "m"} x',
+    "not UTF-8": b'{"model": "\xff"}',
+    "half a surrogate pair": b'{"model": "\\ud800"}',
+    "NaN": b'{"model": NaN}',
+    "byte order mark": b"\xef\xbb\xbf{}",
+    "deep": b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b', "model": "m"}',
+}
+
+
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN.keys())
+def test_what_is_no_json_object(body: bytes) -> None:
+    with pytest.raises(BadField, match="could not parse the JSON body"):
+        peek(body)
+    for kind in ("engine", "upstream"):
+        refused(body, kind)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_request_or_a_refusal(body: bytes) -> None:
+    for kind in ("engine", "upstream"):
+        with pytest.raises(BadField):
+            from_openai(body, kind)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "text", "role", "content", "ttl"]), inner, max_size=3
+        )
+    ),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from([*ChatCompletionRequest.__struct_fields__, *BILLED_OTHERWISE, "x"])
+
+
+@given(
+    st.dictionaries(FIELDS, JSON, min_size=1, max_size=4), st.sampled_from(["engine", "upstream"])
+)
+def test_any_fields_are_honoured_or_named(fields: dict[str, Any], kind: ModelKind) -> None:
+    try:
+        from_openai(encode(**fields), kind)
+    except BadField as error:
+        assert error.param is not None
+        named = error.param.split("[")[0].split(".")[0]
+        # One that is refused beside another may name either of the two.
+        assert named in {*fields, "stream_options", "top_logprobs", "max_tokens", "min_tokens"}
+
+
+# ---- our engine
+
+
+def test_everything_that_is_honoured() -> None:
+    fields = {
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 40,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": -1,
+        "presence_penalty": 2,
+        "logit_bias": {"5": -100, "6": 1.5},
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+        "seed": -3,
+        "logprobs": True,
+        "top_logprobs": 4,
+        "include_stop_str_in_output": True,
+    }
+    request = engine(**fields, n=2, stream=True, stream_options={"include_usage": True})
+    assert (request.model, request.n, request.stream, request.include_usage) == ("m", 2, True, True)
+    assert request.forward is None
+    assert request.prompt == ChatPrompt(
+        messages=HELLO,
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=40,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        frequency_penalty=-1.0,
+        presence_penalty=2.0,
+        logit_bias={5: -100.0, 6: 1.5},
+        stop_token_ids=(7,),
+        ignore_eos=True,
+        seed=-3,
+        logprobs=4,
+        include_stop_str_in_output=True,
+    )
+
+
+def test_absent_and_null_are_the_same() -> None:
+    names = [n for n in ChatCompletionRequest.__struct_fields__ if n not in ("model", "messages")]
+    plain = engine()
+    assert engine(**dict.fromkeys(names)) == plain
+    assert plain == GenerateRequest(
+        model="m", stream=False, include_usage=False, n=1, prompt=ChatPrompt(messages=HELLO)
+    )
+
+
+def test_what_means_nothing_here_is_accepted() -> None:
+    plain = engine()
+    assert plain == engine(
+        user="u",
+        safety_identifier="s",
+        prompt_cache_key="k",
+        store=False,
+        service_tier="auto",
+        response_format={"type": "text"},
+        modalities=["text"],
+    )
+
+
+def test_messages_of_every_role() -> None:
+    messages = [
+        {"role": "developer", "content": "be kind"},
+        {
+            "role": "system",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        },
+        {"role": "user", "content": "hi", "name": "ann"},
+        {
+            "role": "assistant",
+            "content": "yes",
+            "refusal": None,
+            "annotations": [],
+            "audio": None,
+            "tool_calls": None,
+            "function_call": None,
+        },
+    ]
+    assert prompt(messages=messages).messages == [
+        {"role": "system", "content": "be kind"},
+        {"role": "system", "content": "a\nb"},
+        {"role": "user", "content": "hi", "name": "ann"},
+        {"role": "assistant", "content": "yes"},
+    ]
+
+
+def test_small_conversions() -> None:
+    assert prompt(stop="END").stop == ("END",)
+    assert prompt(stop=["A", "B"]).stop == ("A", "B")
+    assert prompt(stop=[]).stop == ()
+    assert prompt(max_completion_tokens=5).max_tokens == 5
+    assert prompt(max_completion_tokens=5, max_tokens=5).max_tokens == 5
+    assert prompt(logprobs=True).logprobs == 0
+    assert prompt(logprobs=False).logprobs is None
+    assert prompt(top_k=-1).top_k == 0
+    assert (prompt(top_p=0).top_p, prompt(top_p=0).top_k) == (1.0, 1)
+
+
+MESSAGE = {"role": "user", "content": "x"}
+REFUSED = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": ["hello"]}, "messages[0]"),
+    ({"messages": [MESSAGE, {"content": "x"}]}, "messages[1].role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{**MESSAGE, "extra": 1}]}, "messages[0].extra"),
+    (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": []}]},
+        "messages[0].tool_calls",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}
+            ]
+        },
+        "messages[0].content[1].type",
+    ),
+    ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
+    ),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"seed": 2**63}, "seed"),
+    ({"stop": [""]}, "stop[0]"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": "x" * 1025}, "stop"),
+    ({"logit_bias": {"word": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"-5": 1}}, "logit_bias"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({"min_tokens": 1, "stop": "x"}, "min_tokens"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+    ),
+    ({"stream": True, "stream_options": {"more": 1}}, "stream_options.more"),
+    ({"stream": "yes"}, "stream"),
+    ({"store": True}, "store"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"modalities": ["text", "audio"]}, "modalities[1]"),
+    ({"tools": []}, "tools"),
+    ({"tool_choice": "none"}, "tool_choice"),
+    ({"functions": []}, "functions"),
+    ({"metadata": {"a": "b"}}, "metadata"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"foo": 1}, "foo"),
+    ({"a`b": 1}, "a`b"),
+    ({"x" * 500: 1}, "x" * 200),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED)
+def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
+    assert refused(encode(**fields)).param == param
+
+
+def test_words() -> None:
+    assert refused(encode(foo=1)).message == "Unrecognized request argument supplied: foo"
+    assert refused(encode(n=0)).message == "Invalid value for 'n': Expected `int` >= 1."
+    assert refused(b'{"model": "m"}').message == "Missing required parameter: 'messages'."
+    assert "Unsupported parameter: 'tools'" in refused(encode(tools=[])).message
+
+
+# ---- upstreams
+
+
+def test_everything_unknown_is_forwarded() -> None:
+    fields = {
+        "vendor": {"deep": [1, None]},
+        "temperature": 99,
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "n": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True, "x": 1},
+        "service_tier": "default",
+        "prompt_cache_options": {"ttl": "30m"},
+    }
+    request = from_openai(encode(**fields), "upstream")
+    assert request.forward == {"model": "m", "messages": HELLO, **fields}
+    assert request.prompt is None
+    assert (request.n, request.stream, request.include_usage) == (3, True, True)
+
+
+PART = {"type": "text", "text": "x"}
+NOT_FORWARDED = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": {}}, "messages"),
+    ({"messages": [1]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [1]}]}, "messages[0].content[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{**PART, "cache_control": {"ttl": "1h"}}]}]},
+        "messages[0].content[0].cache_control.ttl",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{**PART, "prompt_cache_breakpoint": {"ttl": "12h"}}]}
+            ]
+        },
+        "messages[0].content[0].prompt_cache_breakpoint.ttl",
+    ),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {}}, "stream_options"),
+    ({"stream": True, "stream_options": 1}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"n": 0}, "n"),
+    ({"n": True}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"n": 129}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
+    ({"service_tier": "priority"}, "service_tier"),
+    ({"service_tier": ["auto"]}, "service_tier"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": ["x"]}, "tools[0].type"),
+    ({"prompt_cache_options": {"ttl": "24h"}}, "prompt_cache_options.ttl"),
+    *(({name: {}}, name) for name in BILLED_OTHERWISE),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), NOT_FORWARDED)
+def test_what_would_change_the_bill_is_named(fields: dict[str, Any], param: str) -> None:
+    assert refused(encode(**fields), "upstream").param == param
+
+
+def test_null_changes_no_bill() -> None:
+    names = [*BILLED_OTHERWISE, "service_tier", "modalities", "n", "max_tokens", "tools", "stream"]
+    assert from_openai(encode(**dict.fromkeys(names)), "upstream").n == 1

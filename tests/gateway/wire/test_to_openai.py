@@ -1,0 +1,198 @@
+"""Answers as the official SDK reads them: its own decoder, its own types, strictly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, TextDelta, TokenInfo, TokenTop
+from gateway.wire.from_openai import from_openai
+from gateway.wire.to_openai import ChatEncoder, to_openai
+
+USAGE = MeteredUsage(uncached_input=5, cache_read=16, cache_write=3, output=7, reasoning_output=2)
+INFO = TokenInfo(
+    "a\n", -0.5, [97, 10], [TokenTop("a\n", -0.5, [97, 10]), TokenTop("ü", -2.0, [195])]
+)
+HEAD = {"created": 1_700_000_000, "model": "penny", "service_tier": "default"}
+
+
+def encoder(*, upstream: bool = False, **fields: Any) -> ChatEncoder:
+    body = {"model": "penny", "messages": [{"role": "user", "content": "x"}], **fields}
+    request = from_openai(json.dumps(body).encode(), "upstream" if upstream else "engine")
+    return to_openai(request, completion_id="chatcmpl-1", created=1_700_000_000)
+
+
+def sdk(answer: bytes, media_type: str) -> OpenAI:
+    """The official client, with `answer` on the wire."""
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, content=answer, headers={"content-type": media_type})
+
+    transport = httpx2.Client(transport=httpx2.MockTransport(respond))
+    return OpenAI(
+        api_key="k", base_url="http://x/v1", http_client=transport, _strict_response_validation=True
+    )
+
+
+def streamed(answer: bytes) -> Iterator[ChatCompletionChunk]:
+    with sdk(answer, "text/event-stream") as client:
+        yield from client.chat.completions.create(model="m", messages=[], stream=True)
+
+
+def whole(answer: bytes) -> ChatCompletion:
+    with sdk(answer, "application/json") as client:
+        return client.chat.completions.create(model="m", messages=[])
+
+
+def payloads(answer: bytes) -> list[Any]:
+    events = answer.decode().split("\n\n")
+    assert events.pop() == ""
+    assert events.pop() == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_a_stream_is_openais_to_the_letter() -> None:
+    chat = encoder(stream=True)
+    answer = chat.encode([TextDelta(index=0, text='Hi "you"\n')])
+    answer += chat.encode([TextDelta(index=0, text="!", finish_reason="stop")])
+    answer += chat.finish(USAGE)
+    head = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        **HEAD,
+        "system_fingerprint": None,
+    }
+
+    def chunk(delta: Any, finish: str | None = None) -> Any:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return {**head, "choices": [choice]}
+
+    assert payloads(answer) == [
+        chunk({"role": "assistant", "content": "", "refusal": None}),
+        chunk({"content": 'Hi "you"\n'}),
+        chunk({"content": "!"}),
+        chunk({}, "stop"),
+    ]
+
+
+def test_the_sdk_reads_a_stream_with_usage() -> None:
+    chat = encoder(stream=True, n=2, stream_options={"include_usage": True})
+    items = [
+        TextDelta(index=1, text="b", logprobs=[INFO]),
+        TextDelta(index=0, text="a"),
+        TextDelta(index=1, text="", finish_reason="length"),
+        TextDelta(index=0, text="A", finish_reason="stop"),
+    ]
+    answer = b"".join(chat.encode([item]) for item in items) + chat.finish(USAGE)
+    *chunks, last = streamed(answer)
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks)
+    text = {0: "", 1: ""}
+    roles: list[int] = []
+    reasons: dict[int, str] = {}
+    for chunk in chunks:
+        [choice] = chunk.choices
+        text[choice.index] += choice.delta.content or ""
+        if choice.delta.role:
+            roles.append(choice.index)
+        if choice.finish_reason:
+            reasons[choice.index] = choice.finish_reason
+    assert text == {0: "aA", 1: "b"}
+    assert roles == [1, 0]
+    assert reasons == {0: "stop", 1: "length"}
+    shown = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
+    [info] = shown[0].content or []
+    assert [top.token for top in info.top_logprobs] == ["a\n", "ü"]
+    assert last.choices == []
+    assert_usage(last.usage)
+    assert {chunk.id for chunk in [*chunks, last]} == {"chatcmpl-1"}
+
+
+def assert_usage(usage: Any) -> None:
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (24, 7, 31)
+    assert usage.prompt_tokens_details.cached_tokens == 16
+    assert usage.prompt_tokens_details.cache_write_tokens == 3
+    assert usage.completion_tokens_details.reasoning_tokens == 2
+
+
+def test_the_sdk_reads_a_whole_answer() -> None:
+    chat = encoder(n=2)
+    items = [
+        TextDelta(index=0, text="Hel", logprobs=[INFO]),
+        TextDelta(index=1, text="", finish_reason="length"),
+        TextDelta(index=0, text="lo", logprobs=[INFO], finish_reason="stop"),
+    ]
+    assert b"".join(chat.encode([item]) for item in items) == b""
+    answer = whole(chat.finish(USAGE))
+    assert (answer.id, answer.object, answer.model) == ("chatcmpl-1", "chat.completion", "penny")
+    assert answer.service_tier == "default"
+    first, second = answer.choices
+    assert (first.message.content, first.finish_reason) == ("Hello", "stop")
+    assert (first.message.role, first.message.refusal) == ("assistant", None)
+    assert first.logprobs is not None and len(first.logprobs.content or []) == 2
+    assert (second.message.content, second.finish_reason) == ("", "length")
+    assert second.logprobs is None
+    assert_usage(answer.usage)
+
+
+def test_a_message_can_be_sent_back_as_it_came() -> None:
+    chat = encoder()
+    chat.encode([TextDelta(index=0, text="Hello", finish_reason="stop")])
+    message = whole(chat.finish(USAGE)).choices[0].message
+    sent_back = message.model_dump(exclude_unset=True)
+    body = {"model": "m", "messages": [sent_back]}
+    request = from_openai(json.dumps(body).encode(), "engine")
+    assert request.prompt is not None
+    assert request.prompt.messages == [{"role": "assistant", "content": "Hello"}]
+
+
+THEIRS = {
+    "id": "chatcmpl-theirs",
+    "object": "chat.completion.chunk",
+    "created": 7,
+    "model": "penny",
+    "system_fingerprint": "fp_1",
+    "choices": [{"index": 0, "delta": {"content": "x\ny"}, "finish_reason": None}],
+}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_upstreams_stream_gets_our_usage_under_its_own_id(indent: int | None) -> None:
+    chat = encoder(upstream=True, stream=True, stream_options={"include_usage": True})
+    chunk = RawChunk(json.dumps(THEIRS, indent=indent).encode())
+    first, second, last = streamed(chat.encode([chunk, chunk]) + chat.finish(USAGE))
+    assert first.choices[0].delta.content == second.choices[0].delta.content == "x\ny"
+    assert "usage" in first.model_fields_set and first.usage is None
+    assert (last.id, last.created, last.model) == ("chatcmpl-theirs", 7, "penny")
+    assert (last.system_fingerprint, last.service_tier) == ("fp_1", None)
+    assert_usage(last.usage)
+
+
+def test_who_did_not_ask_sees_no_usage() -> None:
+    chat = encoder(upstream=True, stream=True)
+    answer = chat.encode([RawChunk(json.dumps(THEIRS).encode())]) + chat.finish(USAGE)
+    assert payloads(answer) == [THEIRS]
+
+
+@pytest.mark.parametrize("chunk", [None, {**THEIRS, "id": 5}, {"choices": []}])
+def test_a_usage_chunk_without_an_id_to_borrow(chunk: Any) -> None:
+    chat = encoder(upstream=True, stream=True, stream_options={"include_usage": True})
+    items = [] if chunk is None else [RawChunk(json.dumps(chunk).encode())]
+    *_, last = payloads(chat.encode(items) + chat.finish(USAGE))
+    assert (last["id"], last["created"]) == ("chatcmpl-1", 1_700_000_000)
+
+
+def test_an_upstreams_whole_answer_gets_our_usage() -> None:
+    chat = encoder(upstream=True)
+    message = {"role": "assistant", "content": "x"}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    body = {**THEIRS, "object": "chat.completion", "choices": [choice]}
+    assert chat.encode([RawBody(json.dumps(body).encode())]) == b""
+    answer = whole(chat.finish(USAGE))
+    assert (answer.id, answer.choices[0].message.content) == ("chatcmpl-theirs", "x")
+    assert_usage(answer.usage)
