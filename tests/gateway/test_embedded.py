@@ -59,7 +59,7 @@ async def start_both_and_stop(home: Home) -> list[int]:
         assert await client.get("kept") == b"42"
         await client.aclose()
         await engine.dispose()
-        assert await asyncio.gather(postgres.stop(20), valkey.stop(20)) == [0, 0]
+        assert [await postgres.stop(20), await valkey.stop(20)] == [0, 0]
     return pids
 
 

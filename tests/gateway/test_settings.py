@@ -1,0 +1,345 @@
+"""Settings and the secret: what wins over what, and that every mistake is named."""
+
+from __future__ import annotations
+
+import argparse
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import __main__ as engine_main
+from gateway import settings as module
+from gateway.db import normalise
+from gateway.home import Home
+from gateway.principal import Plan
+from gateway.secret import Secret, SecretError, SecretKey
+from gateway.settings import (
+    DEFAULT_PLAN,
+    PACKAGE_ROOT,
+    EngineOptions,
+    ReplicaConfig,
+    SettingsError,
+    child_environment,
+    load,
+    read_secret,
+    restore,
+    save,
+)
+
+FROM_THE_ISSUE = """
+[[model]]
+name = "penny"
+path = "models/penny"
+[[model]]
+name = "big"
+upstream = "http://127.0.0.1:9100/v1"      # short for one [[model.replica]]
+api_key_env = "BIG_KEY"
+[[model]]
+name = "wide"
+  [[model.replica]]
+  upstream = "http://127.0.0.1:9100/v1"
+  upstream_model = "Qwen3-32B"
+  weight = 2
+  [[model.replica]]
+  upstream = "http://127.0.0.1:9101/v1/"
+  upstream_model = "Qwen3-32B"
+[plan.default]
+tokens_per_minute = 1_000
+requests_per_minute = 10
+max_concurrent_streams = 2
+[plan.free]
+[engine]
+dtype = "float32"
+prefix_caching = false
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(content: str, name: str = "tollgate.toml") -> Path:
+    path = Path(name)
+    path.write_text(content)
+    return path
+
+
+def test_nothing_configured_serves_penny_on_loopback(tmp_path: Path) -> None:
+    found = load({}, {})
+    assert (found.host, found.port, found.workers) == ("127.0.0.1", 8000, 1)
+    assert found.home == tmp_path / ".tollgate"
+    assert found.secret_key_file == tmp_path / ".tollgate" / "secret.json"
+    assert (found.database_url, found.redis_url) == (None, None)
+    assert found.plans == (DEFAULT_PLAN,)
+    (penny,) = found.models
+    assert penny.name == "penny" and penny.path == PACKAGE_ROOT / "models" / "penny"
+    assert penny.starts_engine and penny.engine == f"unix:{found.home}/run/engine-0.sock"
+
+
+def test_the_sample_file_says_what_the_defaults_are() -> None:
+    write((PACKAGE_ROOT / "tollgate.toml").read_text())
+    assert load({}, {}) == load({"config": write("", "empty.toml")}, {})
+
+
+def test_the_file_of_the_issue() -> None:
+    write(FROM_THE_ISSUE)
+    found = load({}, {})
+    penny, big, wide = found.models
+    assert penny.starts_engine and not penny.replicas
+    assert big.replicas == (
+        ReplicaConfig(
+            upstream="http://127.0.0.1:9100/v1", upstream_model="big", api_key_env="BIG_KEY"
+        ),
+    )
+    assert [(each.upstream, each.weight) for each in wide.replicas] == [
+        ("http://127.0.0.1:9100/v1", 2),
+        ("http://127.0.0.1:9101/v1", 1),
+    ]
+    assert found.plans == (
+        Plan(
+            name="default",
+            tokens_per_minute=1000,
+            requests_per_minute=10,
+            max_concurrent_streams=2,
+        ),
+        Plan(name="free"),
+    )
+    assert found.engine.to_flags() == ["--no-prefix-caching", "--dtype", "float32"]
+
+
+def test_a_flag_wins_over_a_variable_and_that_over_the_file() -> None:
+    write('port = 1\nhost = "file"\nworkers = 1\n')
+    environ = {"TOLLGATE_PORT": "2", "TOLLGATE_HOST": "variable", "PORT": "9"}
+    found = load({"port": 3, "host": None}, environ)
+    assert (found.port, found.host, found.workers) == (3, "variable", 1)
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    assert load({}, {"TOLLGATE_DATABASE_URL": "", "TOLLGATE_PORT": ""}) == load({}, {})
+
+
+def test_config_is_found_by_flag_before_variable() -> None:
+    one, two = write("port = 1", "one.toml"), write("port = 2", "two.toml")
+    assert load({"config": one}, {"TOLLGATE_CONFIG": str(two)}).port == 1
+    assert load({}, {"TOLLGATE_CONFIG": str(two)}).port == 2
+
+
+@pytest.mark.parametrize("given_as", ["flag", "variable"])
+def test_a_model_folder_stands_in_for_all_configured_ones(tmp_path: Path, given_as: str) -> None:
+    write(FROM_THE_ISSUE)
+    folder = tmp_path / "Qwen3-0.6B"
+    folder.mkdir()
+    if given_as == "flag":
+        found = load({"model": Path("Qwen3-0.6B")}, {})
+    else:
+        found = load({}, {"TOLLGATE_MODEL": "Qwen3-0.6B"})
+    (model,) = found.models
+    assert (model.name, model.path) == ("Qwen3-0.6B", folder)
+
+
+def test_an_engine_that_runs_elsewhere_is_not_started() -> None:
+    write('[[model]]\nname = "penny"\npath = "models/penny"\nengine = "tcp:engine:9000"')
+    (model,) = load({}, {}).models
+    assert (model.engine, model.starts_engine) == ("tcp:engine:9000", False)
+
+
+GOOD = "QUJD" * 11
+"""33 bytes in base64."""
+MODEL = '[[model]]\nname = "m"\n'
+MISTAKES = [
+    ("prot = 1", "tollgate.toml: prot: unknown key"),
+    ('port = "x"', "tollgate.toml: port: expected `int`, got `str`"),
+    ("port = 70000", "tollgate.toml: port: expected `int` <= 65535"),
+    ("workers = 0", "tollgate.toml: workers: expected `int` >= 1"),
+    ("port = ", "tollgate.toml: not TOML: Invalid value"),
+    ('home = ""', "tollgate.toml: home: expected a path"),
+    ("[plan]\nfree = 3", "tollgate.toml: plan.free: expected `object`, got `int`"),
+    ("[plan.free]\ntokens = 3", "tollgate.toml: plan.free.tokens: unknown key"),
+    ("[plan.free]\ntokens_per_minute = -1", "plan.free.tokens_per_minute: expected `int` >= 0"),
+    ("[engine]\ndtyp = 'x'", "tollgate.toml: engine.dtyp: unknown key"),
+    ("[engine]\ndtype = 'float8'", "tollgate.toml: engine.dtype: invalid enum value 'float8'"),
+    ("price_books = [1]", "tollgate.toml: price_books[0]: expected a path"),
+    ("redis_url = '127.0.0.1'", "redis_url: expected a URL such as 'redis://"),
+    ("database_url = 'mysql://h/d'", "tollgate.toml: database_url: Postgres only, not 'mysql'"),
+    ("database_url = 'postgresql://h'", "tollgate.toml: database_url: it names no database"),
+    ("[[model]]\npath = 'x'", "tollgate.toml: model[0].name: missing"),
+    ("[[model]]\nnme = 'x'", "tollgate.toml: model[0].nme: unknown key"),
+    (MODEL, "model[0] (m): wants exactly one of path, upstream, replica"),
+    (MODEL + "path = 'a'\nupstream = 'http://h/v1'", "model[0] (m): wants exactly one of"),
+    (MODEL + "path = 'a'\nupstream_model = 'b'", "model[0].upstream_model: only for an upstream"),
+    (MODEL + "path = 'a'\nengine = 'penny'", "model[0].engine: expected 'unix:/path' or 'tcp:"),
+    (MODEL + "upstream = 'http://h/v1'\nengine = 'tcp:h:1'", "model[0].engine: only for a model"),
+    (MODEL + "upstream = 'h:9100'", "model[0].upstream: expected a URL such as 'http://"),
+    (MODEL + "[[model.replica]]\nweight = 0", "model[0].replica[0].weight: expected `int` >= 1"),
+    (MODEL + "[[model.replica]]\nweight = 1", "model[0].replica[0].upstream: missing"),
+    (
+        MODEL + "api_key_env = 'K'\n[[model.replica]]\nupstream = 'http://h/v1'",
+        "model[0]: upstream_model and api_key_env belong into each replica",
+    ),
+    (2 * (MODEL + "path = 'a'\n"), "model[1].name: there are two models named 'm'"),
+]
+
+
+@pytest.mark.parametrize(("content", "complaint"), MISTAKES)
+def test_a_mistake_in_the_file_is_named(content: str, complaint: str) -> None:
+    write(content)
+    with pytest.raises(SettingsError) as caught:
+        load({}, {})
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "complaint"),
+    [
+        ("TOLLGATE_PROT", "1", "TOLLGATE_PROT: unknown; known are TOLLGATE_CONFIG, "),
+        ("TOLLGATE_PORT", "x", "TOLLGATE_PORT: expected `int`, got `str`"),
+        ("TOLLGATE_PORT", "70000", "TOLLGATE_PORT: expected `int` <= 65535"),
+        ("TOLLGATE_WORKERS", "1.5", "TOLLGATE_WORKERS: expected `int`"),
+        ("TOLLGATE_CONFIG", "no.toml", "config: no.toml does not exist"),
+        ("TOLLGATE_DATABASE_URL", "nonsense", "database_url: not a database URL"),
+    ],
+)
+def test_a_mistake_in_a_variable_is_named(variable: str, value: str, complaint: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load({}, {variable: value})
+    assert complaint in str(caught.value)
+
+
+def test_a_mistake_in_a_flag_is_named() -> None:
+    with pytest.raises(SettingsError, match="--port: expected `int` <= 65535"):
+        load({"port": 70000}, {})
+
+
+def test_a_file_that_cannot_be_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("folder.toml").mkdir()
+    with pytest.raises(SettingsError, match=r"folder.toml: Is a directory"):
+        load({"config": Path("folder.toml")}, {})
+    Path("bytes.toml").write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match=r"bytes.toml: not UTF-8"):
+        load({"config": Path("bytes.toml")}, {})
+    monkeypatch.setattr(module, "MAX_CONFIG_BYTES", 10)
+    with pytest.raises(SettingsError, match="larger than 10 bytes"):
+        load({"config": write("#" * 11)}, {})
+
+
+def test_a_password_in_a_url_is_in_no_error() -> None:
+    for url in (
+        "postgresql://u:hunter2@h",
+        "mysql://u:hunter2@h/d",
+        "postgresql://u:hunter2@h:x/d",
+    ):
+        with pytest.raises(SettingsError) as caught:
+            load({}, {"TOLLGATE_DATABASE_URL": url})
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg"])
+def test_database_urls_as_people_write_them(scheme: str) -> None:
+    url = normalise(f"{scheme}://u:p%40ss@h:5433/d?ssl=require")
+    assert url == "postgresql+asyncpg://u:p%40ss@h:5433/d?ssl=require"
+
+
+def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
+    write(FROM_THE_ISSUE + "\n")
+    found = load({}, {"TOLLGATE_REDIS_URL": "redis://:secret@h:1/0"})
+    path = tmp_path / "settings.json"
+    for _ in range(2):
+        save(found, path)
+        assert restore(path) == found
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_every_engine_option_is_a_flag_of_the_engine() -> None:
+    values = {"device": "cpu", "dtype": "float32", "prefix_caching": False}
+    options = EngineOptions(
+        **{name: values.get(name, 7) for name in EngineOptions.__struct_fields__}
+    )
+    flags = ["--model", "m", "--listen", "unix:/s", *options.to_flags()]
+    parsed: argparse.Namespace = engine_main._parser().parse_args(flags)
+    assert {name: getattr(parsed, name) for name in EngineOptions.__struct_fields__} == (
+        msgspec.structs.asdict(options)
+    )
+    assert EngineOptions().to_flags() == []
+
+
+def test_an_upstream_key_stays_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIG_KEY", "hunter2")
+    monkeypatch.setenv("TOLLGATE_PORT", "1")
+    write(FROM_THE_ISSUE)
+    assert "hunter2" not in repr(load({}, {}))
+    assert read_secret("BIG_KEY") == "hunter2"
+    assert child_environment(EXTRA="1")["BIG_KEY"] == "hunter2"
+    assert "TOLLGATE_PORT" not in child_environment()
+    monkeypatch.delenv("BIG_KEY")
+    with pytest.raises(SettingsError, match="variable BIG_KEY is not set"):
+        read_secret("BIG_KEY")
+
+
+def test_a_secret_is_made_once_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "secret.json"
+    made = Secret.load_or_create(path)
+    assert Secret.load_or_create(path) == made == Secret.load(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+    assert made.current.secret not in repr(made)
+
+
+def test_gateways_that_start_at_once_share_one_secret(tmp_path: Path) -> None:
+    path = tmp_path / "secret.json"
+    with ThreadPoolExecutor(16) as pool:
+        made = list(pool.map(Secret.load_or_create, [path] * 64))
+    assert len(set(made)) == 1
+
+
+@given(st.text(), st.text())
+def test_each_purpose_has_a_key_of_its_own(one: str, other: str) -> None:
+    key = SecretKey(id="a", secret=GOOD)
+    assert (key.derive(one) == key.derive(other)) == (one == other)
+    assert len(key.derive(one)) == 32
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "truncated"),
+        ('{"version": 2, "keys": []}', "version"),
+        ('{"version": 1, "keys": []}', "keys: at least one"),
+        ('{"version": 1, "keys": [{"id": "a"}]}', "missing required field `secret`"),
+        ('{"version": 1, "keys": [{"id": "a", "secret": "hunter2 "}]}', "keys[0].secret: not base"),
+        ('{"version": 1, "keys": [{"id": "a", "secret": "aHVudGVyMg=="}]}', "shorter than 32"),
+        (
+            f'{{"version": 1, "keys": [{2 * f"""{{"id": "a", "secret": "{GOOD}"}},"""}'.rstrip(",")
+            + "]}",
+            "an id stands there twice",
+        ),
+    ],
+)
+def test_a_broken_secret_is_refused_and_not_shown(
+    tmp_path: Path, content: str, complaint: str
+) -> None:
+    path = tmp_path / "secret.json"
+    path.write_text(content)
+    with pytest.raises(SecretError) as caught:
+        Secret.load_or_create(path)
+    assert complaint in str(caught.value) and str(path) in str(caught.value)
+    assert "hunter2" not in str(caught.value) and "aHVudGVyMg" not in str(caught.value)
+    assert path.read_text() == content
+
+
+def test_a_secret_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SecretError, match="No such file"):
+        Secret.load_or_create(tmp_path / "no" / "secret.json")
+
+
+def test_homes_do_not_share_sockets(tmp_path: Path) -> None:
+    long = ["x" * 120, "y" * 120]
+    sockets = {Home(tmp_path / name).engine_socket(at) for name in (*long, "z") for at in (0, 1)}
+    assert len(sockets) == 6
