@@ -1,4 +1,5 @@
-"""Server-made identifiers: UUIDv7 (RFC 9562, section 5.7). Time-ordered, so that indexes stay local."""
+"""Server-made identifiers: UUIDv7 (RFC 9562, section 5.7). Time-ordered, so that indexes stay
+local."""
 
 from __future__ import annotations
 
