@@ -1,0 +1,193 @@
+"""Usage and costs: what the official SDK's admin client asks for, and what it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI
+from openai.types.admin.organization.usage_completions_response import (
+    DataResultOrganizationUsageCompletionsResult,
+)
+from openai.types.admin.organization.usage_costs_response import DataResultOrganizationCostsResult
+
+from gateway.fleet.errors import BadField
+from gateway.wire.openai_admin import (
+    Bucket,
+    CostsQuery,
+    CostsResult,
+    Page,
+    UsageQuery,
+    UsageResult,
+    encode_page,
+    parse_costs_query,
+    parse_usage_query,
+    to_amount,
+)
+
+
+class Wire:
+    """The SDK's admin client; what it asked, and what it is told."""
+
+    def __init__(self, page: Page) -> None:
+        self.requests: list[httpx2.Request] = []
+        self.page = page
+        self.client = OpenAI(
+            api_key="k",
+            admin_api_key="sk-tg-admin-x",
+            base_url="http://x/v1",
+            http_client=httpx2.Client(transport=httpx2.MockTransport(self.respond)),
+            _strict_response_validation=True,
+        )
+        self.usage = self.client.admin.organization.usage
+
+    def respond(self, request: httpx2.Request) -> httpx2.Response:
+        self.requests.append(request)
+        headers = {"content-type": "application/json"}
+        return httpx2.Response(200, content=encode_page(self.page), headers=headers)
+
+    @property
+    def query(self) -> str:
+        query: bytes = self.requests[-1].url.query
+        return query.decode()
+
+
+EMPTY = Page(data=[], has_more=False, next_page=None)
+
+
+def test_what_the_sdk_asks_of_usage() -> None:
+    wire = Wire(EMPTY)
+    wire.usage.completions(
+        start_time=100,
+        end_time=200,
+        bucket_width="1h",
+        group_by=["project_id", "model"],
+        project_ids=["proj_1", "proj_2"],
+        user_ids=["u"],
+        api_key_ids=["key_1"],
+        models=["penny"],
+        batch=False,
+        limit=30,
+        page="p2",
+    )
+    assert wire.requests[0].url.path == "/v1/organization/usage/completions"
+    assert parse_usage_query(wire.query) == UsageQuery(
+        start_time=100,
+        end_time=200,
+        bucket_width="1h",
+        group_by=["project_id", "model"],
+        project_ids=["proj_1", "proj_2"],
+        user_ids=["u"],
+        api_key_ids=["key_1"],
+        models=["penny"],
+        batch=False,
+        limit=30,
+        page="p2",
+    )
+
+
+def test_what_the_sdk_asks_of_costs() -> None:
+    wire = Wire(EMPTY)
+    wire.usage.costs(
+        start_time=1, group_by=["line_item", "api_key_id"], line_items=["penny, output"]
+    )
+    assert wire.requests[0].url.path == "/v1/organization/costs"
+    assert parse_costs_query(wire.query) == CostsQuery(
+        start_time=1, group_by=["line_item", "api_key_id"], line_items=["penny, output"], limit=7
+    )
+
+
+def test_lists_may_be_written_without_brackets() -> None:
+    assert parse_usage_query("start_time=1&group_by=model&group_by=batch").group_by == [
+        "model",
+        "batch",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "default", "most"), [("1m", 60, 1440), ("1h", 24, 168), ("1d", 7, 31)]
+)
+def test_limits_by_width(width: str, default: int, most: int) -> None:
+    query = f"start_time=1&bucket_width={width}"
+    assert parse_usage_query(query).limit == default
+    assert parse_usage_query(f"{query}&limit={most}").limit == most
+    with pytest.raises(BadField) as caught:
+        parse_usage_query(f"{query}&limit={most + 1}")
+    assert caught.value.param == "limit"
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("", "start_time"),
+        ("start_time=soon", "start_time"),
+        ("start_time=-1", "start_time"),
+        ("start_time=1&start_time=2", "start_time"),
+        ("start_time=5&end_time=5", "end_time"),
+        ("start_time=1&bucket_width=1w", "bucket_width"),
+        ("start_time=1&limit=0", "limit"),
+        ("start_time=1&group_by[]=colour", "group_by[0]"),
+        ("start_time=1&batch=perhaps", "batch"),
+        ("start_time=1&colour=red", "colour"),
+        ("start_time=1&" + "&".join(f"models[]=m{i}" for i in range(101)), "models"),
+        ("start_time=1&" * 501, None),
+        ("start_time=%ff", None),
+    ],
+)
+def test_what_is_refused_is_named(query: str, param: str | None) -> None:
+    with pytest.raises(BadField) as caught:
+        parse_usage_query(query)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("bucket_width=1h", "bucket_width"), ("limit=181", "limit"), ("models[]=m", "models")],
+)
+def test_costs_are_by_day(query: str, param: str) -> None:
+    with pytest.raises(BadField) as caught:
+        parse_costs_query(f"start_time=1&{query}")
+    assert caught.value.param == param
+
+
+def test_what_the_sdk_reads_of_usage() -> None:
+    result = UsageResult(
+        input_tokens=30,
+        output_tokens=7,
+        num_model_requests=2,
+        input_uncached_tokens=10,
+        input_cached_tokens=16,
+        input_cache_write_tokens=4,
+        model="penny",
+    )
+    bucket = Bucket(start_time=0, end_time=3600, results=[result])
+    page = Page(data=[bucket], has_more=True, next_page="p2")
+    answer = Wire(page).usage.completions(start_time=0)
+    assert (answer.has_more, answer.next_page) == (True, "p2")
+    [read] = answer.data[0].results
+    assert isinstance(read, DataResultOrganizationUsageCompletionsResult)
+    assert (read.input_tokens, read.output_tokens, read.num_model_requests) == (30, 7, 2)
+    assert (read.input_uncached_tokens, read.input_cached_tokens) == (10, 16)
+    assert (read.input_cache_write_tokens, read.model, read.project_id) == (4, "penny", None)
+
+
+@pytest.mark.parametrize("amount_pico", [0, 1, 123, 150_000, 10**12, 9_007_199_254_740_993, -5])
+def test_what_the_sdk_reads_of_costs_is_exact(amount_pico: int) -> None:
+    result = CostsResult(
+        amount=to_amount(amount_pico),
+        line_item="penny, output",
+        quantity=3,
+        quantity_unit="tokens",
+    )
+    page = Page(
+        data=[Bucket(start_time=0, end_time=86_400, results=[result])],
+        has_more=False,
+        next_page=None,
+    )
+    [read] = Wire(page).usage.costs(start_time=0).data[0].results
+    assert isinstance(read, DataResultOrganizationCostsResult)
+    assert read.amount is not None and read.amount.currency == "usd"
+    value: Any = read.amount.value
+    assert value == amount_pico / 10**12  # the float nearest to the exact amount
+    assert (read.line_item, read.quantity, read.quantity_unit) == ("penny, output", 3, "tokens")
