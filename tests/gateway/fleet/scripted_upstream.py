@@ -1,12 +1,17 @@
-"""A scripted OpenAI-compatible server on a real socket."""
+"""A scripted OpenAI-compatible server on a real socket, and what it usually says."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
+
+from gateway.fleet.replica import MeteredUsage, RawChunk, ReplicaEvent
+from gateway.fleet.upstream import UpstreamReplica
+from gateway.wire.request import GenerateRequest
 
 UPSTREAM_MODEL = "vendor/big-32b"
 API_KEY = "sk-upstream-very-secret"
@@ -114,3 +119,77 @@ async def watch(reader: asyncio.StreamReader, exchange: Exchange) -> None:
     except ConnectionError:
         pass  # a reset is an end as well
     exchange.left.set()
+
+
+USAGE = {
+    "prompt_tokens": 20,
+    "completion_tokens": 5,
+    "total_tokens": 25,
+    "prompt_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 4, "audio_tokens": None},
+    "completion_tokens_details": {"reasoning_tokens": 2},
+    "cost": 0.0123,
+}
+COUNTED = MeteredUsage(
+    uncached_input=8, cache_read=8, cache_write=4, output=5, reasoning_output=2, estimated=False
+)
+
+
+def chunk(text: str | None = None, *, finish: str | None = None, **extra: Any) -> dict[str, Any]:
+    delta = {} if text is None else {"content": text}
+    return {
+        "id": "chatcmpl-theirs",
+        "object": "chat.completion.chunk",
+        "created": 7,
+        "model": UPSTREAM_MODEL,
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+        "usage": None,
+        **extra,
+    }
+
+
+def usage_chunk() -> dict[str, Any]:
+    return {**chunk(), "choices": [], "usage": USAGE}
+
+
+def completion(**extra: Any) -> dict[str, Any]:
+    message = {"role": "assistant", "content": "Hello there", "refusal": None}
+    return {
+        "id": "chatcmpl-theirs",
+        "object": "chat.completion",
+        "created": 7,
+        "model": UPSTREAM_MODEL,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": USAGE,
+        **extra,
+    }
+
+
+async def run(
+    replica: UpstreamReplica, request: GenerateRequest, events: list[ReplicaEvent] | None = None
+) -> list[ReplicaEvent]:
+    """All events; those before an error are in `events`."""
+    events = [] if events is None else events
+    prepared = await replica.prepare(request)
+    stream = replica.stream(prepared, attempt_id="attempt", cache_salt="salt")
+    async with aclosing(stream):
+        async for event in stream:
+            events.append(event)
+    return events
+
+
+def chunks(events: list[ReplicaEvent]) -> list[Any]:
+    items = [item for event in events for item in event.items]
+    return [json.loads(item.payload) for item in items if isinstance(item, RawChunk)]
+
+
+def texts(events: list[ReplicaEvent]) -> list[str]:
+    """The content of every chunk that was passed on."""
+    choices = [choice for chunk in chunks(events) for choice in chunk["choices"]]
+    return [choice["delta"]["content"] for choice in choices if "content" in choice["delta"]]
+
+
+async def good_stream(exchange: Exchange) -> None:
+    await exchange.begin_stream()
+    await exchange.send(chunk(""), chunk("Hel"), chunk("lo"), chunk(finish="stop"), usage_chunk())
+    await exchange.send("[DONE]")
+    await exchange.end_stream()

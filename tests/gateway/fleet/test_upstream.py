@@ -1,12 +1,9 @@
-"""UpstreamReplica against a real server: what is sent, what is passed on, what is counted, what
-fails.
-"""
+"""UpstreamReplica against a real server: what is sent, passed on and counted, and what fails."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -20,86 +17,26 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
     UpstreamRefused,
 )
-from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, ReplicaEvent
+from gateway.fleet.replica import MeteredUsage, RawBody, ReplicaEvent
 from gateway.fleet.upstream import UpstreamReplica
 from gateway.wire.request import GenerateRequest
-from tests.gateway.fleet.scripted_upstream import API_KEY, UPSTREAM_MODEL, Exchange, Upstream
+from tests.gateway.fleet.scripted_upstream import (
+    API_KEY,
+    COUNTED,
+    UPSTREAM_MODEL,
+    Exchange,
+    Upstream,
+    chunk,
+    chunks,
+    completion,
+    good_stream,
+    run,
+    texts,
+    usage_chunk,
+)
 
 Make = Callable[..., UpstreamReplica]
 Chat = Callable[..., GenerateRequest]
-
-USAGE = {
-    "prompt_tokens": 20,
-    "completion_tokens": 5,
-    "total_tokens": 25,
-    "prompt_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 4, "audio_tokens": None},
-    "completion_tokens_details": {"reasoning_tokens": 2},
-    "cost": 0.0123,
-}
-COUNTED = MeteredUsage(
-    uncached_input=8, cache_read=8, cache_write=4, output=5, reasoning_output=2, estimated=False
-)
-
-
-def chunk(text: str | None = None, *, finish: str | None = None, **extra: Any) -> dict[str, Any]:
-    delta = {} if text is None else {"content": text}
-    return {
-        "id": "chatcmpl-theirs",
-        "object": "chat.completion.chunk",
-        "created": 7,
-        "model": UPSTREAM_MODEL,
-        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
-        "usage": None,
-        **extra,
-    }
-
-
-def usage_chunk() -> dict[str, Any]:
-    return {**chunk(), "choices": [], "usage": USAGE}
-
-
-def completion(**extra: Any) -> dict[str, Any]:
-    message = {"role": "assistant", "content": "Hello there", "refusal": None}
-    return {
-        "id": "chatcmpl-theirs",
-        "object": "chat.completion",
-        "created": 7,
-        "model": UPSTREAM_MODEL,
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        "usage": USAGE,
-        **extra,
-    }
-
-
-async def run(
-    replica: UpstreamReplica, request: GenerateRequest, events: list[ReplicaEvent] | None = None
-) -> list[ReplicaEvent]:
-    """All events; those before an error are in `events`."""
-    events = [] if events is None else events
-    prepared = await replica.prepare(request)
-    stream = replica.stream(prepared, attempt_id="attempt", cache_salt="salt")
-    async with aclosing(stream):
-        async for event in stream:
-            events.append(event)
-    return events
-
-
-def chunks(events: list[ReplicaEvent]) -> list[Any]:
-    items = [item for event in events for item in event.items]
-    return [json.loads(item.payload) for item in items if isinstance(item, RawChunk)]
-
-
-def texts(events: list[ReplicaEvent]) -> list[str]:
-    """The content of every chunk that was passed on."""
-    choices = [choice for chunk in chunks(events) for choice in chunk["choices"]]
-    return [choice["delta"]["content"] for choice in choices if "content" in choice["delta"]]
-
-
-async def good_stream(exchange: Exchange) -> None:
-    await exchange.begin_stream()
-    await exchange.send(chunk(""), chunk("Hel"), chunk("lo"), chunk(finish="stop"), usage_chunk())
-    await exchange.send("[DONE]")
-    await exchange.end_stream()
 
 
 async def test_a_stream_is_passed_on_under_our_name_and_counted(
@@ -418,145 +355,6 @@ async def test_a_body_has_a_bound(
     upstream.script = script
     with pytest.raises(ReplicaUnavailable, match="50000 bytes"):
         await run(make_replica(), chat())
-
-
-async def abort_soon(replica: UpstreamReplica, upstream: Upstream) -> float:
-    """Abort once the server has the request; seconds until it saw the connection closed."""
-    while not upstream.exchanges:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
-    begun_at = time.monotonic()
-    await replica.abort("attempt")
-    await asyncio.wait_for(upstream.exchanges[0].left.wait(), 1)
-    return time.monotonic() - begun_at
-
-
-async def test_an_aborted_stream_is_cut_off_and_what_came_is_billed(
-    upstream: Upstream, make_replica: Make, chat: Chat
-) -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.begin_stream()
-        await exchange.send(*(chunk("word words ") for _ in range(6)))
-        await exchange.hang()
-
-    upstream.script = script
-    replica = make_replica()
-    running = asyncio.create_task(run(replica, chat(stream=True)))
-    assert await abort_soon(replica, upstream) < 1
-    events = await running
-    assert events[-1].finished
-    assert events[-1].usage is not None and events[-1].usage.estimated
-    assert events[-1].usage.output == 66 // 5  # by bytes, which is more than by chunks
-
-
-async def test_an_aborted_stream_that_has_not_begun_pays_for_its_input(
-    upstream: Upstream, make_replica: Make, chat: Chat
-) -> None:
-    upstream.script = Exchange.hang
-    replica = make_replica()
-    running = asyncio.create_task(run(replica, chat(stream=True)))
-    assert await abort_soon(replica, upstream) < 1
-    [event] = await running
-    assert event.usage is not None and event.usage.estimated
-    assert event.usage.output == 0 and event.usage.prompt_tokens > 0
-
-
-async def test_an_aborted_whole_answer_is_billed_by_the_measured_rate(
-    upstream: Upstream, make_replica: Make, chat: Chat
-) -> None:
-    now = [100.0]
-
-    async def answers_in_two_seconds(exchange: Exchange) -> None:
-        now[0] += 2.0
-        await exchange.answer(completion())  # 5 tokens: 2.5 tokens/s
-
-    replica = make_replica(clock=lambda: now[0])
-    upstream.script = answers_in_two_seconds
-    await run(replica, chat())
-    upstream.exchanges.clear()
-
-    async def hangs_for_ten_seconds(exchange: Exchange) -> None:
-        now[0] += 10.0
-        await exchange.hang()
-
-    upstream.script = hangs_for_ten_seconds
-    for max_tokens, output in ((100, 25), (7, 7)):
-        running = asyncio.create_task(run(replica, chat(max_tokens=max_tokens)))
-        assert await abort_soon(replica, upstream) < 1
-        [event] = await running
-        assert event.finished and event.usage is not None and event.usage.estimated
-        assert event.usage.output == output
-        upstream.exchanges.clear()
-
-
-async def test_an_attempt_aborted_before_it_was_sent_costs_nothing(
-    upstream: Upstream, make_replica: Make, chat: Chat
-) -> None:
-    replica = make_replica()
-    prepared = await replica.prepare(chat(stream=True))
-    events = replica.stream(prepared, attempt_id="attempt", cache_salt="")
-    running = asyncio.create_task(anext(events))
-    await asyncio.sleep(0)  # it connects
-    await replica.abort("attempt")
-    event = await running
-    assert (event.usage, event.finished) == (None, True)
-    assert upstream.exchanges == []
-    await events.aclose()
-
-
-async def test_an_unknown_attempt_is_ignored(make_replica: Make) -> None:
-    await make_replica().abort("never seen")
-
-
-async def test_a_reader_that_leaves_closes_the_connection(
-    upstream: Upstream, make_replica: Make, chat: Chat
-) -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.begin_stream()
-        await exchange.send(chunk("Hel"))
-        await exchange.hang()
-
-    upstream.script = script
-    replica = make_replica()
-    prepared = await replica.prepare(chat(stream=True))
-    events = replica.stream(prepared, attempt_id="attempt", cache_salt="")
-    await anext(events)
-    await events.aclose()
-    await asyncio.wait_for(upstream.exchanges[0].left.wait(), 1)
-    assert replica.health().num_running == 0
-
-
-async def test_aborted_requests_do_not_use_up_the_pool(
-    upstream: Upstream, make_replica: Make, chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upstream_module, "MAX_CONNECTIONS", 2)
-    replica = make_replica()
-    upstream.script = Exchange.hang
-    for stream in (True, False) * 3:
-        running = asyncio.create_task(run(replica, chat(stream=stream)))
-        await abort_soon(replica, upstream)
-        await running
-        upstream.exchanges.clear()
-    upstream.script = good_stream
-    events = await run(replica, chat(stream=True))
-    assert events[-1].usage == COUNTED
-
-
-async def test_the_pool_is_bounded(
-    upstream: Upstream, make_replica: Make, chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upstream_module, "MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(upstream_module, "POOL_TIMEOUT_S", 0.1)
-    replica = make_replica()
-    upstream.script = Exchange.hang
-    running = asyncio.create_task(run(replica, chat()))
-    while not upstream.exchanges:
-        await asyncio.sleep(0.005)
-    second = replica.stream(await replica.prepare(chat()), attempt_id="second", cache_salt="")
-    with pytest.raises(ReplicaOverloaded):
-        await anext(second)
-    await replica.abort("attempt")
-    await running
 
 
 async def test_the_worst_case_to_hold(make_replica: Make, chat: Chat) -> None:
