@@ -1,0 +1,286 @@
+"""The limiter's scripts in a real Valkey against the oracle, step by step, on a clock that the
+test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import redis.asyncio
+from hypothesis import HealthCheck, event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from gateway.limits import scripts
+from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
+from gateway.limits.verdicts import burst
+from gateway.principal import Plan, Principal
+from tests.gateway.limiter_oracle import LEASE_TTL_US, Bucket, Oracle, Scope
+
+ORG, PROJECT, KEYS = "org_a", "proj_a", ("key_a", "key_b")
+CLOCK_KEY = "test:now"
+
+
+@pytest.fixture
+def moved_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts read the time from a key instead of the server's clock."""
+    original = scripts.script_text
+
+    def text(name: str) -> str:
+        replaced = original(name).replace(
+            "redis.call('TIME')", f"{{0, redis.call('GET', '{CLOCK_KEY}')}}"
+        )
+        assert CLOCK_KEY in replaced
+        return replaced
+
+    monkeypatch.setattr(scripts, "script_text", text)
+
+
+UNLIMITED = Plan(name="none")
+
+
+def plans() -> st.SearchStrategy[Plan]:
+    """Mostly such that something passes: one tight owner refuses for all."""
+    tokens_only = st.builds(
+        Plan, name=st.just("tokens"), tokens_per_minute=st.sampled_from([600, 601, 6000])
+    )
+    anything = st.builds(
+        Plan,
+        name=st.just("anything"),
+        tokens_per_minute=st.sampled_from([None, 60, 600, 6000, 3, 0]),
+        requests_per_minute=st.sampled_from([None, 600, 60, 7, 1, 0]),
+        max_concurrent_streams=st.sampled_from([None, 9, 3, 1, 0]),
+    )
+    return st.one_of(st.just(UNLIMITED), tokens_only, tokens_only, anything)
+
+
+class Machine(RuleBasedStateMachine):
+    """Two gateways serve two keys of one organization; the second one's leases are never
+    renewed."""
+
+    exact = True
+    """False: marks are merged, so refunds may be smaller than the oracle's, and never larger."""
+    url = ""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.redis = self.run(self.connect)
+        self.gateways = [Limiter(self.redis), Limiter(self.redis)]
+        self.number = 0
+        self.admissions: dict[str, tuple[Admission, int]] = {}
+        self.dead = False
+
+    def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async def main() -> Any:
+            return await call(*args, **kwargs)
+
+        return self.runner.run(main())
+
+    async def connect(self) -> redis.asyncio.Redis:
+        client = redis.asyncio.from_url(self.url)
+        await client.flushall()
+        return client
+
+    @initialize(drawn=st.tuples(plans(), plans(), plans(), plans()))
+    def begin(self, drawn: tuple[Plan, Plan, Plan, Plan]) -> None:
+        owners = [*KEYS, PROJECT, ORG]
+        self.plans = dict(zip(owners, drawn, strict=True))
+        self.oracle = Oracle(
+            {
+                owner: Scope(
+                    Bucket(plan.tokens_per_minute),
+                    Bucket(plan.requests_per_minute),
+                    plan.max_concurrent_streams,
+                )
+                for owner, plan in self.plans.items()
+            }
+        )
+        self.advance(0)
+
+    def principal(self, key: str) -> Principal:
+        return Principal(
+            org_id=ORG,
+            project_id=PROJECT,
+            key_id=key,
+            key_hint="",
+            scopes=frozenset(),
+            key_plan=self.plans[key],
+            project_plan=self.plans[PROJECT],
+            org_plan=self.plans[ORG],
+        )
+
+    def advance(self, by_us: int) -> None:
+        self.oracle.now_us += by_us
+        self.run(self.redis.set, CLOCK_KEY, self.oracle.now_us)
+
+    @rule(by_us=st.one_of(st.integers(0, 3_000_000), st.integers(0, 2 * LEASE_TTL_US)))
+    def time_passes(self, by_us: int) -> None:
+        self.advance(by_us)
+
+    @rule(
+        target=leases,
+        key=st.sampled_from(KEYS),
+        gateway=st.integers(0, 1),
+        tokens=st.one_of(st.integers(0, 12), st.integers(0, 120), st.integers(0, 700)),
+    )
+    def admit(self, key: str, gateway: int, tokens: int) -> Any:
+        self.number += 1
+        lease_id = f"lease-{self.number}"
+        verdict = self.run(
+            self.gateways[gateway].admit,
+            self.principal(key),
+            "m",
+            input_tokens=tokens,
+            max_output_tokens=0,
+            lease_id=lease_id,
+        )
+        names = [name for name in (key, PROJECT, ORG) if self.limited(name)]
+        if not names:
+            assert isinstance(verdict, Admission) and verdict.scopes == ()
+            return multiple()
+        self.oracle.heal()
+        wait_us = self.oracle.wait_us(names, tokens)
+        event(type(verdict).__name__)
+        if isinstance(verdict, Refusal):
+            if self.exact:
+                assert wait_us != 0
+                waited = verdict.retry_after_s
+                assert (None if waited is None else round(waited * 1_000_000)) == wait_us
+            self.compare()
+            return multiple()
+        assert wait_us == 0
+        self.oracle.admit(lease_id, names, tokens)
+        self.admissions[lease_id] = (verdict, gateway)
+        self.compare()
+        return lease_id
+
+    def limited(self, owner: str) -> bool:
+        return msgspec.structs.replace(self.plans[owner], name="none") != UNLIMITED
+
+    @rule(lease_id=leases, share=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0, 1.2]))
+    def settle(self, lease_id: str, share: float) -> None:
+        admission, gateway = self.admissions[lease_id]
+        used = round(admission.reserved * share)
+        done = self.run(self.gateways[gateway].settle, admission, used_tokens=used, output_tokens=0)
+        self.oracle.heal()
+        self.check_settled(done, self.oracle.settle(lease_id, used))
+
+    @rule(lease_id=leases, used=st.integers(0, 100))
+    def settle_after_a_crash(self, lease_id: str, used: int) -> None:
+        done = self.run(self.gateways[0].settle_lease, ORG, lease_id, used_tokens=used)
+        self.oracle.heal()
+        self.check_settled(done, self.oracle.settle(lease_id, used))
+
+    @rule(lease_id=leases)
+    def void(self, lease_id: str) -> None:
+        admission, gateway = self.admissions[lease_id]
+        done = self.run(self.gateways[gateway].void, admission)
+        self.oracle.heal()
+        self.check_settled(done, self.oracle.void(lease_id))
+
+    def check_settled(self, done: Settlement, before: str) -> None:
+        expected = {
+            "open": Settlement.SETTLED,
+            "expired": Settlement.LATE,
+            "settled": Settlement.REPLAYED,
+        }
+        assert done == expected[before]
+        self.compare()
+
+    @rule()
+    def renew(self) -> None:
+        if self.run(self.gateways[0].renew) or self.gateways[0]._open:
+            self.oracle.heal()
+        for lease_id in self.gateways[0]._open:
+            lease = self.oracle.leases[lease_id]
+            if lease.state == "open":
+                lease.expires_us = self.oracle.now_us + LEASE_TTL_US
+
+    def compare(self) -> None:
+        """After any call the scopes in Redis are those of the oracle."""
+        for owner, scope in self.oracle.scopes.items():
+            kind = {ORG: "org", PROJECT: "project"}.get(owner, "key")
+            packed = self.run(self.redis.get, f"tollgate:{{{ORG}}}:{kind}:{owner}")
+            stored = msgspec.msgpack.decode(packed) if packed else None
+            assert (stored["s"] if stored else 0) == len(scope.leases)
+            for bucket, name in ((scope.tokens, "t"), (scope.requests, "r")):
+                now_us = self.oracle.now_us
+                deficit_us = max(0, stored[name]["f"] - now_us) if stored else 0
+                if self.exact:
+                    assert deficit_us == bucket.deficit_us(now_us)
+                else:
+                    assert deficit_us >= bucket.deficit_us(now_us)
+
+    @invariant()
+    def windows_hold(self) -> None:
+        if hasattr(self, "oracle"):
+            self.oracle.check_windows()
+
+    def teardown(self) -> None:
+        """When all leases are settled and time has passed, nothing is left but tombstones."""
+        if hasattr(self, "oracle"):
+            for lease_id in list(self.admissions):
+                self.settle(lease_id, 1.0)
+            self.advance(10**10)
+            left = [key for key in self.run(self.redis.keys, "tollgate:*") if b":lease:" not in key]
+            ttls = [self.run(self.redis.pttl, key) for key in left]
+            assert all(0 < ttl <= 86_400_000 for ttl in ttls)
+            assert not any(scope.leases for scope in self.oracle.scopes.values())
+        self.run(self.redis.aclose)
+        self.runner.close()
+
+
+def check(url: str, *, exact: bool, examples: int) -> None:
+    class Bound(Machine):
+        pass
+
+    Bound.url, Bound.exact = url, exact
+    run_state_machine_as_test(
+        Bound,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("moved_clock")
+def test_the_scripts_do_what_the_oracle_says(redis_server_url: str) -> None:
+    check(redis_server_url, exact=True, examples=60)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("moved_clock")
+def test_merged_marks_only_make_refunds_smaller(
+    redis_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = scripts.script_text
+
+    def text(name: str) -> str:
+        replaced = original(name).replace("MAX_MARKS = 64", "MAX_MARKS = 2")
+        assert "MAX_MARKS = 2" in replaced
+        return replaced
+
+    monkeypatch.setattr(scripts, "script_text", text)
+    check(redis_server_url, exact=False, examples=40)
+
+
+def test_a_burst_is_a_sixth_and_at_least_one() -> None:
+    assert [burst(limit) for limit in (1, 5, 6, 11, 12, 600)] == [1, 1, 1, 1, 2, 100]
