@@ -264,6 +264,20 @@ def test_with_a_window_a_match_needs_only_what_is_still_seen() -> None:
     cache.check_integrity([seq, other, follow_up])
 
 
+def test_with_a_window_a_hole_breaks_a_match() -> None:
+    cache = make_cache(6, window=9)
+    seq = compute(cache, sequence(list(range(20))), 16)
+    # Position 16 sees 8..16: blocks 2 and 3 are held, 0 and 1 idle. Hold 0 and evict 1.
+    start = compute(cache, sequence([0, 1, 2, 3, 50]))
+    taker = sequence([60] * 8)
+    assert cache.grow(taker, 8)
+    # Position 12 would see blocks 1 and 2; position 4 sees block 0.
+    assert cache.match(sequence(list(range(13)))) == start.block_table[:1]
+    # Position 16 sees neither 0 nor 1.
+    assert cache.match(sequence(list(range(17)))) == [FREED, FREED, *seq.block_table[2:]]
+    cache.check_integrity([seq, start, taker])
+
+
 def test_check_integrity_sees_a_leak_and_a_wrong_count() -> None:
     cache = make_cache()
     seq = compute(cache, sequence(list(range(9))))
