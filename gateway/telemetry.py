@@ -80,6 +80,9 @@ class Telemetry:
         self.preemptions = self._engine_gauge(
             "num_preemptions", "Preemptions since the engine's start."
         )
+        self.generated = self._engine_gauge(
+            "generation_tokens", "Tokens generated since the engine's start."
+        )
         self.spool_backlog = Gauge(
             "tollgate_spool_backlog_events",
             "Usage events on this machine's disk that Postgres does not have yet.",
@@ -104,6 +107,7 @@ class Telemetry:
         self.hit_tokens.labels(status.model).set(status.prefix_cache_hit_tokens)
         self.query_tokens.labels(status.model).set(status.prefix_cache_query_tokens)
         self.preemptions.labels(status.model).set(status.num_preemptions)
+        self.generated.labels(status.model).set(status.generated_tokens)
 
     def label(self, model: str) -> str:
         return model if model in self.models else UNKNOWN_MODEL

@@ -9,13 +9,20 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import redis
+import sqlalchemy as sa
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
+
+from gateway import embedded
+from gateway.db import create_engine
+from gateway.home import Home
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -82,6 +89,15 @@ class Stack:
         gone, alive = psutil.wait_procs(children, timeout=5)
         assert not alive, f"left behind: {alive}"
 
+    def clean_up(self) -> None:
+        """After a failed test: nothing of ours may stay behind."""
+        if self.process is not None:
+            for child in self.kill():
+                try:
+                    child.kill()
+                except psutil.NoSuchProcess:
+                    continue
+
     def kill(self) -> list[psutil.Process]:
         """kill -9 of the parent; returns the children it had."""
         assert self.process is not None
@@ -138,3 +154,39 @@ class Stack:
         while (seen := self.metric(name, **labels)) != value:
             assert time.monotonic() < deadline, f"{name} is {seen}, not {value}"
             time.sleep(0.1)
+
+    async def sql(self, statement: str) -> list[Any]:
+        """Rows of the stack's own Postgres."""
+        db = create_engine(embedded.postgres_url(Home(self.home)))
+        try:
+            async with db.connect() as connection:
+                return list((await connection.execute(sa.text(statement))).all())
+        finally:
+            await db.dispose()
+
+    def open_leases(self) -> int:
+        """Reservations that nobody has settled."""
+        store = redis.Redis.from_url(embedded.redis_url(Home(self.home)))
+        try:
+            keys = store.scan_iter("tollgate:{*}:leases")
+            return sum(store.zcard(key) for key in keys)
+        finally:
+            store.close()
+
+    def wait(self, what: str, check: Callable[[], bool], timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not check():
+            assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+            time.sleep(0.1)
+
+    def run(self, *arguments: str) -> str:
+        """`tollgate ARGUMENTS --home HOME`, which must succeed."""
+        done = subprocess.run(
+            [str(BIN / "tollgate"), *arguments, "--home", str(self.home)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout

@@ -1,0 +1,162 @@
+"""kill -9 of each part under load: what was acknowledged is billed once, nothing twice, nothing
+lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.chaos.load import billed, check_books, client, read_stream, wait_idle, words
+from tests.stack import Stack
+
+pytestmark = pytest.mark.slow
+
+
+async def balance(stack: Stack) -> None:
+    """Every token the engine generated is on somebody's bill or in the house's waste account."""
+    await asyncio.to_thread(wait_idle, stack)
+    generated = int(stack.metric("tollgate_generation_tokens"))
+    deadline = time.monotonic() + 60
+    while (total := await billed(stack, "usage") + await billed(stack, "waste")) != generated:
+        assert time.monotonic() < deadline, f"{total} of {generated} tokens are accounted for"
+        await asyncio.sleep(0.25)
+    await check_books(stack)
+
+
+async def test_a_killed_gateway_bills_each_open_stream_at_its_last_checkpoint(
+    stack: Stack,
+) -> None:
+    rng = random.Random(3)
+    async with client(stack) as http:
+        done = [await read_stream(http, words(rng), max_tokens=30) for _ in range(3)]
+        cut = [
+            asyncio.create_task(read_stream(http, words(rng), max_tokens=3000)) for _ in range(12)
+        ]
+        await asyncio.sleep(3)
+        (worker,) = stack.pids("gateway", "worker")
+        os.kill(worker, signal.SIGKILL)
+        lost = await asyncio.gather(*cut)
+    assert all(seen.done for seen in done)
+    assert all(not seen.done and seen.error for seen in lost)
+    stack.wait_ready()
+    await balance(stack)
+    rows = await stack.sql(
+        "SELECT finish, output, uncached_input FROM usage_events WHERE kind = 'usage'"
+    )
+    recovered = [row for row in rows if row.finish == "recovered"]
+    assert sorted(row.output for row in rows if row.finish == "done") == [30, 30, 30]
+    assert len(recovered) == 12
+    assert all(row.output > 0 and row.uncached_input > 0 for row in recovered)
+    assert await billed(stack, "waste") > 0, "what came after the last checkpoint"
+
+
+async def test_a_killed_postgres_costs_no_request_and_no_event(stack: Stack) -> None:
+    rng, seen = random.Random(4), []
+    async with client(stack) as http:
+        seen.append(await read_stream(http, words(rng), max_tokens=10))
+
+        async def load() -> None:
+            while time.monotonic() < until:
+                seen.append(await read_stream(http, words(rng), max_tokens=20))
+
+        until = time.monotonic() + 7
+        clients = [asyncio.create_task(load()) for _ in range(4)]
+        while time.monotonic() < until - 2:
+            for pid in stack.pids("postgres", "-D"):
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(0.2)
+        await asyncio.gather(*clients)
+    assert all(one.done and one.status == 200 for one in seen)
+    stack.wait("Postgres is back", lambda: bool(stack.pids("postgres", "-D")))
+    await balance(stack)
+    assert await billed(stack, "usage") == sum(one.completion_tokens or 0 for one in seen)
+
+
+async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(stack: Stack) -> None:
+    rng = random.Random(5)
+    async with client(stack) as http:
+        running = [
+            asyncio.create_task(read_stream(http, words(rng), max_tokens=3000)) for _ in range(4)
+        ]
+        await asyncio.sleep(2)
+        (engine,) = stack.pids("-m engine")
+        os.kill(engine, signal.SIGKILL)
+        lost = await asyncio.gather(*running)
+        away = await http.post(
+            "/v1/chat/completions",
+            json={"model": "penny", "messages": [{"role": "user", "content": "Hi"}]},
+        )
+    for seen in lost:
+        assert seen.status == 200 and not seen.done
+        assert seen.error is not None and seen.error["type"] == "server_error"
+    assert away.status_code == 503
+    assert int(away.headers["retry-after"]) >= 1
+    patient = stack.client(max_retries=20)
+    assert patient.chat.completions.create(
+        model="penny", messages=[{"role": "user", "content": "Hi"}], max_tokens=5
+    ).usage
+    await asyncio.to_thread(wait_idle, stack)
+    rows = await stack.sql("SELECT finish, output FROM usage_events WHERE finish = 'error'")
+    assert len(rows) == 4 and all(row.output > 0 for row in rows)
+    await check_books(stack)
+
+
+@pytest.mark.parametrize("stack", [2], indirect=True)
+async def test_a_rolling_restart_under_load_drops_no_stream(stack: Stack) -> None:
+    rng = random.Random(6)
+    before = set(stack.pids("gateway", "worker"))
+    assert stack.process is not None
+
+    async def load() -> list[bool]:
+        outcome = []
+        while time.monotonic() < until:
+            async with client(stack) as http:
+                outcome.append((await read_stream(http, words(rng), max_tokens=60)).done)
+        return outcome
+
+    until = time.monotonic() + 15
+    clients = [asyncio.create_task(load()) for _ in range(6)]
+    await asyncio.sleep(2)
+    stack.process.send_signal(signal.SIGHUP)
+    outcomes = [done for one in await asyncio.gather(*clients) for done in one]
+    assert len(outcomes) > 6 and all(outcomes)
+    stack.wait("all workers are new", lambda: not before & set(stack.pids("gateway", "worker")))
+    await balance(stack)
+
+
+def test_a_killed_parent_leaves_nothing_behind_after_the_next_start(stack: Stack) -> None:
+    first = stack.client().chat.completions.create(
+        model="penny", messages=[{"role": "user", "content": "Hello"}], max_tokens=5
+    )
+    children = stack.kill()
+    assert len(children) >= 4
+    stack.start()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []
+    again = stack.client().chat.completions.create(
+        model="penny", messages=[{"role": "user", "content": "Hello"}], max_tokens=5
+    )
+    assert again.choices[0].message.role == first.choices[0].message.role
+
+
+def test_a_revoked_key_is_refused_within_a_second_by_every_worker(stack: Stack) -> None:
+    made = stack.run("keys", "create", "--name", "short-lived")
+    key = next(word for word in made.split() if word.startswith("sk-tg-"))
+    client = openai.OpenAI(base_url=stack.credentials["base_url"], api_key=key, max_retries=0)
+    assert client.models.list().data
+    key_id = next(word for word in made.split() if word.startswith("key_"))
+    stack.run("keys", "revoke", key_id)
+    time.sleep(1)
+    for _ in range(8):
+        answer = httpx.get(
+            f"{stack.base_url}/v1/models", headers={"authorization": f"Bearer {key}"}
+        )
+        assert answer.status_code == 401

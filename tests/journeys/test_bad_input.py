@@ -1,0 +1,130 @@
+"""Bad input gets a clear error at the door, names the field, reserves nothing and bills nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.stack import Stack
+
+pytestmark = pytest.mark.slow
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def post(stack: Stack, body: bytes | dict[str, Any], **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    key = stack.credentials["api_key"]
+    return httpx.post(
+        f"{stack.base_url}/v1/chat/completions",
+        content=content,
+        headers={"authorization": f"Bearer {key}", "content-type": "application/json", **headers},
+        timeout=30,
+    )
+
+
+CASES: list[tuple[str, Any, int, str | None]] = [
+    ("unknown model", {"model": "gpt-99", "messages": HELLO}, 404, "model"),
+    ("no model", {"messages": HELLO}, 400, "model"),
+    ("no messages", {"model": "penny"}, 400, "messages"),
+    ("empty messages", {"model": "penny", "messages": []}, 400, "messages"),
+    ("unknown field", {"model": "penny", "messages": HELLO, "foo": 1}, 400, "foo"),
+    ("wrong type", {"model": "penny", "messages": HELLO, "max_tokens": "ten"}, 400, "max_tokens"),
+    ("bool as int", {"model": "penny", "messages": HELLO, "max_tokens": True}, 400, "max_tokens"),
+    ("zero tokens", {"model": "penny", "messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
+    ("too hot", {"model": "penny", "messages": HELLO, "temperature": 9}, 400, "temperature"),
+    ("tools", {"model": "penny", "messages": HELLO, "tools": []}, 400, "tools"),
+    (
+        "bad role",
+        {"model": "penny", "messages": [{"role": "wizard", "content": "x"}]},
+        400,
+        "messages[0].role",
+    ),
+    (
+        "image part",
+        {
+            "model": "penny",
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ],
+        },
+        400,
+        "messages[0].content[0].type",
+    ),
+    (
+        "over-long prompt",
+        {"model": "penny", "messages": [{"role": "user", "content": "long " * 20_000}]},
+        400,
+        "messages",
+    ), ("max_tokens beyond", {"model": "penny", "messages": HELLO, "max_tokens": 10**6}, 400, None),
+    ("broken JSON", b'{"model": "penny", "messages": [', 400, None), ("not an object", b"[1, 2]",
+    400, None), ("invalid UTF-8", b'{"model": "penny", "messages":
+    [{"role":"user","content":"\xff\xfe"}]}', 400, None), ("empty", b"", 400, None), ("NaN",
+    b'{"model": "penny", "messages": [{"role":"user","content":"x"}], "top_p": NaN}', 400, None),
+    ("deep", b"[" * 100_000, 400, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_each_mistake_is_named_and_costs_nothing(
+    stack: Stack, body: Any, status: int, param: str | None
+) -> None:
+    tokens = stack.metric("tollgate_tokens_total")
+    answer = post(stack, body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    if param is not None:
+        assert error["param"] == param
+    assert answer.headers["x-request-id"].startswith("req_")
+    assert stack.metric("tollgate_tokens_total") == tokens
+
+
+def test_a_body_that_is_too_large_is_a_413(stack: Stack) -> None:
+    answer = post(stack, b'{"model": "' + b"x" * (17 * 1024 * 1024) + b'"}')
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("key", ["", "nonsense", "sk-tg-" + "a" * 43, "sk-tg-\x00"])
+def test_a_bad_key_is_a_401(stack: Stack, key: str) -> None:
+    answer = httpx.post(
+        f"{stack.base_url}/v1/chat/completions",
+        content=b"not even JSON",
+        headers=[(b"authorization", b"Bearer " + key.encode())] if key else None,
+    )
+    assert answer.status_code in (400, 401)  # h11 refuses a NUL before we see it
+    if "\x00" not in key:
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_the_sdk_raises_its_own_errors(stack: Stack) -> None:
+    client = stack.client(max_retries=0)
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(
+            model="penny", messages=[{"role": "user", "content": "long " * 20_000}]
+        )
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=stack.credentials["base_url"], api_key="sk-tg-x").models.list()
+    with pytest.raises(openai.PermissionDeniedError):
+        openai.OpenAI(
+            base_url=stack.credentials["base_url"],
+            api_key="-",
+            admin_api_key=stack.credentials["api_key"],
+        ).admin.organization.usage.costs(start_time=1)
+
+
+def test_other_urls_and_methods_answer_in_the_same_shape(stack: Stack) -> None:
+    nowhere = httpx.get(f"{stack.base_url}/v1/nowhere")
+    assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "unknown_url")
+    method = httpx.get(f"{stack.base_url}/v1/chat/completions")
+    assert method.status_code == 405 and "error" in method.json()
