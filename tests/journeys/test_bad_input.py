@@ -61,16 +61,17 @@ CASES: list[tuple[str, Any, int, str | None]] = [
         400,
         "messages",
     ), ("max_tokens beyond", {"model": "penny", "messages": HELLO, "max_tokens": 10**6}, 400, None),
-    ("broken JSON", b'{"model": "penny", "messages": [', 400, None), ("not an object", b"[1, 2]",
-    400, None), ("invalid UTF-8", b'{"model": "penny", "messages":
-    [{"role":"user","content":"\xff\xfe"}]}', 400, None), ("empty", b"", 400, None), ("NaN",
-    b'{"model": "penny", "messages": [{"role":"user","content":"x"}], "top_p": NaN}', 400, None),
+    ("broken JSON", b'{"model": "penny", "messages": [', 400, None),
+    ("not an object", b"[1, 2]", 400, None),
+    ("invalid UTF-8", b'{"model": "penny", "messages": ["\xff\xfe"]}', 400, None),
+    ("empty", b"", 400, None),
+    ("NaN", b'{"model": "penny", "messages": [], "top_p": NaN}', 400, None),
     ("deep", b"[" * 100_000, 400, None),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "param"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+    ("body", "status", "param"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
 def test_each_mistake_is_named_and_costs_nothing(
     stack: Stack, body: Any, status: int, param: str | None
