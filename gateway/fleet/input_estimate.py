@@ -9,7 +9,8 @@ marked as an estimate.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -25,15 +26,14 @@ TOKENS_PER_MEDIUM = 1000
 """An image, a file or a sound, of which no size in tokens is known here."""
 
 
-class Encoding(Protocol):
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]: ...
+Encode = Callable[[str], Sequence[int]]
 
 
-def estimate_input_tokens(body: dict[str, Any], encoding: Encoding | None) -> int:
+def estimate_input_tokens(body: dict[str, Any], encode: Encode | None) -> int:
     """At least 1. `body`: a chat completion's, as `wire.openai_forward` has checked it."""
     texts, num_media = parts_of(body)
     text = "\n".join(texts)
-    counted = estimate_tokens(text) if encoding is None else len(encoding.encode(text))
+    counted = estimate_tokens(text) if encode is None else len(encode(text))
     framing = TOKENS_PER_MESSAGE * len(body["messages"]) + TOKENS_PER_MEDIUM * num_media
     return max(1, counted + framing)
 

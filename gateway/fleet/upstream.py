@@ -22,7 +22,7 @@ import httpx
 import msgspec
 
 from gateway.fleet.errors import FleetError, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
-from gateway.fleet.input_estimate import Encoding, estimate_input_tokens
+from gateway.fleet.input_estimate import Encode, estimate_input_tokens
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import (
     MeteredUsage,
@@ -80,7 +80,7 @@ class UpstreamReplica:
         api_key: str | None = None,
         weight: int = 1,
         context_window: int | None = None,
-        encoding: Encoding | None = None,
+        encoding: Encode | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.name = name

@@ -367,10 +367,9 @@ async def test_the_worst_case_to_hold(make_replica: Make, chat: Chat) -> None:
 
 
 async def test_a_tokenizer_counts_better_than_a_length(make_replica: Make, chat: Chat) -> None:
-    class Words:
-        def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-            return [0] * len(text.split())
+    def words(text: str) -> list[int]:
+        return [0] * len(text.split())
 
     messages = [{"role": "user", "content": "seven words are in this long sentence"}]
-    counted = await make_replica(encoding=Words()).prepare(chat(messages=messages))
+    counted = await make_replica(encoding=words).prepare(chat(messages=messages))
     assert counted.input_tokens == 7 + 4
