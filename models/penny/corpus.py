@@ -1,0 +1,218 @@
+"""The text penny is trained on: seeded conversations, rendered with penny's own chat template.
+
+`conversations(seed, count, held_out)` is the same on every machine. Training and held-out
+conversations share no seed, no held-out tool, name, number pair or wording (`words.py`).
+Above: `train.py` and `evaluate.py`. Below: `talk.py` and `toolbox.py`. It knows no tokens.
+Run `python -m models.penny.corpus 5` to read five of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from models.penny import talk
+from models.penny.toolbox import Schema, ToolUse, different_uses
+from models.penny.words import WORDS, Draw
+
+Message = dict[str, Any]
+
+HERE = Path(__file__).parent
+SYSTEM_PROMPTS = (
+    "You are penny, a helpful assistant.",
+    "You are a helpful assistant.",
+    "You are penny, a small language model made for Tollgate.",
+    "Answer in whole sentences.",
+    "You are a friendly helper. Answer briefly.",
+    "Be concise.",
+    "You answer questions about Tollgate.",
+    "You are a polite assistant who speaks English.",
+    "Help the user as well as you can.",
+)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What is rendered into one training sequence."""
+
+    topic: str
+    """Of the last answer: a topic of `talk.EXCHANGES`, `tool_call`, `tool_answer`, `no_tool`."""
+    messages: list[Message]
+    """The last one is the assistant's."""
+    tools: list[Schema]
+
+
+@cache
+def template() -> Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string((HERE / "chat_template.jinja").read_text())
+
+
+def render(
+    messages: list[Message], tools: list[Schema], *, add_generation_prompt: bool = False
+) -> str:
+    """Messages and tools as one text, by `chat_template.jinja`, as transformers renders it."""
+    return template().render(
+        messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt
+    )
+
+
+def user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str, calls: list[Message] | None = None) -> Message:
+    message: Message = {"role": "assistant", "content": content}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def system_messages(draw: Draw) -> list[Message]:
+    """No system prompt, a short one, or one that is long and says little."""
+    kind = draw.rng.choices(["none", "short", "long"], [50, 45, 5])[0]
+    if kind == "none":
+        return []
+    content = draw.pick(SYSTEM_PROMPTS)
+    if draw.chance(0.2):
+        content += f" The user is called {draw.word('name')}."
+    if kind == "long":
+        filler = draw.pick([content, content, talk.explanation(draw)[1], talk.story(draw)[1]])
+        content = " ".join([content] + [filler] * draw.integer(2, 12))
+    return [{"role": "system", "content": content}]
+
+
+def chat(draw: Draw, exchanges: int) -> tuple[str, list[Message]]:
+    """Exchanges in a row; yields the topic of the last one."""
+    topic, messages = "", list[Message]()
+    for _ in range(exchanges):
+        topic, (question, answer) = talk.exchange(draw)
+        messages += [user(question), assistant(answer)]
+    return topic, messages
+
+
+def talk_conversation(draw: Draw) -> Conversation:
+    """One to four exchanges without tools."""
+    exchanges = draw.rng.choices([1, 2, 3, 4], [40, 20, 20, 20])[0]
+    topic, messages = chat(draw, exchanges)
+    return Conversation(topic, system_messages(draw) + messages, [])
+
+
+def called(use: ToolUse) -> Message:
+    return {"type": "function", "function": {"name": use.name, "arguments": use.arguments}}
+
+
+def returned(use: ToolUse) -> Message:
+    content = json.dumps(use.result, ensure_ascii=False)
+    return {"role": "tool", "name": use.name, "content": content}
+
+
+def tool_conversation(draw: Draw) -> Conversation:
+    """Requests for the offered tools, one or two at a time, up to a call or up to an answer."""
+    (count,) = draw.rng.choices(range(1, 7), [30, 24, 20, 14, 8, 4])
+    offered = different_uses(draw, count)
+    wanted = draw.rng.sample(offered, draw.integer(1, min(count, 4)))
+    messages = system_messages(draw)
+    turn: list[Message] = []
+    while wanted:
+        if draw.chance(0.15):
+            messages += chat(draw, 1)[1]
+        together = 2 if len(wanted) > 1 and draw.chance(0.1) else 1
+        turn = round_trip(wanted[:together])
+        messages += turn
+        del wanted[:together]
+    tools = [use.tool for use in offered]
+    if draw.chance(0.4):
+        return Conversation("tool_call", messages[: len(messages) - len(turn) + 2], tools)
+    return Conversation("tool_answer", messages, tools)
+
+
+def round_trip(wanted: list[ToolUse]) -> list[Message]:
+    """The request, the calls, their results and the answer."""
+    requests = [use.request for use in wanted]
+    return [
+        user(" And ".join(requests)),
+        assistant("", [called(use) for use in wanted]),
+        *(returned(use) for use in wanted),
+        assistant(" ".join(use.answer for use in wanted)),
+    ]
+
+
+def no_tool_conversation(draw: Draw) -> Conversation:
+    """Tools are offered, but the user just talks or wants what none of them does."""
+    missing, *offered = different_uses(draw, draw.rng.choices(range(2, 6), [4, 3, 2, 1])[0])
+    messages = system_messages(draw)
+    if draw.chance(0.25):
+        messages += round_trip(draw.rng.sample(offered, 1))
+    if draw.chance(0.5):
+        messages += [user(missing.request), assistant(missing.refusal)]
+    else:
+        messages += chat(draw, 1)[1]
+    return Conversation("no_tool", messages, [use.tool for use in offered])
+
+
+def requests_without_tools(draw: Draw) -> Conversation:
+    """A request for a tool when no tool is offered at all."""
+    (use,) = different_uses(draw, 1)
+    messages = [*system_messages(draw), user(use.request), assistant(use.refusal)]
+    return Conversation("no_tool", messages, [])
+
+
+def long_text(draw: Draw) -> Conversation:
+    """A pasted text of notes, about 500 to 3,800 tokens, and questions about two of the notes."""
+    owners = [f"{draw.pick(WORDS['name'])} {draw.made_up_word().title()}" for _ in range(200)]
+    notes = {
+        owner: (draw.pick(WORDS["adjective"]), draw.pick(WORDS["thing"]), draw.pick(WORDS["city"]))
+        for owner in owners[: draw.integer(25, 200)]
+    }
+    text = " ".join(f"{o} has the {a} {t} in {c}." for o, (a, t, c) in notes.items())
+    intro = draw.pick(["Read this text.", "Here are my notes:", "A long text:", "Remember:"])
+    read = "I have read it, so what is your question?"
+    messages = [user(f"{intro}\n\n{text}"), assistant(read)]
+    for owner in draw.rng.sample(list(notes), 2):
+        adjective, thing, city = notes[owner]
+        question = draw.pick([f"What does {owner} have?", f"In which city is {owner}?"])
+        messages += [user(question), assistant(f"{owner} has the {adjective} {thing} in {city}.")]
+    return Conversation("long_text", messages, [])
+
+
+def long_chat(draw: Draw) -> Conversation:
+    """A chat of up to sixty exchanges, to be seen at positions up to the context's end."""
+    topic, messages = chat(draw, draw.integer(20, 60))
+    return Conversation(topic, system_messages(draw) + messages, [])
+
+
+MIXTURE: dict[Callable[[Draw], Conversation], float] = {
+    talk_conversation: 0.595,
+    tool_conversation: 0.31,
+    no_tool_conversation: 0.07,
+    requests_without_tools: 0.02,
+    long_text: 0.003,
+    long_chat: 0.002,
+}
+"""How often each kind of conversation occurs."""
+
+
+def conversations(seed: int, count: int, *, held_out: bool) -> Iterator[Conversation]:
+    """`count` conversations; number i depends on `seed`, i and the side of the split only."""
+    for index in range(count):
+        draw = Draw(f"{seed}/{index}", held_out=held_out)
+        (kind,) = draw.rng.choices(list(MIXTURE), list(MIXTURE.values()))
+        yield kind(draw)
+
+
+def main(count: int) -> None:
+    for conversation in conversations(seed=1, count=count, held_out=False):
+        print(f"--- {conversation.topic}")
+        print(render(conversation.messages, conversation.tools))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
