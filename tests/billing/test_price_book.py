@@ -1,0 +1,105 @@
+"""A price book is exact, dated, append-only, and refuses what it cannot mean."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from billing.errors import PriceBookError
+from billing.events import Price
+from billing.price_book import MAX_BOOK_BYTES, PriceBook
+
+FIRST = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
+SECOND = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
+
+
+def book(folder: Path, *texts: str) -> PriceBook:
+    for number, text in enumerate(texts):
+        (folder / f"{number}.toml").write_text(text)
+    return PriceBook.load([folder])
+
+
+def test_the_shipped_book_prices_penny() -> None:
+    prices = PriceBook.load().at("penny", FIRST)
+    assert prices == {
+        "uncached_input": Price("penny:uncached_input:2026-11-01T00:00:00Z", 100_000),
+        "cache_read": Price("penny:cache_read:2026-11-01T00:00:00Z", 10_000),
+        "cache_write_5m": Price("penny:cache_write_5m:2026-11-01T00:00:00Z", 0),
+        "output": Price("penny:output:2026-11-01T00:00:00Z", 400_000),
+    }
+
+
+def test_prices_follow_the_moment_and_the_next_entry_ends_the_one_before(tmp_path: Path) -> None:
+    prices = book(
+        tmp_path,
+        '[[price]]\nmodel = "m"\nvalid_from = 2026-11-01\noutput = 0.15\n',
+        '[[price]]\nmodel = "m"\nvalid_from = "2026-12-01T01:00:00+01:00"\n'
+        'valid_to = "2027-01-01"\noutput = 2\ncache_write_1h = "3"\n',
+    )
+    assert prices.at("m", FIRST - 0.001) == {}
+    assert prices.at("m", FIRST)["output"].pico_per_token == 150_000
+    assert prices.at("m", SECOND - 0.001)["output"].pico_per_token == 150_000
+    assert prices.at("m", SECOND)["output"].pico_per_token == 2_000_000
+    assert prices.at("m", SECOND)["cache_write_1h"].pico_per_token == 3_000_000
+    assert prices.at("m", datetime(2027, 1, 1, tzinfo=UTC).timestamp()) == {}
+    assert prices.at("another", SECOND) == {}
+    assert [entry.model for entry in prices] == ["m", "m"]
+
+
+def test_a_file_may_be_named_by_itself(tmp_path: Path) -> None:
+    file = tmp_path / "one.toml"
+    file.write_text('[[price]]\nmodel = "m"\nvalid_from = "2026-11-01"\noutput = "1"\n')
+    assert PriceBook.load([str(file)]).at("m", FIRST)["output"].pico_per_token == 1_000_000
+
+
+HEAD = '[[price]]\nmodel = "m"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[price]]\n", "price 1: model must be a name"),
+        (HEAD, "valid_from must be a date"),
+        (HEAD + "valid_from = '2026-13-01'\noutput = 1", "valid_from must be a date"),
+        (HEAD + "valid_from = '2026-11-01T05:00:00'\noutput = 1", "needs a time zone"),
+        (HEAD + "valid_from = '2026-11-01T00:00:00.5Z'\noutput = 1", "whole second"),
+        (HEAD + "valid_from = 2026-11-01\nvalid_to = 2026-11-01\noutput = 1", "valid_to must be"),
+        (HEAD + "valid_from = 2026-11-01", "m has no price at all"),
+        (HEAD + "valid_from = 2026-11-01\noutptu = 1", "price 1: unknown key outptu"),
+        (HEAD + "valid_from = 2026-11-01\noutput = 0.0000001", "output: .*whole number of pico"),
+        (HEAD + "valid_from = 2026-11-01\noutput = true", "output: must be a decimal"),
+        (HEAD + "valid_from = 2026-11-01\noutput = [1]", "output: must be a decimal"),
+        (HEAD + "valid_from = 2026-11-01\noutput = -1", "output: -1 is negative"),
+        (HEAD + "valid_from = 2026-11-01\noutput = 1e20", "more than a token can cost"),
+        ("[prices]\n", "only .*belong here"),
+        ("price = 1\n", "only .*belong here"),
+        ("[[price]\n", "toml"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(PriceBookError, match=message):
+        book(tmp_path, text)
+
+
+def test_a_missing_or_huge_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PriceBookError, match="No such file"):
+        PriceBook.load([tmp_path / "none.toml"])
+    huge = tmp_path / "huge.toml"
+    huge.write_text("#" * (MAX_BOOK_BYTES + 1))
+    with pytest.raises(PriceBookError, match="larger than"):
+        PriceBook.load([huge])
+
+
+@pytest.mark.parametrize(
+    "first_ends", ["", "valid_to = 2026-12-02\n"], ids=["same start", "explicit end"]
+)
+def test_overlaps_are_refused_across_files(tmp_path: Path, first_ends: str) -> None:
+    start = "2026-11-30" if first_ends else "2026-12-01"
+    with pytest.raises(PriceBookError, match=r"1\.toml: price 1: m from 2026-12-01 overlaps"):
+        book(
+            tmp_path,
+            HEAD + f"valid_from = {start}\n{first_ends}output = 1",
+            HEAD + "valid_from = 2026-12-01\noutput = 1",
+        )
