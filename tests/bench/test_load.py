@@ -1,4 +1,4 @@
-"""The load generator against the stub: every answer is read to its end, every event counted once."""
+"""The load generator against the stub: every answer is read to its end, each event counted once."""
 
 from __future__ import annotations
 
