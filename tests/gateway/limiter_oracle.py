@@ -9,8 +9,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
+from gateway.limits import scripts
+
+CLOCK_KEY = "test:now"
 MINUTE_US = 60_000_000
 LEASE_TTL_US = 60_000_000
+
+
+def rewrite_scripts(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """Limiters made from now on run their scripts with `new` in place of `old`."""
+    original = scripts.script_text
+
+    def text(name: str) -> str:
+        assert old in original(name)
+        return original(name).replace(old, new)
+
+    monkeypatch.setattr(scripts, "script_text", text)
+
+
+def move_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limiters made from now on read the time (microseconds) from CLOCK_KEY."""
+    rewrite_scripts(monkeypatch, "redis.call('TIME')", f"{{0, redis.call('GET', '{CLOCK_KEY}')}}")
 
 
 def cost_us(units: int, limit: int) -> int:

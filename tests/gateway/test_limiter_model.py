@@ -22,29 +22,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gateway.limits import scripts
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
 from gateway.limits.verdicts import burst
 from gateway.principal import Plan, Principal
-from tests.gateway.limiter_oracle import LEASE_TTL_US, Bucket, Oracle, Scope
+from tests.gateway.limiter_oracle import CLOCK_KEY, LEASE_TTL_US, Bucket, Oracle, Scope, move_clock, rewrite_scripts
 
 ORG, PROJECT, KEYS = "org_a", "proj_a", ("key_a", "key_b")
-CLOCK_KEY = "test:now"
 
 
 @pytest.fixture
 def moved_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripts read the time from a key instead of the server's clock."""
-    original = scripts.script_text
-
-    def text(name: str) -> str:
-        replaced = original(name).replace(
-            "redis.call('TIME')", f"{{0, redis.call('GET', '{CLOCK_KEY}')}}"
-        )
-        assert CLOCK_KEY in replaced
-        return replaced
-
-    monkeypatch.setattr(scripts, "script_text", text)
+    move_clock(monkeypatch)
 
 
 UNLIMITED = Plan(name="none")
@@ -271,14 +259,7 @@ def test_the_scripts_do_what_the_oracle_says(redis_server_url: str) -> None:
 def test_merged_marks_only_make_refunds_smaller(
     redis_server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = scripts.script_text
-
-    def text(name: str) -> str:
-        replaced = original(name).replace("MAX_MARKS = 64", "MAX_MARKS = 2")
-        assert "MAX_MARKS = 2" in replaced
-        return replaced
-
-    monkeypatch.setattr(scripts, "script_text", text)
+    rewrite_scripts(monkeypatch, "MAX_MARKS = 64", "MAX_MARKS = 2")
     check(redis_server_url, exact=False, examples=40)
 
 

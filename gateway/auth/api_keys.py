@@ -1,0 +1,219 @@
+"""From an API key to a principal, without asking Postgres each time or trusting a copy for long.
+
+Above: `guards` authenticates each request; `app` starts and closes. Below: `tenancy.keys` finds
+keys, `tenancy.changes` says what changed. It knows no HTTP. Nothing here keeps a key: cached
+answers stand under its HMAC.
+
+How a revocation reaches this process within a second, whatever is broken:
+
+1. It is announced on Redis, and the announced key is dropped at once. 2. A cached answer is
+trusted as of the moment when it was read or, later, as of the listener's last
+   heartbeat: no announcement before that can be missing. What is older than MAX_STALENESS_S is read
+   again. So with Redis gone or silent each key in use is read from Postgres about once a second.
+3. When the listener has subscribed anew it may have missed something: everything is dropped. 4. An
+answer that was on its way while something was announced is not kept, but read again.
+
+With Postgres gone and Redis alive, known keys go on working for MAX_AGE_S after they were read;
+others get AuthUnavailable. With both gone nobody is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import time
+from collections.abc import Callable
+
+import asyncpg
+import msgspec
+from redis.asyncio import Redis
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
+from gateway.auth.lru import Lru
+from gateway.principal import Principal
+from gateway.tenancy.changes import EVERYTHING, ChangeListener
+from gateway.tenancy.keys import KEY_FORM, KeyRecord, find_key, hash_key
+
+log = logging.getLogger(__name__)
+
+MAX_STALENESS_S = 0.8
+"""Within the promised second, with room for the announcement itself."""
+REFRESH_S = 30.0
+"""After so long a trusted answer is read again in the background: limits that changed without an
+announcement."""
+REFRESH_RETRY_S = 1.0
+MAX_AGE_S = 600.0
+MAX_CACHED_KEYS = 16_384
+MAX_CACHED_REFUSALS = 4_096
+REFUSAL_TTL_S = 5.0
+MAX_CONCURRENT_READS = 16
+READ_TIMEOUT_S = 5.0
+MAX_READS = 3
+"""Per request: each is made void only by an announcement, or a slow Postgres, while it ran."""
+
+DATABASE_ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+"""All that a lost or refusing Postgres raises; asyncio's TimeoutError is an OSError."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A good key, as Postgres had it at `as_of` (monotonic seconds)."""
+
+    principal: Principal
+    as_of: float
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A bad one, which will not get better."""
+
+    error: type[AuthError]
+    detail: str
+    as_of: float
+
+
+class Authenticator:
+    """One per process. `redis` must not decode responses. `clock`: monotonic seconds;
+    `wall_clock`: Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        redis: Redis,
+        pepper: bytes,
+        pepper_id: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._db = db
+        self._pepper = pepper
+        self._pepper_id = pepper_id
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._listener = ChangeListener(redis, self._changed, clock=clock)
+        self._known: Lru[str, Known] = Lru(MAX_CACHED_KEYS)
+        self._refused: Lru[str, Refused] = Lru(MAX_CACHED_REFUSALS)
+        self._changes = 0
+        self._failing = False
+        self._refresh_at = -math.inf
+        self._reads: dict[str, asyncio.Task[None]] = {}
+        self._read_slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
+
+    async def start(self) -> None:
+        """Works without Redis too, if slower: it does not fail, it goes on trying to reach it."""
+        await self._listener.start()
+
+    async def close(self) -> None:
+        await self._listener.close()
+        reads = list(self._reads.values())
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+
+    async def authenticate(self, bearer: str) -> Principal:
+        """The principal of the key `bearer`.
+
+        Raises: InvalidKey, ExpiredKey, RevokedKey (all AuthError); AuthUnavailable.
+        """
+        if KEY_FORM.fullmatch(bearer) is None:
+            raise InvalidKey("malformed")
+        key_hash = hash_key(self._pepper, bearer)
+        principal = (await self._lookup(key_hash)).principal
+        if principal.expires_at is not None and principal.expires_at <= self._wall_clock():
+            raise ExpiredKey(principal.key_id)
+        return principal
+
+    async def _lookup(self, key_hash: str) -> Known:
+        for _ in range(MAX_READS):
+            refused = self._refused.get(key_hash)
+            if refused is not None and self._clock() - refused.as_of <= REFUSAL_TTL_S:
+                raise refused.error(refused.detail)
+            known = self._known.get(key_hash)
+            if known is not None and self._is_trusted(known):
+                if self._clock() > max(known.as_of + REFRESH_S, self._refresh_at):
+                    self._read(key_hash)
+                return known
+            # Shielded: others wait for it too.
+            await asyncio.shield(self._read(key_hash))
+        raise AuthUnavailable("no answer that is new enough")
+
+    def _is_trusted(self, known: Known) -> bool:
+        now = self._clock()
+        as_of = max(known.as_of, self._listener.as_of)
+        return now - as_of <= MAX_STALENESS_S and now - known.as_of <= MAX_AGE_S
+
+    def _changed(self, subject: str) -> None:
+        self._changes += 1
+        if subject == EVERYTHING:
+            self._known.clear()
+            self._refused.clear()
+        else:
+            self._known.drop_where(lambda known: known.principal.key_id == subject)
+
+    def _read(self, key_hash: str) -> asyncio.Task[None]:
+        """The read of this key that is under way; a new one if there is none."""
+        if key_hash not in self._reads:
+            task = asyncio.create_task(self._read_once(key_hash), name="read api key")
+            self._reads[key_hash] = task
+            task.add_done_callback(lambda done: self._read_ended(key_hash, done))
+        return self._reads[key_hash]
+
+    def _read_ended(self, key_hash: str, task: asyncio.Task[None]) -> None:
+        del self._reads[key_hash]
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self._refresh_at = self._clock() + REFRESH_RETRY_S
+            if not self._failing:
+                # The cause's own text may hold the statement's parameters.
+                log.error("API keys cannot be read from Postgres (%s)", error)
+        self._failing = error is not None
+
+    async def _read_once(self, key_hash: str) -> None:
+        """Ask Postgres, and keep the answer if nothing was announced meanwhile.
+
+        Raises: AuthUnavailable.
+        """
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S), self._read_slots:
+                as_of, changes = self._clock(), self._changes
+                async with self._db.connect() as conn:
+                    record = await find_key(conn, key_hash=key_hash, pepper_id=self._pepper_id)
+        except DATABASE_ERRORS as error:
+            raise AuthUnavailable(type(error).__name__) from error
+        if changes != self._changes:
+            return
+        answer = _answer(record, key_hash, as_of)
+        if isinstance(answer, Refused):
+            self._known.drop(key_hash)
+            self._refused.put(key_hash, answer)
+        else:
+            self._known.put(key_hash, answer)
+
+
+def _answer(record: KeyRecord | None, key_hash: str, as_of: float) -> Known | Refused:
+    # Postgres found it by index; this comparison takes the same time wherever hashes differ.
+    if record is None or not hmac.compare_digest(record.key_hash, key_hash):
+        return Refused(InvalidKey, "unknown", as_of)
+    if record.archived or record.row.revoked_at is not None:
+        return Refused(RevokedKey, record.row.id, as_of)
+    return Known(to_principal(record), as_of)
+
+
+def to_principal(record: KeyRecord) -> Principal:
+    row = record.row
+    return Principal(
+        org_id=row.org_id,
+        project_id=row.project_id,
+        key_id=row.id,
+        key_hint=row.hint,
+        scopes=frozenset(row.scopes),
+        key_plan=record.key_plan,
+        project_plan=record.project_plan,
+        org_plan=record.org_plan,
+        expires_at=None if row.expires_at is None else row.expires_at.timestamp(),
+    )

@@ -1,0 +1,47 @@
+"""The guard of every route: who is calling, and may they? Runs before the body is read.
+
+Above: `app` hangs it on all routes. Below: `api_keys`. Each route declares in its `opt` the scope
+it needs (`routes.access`); one that declares nothing lets nobody in. Errors are `auth.errors`;
+`gateway.errors` makes them HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+
+from gateway.auth.errors import MissingCredential, MissingScope
+from gateway.routes.access import SCOPE, services
+
+UNDECLARED = "(this route declares no scope)"
+
+
+async def authenticate(
+    connection: ASGIConnection[Any, Any, Any, Any], route_handler: BaseRouteHandler
+) -> None:
+    """Put the `Principal` into `connection.scope["user"]`.
+
+    Raises: AuthError, MissingScope, AuthUnavailable.
+    """
+    scope = route_handler.opt.get(SCOPE, UNDECLARED)
+    if scope is None:
+        return
+    bearer = read_bearer(connection.headers.get("authorization", ""))
+    principal = await services(connection).authenticator.authenticate(bearer)
+    if not principal.may(scope):
+        raise MissingScope(scope)
+    connection.scope["user"] = principal
+
+
+def read_bearer(header: str) -> str:
+    """The token of `Authorization: Bearer <token>` (RFC 6750, section 2.1); the scheme in any case
+    (RFC 9110, 11.1).
+
+    Raises: MissingCredential.
+    """
+    scheme, _, token = header.strip().partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise MissingCredential("no bearer token")
+    return token.strip()

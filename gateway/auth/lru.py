@@ -1,0 +1,44 @@
+"""A bounded mapping that forgets what has been unused for longest. Above: `api_keys`. Below:
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Lru(Generic[K, V]):
+    def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        self._items: OrderedDict[K, V] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self, key: K) -> V | None:
+        if key not in self._items:
+            return None
+        self._items.move_to_end(key)
+        return self._items[key]
+
+    def put(self, key: K, value: V) -> None:
+        self._items[key] = value
+        self._items.move_to_end(key)
+        if len(self._items) > self.max_size:
+            self._items.popitem(last=False)
+
+    def drop(self, key: K) -> None:
+        """Idempotent."""
+        self._items.pop(key, None)
+
+    def drop_where(self, condition: Callable[[V], bool]) -> None:
+        for key in [key for key, value in self._items.items() if condition(value)]:
+            del self._items[key]
+
+    def clear(self) -> None:
+        self._items.clear()

@@ -1,0 +1,497 @@
+"""From a key to a principal on a real Postgres and a real Redis: caching, and revocation within a
+second."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway import embedded
+from gateway.auth import api_keys
+from gateway.auth.api_keys import Authenticator
+from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
+from gateway.auth.lru import Lru
+from gateway.children import Child
+from gateway.db import create_engine
+from gateway.home import Home
+from gateway.principal import UNLIMITED, Plan
+from gateway.tenancy.changes import CHANNEL
+from gateway.tenancy.errors import ChangeNotAnnounced
+from gateway.tenancy.keys import CreatedKey, create_key, find_key, revoke_key
+from gateway.tenancy.orgs import archive_org, create_org, update_org_plan
+from gateway.tenancy.plans import sync_plans
+from gateway.tenancy.projects import create_project
+from migrations.runner import migrate
+
+PEPPER, PEPPER_ID = b"p" * 32, "pepper-1"
+PLAN = Plan(name="small", tokens_per_minute=600)
+PROMISED_S = 1.0
+UNKNOWN_KEY = "sk-tg-" + "0" * 43
+
+
+def connect(url: str) -> redis.asyncio.Redis:
+    """As `app` does: it fails fast."""
+    return redis.asyncio.from_url(
+        url, socket_timeout=2.0, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 0)
+    )
+
+
+async def make_key(db: AsyncEngine, *, expires_at: datetime | None = None) -> CreatedKey:
+    async with db.begin() as conn:
+        await sync_plans(conn, [PLAN])
+        org = await create_org(conn, name="acme")
+        project = await create_project(conn, org_id=org.id, name="web", plan="small")
+        return await create_key(
+            conn,
+            project_id=project.id,
+            name="laptop",
+            scopes=["inference"],
+            pepper=PEPPER,
+            pepper_id=PEPPER_ID,
+            expires_at=expires_at,
+        )
+
+
+@asynccontextmanager
+async def authenticating(
+    db: AsyncEngine,
+    store: redis.asyncio.Redis,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+) -> AsyncIterator[Authenticator]:
+    authenticator = Authenticator(
+        db=db, redis=store, pepper=PEPPER, pepper_id=PEPPER_ID, clock=clock, wall_clock=wall_clock
+    )
+    await authenticator.start()
+    yield authenticator
+    await authenticator.close()
+
+
+@contextmanager
+def counted_queries(db: AsyncEngine) -> Iterator[list[str]]:
+    """The statements that reach Postgres; what the pool's own ping sends is not among them."""
+    statements: list[str] = []
+
+    def note(_conn: object, _cursor: object, statement: str, *_rest: object) -> None:
+        statements.append(statement)
+
+    sa.event.listen(db.sync_engine, "before_cursor_execute", note)
+    yield statements
+    sa.event.remove(db.sync_engine, "before_cursor_execute", note)
+
+
+class Skewed:
+    """Monotonic seconds, plus what a test adds."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def own_home() -> Iterator[Home]:
+    """For servers that a test may kill."""
+    home = Home(Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp")))
+    home.create()
+    yield home
+    shutil.rmtree(home.root)
+
+
+@pytest.fixture
+async def own_redis(own_home: Home) -> AsyncIterator[tuple[redis.asyncio.Redis, Child]]:
+    child = await embedded.start_redis(own_home, durable=False)
+    store = connect(embedded.redis_url(own_home))
+    yield store, child
+    await store.aclose()
+    child.send_signal(signal.SIGCONT)
+    await child.stop(5)
+
+
+async def seconds_until_refused(authenticator: Authenticator, key: str) -> float:
+    """Call without pause until the key is refused."""
+    started = time.monotonic()
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await authenticator.authenticate(key)
+            except RevokedKey:
+                return time.monotonic() - started
+            await asyncio.sleep(0.002)
+
+
+async def test_a_good_key_becomes_its_principal_with_one_query(
+    db: AsyncEngine, redis: redis.asyncio.Redis
+) -> None:
+    created = await make_key(db)
+    async with authenticating(db, redis) as authenticator:
+        with counted_queries(db) as queries:
+            together = await asyncio.gather(
+                *(authenticator.authenticate(created.secret) for _ in range(50))
+            )
+            for _ in range(100):
+                principal = await authenticator.authenticate(created.secret)
+                await asyncio.sleep(0.015)
+        assert len(queries) == 1, "50 at once and 100 over two heartbeats and more"
+    assert set(together) == {principal}
+    row = created.row
+    assert (principal.org_id, principal.project_id) == (row.org_id, row.project_id)
+    assert (principal.key_id, principal.key_hint) == (row.id, row.hint)
+    assert principal.scopes == {"inference"} and principal.expires_at is None
+    assert principal.key_plan == principal.org_plan == UNLIMITED
+    assert principal.project_plan == PLAN
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        "",
+        "sk-tg-",
+        "sk-tg-" + "a" * 42,
+        "sk-tg-" + "a" * 44,
+        "sk-tg-" + "a" * 42 + "\n",
+        "sk-tg-" + "a" * 42 + "é",
+        "sk-tg-" + "a" * 42 + "٣",
+        "sk-tg-admin-" + "a" * 37,
+        "SK-TG-" + "a" * 43,
+        "sk-tg-" + "a" * 1_000_000,
+        "sk-tg-" + "a" * 43 + "\x00",
+    ],
+)
+async def test_garbage_never_reaches_postgres(
+    db: AsyncEngine, redis: redis.asyncio.Redis, garbage: str
+) -> None:
+    authenticator = Authenticator(db=db, redis=redis, pepper=PEPPER, pepper_id=PEPPER_ID)
+    with counted_queries(db) as queries, pytest.raises(InvalidKey, match="^malformed$"):
+        await authenticator.authenticate(garbage)
+    assert queries == []
+
+
+async def test_an_unknown_key_is_looked_up_once_in_a_while(
+    db: AsyncEngine, redis: redis.asyncio.Redis
+) -> None:
+    clock = Skewed()
+    async with authenticating(db, redis, clock=clock) as authenticator:
+        with counted_queries(db) as queries:
+            for _ in range(10):
+                with pytest.raises(InvalidKey, match="^unknown$"):
+                    await authenticator.authenticate(UNKNOWN_KEY)
+            assert len(queries) == 1
+            clock.ahead_s += api_keys.REFUSAL_TTL_S
+            with pytest.raises(InvalidKey):
+                await authenticator.authenticate(UNKNOWN_KEY)
+            assert len(queries) == 2
+
+
+async def test_a_key_under_another_pepper_is_unknown(
+    db: AsyncEngine, redis: redis.asyncio.Redis
+) -> None:
+    created = await make_key(db)
+    for pepper, pepper_id in ((b"q" * 32, PEPPER_ID), (PEPPER, "pepper-2")):
+        other = Authenticator(db=db, redis=redis, pepper=pepper, pepper_id=pepper_id)
+        with pytest.raises(InvalidKey):
+            await other.authenticate(created.secret)
+
+
+async def test_a_key_expires_by_the_clock_and_not_by_the_cache(
+    db: AsyncEngine, redis: redis.asyncio.Redis
+) -> None:
+    expires_at = datetime.now(tz=UTC) + timedelta(hours=1)
+    created = await make_key(db, expires_at=expires_at)
+    now = [expires_at.timestamp() - 0.001]
+    async with authenticating(db, redis, wall_clock=lambda: now[0]) as authenticator:
+        principal = await authenticator.authenticate(created.secret)
+        assert principal.expires_at == pytest.approx(expires_at.timestamp(), abs=1e-5)
+        now[0] += 0.001
+        with pytest.raises(ExpiredKey):
+            await authenticator.authenticate(created.secret)
+
+
+async def test_a_revocation_reaches_every_worker_within_a_second(
+    db: AsyncEngine, redis: redis.asyncio.Redis
+) -> None:
+    created = await make_key(db)
+    async with (
+        authenticating(db, redis) as first,
+        authenticating(db, redis) as second,
+        authenticating(db, redis) as bystander,
+    ):
+        for each in (first, second, bystander):
+            await each.authenticate(created.secret)
+        await revoke_key(db, redis, created.row.id)
+        waited = await asyncio.gather(
+            *(seconds_until_refused(each, created.secret) for each in (first, second, bystander))
+        )
+    assert max(waited) < PROMISED_S
+
+
+@pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_revocation_is_seen_within_a_second_without_redis(
+    db: AsyncEngine, own_redis: tuple[redis.asyncio.Redis, Child], trouble: signal.Signals
+) -> None:
+    """Killed, connections break; stopped, they look alive and are silent."""
+    created = await make_key(db)
+    store, server = own_redis
+    async with authenticating(db, store) as authenticator:
+        await authenticator.authenticate(created.secret)
+        server.send_signal(trouble)
+        revoking = asyncio.create_task(revoke_key(db, store, created.row.id))
+        async with asyncio.timeout(10):
+            async with db.connect() as conn:
+                revoked = sa.text("SELECT 1 FROM api_keys WHERE revoked_at IS NOT NULL")
+                while await conn.scalar(revoked) is None:
+                    await conn.rollback()
+                    await asyncio.sleep(0.001)
+        assert await seconds_until_refused(authenticator, created.secret) < PROMISED_S
+        with pytest.raises(ChangeNotAnnounced):
+            await revoking
+
+
+async def test_without_redis_known_keys_work_and_are_read_about_once_a_second(
+    db: AsyncEngine,
+) -> None:
+    created = await make_key(db)
+    nowhere = connect("redis://127.0.0.1:1")
+    authenticator = Authenticator(db=db, redis=nowhere, pepper=PEPPER, pepper_id=PEPPER_ID)
+    started = time.monotonic()
+    await authenticator.start()
+    assert time.monotonic() - started < 4
+    with counted_queries(db) as queries:
+        started = time.monotonic()
+        calls = 0
+        while (elapsed := time.monotonic() - started) < 2.0:
+            await authenticator.authenticate(created.secret)
+            calls += 1
+            await asyncio.sleep(0.002)
+    await authenticator.close()
+    await nowhere.aclose()
+    assert calls > 50
+    assert 2 <= len(queries) <= 1 + elapsed / api_keys.MAX_STALENESS_S
+
+
+async def test_what_was_missed_while_redis_was_away_is_not_trusted_afterwards(
+    db: AsyncEngine, own_home: Home, own_redis: tuple[redis.asyncio.Redis, Child]
+) -> None:
+    created = await make_key(db)
+    store, server = own_redis
+    async with authenticating(db, store) as authenticator:
+        await authenticator.authenticate(created.secret)
+        await server.stop(5)
+        with pytest.raises(ChangeNotAnnounced):
+            await revoke_key(db, store, created.row.id)
+        again = await embedded.start_redis(own_home, durable=False)
+        try:
+            assert await seconds_until_refused(authenticator, created.secret) < PROMISED_S
+            # and it listens again: an announcement is handled, a known key costs no query
+            other = await make_second_key(db, created)
+            heard = authenticator._listener.as_of
+            async with asyncio.timeout(5):
+                while authenticator._listener.as_of == heard:
+                    await asyncio.sleep(0.01)
+            await authenticator.authenticate(other.secret)
+            await asyncio.sleep(2 * api_keys.MAX_STALENESS_S)
+            with counted_queries(db) as queries:
+                await authenticator.authenticate(other.secret)
+            assert queries == []
+            await revoke_key(db, store, other.row.id)
+            assert await seconds_until_refused(authenticator, other.secret) < PROMISED_S
+        finally:
+            await again.stop(5)
+
+
+async def make_second_key(db: AsyncEngine, created: CreatedKey) -> CreatedKey:
+    async with db.begin() as conn:
+        return await create_key(
+            conn,
+            project_id=created.row.project_id,
+            name="second",
+            scopes=["inference"],
+            pepper=PEPPER,
+            pepper_id=PEPPER_ID,
+        )
+
+
+async def test_an_answer_overtaken_by_an_announcement_is_read_again(
+    db: AsyncEngine, redis: redis.asyncio.Redis
+) -> None:
+    created = await make_key(db)
+    async with authenticating(db, redis) as authenticator:
+        with counted_queries(db) as queries:
+            async with db.connect() as blocker:
+                await blocker.execute(sa.text("LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE"))
+                pending = asyncio.create_task(authenticator.authenticate(created.secret))
+                async with asyncio.timeout(5):
+                    while len(queries) < 2:
+                        await asyncio.sleep(0.005)
+                    changes = authenticator._changes
+                    await redis.publish(CHANNEL, created.row.id)
+                    while authenticator._changes == changes:
+                        await asyncio.sleep(0.005)
+                assert not pending.done()
+                await blocker.rollback()
+            assert (await pending).key_id == created.row.id
+        assert len(queries) == 3, "the lock, the overtaken read, the one that counts"
+
+
+async def test_endless_announcements_end_in_an_error(
+    db: AsyncEngine, redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = await make_key(db)
+    authenticator = Authenticator(db=db, redis=redis, pepper=PEPPER, pepper_id=PEPPER_ID)
+
+    async def overtaken(*args: object, **kwargs: object) -> object:
+        authenticator._changed("key_other")
+        return await find_key(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(api_keys, "find_key", overtaken)
+    with counted_queries(db) as queries, pytest.raises(AuthUnavailable):
+        await authenticator.authenticate(created.secret)
+    assert len(queries) == api_keys.MAX_READS
+
+
+async def test_archives_and_plans_take_effect_at_once(
+    db: AsyncEngine, redis: redis.asyncio.Redis
+) -> None:
+    created = await make_key(db)
+    async with authenticating(db, redis) as authenticator:
+        assert (await authenticator.authenticate(created.secret)).org_plan == UNLIMITED
+        await update_org_plan(db, redis, created.row.org_id, "small")
+        async with asyncio.timeout(PROMISED_S):
+            while (await authenticator.authenticate(created.secret)).org_plan != PLAN:
+                await asyncio.sleep(0.005)
+        await archive_org(db, redis, created.row.org_id)
+        assert await seconds_until_refused(authenticator, created.secret) < PROMISED_S
+
+
+async def test_limits_that_changed_silently_are_seen_after_a_while(
+    db: AsyncEngine, redis: redis.asyncio.Redis
+) -> None:
+    created = await make_key(db)
+    clock = Skewed()
+    async with authenticating(db, redis, clock=clock) as authenticator:
+        await authenticator.authenticate(created.secret)
+        bigger = Plan(name="small", tokens_per_minute=1200)
+        async with db.begin() as conn:
+            await sync_plans(conn, [bigger])
+        heard = authenticator._listener.as_of
+        clock.ahead_s += api_keys.REFRESH_S
+        async with asyncio.timeout(5):
+            while authenticator._listener.as_of < heard + api_keys.REFRESH_S:
+                await asyncio.sleep(0.01)
+            assert (await authenticator.authenticate(created.secret)).project_plan == PLAN
+            while (await authenticator.authenticate(created.secret)).project_plan != bigger:
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def own_postgres(own_home: Home) -> AsyncIterator[tuple[AsyncEngine, list[Child]]]:
+    """The last of the servers is the one that runs."""
+    servers = [await embedded.start_postgres(own_home)]
+    url = embedded.postgres_url(own_home)
+    await migrate(url)
+    db = create_engine(url)
+    yield db, servers
+    await db.dispose()
+    await servers[-1].stop(10)
+
+
+async def test_without_postgres_known_keys_work_for_a_while(
+    own_home: Home,
+    own_postgres: tuple[AsyncEngine, list[Child]],
+    redis: redis.asyncio.Redis,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    db, servers = own_postgres
+    clock = Skewed()
+    created = await make_key(db)
+    async with authenticating(db, redis, clock=clock) as authenticator:
+
+        async def time_passes(seconds: float) -> None:
+            """Until the listener has heard of it."""
+            heard = authenticator._listener.as_of
+            clock.ahead_s += seconds
+            async with asyncio.timeout(5):
+                while authenticator._listener.as_of < heard + seconds:
+                    await asyncio.sleep(0.01)
+
+        await authenticator.authenticate(created.secret)
+        servers[0].send_signal(signal.SIGKILL)
+        await servers[0].wait()
+        for _ in range(2):
+            with pytest.raises(AuthUnavailable):
+                await authenticator.authenticate(UNKNOWN_KEY)
+        for _ in range(2):
+            await time_passes(0.4 * api_keys.MAX_AGE_S)
+            for _ in range(20):
+                await authenticator.authenticate(created.secret)
+                await asyncio.sleep(0.002)
+        await time_passes(0.4 * api_keys.MAX_AGE_S)
+        with pytest.raises(AuthUnavailable):
+            await authenticator.authenticate(created.secret)
+        said = [record for record in caplog.records if record.name == api_keys.__name__]
+        assert len(said) == 1, "an outage is logged once"
+        assert created.secret not in caplog.text
+        servers.append(await embedded.start_postgres(own_home))
+        assert (await authenticator.authenticate(created.secret)).key_id == created.row.id
+
+
+async def test_closing_ends_the_reads_under_way(
+    db: AsyncEngine, redis: redis.asyncio.Redis
+) -> None:
+    created = await make_key(db)
+    async with db.connect() as blocker:
+        await blocker.execute(sa.text("LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE"))
+        async with authenticating(db, redis) as authenticator:
+            pending = asyncio.create_task(authenticator.authenticate(created.secret))
+            async with asyncio.timeout(5):
+                while not authenticator._reads:
+                    await asyncio.sleep(0.005)
+        with pytest.raises(asyncio.CancelledError):
+            await pending
+        assert authenticator._reads == {}
+
+
+def test_no_error_of_a_credential_tells_which() -> None:
+    faces = {error.public_message for error in (InvalidKey, ExpiredKey, RevokedKey)}
+    assert faces == {AuthError.public_message}
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=40))
+def test_the_least_recently_used_is_forgotten(size: int, steps: list[tuple[int, bool]]) -> None:
+    lru: Lru[int, int] = Lru(size)
+    order: list[int] = []
+    for key, puts in steps:
+        if puts:
+            lru.put(key, -key)
+        else:
+            assert lru.get(key) == (-key if key in order else None)
+        if puts or key in order:
+            order = [other for other in order if other != key] + [key]
+        order = order[-size:]
+        assert len(lru) == len(order)
+    assert {key for key in range(6) if lru.get(key) is not None or key in order} == set(order)
+    lru.drop_where(lambda value: value % 2 == 0)
+    assert all(lru.get(key) is None for key in range(0, 6, 2))
+    lru.drop(1)
+    lru.drop(1)
+    assert lru.get(1) is None
+    lru.clear()
+    assert len(lru) == 0
