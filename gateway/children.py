@@ -38,9 +38,19 @@ class Child:
     """One running child process. Reaped by `poll`, `wait` or `stop`."""
 
     def __init__(
-        self, name: str, process: subprocess.Popen[bytes], pid_file: Path, stop_signal: int
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        *,
+        pid_file: Path,
+        log: Path,
+        log_start: int,
+        stop_signal: int,
     ) -> None:
         self.name = name
+        self.log = log
+        self.log_start = log_start
+        """Where in `log` this child's own lines begin, in bytes."""
         self.started_s = time.monotonic()
         self._process = process
         self._pid_file = pid_file
@@ -108,6 +118,7 @@ def spawn(
     command = ["setpriv", *credentials, "--pdeathsig", death, "--", *argv]
     cut_log(log)
     with log.open("ab") as output:
+        log_start = output.tell()
         process = subprocess.Popen(
             ["/bin/sh", "-c", _REGISTER, str(pid_file), *command],
             stdin=subprocess.DEVNULL,
@@ -117,7 +128,14 @@ def spawn(
             pass_fds=tuple(pass_fds),
             start_new_session=True,
         )
-    return Child(name, process, pid_file, stop_signal)
+    return Child(
+        name,
+        process,
+        pid_file=pid_file,
+        log=log,
+        log_start=log_start,
+        stop_signal=stop_signal,
+    )
 
 
 def cut_log(log: Path) -> None:

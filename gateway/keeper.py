@@ -11,7 +11,6 @@ import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from gateway.children import Child
 
@@ -26,11 +25,12 @@ HEALTHY_AFTER_S = 30.0
 class Keeper:
     """One place in the process tree, and whoever fills it at the moment."""
 
-    def __init__(self, name: str, log: Path, start: Callable[[], Awaitable[Child]]) -> None:
+    def __init__(self, name: str, start: Callable[[], Awaitable[Child]]) -> None:
         self.name = name
-        self.log = log
         self.exits = 0
         """How often it has left without being asked."""
+        self.last_exit: Child | None = None
+        """Who did so last."""
         self.on_exit: Callable[[Child], None] | None = None
         self._start = start
         self._child: Child | None = None
@@ -66,7 +66,9 @@ class Keeper:
         await asyncio.gather(*(self._dismiss(child, timeout_s) for child in list(self._leaving)))
 
     def kill(self) -> None:
-        """At once and unasked; `stop` then has nothing to wait for."""
+        """At once, and not to be started again; `stop` then has nothing to wait for."""
+        if self._task is not None:
+            self._task.cancel()
         for child in (self._child, *self._leaving):
             if child is not None:
                 child.send_signal(signal.SIGKILL)
@@ -90,6 +92,7 @@ class Keeper:
                         continue  # replaced: it left because it was asked to
                     self._child = None
                 self.exits += 1
+                self.last_exit = child
                 log.warning("%s left with status %d, starting it again", self.name, status)
                 if self.on_exit is not None:
                     self.on_exit(child)

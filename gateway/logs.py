@@ -9,8 +9,13 @@ from __future__ import annotations
 import logging
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
+
+MAX_TAIL_BYTES = 64 * 1024
+CLOSING_REMARKS = ("Application startup failed. Exiting.",)
+"""What uvicorn says after it said what was wrong."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -38,3 +43,29 @@ def configure(level: str, *, json_lines: bool) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def last_error(path: Path, start: int) -> str:
+    """The newest line of a log, from byte `start` on, that says why its writer left; one line.
+
+    Reads JSON lines and plain ones; of an exception its last line, which names it.
+    """
+    with path.open("rb") as file:
+        file.seek(max(start, path.stat().st_size - MAX_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        said = _said(line).strip()
+        if said and said not in CLOSING_REMARKS:
+            return said.splitlines()[-1].strip()
+    return f"see {path}"
+
+
+def _said(line: str) -> str:
+    """The text of a JSON line of level error, nothing of a lower one; a plain line as it is."""
+    try:
+        record = msgspec.json.decode(line, type=dict[str, str | int])
+    except msgspec.DecodeError:
+        return line
+    if record.get("level") not in ("error", "critical"):
+        return ""
+    return str(record.get("exception") or record.get("message", ""))

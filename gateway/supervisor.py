@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,6 @@ from gateway.children import Child, cut_log, end_leftovers, spawn
 from gateway.credentials import Credentials
 from gateway.embedded import (
     STOP_TIMEOUT_S,
-    last_line,
     postgres_url,
     redis_url,
     start_postgres,
@@ -41,6 +40,7 @@ from gateway.embedded import (
 from gateway.home import Home, HomeLock
 from gateway.keeper import Keeper
 from gateway.listener import base_url, bind, local_address
+from gateway.logs import last_error
 from gateway.settings import ModelConfig, Settings, child_environment, save
 
 log = logging.getLogger(__name__)
@@ -137,16 +137,14 @@ class Supervisor:
         for position, model in enumerate(self.settings.models):
             if model.starts_engine:
                 start = partial(self._start_engine, position, model)
-                self._engines.append(self._keeper(f"engine-{position}", start))
+                self._engines.append(Keeper(f"engine-{position}", start))
         known, *_ = await _together(
             self._start_databases(base_url(listener)),
             *(engine.begin() for engine in self._engines),
         )
         save(self.settings, self.home.worker_settings)
         for slot in range(self.settings.workers):
-            worker = self._keeper(
-                f"worker-{slot}", partial(self._start_worker, slot, listener.fileno())
-            )
+            worker = Keeper(f"worker-{slot}", partial(self._start_worker, slot, listener.fileno()))
             worker.on_exit = self._forget_metrics
             self._workers.append(worker)
         await _together(*(worker.begin() for worker in self._workers))
@@ -154,16 +152,13 @@ class Supervisor:
         self._welcome(base_url(listener), known)
         await _together(self._roll_when_asked(), self._cut_logs())
 
-    def _keeper(self, name: str, start: Callable[[], Awaitable[Child]]) -> Keeper:
-        return Keeper(name, self.home.logs / f"{name}.log", start)
-
     async def _start_databases(self, address: str) -> Credentials | None:
         """The embedded servers that are wanted, and in Postgres what this version needs."""
         settings = self.settings
         if settings.database_url is None:
-            self._databases.append(self._keeper("postgres", partial(start_postgres, self.home)))
+            self._databases.append(Keeper("postgres", partial(start_postgres, self.home)))
         if settings.redis_url is None:
-            self._databases.append(self._keeper("redis", partial(start_redis, self.home)))
+            self._databases.append(Keeper("redis", partial(start_redis, self.home)))
         await _together(*(server.begin() for server in self._databases))
         database_url = settings.database_url or postgres_url(self.home)
         self.settings = msgspec.structs.replace(
@@ -194,7 +189,6 @@ class Supervisor:
         one before it may still be draining, and what it leaves is adopted.
         """
         incarnation = f"{slot}-{secrets.token_hex(4)}"
-        log_path = self.home.logs / f"worker-{slot}.log"
         reader, writer = os.pipe()
         try:
             child = spawn(
@@ -205,7 +199,7 @@ class Supervisor:
                     *("--listen-fd", str(listen_fd), "--ready-fd", str(writer)),
                 ],
                 run=self.home.run,
-                log=log_path,
+                log=self.home.logs / f"worker-{slot}.log",
                 env=child_environment(PROMETHEUS_MULTIPROC_DIR=str(self.home.metrics)),
                 pass_fds=(listen_fd, writer),
             )
@@ -217,14 +211,18 @@ class Supervisor:
         try:
             async with asyncio.timeout(WORKER_START_TIMEOUT_S):
                 said = await _read_byte(reader)
-        except BaseException:
+        except BaseException as error:
             await child.stop(WORKER_SHUTDOWN_S)
+            if isinstance(error, TimeoutError):
+                what = f"worker-{slot} does not accept after {WORKER_START_TIMEOUT_S:.0f} s"
+                raise StartError(what) from None
             raise
         finally:
             os.close(reader)
         if not said:
             status = await child.wait()
-            raise StartError(f"worker {slot} left with status {status}: {last_line(log_path)}")
+            what = last_error(child.log, child.log_start)
+            raise StartError(f"worker-{slot} left with status {status}: {what}")
         return child
 
     async def _until_ready(self, host: str, port: int) -> None:
@@ -233,8 +231,8 @@ class Supervisor:
         speak_at = began + PATIENCE_S
         while missing := await _probe(host, port):
             for engine in self._engines:
-                if engine.exits:
-                    raise StartError(f"{engine.name}: {last_line(engine.log)}")
+                if (left := engine.last_exit) is not None:
+                    raise StartError(f"{engine.name}: {last_error(left.log, left.log_start)}")
             if (now := time.monotonic()) > began + READY_TIMEOUT_S:
                 raise StartError(f"not ready after {READY_TIMEOUT_S:.0f} s, missing: {missing}")
             if now > speak_at:
@@ -263,7 +261,7 @@ class Supervisor:
             for worker in self._workers:
                 try:
                     await worker.replace(self._drain_s)
-                except (StartError, OSError, TimeoutError) as error:
+                except (StartError, OSError) as error:
                     log.error("%s is not replaced, the old one stays: %s", worker.name, error)
                     break
             else:

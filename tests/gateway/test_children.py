@@ -135,7 +135,7 @@ async def kept(start: partial[Child], tmp_path: Path) -> AsyncIterator[Keeper]:
     async def begin() -> Child:
         return start(f"kept-{time.monotonic_ns()}")
 
-    made = Keeper("kept", tmp_path / "kept.log", begin)
+    made = Keeper("kept", begin)
     yield made
     await made.stop(10)
     assert list(tmp_path.glob("kept-*.pid")) == []
@@ -179,7 +179,7 @@ async def test_a_replacement_that_fails_leaves_the_old_one(start: partial[Child]
             raise OSError("no")
         return start("only")
 
-    made = Keeper("only", Path(os.devnull), begin)
+    made = Keeper("only", begin)
     await made.begin()
     fail = True
     with pytest.raises(OSError, match="no"):
@@ -195,7 +195,7 @@ async def test_stop_ends_one_that_was_still_leaving(start: partial[Child], tmp_p
     async def begin() -> Child:
         return start(f"kept-{time.monotonic_ns()}", next(scripts))
 
-    made = Keeper("kept", tmp_path / "kept.log", begin)
+    made = Keeper("kept", begin)
     await made.begin()
     await until(lambda: [p.read_text() for p in tmp_path.glob("*.log")] == ["up\n"])
     rolling = asyncio.create_task(made.replace(600))
@@ -220,7 +220,7 @@ async def test_a_start_that_fails_again_and_again_waits_longer(
             raise OSError("not now")
         return start("once", "exit 1")
 
-    made = Keeper("flaky", Path(os.devnull), begin)
+    made = Keeper("flaky", begin)
     await made.begin()
     await until(lambda: len(began) == 7)
     await made.stop(1)

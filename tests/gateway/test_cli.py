@@ -1,0 +1,194 @@
+"""The command line: help, one clear line for every mistake, and keys in a real database."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import tollgate
+from gateway.home import Home, HomeLock
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = re.compile(r"sk-tg-(admin-)?[0-9A-Za-z]{43}")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In /tmp: pytest's own folders are too long for a socket."""
+    made = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def environ(folder: Path, postgres_url: str, redis_url: str) -> dict[str, str]:
+    """An installation on this test's own database."""
+    return {
+        "TOLLGATE_HOME": str(folder / "home"),
+        "TOLLGATE_DATABASE_URL": postgres_url,
+        "TOLLGATE_REDIS_URL": redis_url,
+    }
+
+
+def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A process as a shell starts it, with `environ` beside the usual one."""
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def invoke(environ: dict[str, str], *arguments: str) -> Result:
+    """The same in this process, which saves the imports."""
+    return CliRunner().invoke(tollgate, arguments, env=environ, prog_name="tollgate")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ("up", "gateway", "engine", "migrate", "keys", "TOLLGATE_HOME")),
+        (("up",), ("--home", "--host", "--port", "--model", "--config", "--workers", "SIGHUP")),
+        (("gateway",), ("--port", "must be configured", "SIGTERM")),
+        (("migrate",), ("--home", "--config", "schema")),
+        (("keys",), ("create", "list", "revoke")),
+        (("keys", "create"), ("--name", "--project", "--scope", "--plan", "--expires-in-days")),
+        (("keys", "list"), ("--home", "oldest first")),
+        (("keys", "revoke"), ("KEY_ID", "within a second")),
+    ],
+)
+def test_help_says_what_there_is(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    done = invoke({}, *arguments, "--help")
+    assert done.exit_code == 0
+    assert [word for word in words if word not in done.output] == []
+
+
+def test_the_engine_gets_its_arguments_untouched() -> None:
+    done = command("engine", "--help")
+    assert done.returncode == 0
+    assert "--listen" in done.stdout and "--max-num-seqs" in done.stdout
+    assert command("engine", "--no-such-flag").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "line"),
+    [
+        (("up",), {"TOLLGATE_PROT": "1"}, "TOLLGATE_PROT: unknown; known are "),
+        (("up", "--port", "70000"), {}, "--port: expected `int` <= 65535"),
+        (("up", "--config", "no.toml"), {}, "config: no.toml does not exist"),
+        (("up", "--model", "no/model"), {}, "model model: "),
+        (("gateway",), {}, "database_url: set TOLLGATE_DATABASE_URL"),
+        (("keys", "list"), {"TOLLGATE_PORT": "x"}, "TOLLGATE_PORT: expected `int`"),
+        (
+            ("keys", "list"),
+            {
+                "TOLLGATE_DATABASE_URL": "postgresql://u@127.0.0.1:1/d",
+                "TOLLGATE_REDIS_URL": "unix://x",
+            },
+            "",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(
+    folder: Path, arguments: tuple[str, ...], environ: dict[str, str], line: str
+) -> None:
+    done = command(*arguments, TOLLGATE_HOME=str(folder / "home"), **environ)
+    assert done.returncode == (2 if line else 1), done.stderr
+    assert done.stderr.startswith(f"tollgate: {line}")
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_a_key_of_an_upstream_that_is_not_there_is_told_before_the_start(folder: Path) -> None:
+    config = folder / "t.toml"
+    config.write_text(
+        '[[model]]\nname = "b"\nupstream = "http://127.0.0.1:1/v1"\napi_key_env = "NO_SUCH"'
+    )
+    done = command("up", "--config", str(config), "--home", str(folder / "home"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the environment variable NO_SUCH is not set" in done.stderr
+    assert not (folder / "home").exists()
+
+
+def test_a_home_in_use_is_one_line(folder: Path) -> None:
+    home = Home(folder / "home")
+    home.create()
+    lock = HomeLock.acquire(home)
+    config = folder / "t.toml"
+    config.write_text('[[model]]\nname = "b"\nupstream = "http://127.0.0.1:1/v1"')
+    done = command("up", "--config", str(config), "--home", str(home.root))
+    lock.release()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"tollgate: {home.root} is in use by a running `tollgate up`\n"
+    assert list(home.run.iterdir()) == [], "it started something"
+
+
+def test_first_keys_and_their_life(environ: dict[str, str], folder: Path) -> None:
+    done = invoke(environ, "migrate")
+    assert done.exit_code == 0, done.output
+    path = folder / "home" / "credentials.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    first = path.read_text()
+    assert len(KEY.findall(first)) == 2 and '"base_url": "http://127.0.0.1:8000/v1"' in first
+    assert invoke(environ, "migrate").exit_code == 0
+    assert path.read_text() == first
+
+    made = invoke(environ, "keys", "create", "--name", "ci", "--expires-in-days", "1")
+    assert made.exit_code == 0, made.output
+    assert KEY.fullmatch(made.stdout.strip()), "stdout holds the key and nothing else"
+    key_id = made.stderr.partition(":")[0]
+
+    def state_of_ci() -> list[str]:
+        listed = invoke(environ, "keys", "list")
+        assert listed.exit_code == 0, listed.output
+        assert KEY.search(listed.output) is None, "a whole key is listed"
+        (line,) = (line for line in listed.output.splitlines() if line.startswith(key_id))
+        return line.split("  ")
+
+    assert state_of_ci()[1:3] == [f"sk-tg-...{made.stdout.strip()[-4:]}", "active"]
+    assert state_of_ci()[-2:] == ["inference", "ci"]
+    revoked = invoke(environ, "keys", "revoke", key_id)
+    assert (revoked.exit_code, revoked.output) == (0, f"{key_id} is revoked.\n")
+    assert state_of_ci()[2] == "revoked"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("revoke", "key_nope"), "key: no key 'key_nope'"),
+        (("create", "--name", "x", "--project", "nope"), "project: no project 'nope'"),
+        (("create", "--name", "x", "--scope", "root"), "scopes: unknown scope 'root'"),
+        (("create", "--name", "x", "--plan", "gold"), "plan: no plan 'gold'"),
+        (("create", "--name", ""), "name: must have 1 to 100 characters"),
+    ],
+)
+def test_what_the_database_refuses_is_one_line(
+    environ: dict[str, str], arguments: tuple[str, ...], line: str
+) -> None:
+    assert invoke(environ, "migrate").exit_code == 0
+    done = invoke(environ, "keys", *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"tollgate: {line}") and done.stderr.count("\n") == 1
+
+
+def test_keys_without_any_server_running(folder: Path) -> None:
+    """The embedded databases live as long as the command."""
+    environ = {"TOLLGATE_HOME": str(folder / "home")}
+    empty = invoke(environ, "keys", "list")
+    assert empty.exit_code == 2
+    assert "run `tollgate migrate` first" in empty.stderr
+    assert invoke(environ, "migrate").exit_code == 0
+    assert len(invoke(environ, "keys", "list").output.splitlines()) == 2
+    assert list((folder / "home" / "run").glob("*.pid")) == []

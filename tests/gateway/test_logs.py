@@ -1,0 +1,61 @@
+"""What a process says, and what of it stands in an error message."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from gateway import logs
+from gateway.logs import JsonFormatter, last_error
+
+
+def record(message: str, error: Exception | None = None) -> str:
+    info = None if error is None else (type(error), error, error.__traceback__)
+    made = logging.LogRecord("gateway.x", logging.ERROR, "f", 1, message, (), info)
+    return JsonFormatter().format(made)
+
+
+def test_a_record_is_one_line_of_json() -> None:
+    line = record("two\nlines", ValueError("näh"))
+    assert "\n" not in line
+    read = json.loads(line)
+    assert (read["level"], read["logger"], read["message"]) == ("error", "gateway.x", "two\nlines")
+    assert read["exception"].endswith("ValueError: näh")
+    assert read["time"].endswith("+00:00")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["old", "the last one", "", "  "], "the last one"),
+        ([record("boom", ValueError("why")), "{}"], "ValueError: why"),
+        (
+            [record("Traceback:\n  x\nOSError: disk"), '{"level": "info", "message": "bye"}'],
+            "OSError: disk",
+        ),
+        ([record("why"), record(logs.CLOSING_REMARKS[0])], "why"),
+        (['{"not": ["a", "record"]}'], '{"not": ["a", "record"]}'),
+    ],
+)
+def test_the_line_that_says_why(tmp_path: Path, lines: list[str], said: str) -> None:
+    path = tmp_path / "child.log"
+    path.write_text("\n".join(lines) + "\n")
+    assert last_error(path, 0) == said
+
+
+def test_lines_of_an_earlier_life_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "child.log"
+    path.write_text("before\n")
+    start = path.stat().st_size
+    assert last_error(path, start) == f"see {path}"
+    path.write_text("before\nafter\n")
+    assert last_error(path, start) == "after"
+
+
+def test_a_huge_log_is_read_from_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "child.log"
+    path.write_bytes(b"x" * (logs.MAX_TAIL_BYTES * 3) + b"\nend\n")
+    assert last_error(path, 0) == "end"

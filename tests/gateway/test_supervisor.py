@@ -1,0 +1,203 @@
+"""`tollgate up` as a process: one life, a kill -9, a rolling restart, and starts that must fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
+UPSTREAM_ONLY = '[[model]]\nname = "far"\nupstream = "http://127.0.0.1:1/v1"\n'
+
+
+class Up:
+    """One home, and the `tollgate up` that runs on it at the moment."""
+
+    def __init__(self, folder: Path, config: str = UPSTREAM_ONLY) -> None:
+        self.home = folder / "home"
+        self.config = folder / "tollgate.toml"
+        self.config.write_text(config)
+        self.output = folder / "output"
+
+    def launch(self, *flags: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "gateway", "up", "--port", "0", *flags]
+        command += ["--home", str(self.home), "--config", str(self.config)]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+            )
+        return self.process
+
+    def start(self, *flags: str) -> None:
+        self.launch(*flags)
+        until(lambda: "Tollgate is ready" in self.said() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.said()
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def url(self) -> str:
+        found: str = json.loads((self.home / "credentials.json").read_text())["base_url"]
+        return found
+
+    def ready(self) -> bool:
+        return httpx.get(self.url().removesuffix("/v1") + "/health/ready").status_code == 200
+
+    def pids(self, name: str = "") -> dict[str, int]:
+        """Registered children by name."""
+        lines = {path: path.read_text().split() for path in self.home.glob(f"run/{name}*.pid")}
+        return {path.stem: int(line[1]) for path, line in lines.items() if line}
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        """Signal it and return its exit status. No child may remain."""
+        children = self.children()
+        self.process.send_signal(number)
+        status = self.process.wait(STOP_TIMEOUT_S)
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+        return status
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def up() -> Iterator[Up]:
+    folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    made = Up(folder)
+    yield made
+    process = getattr(made, "process", None)
+    if process is not None and process.poll() is None:
+        made.end()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_one_life(up: Up) -> None:
+    up.start("--workers", "2")
+    assert up.ready()
+    path = up.home / "credentials.json"
+    known = json.loads(path.read_text())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert set(known) == {"base_url", "api_key", "admin_key"}
+    bearer = {"Authorization": f"Bearer {known['api_key']}"}
+    assert httpx.get(f"{known['base_url']}/models", headers=bearer).status_code == 200
+    assert known["api_key"] not in up.said(), "a key in an output that is kept"
+    for log in (up.home / "logs").iterdir():
+        assert known["api_key"] not in log.read_text(), log
+    assert sorted(name.partition("-")[0] for name in up.pids()) == [
+        *("postgres", "redis", "worker", "worker"),
+    ]
+
+    second = subprocess.run(
+        [*(sys.executable, "-m", "gateway", "up"), "--home", up.home, "--config", up.config],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 2
+    assert second.stderr == f"tollgate: {up.home} is in use by a running `tollgate up`\n"
+
+    for name in ("worker-0", "redis", "postgres"):
+        (before,) = up.pids(name).values()
+        os.kill(before, signal.SIGKILL)
+        until(lambda name=name, before=before: list(up.pids(name).values()) not in ([], [before]))
+        until(up.ready)
+
+    assert up.end() == 0
+    assert up.pids() == {}
+    keys = path.read_text()
+    up.start()
+    assert [line for line in path.read_text().splitlines() if "key" in line] == [
+        line for line in keys.splitlines() if "key" in line
+    ]
+    assert up.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+def test_a_rolling_restart_refuses_nobody(up: Up) -> None:
+    up.start("--workers", "2")
+    before = up.pids("worker")
+    up.process.send_signal(signal.SIGHUP)
+    answers = []
+    while "All workers are new." not in up.said():
+        answers.append(up.ready())
+        time.sleep(0.01)
+    assert len(answers) > 10 and all(answers)
+    after = up.pids("worker")
+    assert len(after) == 2 and not set(before) & set(after)
+    assert not [pid for pid in before.values() if psutil.pid_exists(pid)]
+
+
+@pytest.mark.slow
+def test_what_a_kill_9_leaves_is_gone_after_the_next_start(up: Up) -> None:
+    up.start()
+    orphans = up.children()
+    assert len(orphans) >= 3
+    up.process.kill()
+    up.process.wait()
+    up.start()
+    assert psutil.wait_procs(orphans, timeout=10)[1] == []
+    assert up.ready()
+    assert up.end() == 0
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait(up: Up) -> None:
+    """A start that is interrupted twice while it waits for something that does not come."""
+    up.start()
+    (worker,) = up.pids("worker").values()
+    os.kill(worker, signal.SIGSTOP)  # it cannot drain
+    children = up.children()
+    up.process.send_signal(signal.SIGINT)
+    until(lambda: "Stopping." in up.said())
+    with pytest.raises(subprocess.TimeoutExpired):
+        up.process.wait(1)
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(10) == 0
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_start_ends_the_start(up: Up) -> None:
+    folder = up.home.parent / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ROOT / "models" / "penny" / name, folder / name)
+    process = up.launch("--model", str(folder))
+    assert process.wait(START_TIMEOUT_S) == 1
+    line = up.said().splitlines()[-1]
+    assert line.startswith("tollgate: engine-0: ") and "NoSuchForCausalLM" in line
+    assert up.pids() == {}
+
+
+def test_a_port_in_use_is_one_line_and_starts_nothing(up: Up) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert up.launch("--port", str(port)).wait(START_TIMEOUT_S) == 2
+    assert up.said() == f"tollgate: host, port: 127.0.0.1:{port}: Address already in use\n"
+    assert up.pids() == {}
