@@ -23,6 +23,7 @@ import msgspec
 from billing.events import Attempt, Quantities, UsageEvent
 from billing.price_book import PriceBook
 from billing.spool import Spool
+from engine.protocol import Usage
 from gateway.delivery import Delivery
 from gateway.fleet.errors import BadField, ReplicaLost, ReplicaUnavailable, UpstreamRefused
 from gateway.fleet.replica import (
@@ -300,6 +301,15 @@ def to_quantities(usage: MeteredUsage) -> Quantities:
         cache_read=usage.cache_read,
         cache_write_5m=usage.cache_write,
         output=usage.output,
+    )
+
+
+def from_engine(usage: Usage) -> Quantities:
+    """An orphan's usage, straight from the engine."""
+    return Quantities(
+        uncached_input=usage.prompt_tokens - usage.cached_tokens,
+        cache_read=usage.cached_tokens,
+        output=usage.generated_tokens,
     )
 
 

@@ -31,7 +31,8 @@ class Readiness:
             found.append("draining")
         if not self._spool.healthy:
             found.append("spool")
-        if not any(replica.health().available for replica in self._fleet.replicas()):
+        replicas = (replica for route in self._fleet.routes for replica in route.replicas)
+        if not any(replica.health().available for replica in replicas):
             found.append("replicas")
         try:
             await self._redis.ping()

@@ -46,6 +46,7 @@ class Stack:
         self.config = config
         self.workers = workers
         self.process: subprocess.Popen[bytes] | None = None
+        self.clients: list[OpenAI] = []
         self.log = home.parent / f"{home.name}.log"
 
     @property
@@ -90,7 +91,9 @@ class Stack:
         assert not alive, f"left behind: {alive}"
 
     def clean_up(self) -> None:
-        """After a failed test: nothing of ours may stay behind."""
+        """Whatever the test did: nothing of ours may stay behind."""
+        for client in self.clients:
+            client.close()
         if self.process is not None:
             for child in self.kill():
                 try:
@@ -126,13 +129,11 @@ class Stack:
         return content
 
     def client(self, **options: Any) -> OpenAI:
-        found = self.credentials
-        return OpenAI(
-            base_url=found["base_url"],
-            api_key=found["api_key"],
-            admin_api_key=found["admin_key"],
-            **options,
-        )
+        """The official SDK; closed with the stack."""
+        found = {"base_url": self.credentials["base_url"], "api_key": self.credentials["api_key"]}
+        found["admin_api_key"] = self.credentials["admin_key"]
+        self.clients.append(OpenAI(**(found | options)))
+        return self.clients[-1]
 
     def metrics(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         text = httpx.get(f"{self.base_url}/metrics", timeout=10).text

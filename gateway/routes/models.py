@@ -8,7 +8,7 @@ from litestar import Request, get
 
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.access import needs, services
-from gateway.wire.openai_admin import Model, ModelList
+from gateway.wire.openai import Model, ModelList
 
 OWNER = "tollgate"
 

@@ -122,6 +122,6 @@ async def check_books(stack: Stack) -> None:
     """Debits equal credits, balances equal their entries, the rollup equals the events."""
     db: AsyncEngine = create_engine(embedded.postgres_url(Home(stack.home)))
     try:
-        await ledger.check(db)
+        assert await ledger.check(db) == []
     finally:
         await db.dispose()

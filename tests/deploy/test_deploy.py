@@ -1,4 +1,5 @@
-"""compose.yaml and the Dockerfile, against their schemas and against this tree. No container engine is needed."""
+"""compose.yaml and the Dockerfile, against their schemas and against this tree. No container engine
+is needed."""
 
 from __future__ import annotations
 

@@ -95,16 +95,15 @@ def test_a_body_that_is_too_large_is_a_413(stack: Stack) -> None:
     assert answer.json()["error"]["code"] == "request_too_large"
 
 
-@pytest.mark.parametrize("key", ["", "nonsense", "sk-tg-" + "a" * 43, "sk-tg-\x00"])
-def test_a_bad_key_is_a_401(stack: Stack, key: str) -> None:
+@pytest.mark.parametrize("key", ["", "nonsense", "sk-tg-" + "a" * 43, "sk-tg-" + "a" * 9_000])
+def test_a_bad_key_is_a_401_before_the_body_is_read(stack: Stack, key: str) -> None:
     answer = httpx.post(
         f"{stack.base_url}/v1/chat/completions",
         content=b"not even JSON",
-        headers=[(b"authorization", b"Bearer " + key.encode())] if key else None,
+        headers={"authorization": f"Bearer {key}"} if key else None,
     )
-    assert answer.status_code in (400, 401)  # h11 refuses a NUL before we see it
-    if "\x00" not in key:
-        assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
 def test_the_sdk_raises_its_own_errors(stack: Stack) -> None:
@@ -115,13 +114,10 @@ def test_the_sdk_raises_its_own_errors(stack: Stack) -> None:
         )
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=stack.credentials["base_url"], api_key="sk-tg-x").models.list()
+        stack.client(api_key="sk-tg-x").models.list()
     with pytest.raises(openai.PermissionDeniedError):
-        openai.OpenAI(
-            base_url=stack.credentials["base_url"],
-            api_key="-",
-            admin_api_key=stack.credentials["api_key"],
-        ).admin.organization.usage.costs(start_time=1)
+        mere_key = stack.credentials["api_key"]
+        stack.client(admin_api_key=mere_key).admin.organization.usage.costs(start_time=1)
 
 
 def test_other_urls_and_methods_answer_in_the_same_shape(stack: Stack) -> None:

@@ -1,0 +1,230 @@
+"""create_app(): the only place where things are wired.
+
+Above: `worker` and the tests. Below: everything. What needs an event loop is opened in the
+lifespan, in the order of dependence, and closed in the reverse of it: streams are drained before
+the spool is shipped, and the spool is shipped before the pools close.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio
+from billing.worker import Shipper
+from litestar import Litestar, Request, Response
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from billing.price_book import PriceBook
+from billing.spool import Spool
+from engine.chat_template import ChatTemplate
+from engine.client import Engine, EngineClient
+from engine.tokenizer import Tokenizer
+from gateway.auth.api_keys import Authenticator
+from gateway.auth.guards import authenticate
+from gateway.db import create_engine
+from gateway.errors import to_face
+from gateway.fleet.engine_replica import EngineReplica
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.router import Fleet, Route
+from gateway.fleet.upstream import UpstreamReplica
+from gateway.home import Home
+from gateway.inference import Desk, drain
+from gateway.limits.limiter import Limiter
+from gateway.readiness import Readiness
+from gateway.routes import chat, health, models, organization
+from gateway.routes.envelope import Envelope
+from gateway.secret import Secret
+from gateway.services import Services
+from gateway.settings import ModelConfig, Settings, read_secret
+from gateway.settlement import Settlement
+from gateway.tasks import TaskSet
+from gateway.telemetry import Telemetry
+
+REDIS_TIMEOUT_S = 2.0
+MAX_REDIS_CONNECTIONS = 64
+SHIP_TIMEOUT_S = 10.0
+"""At shutdown: what is not in Postgres by then stays in the spool, for whoever adopts it."""
+CACHED_SALTS = 65_536
+API_KEY_PEPPER = "api-key-pepper"
+CACHE_SALT = "cache-salt"
+
+
+def create_app(
+    settings: Settings, *, worker_id: str = "0", metrics: Path | None = None
+) -> Litestar:
+    """One worker's ASGI application. `metrics`: prometheus-client's shared folder, where there is
+    one."""
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            services = await open_services(settings, stack, worker_id=worker_id, metrics=metrics)
+            app.state.services = services
+            app.state.begin_drain = services.readiness.begin_drain
+            yield
+
+    app = Litestar(
+        route_handlers=[*health.routes, *models.routes, *chat.routes, *organization.routes],
+        lifespan=[lifespan],
+        guards=[authenticate],
+        exception_handlers={Exception: refuse},
+        request_max_body_size=settings.max_body_bytes,
+        openapi_config=openapi(),
+        debug=False,
+    )
+    app.state.begin_drain = lambda: None
+    app.asgi_handler = Envelope(app.asgi_handler)
+    return app
+
+
+def refuse(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    face = to_face(error)
+    return Response(
+        face.encode(),
+        status_code=face.status,
+        headers=face.headers,
+        media_type="application/json",
+    )
+
+
+def openapi() -> OpenAPIConfig:
+    bearer = SecurityScheme(type="http", scheme="bearer", description="An API key: sk-tg-...")
+    return OpenAPIConfig(
+        title="Tollgate",
+        version="0.1.0",
+        path="/schema",
+        components=Components(security_schemes={"bearer": bearer}),
+        security=[{"bearer": []}],
+        render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
+    )
+
+
+async def open_services(
+    settings: Settings, stack: AsyncExitStack, *, worker_id: str, metrics: Path | None
+) -> Services:
+    assert settings.database_url is not None and settings.redis_url is not None
+    key = Secret.load(settings.secret_key_file).current
+    tasks = TaskSet()
+    stack.push_async_callback(tasks.close)
+    db = create_engine(settings.database_url)
+    stack.push_async_callback(db.dispose)
+    store = connect_redis(settings.redis_url)
+    stack.push_async_callback(store.aclose)
+    limiter = Limiter(store)
+    await limiter.start()
+    stack.push_async_callback(limiter.close)
+    price_book = PriceBook.load(settings.price_books)
+    settlement = Settlement(db=db, limiter=limiter, tasks=tasks, price_book=price_book)
+    spool = await Spool.open(Home(settings.home).spool / worker_id)
+    shipper = Shipper(spool, db, on_recovered=settlement.recovered)
+    stack.push_async_callback(spool.shutdown)
+    await shipper.start()
+    stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
+    authenticator = Authenticator(
+        db=db, redis=store, pepper=key.derive(API_KEY_PEPPER), pepper_id=key.id
+    )
+    await authenticator.start()
+    stack.push_async_callback(authenticator.close)
+    engines = {
+        model.name: EngineClient(model.engine, on_orphan=partial(settlement.orphaned, model.name))
+        for model in settings.models
+        if model.engine is not None
+    }
+    fleet = build_fleet(settings, engines)
+    for client in engines.values():
+        client.start()
+    await fleet.start()
+    stack.push_async_callback(fleet.close)
+    telemetry = Telemetry(models=(model.name for model in settings.models), shared_folder=metrics)
+    stack.callback(telemetry.close, os.getpid())
+    desk = Desk(
+        fleet=fleet,
+        limiter=limiter,
+        spool=spool,
+        price_book=price_book,
+        tasks=tasks,
+        cache_salts=cache_salts(key.derive(CACHE_SALT)),
+    )
+    stack.push_async_callback(drain, desk, settings.drain_timeout_s)
+    return Services(
+        desk=desk,
+        telemetry=telemetry,
+        readiness=Readiness(fleet=fleet, redis=store, spool=spool),
+        authenticator=authenticator,
+        db=db,
+        spool=spool,
+        engines=engines,
+        started_at=int(time.time()),
+    )
+
+
+def connect_redis(url: str) -> redis.asyncio.Redis:
+    """A bounded pool that fails fast: what may be repeated is repeated by who knows that it may."""
+    return redis.asyncio.from_url(
+        url,
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
+        max_connections=MAX_REDIS_CONNECTIONS,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+def build_fleet(settings: Settings, engines: dict[str, EngineClient]) -> Fleet:
+    threads = PrepareThreads()
+    return Fleet(
+        engine_route(model, engines[model.name], threads)
+        if model.path is not None
+        else upstream_route(model, threads)
+        for model in settings.models
+    )
+
+
+def engine_route(model: ModelConfig, client: Engine, threads: PrepareThreads) -> Route:
+    assert model.path is not None
+    replica = EngineReplica(
+        name=model.name,
+        client=client,
+        tokenizer=Tokenizer.load(model.path),
+        template=ChatTemplate.load(model.path),
+        threads=threads,
+    )
+    return Route(model=model.name, kind="engine", replicas=(replica,))
+
+
+def upstream_route(model: ModelConfig, threads: PrepareThreads) -> Route:
+    encode = None if model.tokenizer is None else Tokenizer.load(model.tokenizer).encode
+    replicas = tuple(
+        UpstreamReplica(
+            name=f"{model.name}/{position}",
+            base_url=each.upstream,
+            upstream_model=each.upstream_model,
+            api_key=None if each.api_key_env is None else read_secret(each.api_key_env),
+            weight=each.weight,
+            context_window=model.context_window,
+            encoding=encode,
+            threads=threads,
+        )
+        for position, each in enumerate(model.replicas)
+    )
+    return Route(model=model.name, kind="upstream", replicas=replicas)
+
+
+def cache_salts(secret: bytes) -> Callable[[str], str]:
+    """org id -> 128 bits that only this installation can compute."""
+
+    @lru_cache(CACHED_SALTS)
+    def salt(org_id: str) -> str:
+        return hmac.digest(secret, org_id.encode(), "sha256").hex()[:32]
+
+    return salt

@@ -1,0 +1,72 @@
+"""What is settled after the fact: attempts that a crash left open, and tokens that nobody received.
+
+Above: `app` wires it to the shipper and to the engines' clients. Below: `limits`,
+`billing.reconcile`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.events import UsageEvent
+from billing.price_book import PriceBook
+from billing.reconcile import settle_orphan
+from engine.protocol import OrphanedUsage
+from gateway.inference import from_engine
+from gateway.limits.limiter import Limiter, LimiterUnavailable
+from gateway.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+MAX_TRIES = 60
+"""A minute for Postgres or Redis to come back."""
+
+
+class Settlement:
+    """Settles in the background what no running generation will."""
+
+    def __init__(
+        self, *, db: AsyncEngine, limiter: Limiter, tasks: TaskSet, price_book: PriceBook
+    ) -> None:
+        self._db, self._limiter, self._tasks = db, limiter, tasks
+        self._price_book = price_book
+
+    def recovered(self, events: list[UsageEvent]) -> None:
+        """Give back the reservations of attempts that died with their gateway."""
+        for event in events:
+            self._tasks.spawn(self._settle(event), name="settle a recovered attempt")
+
+    async def _settle(self, event: UsageEvent) -> None:
+        attempt = event.attempt
+        for _ in range(MAX_TRIES):
+            try:
+                await self._limiter.settle_lease(
+                    attempt.org, attempt.request_id, used_tokens=event.quantities.total
+                )
+                return
+            except LimiterUnavailable:
+                await asyncio.sleep(RETRY_S)
+        log.warning("lease of %s is left to its expiry", attempt.request_id)
+
+    async def orphaned(self, model: str, orphan: OrphanedUsage) -> bool:
+        """Book what the engine generated for a gateway that is gone and nobody was billed for.
+
+        False keeps the orphan with the engine, which offers it again.
+        """
+        try:
+            await settle_orphan(
+                self._db,
+                orphan.request_id,
+                from_engine(orphan.usage),
+                model=model,
+                book=self._price_book,
+            )
+        except (SQLAlchemyError, OSError) as error:
+            log.warning("orphan %s has to wait: %s", orphan.request_id, type(error).__name__)
+            return False
+        return True
