@@ -125,6 +125,12 @@ class TorchAttentionPlan:
         self._scale = float(shape.head_dim) ** -0.5
         self._write_rows = self._plan_write()
         self._segments = (*self._plan_singles(), *self._plan_chunks())
+        # Where keys and values are gathered to. Fresh memory for every layer would cost more than
+        # the copy: the system hands it out page by page.
+        largest = max(len(segment.gather) for segment in self._segments)
+        self._k, self._v = torch.empty(
+            2, largest, shape.head_dim, dtype=shape.dtype, device=shape.device
+        )
 
     def write(self, k: Tensor, v: Tensor, cache: KVLayer) -> None:
         head_dim = self._shape.head_dim
@@ -136,10 +142,10 @@ class TorchAttentionPlan:
         keys, values = cache.k.view(-1, shape.head_dim), cache.v.view(-1, shape.head_dim)
         out = q.new_empty(q.shape[0], shape.num_heads * shape.head_dim)
         for segment in self._segments:
-            batch = segment.num_seqs * shape.num_kv_heads
-            size = (batch, segment.num_keys, shape.head_dim)
-            k = keys.index_select(0, segment.gather).view(size)
-            v = values.index_select(0, segment.gather).view(size)
+            size = (segment.num_seqs * shape.num_kv_heads, segment.num_keys, shape.head_dim)
+            num_rows = len(segment.gather)
+            k = torch.index_select(keys, 0, segment.gather, out=self._k[:num_rows]).view(size)
+            v = torch.index_select(values, 0, segment.gather, out=self._v[:num_rows]).view(size)
             for tile in segment.tiles:
                 num_rows = (tile.query_stop - tile.query_start) * segment.num_seqs
                 start = segment.row_start + tile.query_start
