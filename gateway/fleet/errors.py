@@ -1,13 +1,13 @@
 """What can go wrong between the gateway and a replica.
 
-    FleetError                  code
-    ├── BadField                invalid_request     a field that cannot be honoured (names `param`)
-    │   ├── ContextTooLong      context_length_exceeded
-    │   └── UnknownModel        model_not_found
-    ├── ReplicaUnavailable      replica_unavailable nothing ran; another replica may be tried
-    │   └── ReplicaOverloaded   replica_overloaded  its bounded queue is full
-    ├── UpstreamRefused         upstream_refused    an upstream's 4xx, for the client to read
-    └── ReplicaLost             replica_lost        after the first event; usage so far stands
+FleetError                  code
+├── BadField                invalid_request     a field that cannot be honoured (names `param`)
+│   ├── ContextTooLong      context_length_exceeded
+│   └── UnknownModel        model_not_found
+├── ReplicaUnavailable      replica_unavailable nothing ran; another replica may be tried
+│   └── ReplicaOverloaded   replica_overloaded  its bounded queue is full
+├── UpstreamRefused         upstream_refused    an upstream's 4xx, for the client to read
+└── ReplicaLost             replica_lost        after the first event; usage so far stands
 """
 
 from __future__ import annotations

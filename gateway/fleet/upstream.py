@@ -1,7 +1,7 @@
 """An OpenAI-compatible upstream as a `Replica`: chat completions over HTTP/1.1, passed on as they
 come.
 
-Above: `inference` and the router. Below: httpx for the I/O, `upstream_meter` for what the answer
+Above: `inference` and the router. Below: `http1` for the I/O, `upstream_meter` for what the answer
 costs, `upstream_errors` for what its refusals mean. Knows no tenant and no price.
 
 Usage is always asked for, whatever the client asked. A request that nobody waits for any more is
@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from gateway.fleet.errors import FleetError, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
+from gateway.fleet.http1 import Connection, HttpError, Pool, PoolFull
 from gateway.fleet.input_estimate import Encode, estimate_input_tokens
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import (
@@ -39,20 +40,13 @@ from gateway.wire.sse import Event, EventParser, EventTooLarge
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
-WRITE_TIMEOUT_S = 30.0
-POOL_TIMEOUT_S = 2.0
-"""Waiting for one of MAX_CONNECTIONS to be free."""
 STREAM_IDLE_TIMEOUT_S = 120.0
 """Between two reads of a stream, the first included."""
 BODY_TIMEOUT_S = 600.0
 """For an answer that comes in one piece; the official SDK waits as long."""
 AFTER_DONE_TIMEOUT_S = 0.1
-"""For the end of the response behind `[DONE]`; a connection whose end was read can be used
-again.
-"""
-MAX_CONNECTIONS = 1024
-MAX_KEPT_CONNECTIONS = 256
-KEEPALIVE_S = 30.0
+"""For the end of the response behind `[DONE]`: what was read to its end can be used again."""
+ERROR_TIMEOUT_S = 10.0
 MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 DEFAULT_MAX_OUTPUT_TOKENS = 16_384
@@ -93,16 +87,7 @@ class UpstreamReplica:
         self._clock = clock
         self._tokens_per_s: float | None = None
         self._attempts: dict[str, Attempt] = {}
-        self._url = httpx.URL(base_url.rstrip("/") + "/chat/completions")
-        self._client = httpx.AsyncClient(
-            headers=request_headers(api_key),
-            limits=httpx.Limits(
-                max_connections=MAX_CONNECTIONS,
-                max_keepalive_connections=MAX_KEPT_CONNECTIONS,
-                keepalive_expiry=KEEPALIVE_S,
-            ),
-            trust_env=False,
-        )
+        self._pool = Pool(completions_url(base_url), request_headers(api_key))
 
     async def start(self) -> None:
         """Connections are made as they are needed."""
@@ -111,7 +96,7 @@ class UpstreamReplica:
         """Open attempts are cut off first."""
         for attempt in self._attempts.values():
             attempt.abort()
-        await self._client.aclose()
+        self._pool.close()
 
     def health(self) -> ReplicaHealth:
         return ReplicaHealth(name=self.name, available=True, num_running=len(self._attempts))
@@ -170,55 +155,44 @@ class UpstreamReplica:
         return DEFAULT_MAX_OUTPUT_TOKENS, False
 
     @asynccontextmanager
-    async def _post(self, attempt: Attempt, read_timeout_s: float) -> AsyncIterator[httpx.Response]:
-        """The response once its headers are good. Raises ReplicaUnavailable or UpstreamRefused."""
-        request = self._client.build_request(
-            "POST",
-            self._url,
-            content=attempt.prepared.payload,
-            timeout=httpx.Timeout(
-                connect=CONNECT_TIMEOUT_S,
-                write=WRITE_TIMEOUT_S,
-                pool=POOL_TIMEOUT_S,
-                read=read_timeout_s,
-            ),
-            extensions={"trace": attempt.trace},
-        )
+    async def _post(self, attempt: Attempt, timeout_s: float) -> AsyncIterator[Connection]:
+        """The connection once the answer's head is good. Raises ReplicaUnavailable,
+        UpstreamRefused, Aborted."""
         try:
-            async with attempt.waiting():
-                response = await self._client.send(request, stream=True)
-        except httpx.PoolTimeout as error:
-            raise ReplicaOverloaded(f"{self.name}: {MAX_CONNECTIONS} connections") from error
-        except httpx.HTTPError as error:
+            async with attempt.waiting(CONNECT_TIMEOUT_S):
+                connection = await self._pool.acquire()
+        except PoolFull as error:
+            raise ReplicaOverloaded(f"{self.name}: {error}") from error
+        except (HttpError, TimeoutError) as error:
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
         try:
-            if response.status_code != 200:
-                raise await self._refusal(attempt, response)
-            if response.headers.get("content-encoding", "identity") != "identity":
+            attempt.connection = connection
+            self._pool.post(connection, attempt.prepared.payload)
+            async with attempt.waiting(timeout_s):
+                status, headers = await connection.head()
+            if status != 200:
+                raise await self._refusal(attempt, connection, status, headers)
+            if headers.get("content-encoding", "identity") != "identity":
                 raise ReplicaUnavailable(f"{self.name} compresses, unasked")
-            yield response
+            yield connection
         finally:
-            await response.aclose()
+            self._pool.release(connection)
 
-    async def _refusal(self, attempt: Attempt, response: httpx.Response) -> FleetError:
-        body = bytearray()
+    async def _refusal(
+        self, attempt: Attempt, connection: Connection, status: int, headers: Mapping[str, str]
+    ) -> FleetError:
+        body = b""
         try:
-            async with attempt.waiting():
-                async for chunk in response.aiter_raw():
-                    body += chunk
-                    if len(body) > MAX_ERROR_BYTES:
-                        break
-        except httpx.HTTPError as error:
-            log.info("%s: the body of its refusal broke off: %s", self.name, type(error).__name__)
+            async with attempt.waiting(ERROR_TIMEOUT_S):
+                while len(body) < MAX_ERROR_BYTES and (data := await connection.read()):
+                    body += data
+        except (HttpError, TimeoutError) as error:
+            log.info("%s: its refusal broke off: %s", self.name, type(error).__name__)
         hidden = {self._upstream_model: attempt.prepared.request.model}
         if self._api_key:
             hidden = {self._api_key: "***", **hidden}
         return to_fleet_error(
-            response.status_code,
-            response.headers,
-            bytes(body[:MAX_ERROR_BYTES]),
-            replica=self.name,
-            hidden=hidden,
+            status, headers, body[:MAX_ERROR_BYTES], replica=self.name, hidden=hidden
         )
 
     # ---- an answer in one piece
@@ -226,27 +200,26 @@ class UpstreamReplica:
     async def _whole(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
         """One event. Until it is there nothing is lost by trying another replica."""
         try:
-            async with self._post(attempt, BODY_TIMEOUT_S) as response:
-                body = await self._read_body(attempt, response)
-            item = attempt.meter.read_body(body)
+            async with self._post(attempt, BODY_TIMEOUT_S) as connection:
+                item = attempt.meter.read_body(await self._read_body(attempt, connection))
         except Aborted:
             yield ReplicaEvent(usage=self._guess(attempt), finished=True)
             return
-        except httpx.HTTPError as error:
-            raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
-        except BrokenAnswer as error:
-            raise ReplicaUnavailable(f"{self.name}: {error}") from error
+        except (HttpError, TimeoutError, BrokenAnswer) as error:
+            raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}: {error}") from error
         self._measure(attempt)
         yield ReplicaEvent(items=(item,), usage=attempt.meter.usage, finished=True)
 
-    async def _read_body(self, attempt: Attempt, response: httpx.Response) -> bytes:
-        body = bytearray()
-        async with attempt.waiting():
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > MAX_BODY_BYTES:
+    async def _read_body(self, attempt: Attempt, connection: Connection) -> bytes:
+        pieces: list[bytes] = []
+        size_bytes = 0
+        async with attempt.waiting(BODY_TIMEOUT_S):
+            while data := await connection.read():
+                pieces.append(data)
+                size_bytes += len(data)
+                if size_bytes > MAX_BODY_BYTES:
                     raise BrokenAnswer(f"a body of more than {MAX_BODY_BYTES} bytes")
-        return bytes(body)
+        return b"".join(pieces)
 
     def _guess(self, attempt: Attempt) -> MeteredUsage | None:
         """What was generated of an answer that nobody waited for. None: it was never asked for."""
@@ -271,8 +244,8 @@ class UpstreamReplica:
         meter = attempt.meter
         begun = False
         try:
-            async with self._post(attempt, STREAM_IDLE_TIMEOUT_S) as response:
-                async with aclosing(self._chunks(attempt, response)) as batches:
+            async with self._post(attempt, STREAM_IDLE_TIMEOUT_S) as connection:
+                async with aclosing(self._chunks(attempt, connection)) as batches:
                     async for items in batches:
                         begun = True
                         yield ReplicaEvent(items=items, usage=meter.usage)
@@ -282,37 +255,35 @@ class UpstreamReplica:
             usage = meter.usage if attempt.sent else None
             yield ReplicaEvent(usage=usage, finished=True)
             return
-        except (httpx.HTTPError, BrokenAnswer, EventTooLarge) as error:
+        except (HttpError, TimeoutError, BrokenAnswer, EventTooLarge) as error:
             kind = ReplicaLost if begun else ReplicaUnavailable
             raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
         self._measure(attempt)
         yield ReplicaEvent(usage=meter.usage, finished=True)
 
     async def _chunks(
-        self, attempt: Attempt, response: httpx.Response
+        self, attempt: Attempt, connection: Connection
     ) -> AsyncGenerator[tuple[RawChunk, ...], None]:
         """What each read brought, without waiting for more."""
         parser = EventParser()
-        reads = response.aiter_raw()
         while not attempt.meter.done:
-            async with attempt.waiting():
-                data = await anext(reads, None)
-            events = parser.close() if data is None else parser.feed(data)
-            items, fault = read_all(attempt.meter, events)
+            async with attempt.waiting(STREAM_IDLE_TIMEOUT_S):
+                data = await connection.read()
+            items, fault = read_all(attempt.meter, parser.feed(data) if data else parser.close())
             if items:
                 yield items
             if fault is not None:
                 raise fault
-            if data is None:
+            if not data:
                 return
-        await self._to_the_end(reads)
+        await self._to_the_end(connection)
 
-    async def _to_the_end(self, reads: AsyncIterator[bytes]) -> None:
+    async def _to_the_end(self, connection: Connection) -> None:
         try:
             async with asyncio.timeout(AFTER_DONE_TIMEOUT_S):
-                async for _ in reads:
+                while await connection.read():
                     continue
-        except (TimeoutError, httpx.HTTPError) as error:
+        except (TimeoutError, HttpError) as error:
             log.debug("%s: no clean end after [DONE]: %s", self.name, type(error).__name__)
 
 
@@ -345,8 +316,9 @@ class Attempt:
             n=prepared.request.n,
             input_tokens=prepared.input_tokens,
         )
+        self.connection: Connection | None = None
         self.sent = False
-        """The upstream has the whole request and may have begun."""
+        """Of an aborted one: the upstream had the whole request and may have begun."""
         self._clock = clock
         self._begun_at = clock()
         self._aborted = False
@@ -356,29 +328,35 @@ class Attempt:
     def elapsed_s(self) -> float:
         return self._clock() - self._begun_at
 
-    async def trace(self, event: str, info: dict[str, Any]) -> None:
-        """httpx tells what it has done."""
-        if event.endswith("send_request_body.complete"):
-            self.sent = True
-
     @asynccontextmanager
-    async def waiting(self) -> AsyncIterator[None]:
-        """Around an await. Raises Aborted when `abort` was called before or meanwhile."""
+    async def waiting(self, timeout_s: float) -> AsyncIterator[None]:
+        """Around an await. Raises TimeoutError, or Aborted when `abort` was called before or
+        meanwhile."""
         if self._aborted:
             raise Aborted
         try:
-            async with asyncio.timeout(None) as self._wait:
+            async with asyncio.timeout(timeout_s) as self._wait:
                 yield
         except TimeoutError as error:
-            raise Aborted from error
+            if self._aborted:
+                raise Aborted from error
+            raise
         finally:
             self._wait = None
 
     def abort(self) -> None:
-        if not self._aborted:
-            self._aborted = True
-            if self._wait is not None:
-                self._wait.reschedule(asyncio.get_running_loop().time())
+        if self._aborted:
+            return
+        self._aborted = True
+        self.sent = self.connection is not None and self.connection.sent
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(asyncio.get_running_loop().time())
+
+
+def completions_url(base_url: str) -> str:
+    """Some vendors want a query (`?api-version=...`): it stays behind the path."""
+    parts = urlsplit(base_url)
+    return parts._replace(path=parts.path.rstrip("/") + "/chat/completions").geturl()
 
 
 def request_headers(api_key: str | None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.fleet import upstream as upstream_module
+from gateway.fleet import http1
 from gateway.fleet.errors import ReplicaOverloaded
 from gateway.fleet.upstream import UpstreamReplica
 from gateway.wire.request import GenerateRequest
@@ -135,7 +135,7 @@ async def test_a_reader_that_leaves_closes_the_connection(
 async def test_aborted_requests_do_not_use_up_the_pool(
     upstream: Upstream, make_replica: Make, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream_module, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(http1, "MAX_CONNECTIONS", 2)
     replica = make_replica()
     upstream.script = Exchange.hang
     for stream in (True, False) * 3:
@@ -151,8 +151,7 @@ async def test_aborted_requests_do_not_use_up_the_pool(
 async def test_the_pool_is_bounded(
     upstream: Upstream, make_replica: Make, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream_module, "MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(upstream_module, "POOL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(http1, "MAX_CONNECTIONS", 1)
     replica = make_replica()
     upstream.script = Exchange.hang
     running = asyncio.create_task(run(replica, chat()))
