@@ -152,11 +152,10 @@ class Spool:
         """
         if isinstance(self._failure, SpoolBroken):
             raise copy(self._failure)
+        self._append(*map(Closed, events))
+        self._buffered_closes += len(events)
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        self._buffered_closes += len(events)
-        for event in events:
-            self._append(Closed(event))
         self._urgent.set()
         await waiter
 
@@ -164,9 +163,10 @@ class Spool:
         """The attempt never ran. Buffered: an OPEN that stays alone means the same."""
         self._append(Voided(attempt_id))
 
-    def _append(self, record: Record) -> None:
-        apply(self._open, record)
-        self._buffer += frame(record)
+    def _append(self, *records: Record) -> None:
+        self._buffer += b"".join(map(frame, records))
+        for record in records:
+            apply(self._open, record)
         self._dirty.set()
 
     # The shipper's side: one reader at a time.

@@ -1,0 +1,130 @@
+"""Double entry: accounts, transfers between two of them, and the proof that the books balance.
+
+    usage       debit receivable:{org}            credit revenue:{model}
+    waste       debit house:waste                 credit house:production      (never the org)
+    suspense    debit receivable:{org} or waste   credit suspense              (0, until a price is)
+    repriced    as usage or waste; corrects the suspense transfer
+
+Above: `ingest`, `reconcile`, tests and operators (`check`). Below: `tables`. Knows no price.
+Balances change in the order of account ids, so that two batches never wait for each other.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.events import COMPONENTS
+from billing.tables import AMOUNTS
+
+SUSPENSE = "suspense"
+WASTE = "house:waste"
+PRODUCTION = "house:production"
+
+DEBIT = f"CASE kind WHEN 'usage' THEN 'receivable:' || org ELSE '{WASTE}' END"
+CREDIT = f"CASE kind WHEN 'usage' THEN 'revenue:' || model ELSE '{PRODUCTION}' END"
+"""SQL, over a row of usage_events."""
+
+POST_LEGS = """
+    opened AS (
+        INSERT INTO accounts (id)
+        SELECT account FROM (SELECT debit AS account FROM legs UNION SELECT credit FROM legs) s
+        ORDER BY account ON CONFLICT DO NOTHING
+    ),
+    posted AS (
+        INSERT INTO transfers
+            (id, event_id, debit, credit, amount_pico, kind, corrects, admitted_at)
+        SELECT id, event_id, debit, credit, amount_pico, kind, corrects, admitted_at
+        FROM legs ORDER BY id
+    ),
+    balanced AS (
+        INSERT INTO balances AS b (account, debits_pico, credits_pico)
+        SELECT account, sum(debit_pico), sum(credit_pico) FROM (
+            SELECT debit AS account, amount_pico AS debit_pico, 0 AS credit_pico FROM legs
+            UNION ALL SELECT credit, 0, amount_pico FROM legs
+        ) s
+        GROUP BY account ORDER BY account
+        ON CONFLICT (account) DO UPDATE SET
+            debits_pico = b.debits_pico + EXCLUDED.debits_pico,
+            credits_pico = b.credits_pico + EXCLUDED.credits_pico
+    )
+"""
+"""CTEs that post the rows of a CTE `legs` (the columns of transfers, without posted_at)."""
+
+_HOUR_KEY = "org, hour, project, key, model, tier, batch"
+
+
+def _sums(names: tuple[str, ...]) -> str:
+    return ", ".join(f"sum({name}) AS {name}" for name in names)
+
+
+def roll_up(source: str, num_requests: str) -> str:
+    """A CTE that adds the rows of `source` to usage_hourly.
+
+    `source` has the columns of usage_events; `num_requests` is SQL for what a group counts.
+    """
+    counted = (*COMPONENTS, *AMOUNTS, "num_requests")
+    grow = ", ".join(f"{name} = h.{name} + EXCLUDED.{name}" for name in counted)
+    return f"""
+    rolled AS (
+        INSERT INTO usage_hourly AS h
+            ({_HOUR_KEY}, {", ".join(counted)})
+        SELECT org, date_trunc('hour', admitted_at, 'UTC') AS hour, project, key, model, tier,
+            lane = 'batch' AS batch, {_sums((*COMPONENTS, *AMOUNTS))}, {num_requests}
+        FROM {source} WHERE kind = 'usage'
+        GROUP BY {_HOUR_KEY} ORDER BY {_HOUR_KEY}
+        ON CONFLICT ({_HOUR_KEY}) DO UPDATE SET {grow}
+    )
+    """
+
+
+_CHECKS = {
+    "the sum of all debits differs from the sum of all credits": """
+        SELECT 'all accounts' FROM balances
+        HAVING sum(debits_pico) <> sum(credits_pico)
+    """,
+    "the balance differs from the sum of its entries": """
+        SELECT account FROM balances FULL JOIN (
+            SELECT account, sum(debit_pico) AS debits, sum(credit_pico) AS credits
+            FROM entries GROUP BY account
+        ) e USING (account)
+        WHERE (debits_pico, credits_pico) IS DISTINCT FROM (debits, credits)
+    """,
+    "the event's amounts differ from its transfers": f"""
+        SELECT id FROM usage_events u LEFT JOIN (
+            SELECT event_id, sum(amount_pico) AS posted FROM transfers
+            WHERE kind IN ('usage', 'waste') GROUP BY event_id
+        ) t ON t.event_id = u.id
+        WHERE {" + ".join(AMOUNTS)} <> coalesce(posted, 0)
+    """,
+    "the hour's tokens differ from its events": f"""
+        SELECT concat_ws('/', {_HOUR_KEY}) FROM usage_hourly h FULL JOIN (
+            SELECT org, date_trunc('hour', admitted_at, 'UTC') AS hour, project, key, model, tier,
+                lane = 'batch' AS batch, count(*) AS found, {_sums(COMPONENTS)}
+            FROM usage_events WHERE kind = 'usage' AND {" + ".join(COMPONENTS)} > 0
+            GROUP BY {_HOUR_KEY}
+        ) e USING ({_HOUR_KEY})
+        WHERE (h.num_requests, {", ".join(f"h.{name}" for name in COMPONENTS)})
+            IS DISTINCT FROM (e.found, {", ".join(f"e.{name}" for name in COMPONENTS)})
+    """,
+    "the hour's money differs from its transfers": f"""
+        SELECT concat_ws('/', {_HOUR_KEY}) FROM usage_hourly FULL JOIN (
+            SELECT org, date_trunc('hour', u.admitted_at, 'UTC') AS hour, project, key, model,
+                tier, lane = 'batch' AS batch, sum(amount_pico) AS posted
+            FROM transfers t JOIN usage_events u ON u.id = t.event_id
+            WHERE u.kind = 'usage' GROUP BY {_HOUR_KEY}
+        ) t USING ({_HOUR_KEY})
+        WHERE {" + ".join(AMOUNTS)} IS DISTINCT FROM posted
+    """,
+}
+
+
+async def check(db: AsyncEngine) -> list[str]:
+    """Everything that is wrong with the books, naming account, event or hour. At best empty."""
+    problems: list[str] = []
+    async with db.connect() as connection:
+        await connection.execution_options(isolation_level="REPEATABLE READ")
+        for complaint, query in _CHECKS.items():
+            found = await connection.execute(sa.text(query))
+            problems.extend(f"{name}: {complaint}" for (name,) in found)
+    return problems

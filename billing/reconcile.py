@@ -1,0 +1,207 @@
+"""Put right what could not be booked in full at first: usage without a price, and tokens that were
+generated and never billed because the gateway vanished.
+
+Above: the gateway (`settle_orphan`, for the engine's OrphanedUsage) and operators
+(`reprice_suspense`). Below: `ingest`, `ledger`. Knows no engine: it gets quantities.
+
+How an orphan finds its attempt: recovery books every attempt that was left open, at its last
+checkpoint, or with quantities of zero where there was none, so the event's row names its org, model
+and prices. What is missing to the generated quantities is waste. An attempt that was voided, or
+opened in the last instant before a power cut, has no row and never will: after ORPHAN_WAIT_S all of
+it is waste of nobody in particular.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.events import COMPONENTS, Attempt, Component, PriceSet, Quantities, UsageEvent
+from billing.ingest import ingest
+from billing.ledger import CREDIT, DEBIT, POST_LEGS, SUSPENSE, roll_up
+from billing.price_book import PriceBook
+from billing.rating import Rated, rate
+from billing.tables import AMOUNTS, transfers, usage_events
+
+log = logging.getLogger(__name__)
+
+ORPHAN_WAIT_S = 60.0
+"""Longer than a restart or an adoption takes to bring the attempt's own event to Postgres."""
+ORPHAN_RETRY_S = 1.0
+REPRICE_BATCH = 500
+HOUSE = "house"
+_REPRICE_LOCK = 0x7265707269636501
+
+
+class Wasted(msgspec.Struct, frozen=True):
+    """What the house paid for: generated and not billed. All zero when the bill was complete."""
+
+    quantities: Quantities
+
+
+async def settle_orphan(
+    db: AsyncEngine,
+    attempt_id: str,
+    generated: Quantities,
+    *,
+    model: str,
+    book: PriceBook,
+    wait_s: float = ORPHAN_WAIT_S,
+) -> Wasted:
+    """Post an orphan's waste, waiting up to `wait_s` for the attempt's own event.
+
+    Raises: what SQLAlchemy and asyncpg raise when Postgres is away; safe to repeat.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        posted = await post_waste(db, attempt_id, generated)
+        if posted is not None:
+            return posted
+        if time.monotonic() >= deadline:
+            log.warning("no event for attempt %s: all of it is waste", attempt_id)
+            return await _post(db, nobodys_attempt(attempt_id, model, book), generated)
+        await asyncio.sleep(min(ORPHAN_RETRY_S, wait_s))
+
+
+async def post_waste(db: AsyncEngine, attempt_id: str, generated: Quantities) -> Wasted | None:
+    """Book generated - billed of one attempt to the house. None: its event is not here yet.
+
+    Idempotent: the waste has an id of its own, made from the attempt's.
+    """
+    async with db.connect() as connection:
+        query = sa.select(usage_events).where(usage_events.c.id == attempt_id)
+        row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        return None
+    missing: dict[Component, int] = {}
+    for component in COMPONENTS:
+        difference = getattr(generated, component) - getattr(row, component)
+        if difference < 0:
+            log.error("attempt %s: %d %s over-billed", attempt_id, -difference, component)
+        missing[component] = max(0, difference)
+    return await _post(db, _attempt_of(row), Quantities(**missing))
+
+
+def nobodys_attempt(attempt_id: str, model: str, book: PriceBook) -> Attempt:
+    """The house's own attempt, for one that left no trace; the same wherever it is made: its
+    moment is the one inside the UUIDv7 (RFC 9562, section 5.7)."""
+    admitted_at = (UUID(attempt_id).int >> 80) / 1000
+    return Attempt(
+        id=attempt_id,
+        request_id="",
+        org=HOUSE,
+        project=HOUSE,
+        key=HOUSE,
+        model=model,
+        prices=book.at(model, admitted_at),
+        admitted_at=admitted_at,
+    )
+
+
+async def _post(db: AsyncEngine, attempt: Attempt, missing: Quantities) -> Wasted:
+    if missing.total:
+        waste_id = str(uuid5(NAMESPACE_OID, f"{attempt.id}:waste"))
+        event = UsageEvent(
+            attempt=msgspec.structs.replace(attempt, id=waste_id),
+            quantities=missing,
+            occurred_at=attempt.admitted_at,
+            kind="waste",
+            finish="recovered",
+        )
+        await ingest(db, [event])
+    return Wasted(missing)
+
+
+def _attempt_of(row: sa.Row[tuple[object, ...]]) -> Attempt:
+    columns = row._mapping
+    named = {
+        name: columns[name]
+        for name in ("id", "request_id", "org", "project", "key", "model", "lane", "tier")
+    }
+    return Attempt(
+        **named,
+        prices=msgspec.convert(columns["prices"], PriceSet),
+        admitted_at=columns["admitted_at"].timestamp(),
+    )
+
+
+_REPRICE = sa.text(f"""
+    WITH incoming AS (
+        SELECT * FROM unnest(CAST(:id AS text[]),
+            {", ".join(f"CAST(:{name} AS numeric[])" for name in AMOUNTS)})
+            AS t(event_id, {", ".join(AMOUNTS)})
+    ),
+    repriced AS (
+        SELECT u.id, u.org, u.project, u.key, u.model, u.tier, u.lane, u.kind, u.admitted_at,
+            {", ".join(f"0 AS {name}" for name in COMPONENTS)},
+            {", ".join(f"i.{name}" for name in AMOUNTS)}
+        FROM incoming i JOIN usage_events u ON u.id = i.event_id
+    ),
+    legs AS (
+        SELECT id || '.repriced' AS id, id AS event_id, {DEBIT} AS debit, {CREDIT} AS credit,
+            {" + ".join(AMOUNTS)} AS amount_pico, 'repriced' AS kind,
+            id || '.suspense' AS corrects, admitted_at
+        FROM repriced
+    ),
+    {POST_LEGS},
+    {roll_up("repriced", "0")}
+    SELECT count(*) FROM legs
+""")
+
+
+async def reprice_suspense(db: AsyncEngine, book: PriceBook) -> int:
+    """Post suspended usage whose components all have a price by now, at the price of the time of
+    its admission; returns how many events left suspense. The rest stays and may be tried again."""
+    repriced, after = 0, ""
+    while True:
+        async with db.begin() as connection:
+            # One at a time: what is still in suspense is read and posted under this lock.
+            await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_REPRICE_LOCK)))
+            rows = await _suspended(connection, after)
+            rated = {row.id: _rate_suspended(row, book) for row in rows}
+            priced = {event_id: it for event_id, it in rated.items() if not it.unpriced}
+            if priced:
+                columns: dict[str, list[object]] = {"id": list(priced)}
+                for component, amount in zip(COMPONENTS, AMOUNTS, strict=True):
+                    columns[amount] = [it.amount_of(component) for it in priced.values()]
+                await connection.execute(_REPRICE, columns)
+        repriced += len(priced)
+        if len(rows) < REPRICE_BATCH:
+            return repriced
+        after = rows[-1].id
+
+
+async def _suspended(
+    connection: AsyncConnection, after: str
+) -> list[sa.Row[tuple[object, ...]]]:
+    """Events in suspense, by id, from the one behind `after`."""
+    correction = transfers.alias()
+    query = (
+        sa.select(usage_events)
+        .join(transfers, transfers.c.event_id == usage_events.c.id)
+        .where(
+            transfers.c.kind == SUSPENSE,
+            usage_events.c.id > after,
+            ~sa.exists().where(correction.c.corrects == transfers.c.id),
+        )
+        .order_by(usage_events.c.id)
+        .limit(REPRICE_BATCH)
+    )
+    return list((await connection.execute(query)).all())
+
+
+def _rate_suspended(row: sa.Row[tuple[object, ...]], book: PriceBook) -> Rated:
+    """Only what had no price at admission; what had one is booked already."""
+    attempt = _attempt_of(row)
+    waiting: dict[Component, int] = {
+        component: row._mapping[component]
+        for component in COMPONENTS
+        if component not in attempt.prices
+    }
+    return rate(Quantities(**waiting), book.at(attempt.model, attempt.admitted_at))

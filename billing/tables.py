@@ -1,0 +1,126 @@
+"""Billing's tables, as migration 0002 makes them. Above: the package's verbs. Below: Postgres.
+
+Money is whole pico-USD, moments are UTC. `usage_events`, `transfers` and `prices` never change; the
+view `entries` shows each transfer's two sides.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB, TSTZRANGE
+
+from billing.events import COMPONENTS
+
+metadata = sa.MetaData()
+MONEY = sa.Numeric(38, 0)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_moment(unix_time: float) -> datetime:
+    """Unix seconds to UTC, rounded to the microsecond that Postgres keeps.
+
+    Raises: ValueError, OverflowError for what is no moment.
+    """
+    return EPOCH + timedelta(seconds=unix_time)
+
+
+def amount_column(component: str) -> str:
+    """The money beside a quantity."""
+    return f"{component}_pico"
+
+
+AMOUNTS = tuple(amount_column(component) for component in COMPONENTS)
+
+
+def _text(*names: str) -> list[sa.Column[str]]:
+    return [sa.Column(name, sa.Text, nullable=False) for name in names]
+
+
+def _moment(name: str) -> sa.Column[datetime]:
+    return sa.Column(name, sa.TIMESTAMP(timezone=True), nullable=False)
+
+
+def _counted() -> list[sa.Column[Any]]:
+    return [
+        *(sa.Column(name, sa.BigInteger, nullable=False) for name in COMPONENTS),
+        *(sa.Column(name, MONEY, nullable=False) for name in AMOUNTS),
+    ]
+
+
+price_keys = sa.Table(
+    "price_keys",
+    metadata,
+    sa.Column("id", sa.BigInteger, primary_key=True),
+    *_text("model", "component"),
+)
+
+prices = sa.Table(
+    "prices",
+    metadata,
+    sa.Column("price_id", sa.Text, primary_key=True),
+    sa.Column("key_id", sa.BigInteger, nullable=False),
+    sa.Column("pico_per_token", sa.BigInteger, nullable=False),
+    sa.Column("valid", TSTZRANGE, nullable=False),
+)
+
+usage_events = sa.Table(
+    "usage_events",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    *_text("request_id", "org", "project", "key", "model", "lane", "tier", "kind", "finish"),
+    sa.Column("estimated", sa.Boolean, nullable=False),
+    *_counted(),
+    sa.Column("suspended", sa.Boolean, nullable=False),
+    sa.Column("prices", JSONB, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    _moment("admitted_at"),
+    _moment("occurred_at"),
+    _moment("ingested_at"),
+)
+
+usage_conflicts = sa.Table(
+    "usage_conflicts",
+    metadata,
+    sa.Column("event_id", sa.Text, primary_key=True),
+    sa.Column("digest", sa.LargeBinary, primary_key=True),
+    sa.Column("event", JSONB, nullable=False),
+    _moment("seen_at"),
+)
+
+usage_hourly = sa.Table(
+    "usage_hourly",
+    metadata,
+    sa.Column("org", sa.Text, primary_key=True),
+    sa.Column("hour", sa.TIMESTAMP(timezone=True), primary_key=True),
+    *(sa.Column(name, sa.Text, primary_key=True) for name in ("project", "key", "model", "tier")),
+    sa.Column("batch", sa.Boolean, primary_key=True),
+    *_counted(),
+    sa.Column("num_requests", sa.BigInteger, nullable=False),
+)
+
+accounts = sa.Table(
+    "accounts", metadata, sa.Column("id", sa.Text, primary_key=True), *_text("kind")
+)
+
+transfers = sa.Table(
+    "transfers",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    *_text("event_id", "debit", "credit"),
+    sa.Column("amount_pico", MONEY, nullable=False),
+    *_text("kind"),
+    sa.Column("corrects", sa.Text, nullable=True),
+    _moment("admitted_at"),
+    _moment("posted_at"),
+)
+
+balances = sa.Table(
+    "balances",
+    metadata,
+    sa.Column("account", sa.Text, primary_key=True),
+    sa.Column("debits_pico", MONEY, nullable=False),
+    sa.Column("credits_pico", MONEY, nullable=False),
+)

@@ -1,0 +1,155 @@
+"""The shipper: from the spool to Postgres, at its own pace, for as long as it takes.
+
+    shipper = Shipper(spool, db, adopt_from=home / "spool"); shipper.start()
+    ...
+    await shipper.drain(10.0); await shipper.stop(); await spool.shutdown()
+
+The cursor moves only after Postgres has committed; what ships twice is booked once. An outage means
+backoff and a growing backlog, never a lost event and never a close that waits. Above: the gateway's
+lifespan, `tollgate spool drain`. Below: `spool`, `ingest`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.errors import SpoolLocked
+from billing.events import UsageEvent
+from billing.ingest import MAX_BATCH, ingest
+from billing.spool import Spool
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+ADOPT_INTERVAL_S = 5.0
+"""Long enough that a worker that restarts gets its own directory back first, as a rule."""
+DRAIN_POLL_S = 0.02
+
+
+class Alarms(msgspec.Struct):
+    """Counts of what a person must look at; each one was logged as an error."""
+
+    conflicts: int = 0
+    """Events that came again with other content; kept in usage_conflicts."""
+    refused: int = 0
+    """Events that Postgres will never take; kept in the spool's quarantine."""
+
+
+class Shipper:
+    """Ships one process's spool, and what dead neighbours left in `adopt_from`."""
+
+    def __init__(self, spool: Spool, db: AsyncEngine, *, adopt_from: Path | None = None) -> None:
+        self._spool, self._db, self._adopt_from = spool, db, adopt_from
+        self._tasks: list[asyncio.Task[None]] = []
+        self.alarms = Alarms()
+
+    def start(self) -> None:
+        self._tasks.append(asyncio.create_task(self._ship_forever(), name="shipper"))
+        if self._adopt_from is not None:
+            adopting = self._adopt_forever(self._adopt_from)
+            self._tasks.append(asyncio.create_task(adopting, name="spool adopter"))
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until everything closed so far is in Postgres; False when time is up."""
+        deadline = time.monotonic() + timeout_s
+        while self._spool.backlog:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(DRAIN_POLL_S)
+        return True
+
+    async def stop(self) -> None:
+        """What has not shipped stays in the spool for the next start, or for an adopter."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _ship_forever(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            await self._spool.wait_readable()
+            try:
+                await ship_batch(self._db, self._spool, self.alarms)
+                backoff_s = FIRST_BACKOFF_S
+            except Exception as error:
+                # Whatever went wrong, the events are on disk and stay there until it goes right.
+                log.warning("shipping failed, %d events wait: %r", self._spool.backlog, error)
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _adopt_forever(self, parent: Path) -> None:
+        while True:
+            await asyncio.sleep(ADOPT_INTERVAL_S)
+            for lock in sorted(parent.glob("*/lock")):
+                try:
+                    await adopt(self._db, lock.parent, self.alarms)
+                except SpoolLocked:
+                    continue  # alive, this process's own among them
+                except Exception as error:
+                    log.warning("adopting %s failed, it stays for later: %r", lock.parent, error)
+
+
+async def adopt(db: AsyncEngine, directory: Path, alarms: Alarms) -> None:
+    """Recover, ship and remove a directory whose process is gone.
+
+    Raises: SpoolLocked when it is not gone; what `ingest` raises, the directory then being left as
+    it is for the next to try.
+    """
+    spool = await Spool.open(directory, lock_wait_s=0)
+    log.info("adopted spool %s with %d events", directory, spool.backlog)
+    try:
+        while spool.backlog:
+            await ship_batch(db, spool, alarms)
+    except BaseException:
+        await spool.shutdown()
+        raise
+    await spool.remove()
+
+
+async def ship_batch(db: AsyncEngine, spool: Spool, alarms: Alarms) -> None:
+    """Book the oldest events that have not shipped, then move the cursor behind them."""
+    batch = await spool.read_closed(MAX_BATCH)
+    await _book(db, spool, batch.events, alarms)
+    await spool.commit(batch)
+
+
+async def _book(
+    db: AsyncEngine, spool: Spool, events: Sequence[UsageEvent], alarms: Alarms
+) -> None:
+    """Ingest; what Postgres refuses for its content is narrowed down and put aside, so that one
+    broken event blocks no other."""
+    try:
+        alarms.conflicts += len((await ingest(db, events)).conflicts)
+    except (DBAPIError, ValueError, OverflowError) as error:
+        if not is_refusal(error):
+            raise
+        if len(events) > 1:
+            middle = len(events) // 2
+            await _book(db, spool, events[:middle], alarms)
+            await _book(db, spool, events[middle:], alarms)
+        else:
+            log.error("Postgres refuses event %s: %r", events[0].id, error)
+            alarms.refused += 1
+            await spool.quarantine(events[0])
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the content is at fault and trying again is useless: a value that Python or asyncpg
+    cannot convert, or SQLSTATE class 22 (data exception) or 23 (integrity violation)."""
+    if not isinstance(error, DBAPIError):
+        return True
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    if state is not None:
+        return state[:2] in ("22", "23")
+    return isinstance(error.orig.__cause__, ValueError) if error.orig else False
