@@ -70,6 +70,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     """Run a command's coroutine; what it may raise by contract becomes one line."""
     from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
+    from billing.errors import BillingError
     from gateway.embedded import EmbeddedError
     from gateway.home import HomeBusy
     from gateway.listener import AddressError
@@ -80,7 +81,9 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
     try:
         asyncio.run(work)
-    except (HomeBusy, AddressError, SecretError, SettingsError, TenancyError) as error:
+    except (HomeBusy, AddressError, SecretError, SettingsError) as error:
+        refuse(error, status=2)
+    except (TenancyError, BillingError) as error:
         refuse(error, status=2)
     except ProgrammingError as error:
         if getattr(error.orig, "sqlstate", None) != UNDEFINED_TABLE:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -41,6 +43,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._on_started = on_started
         self._on_leaving = on_leaving
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """As uvicorn's, but the process then returns instead of dying of the signal once more."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -8,9 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -181,6 +184,44 @@ def test_what_the_database_refuses_is_one_line(
     done = invoke(environ, "keys", *arguments)
     assert done.exit_code == 2
     assert done.stderr.startswith(f"tollgate: {line}") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_one_worker_alone(environ: dict[str, str], folder: Path) -> None:
+    config = folder / "t.toml"
+    config.write_text('[[model]]\nname = "b"\nupstream = "http://127.0.0.1:1/v1"')
+    arguments = ("gateway", "--port", "0", "--config", str(config))
+    assert invoke(environ, "migrate").exit_code == 0
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **environ},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        url = wait_for_address(process)
+        assert httpx.get(f"{url}/health/ready").status_code == 200
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+    finally:
+        process.terminate()
+        status = process.wait(60)
+    assert status == 0, log.read_text()
+    assert [line for line in log.read_text().splitlines() if not line.startswith('{"time"')] == []
+
+
+def wait_for_address(process: subprocess.Popen[bytes]) -> str:
+    """Where it listens, as the kernel says."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        assert process.poll() is None
+        for found in psutil.Process(process.pid).net_connections("tcp4"):
+            if found.status == psutil.CONN_LISTEN:
+                return f"http://127.0.0.1:{found.laddr.port}"
+        time.sleep(0.05)
+    raise AssertionError("it never listened")
 
 
 def test_keys_without_any_server_running(folder: Path) -> None:
