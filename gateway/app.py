@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import redis.asyncio
-from billing.worker import Shipper
 from litestar import Litestar, Request, Response
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
@@ -27,6 +26,7 @@ from redis.backoff import NoBackoff
 
 from billing.price_book import PriceBook
 from billing.spool import Spool
+from billing.worker import Shipper
 from engine.chat_template import ChatTemplate
 from engine.client import Engine, EngineClient
 from engine.tokenizer import Tokenizer
@@ -126,10 +126,13 @@ async def open_services(
     stack.push_async_callback(limiter.close)
     price_book = PriceBook.load(settings.price_books)
     settlement = Settlement(db=db, limiter=limiter, tasks=tasks, price_book=price_book)
-    spool = await Spool.open(Home(settings.home).spool / worker_id)
-    shipper = Shipper(spool, db, on_recovered=settlement.recovered)
+    spools = Home(settings.home).spool
+    spool = await Spool.open(spools / worker_id)
     stack.push_async_callback(spool.shutdown)
-    await shipper.start()
+    settlement.recovered(spool.recovered)
+    shipper = Shipper(spool, db, adopt_from=spools, on_recovered=settlement.recovered)
+    shipper.start()
+    stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
     authenticator = Authenticator(
         db=db, redis=store, pepper=key.derive(API_KEY_PEPPER), pepper_id=key.id

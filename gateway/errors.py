@@ -29,6 +29,7 @@ import math
 
 import msgspec
 
+from billing.errors import ReportQueryError
 from billing.spool import SpoolError
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope
 from gateway.fleet.errors import (
@@ -121,6 +122,9 @@ def to_face(error: Exception) -> Face:
             return unavailable("Rate limits cannot be checked at the moment.")
         case NotAccepting() | SpoolError():
             return unavailable("This gateway cannot take requests at the moment.")
+        case ReportQueryError():
+            message = f"Invalid value for '{error.param}': {error}."
+            return face(400, message, INVALID, param=error.param)
         case BadField() | ReplicaUnavailable() | UpstreamRefused() | ReplicaLost():
             return from_fleet(error)
         case _:

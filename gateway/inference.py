@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 from uuid import NAMESPACE_OID, UUID, uuid5
@@ -83,10 +83,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     meter: RequestMeter
 
 
-class CacheSalts(Protocol):
-    """org id -> prefix-cache namespace that no tenant can guess."""
-
-    def __call__(self, org_id: str) -> str: ...
+CacheSalts = Callable[[str], str]
+"""org id -> prefix-cache namespace that no tenant can guess."""
 
 
 class Desk(msgspec.Struct, frozen=True, kw_only=True):

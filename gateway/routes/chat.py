@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request, post
-from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
 from litestar.types import ASGIApp
 
 from gateway.inference import Call, start
@@ -25,7 +25,7 @@ class ChatOperation(Operation):
     """The body is read by our own decoder, so its schema is given here."""
 
     def __post_init__(self) -> None:
-        schema = Schema(title="ChatCompletionRequest", type="object")
+        schema = Schema(title="ChatCompletionRequest", type=OpenAPIType.OBJECT)
         self.request_body = RequestBody(
             required=True,
             description="As OpenAI's; a field that cannot be honoured is refused by name.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 
+from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.ids import uuid7
@@ -23,7 +24,7 @@ class Envelope:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != ScopeType.HTTP:
             await self.app(scope, receive, send)
             return
         request_id = f"req_{uuid7().hex}"

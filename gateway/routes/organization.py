@@ -1,0 +1,106 @@
+"""GET /v1/organization/usage/completions and /v1/organization/costs: the bill, for the org of the
+key that asks. OpenAI's shapes; the sums are `billing.usage_report`'s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get
+
+from billing import usage_report
+from billing.usage_report import CostRow, UsageRow
+from gateway.principal import SCOPE_USAGE_READ, Principal
+from gateway.routes.access import needs, services
+from gateway.wire.openai_admin import (
+    Bucket,
+    CostsResult,
+    Page,
+    UsageResult,
+    encode_page,
+    parse_costs_query,
+    parse_usage_query,
+    to_amount,
+)
+
+JSON = "application/json"
+TOKENS = "tokens"
+
+
+@get(
+    "/v1/organization/usage/completions",
+    opt=needs(SCOPE_USAGE_READ),
+    tags=["Usage"],
+    summary="Tokens and requests, in buckets",
+)
+async def usage_completions(request: Request[Principal, Any, Any]) -> Response[bytes]:
+    query = parse_usage_query(request.url.query)
+    report = await usage_report.usage_completions(
+        services(request).db, org=request.user.org_id, **msgspec.structs.asdict(query)
+    )
+    data = [
+        Bucket(
+            start_time=bucket.start_time,
+            end_time=bucket.end_time,
+            results=[to_usage(row) for row in bucket.results],
+        )
+        for bucket in report.buckets
+    ]
+    return page(data, report.next_page)
+
+
+@get(
+    "/v1/organization/costs",
+    opt=needs(SCOPE_USAGE_READ),
+    tags=["Usage"],
+    summary="Money by day",
+)
+async def costs(request: Request[Principal, Any, Any]) -> Response[bytes]:
+    query = parse_costs_query(request.url.query)
+    options = msgspec.structs.asdict(query)
+    report = await usage_report.costs(services(request).db, org=request.user.org_id, **options)
+    data = [
+        Bucket(
+            start_time=bucket.start_time,
+            end_time=bucket.end_time,
+            results=[to_costs(row) for row in bucket.results],
+        )
+        for bucket in report.buckets
+    ]
+    return page(data, report.next_page)
+
+
+def to_usage(row: UsageRow) -> UsageResult:
+    quantities = row.quantities
+    return UsageResult(
+        input_tokens=quantities.input_total,
+        output_tokens=quantities.output,
+        num_model_requests=row.num_model_requests,
+        input_uncached_tokens=quantities.uncached_input,
+        input_cached_tokens=quantities.cache_read,
+        input_cache_write_tokens=quantities.cache_write_5m + quantities.cache_write_1h,
+        project_id=row.project_id,
+        api_key_id=row.api_key_id,
+        model=row.model,
+        batch=row.batch,
+        service_tier=row.service_tier,
+    )
+
+
+def to_costs(row: CostRow) -> CostsResult:
+    return CostsResult(
+        amount=to_amount(row.amount_pico),
+        line_item=row.line_item,
+        quantity=row.quantity,
+        quantity_unit=None if row.quantity is None else TOKENS,
+        project_id=row.project_id,
+        api_key_id=row.api_key_id,
+    )
+
+
+def page(data: list[Bucket], next_page: str | None) -> Response[bytes]:
+    body = encode_page(Page(data=data, has_more=next_page is not None, next_page=next_page))
+    return Response(body, media_type=JSON)
+
+
+routes = [usage_completions, costs]
