@@ -135,6 +135,7 @@ class World:
         stop = entry.start + entry.num_new_tokens
         assert entry.samples == (stop == seq.num_tokens)
         text = tuple(seq.token_ids)
+        assert tuple(seq.tokens(entry.start, stop)) == text[entry.start : stop]
         first = 0 if window is None else max(0, entry.start - window + 1)
         for position in range(first, stop):
             slot = (seq.block_table[position // size], position % size)
