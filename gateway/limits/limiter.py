@@ -11,6 +11,9 @@ it used in the end (while it runs: with what it reserved). A request larger than
 the limit, passes when the bucket is full and leaves debt; its size then stands for B. What a
 request writes beyond its reservation becomes debt too, which the next ones wait for.
 
+The bound has a price: while what is reserved and will not be used exceeds B, part of the rate is
+lost to the tenant. Reserving what a key usually writes, instead of max_tokens, keeps it far below.
+
 Costs are whole microseconds of refill, rounded up, so the bound is exact up to 60 million per
 minute and within one microsecond's refill above that.
 

@@ -21,6 +21,9 @@ SCRIPT_TIMEOUT_S = 2.0
 """A call that takes longer counts as Redis being away. Each may be repeated: lease ids make them
 idempotent."""
 
+MAX_CONCURRENT_CALLS = 32
+"""Well below what a pool of connections holds: beyond that redis-py would refuse, not wait."""
+
 
 class LimiterUnavailable(Exception):
     """Redis did not answer, so nobody knows whether the request may pass."""
@@ -36,6 +39,7 @@ class Scripts:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
         self._scripts = {
             name: redis.register_script(script_text(name)) for name in ("admit", "settle", "renew")
         }
@@ -45,7 +49,7 @@ class Scripts:
     ) -> list[int] | int:
         """Raises: LimiterUnavailable."""
         try:
-            async with asyncio.timeout(SCRIPT_TIMEOUT_S):
+            async with asyncio.timeout(SCRIPT_TIMEOUT_S), self._slots:
                 reply: list[int] | int = await self._scripts[name](keys=keys, args=arguments)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError):

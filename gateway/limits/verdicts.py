@@ -108,14 +108,15 @@ def scopes_of(principal: Principal) -> tuple[ScopeLimits, ...]:
 
 
 def rate_window(limit: int, full_at_us: int, now_us: int) -> RateWindow:
-    """A bucket that is full again at `full_at_us`."""
+    """A bucket that is full again at `full_at_us`; `remaining` is exactly what `admit.lua` lets
+    pass.
+    """
     deficit_us = max(0, full_at_us - now_us)
-    missing = -(-deficit_us * limit // MINUTE_US)
-    return RateWindow(
-        limit=limit,
-        remaining=max(0, min(limit, burst(limit)) - missing),
-        reset_s=deficit_us / 1_000_000,
-    )
+    remaining = 0
+    if limit > 0:
+        full_us = -(-burst(limit) * MINUTE_US // limit)
+        remaining = max(0, (full_us - deficit_us) * limit // MINUTE_US)
+    return RateWindow(limit=limit, remaining=remaining, reset_s=deficit_us / 1_000_000)
 
 
 def tightest(windows: list[RateWindow]) -> RateWindow | None:
