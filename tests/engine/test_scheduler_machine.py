@@ -308,7 +308,7 @@ def sampler(rng: random.Random) -> Callable[[], int]:
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize(
