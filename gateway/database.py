@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from billing.price_book import PriceBook
+from billing.price_sync import sync_price_book
 from gateway import credentials
 from gateway.credentials import Credentials
 from gateway.db import create_engine
@@ -25,12 +27,15 @@ async def prepare(settings: Settings, database_url: str, base_url: str) -> Crede
     """Returns what HOME/credentials.json says, written anew where the first keys were made or the
     address changed; None where there is no such file and the keys were made earlier.
 
-    Raises: SecretError, MigrationError, TenancyError, OSError, sqlalchemy.exc.SQLAlchemyError.
+    Raises: SecretError, PriceBookError, MigrationError, TenancyError, OSError,
+    sqlalchemy.exc.SQLAlchemyError.
     """
+    prices = PriceBook.load(settings.price_books)
     key = Secret.load_or_create(settings.secret_key_file).current
     await migrate(database_url)
     engine = create_engine(database_url)
     try:
+        await sync_price_book(engine, prices)
         made = await bootstrap(
             engine,
             pepper=key.derive(PEPPER_PURPOSE),

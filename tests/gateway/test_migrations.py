@@ -1,0 +1,76 @@
+"""The one history makes what the rooms' tables say, for a newcomer and for an old database."""
+
+from __future__ import annotations
+
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+import billing.tables
+import gateway.tenancy.tables
+from migrations.runner import MigrationError, migrate
+
+ROOMS = (gateway.tenancy.tables.metadata, billing.tables.metadata)
+
+
+def differences(connection: Connection) -> list[str]:
+    """Tables, columns, types and nullability: what queries are written against. Keys, indexes and
+    triggers belong to the history alone, and the rooms' tests try them.
+    """
+    context = MigrationContext.configure(
+        connection, opts={"compare_type": True, "target_metadata": list(ROOMS)}
+    )
+    found = compare_metadata(context, list(ROOMS))
+    flat = [part for each in found for part in (each if isinstance(each, list) else [each])]
+    kinds = ("add_table", "remove_table", "add_column", "remove_column", "modify_")
+    return [
+        str(part)
+        for part in flat
+        if part[0].startswith(kinds) and "alembic_version" not in str(part[1])
+    ]
+
+
+async def test_the_schema_is_what_the_tables_say(db: AsyncEngine) -> None:
+    async with db.connect() as connection:
+        assert await connection.run_sync(differences) == []
+        names = await connection.scalars(text("SELECT tablename FROM pg_tables"))
+        assert {name for room in ROOMS for name in room.tables} <= set(names)
+
+
+async def test_a_difference_would_be_seen(db: AsyncEngine) -> None:
+    async with db.begin() as connection:
+        await connection.execute(text("ALTER TABLE orgs DROP COLUMN created_at"))
+    async with db.connect() as connection:
+        assert len(await connection.run_sync(differences)) == 1
+
+
+def test_history_is_one_line() -> None:
+    config = Config()
+    config.set_main_option("script_location", "migrations")
+    config.set_main_option("path_separator", "os")
+    history = list(ScriptDirectory.from_config(config).walk_revisions())
+    assert [step.revision for step in reversed(history)] == [
+        f"{number:04}" for number in range(1, len(history) + 1)
+    ]
+
+
+async def test_a_second_run_changes_nothing(db: AsyncEngine, postgres_url: str) -> None:
+    async with db.begin() as connection:
+        await connection.execute(text("INSERT INTO plans (name) VALUES ('kept')"))
+    await migrate(postgres_url)
+    async with db.connect() as connection:
+        assert await connection.scalar(text("SELECT count(*) FROM plans")) == 1
+
+
+async def test_a_database_of_a_newer_version_is_refused(db: AsyncEngine, postgres_url: str) -> None:
+    async with db.begin() as connection:
+        await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    try:
+        await migrate(postgres_url)
+    except MigrationError as error:
+        assert "9999" in str(error)
+    else:
+        raise AssertionError("a schema nobody here knows was taken for ours")
