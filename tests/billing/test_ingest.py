@@ -152,7 +152,9 @@ async def test_money_does_not_end_where_a_bigint_does(db: AsyncEngine) -> None:
 
 
 @pytest.mark.parametrize("table", ["usage_events", "transfers", "usage_conflicts"])
-@pytest.mark.parametrize("verb", ["UPDATE {} SET {} = 'x'", "DELETE FROM {}", "TRUNCATE {} CASCADE"])
+@pytest.mark.parametrize(
+    "verb", ["UPDATE {} SET {} = 'x'", "DELETE FROM {}", "TRUNCATE {} CASCADE"]
+)
 async def test_what_was_booked_cannot_change(db: AsyncEngine, table: str, verb: str) -> None:
     event = an_event()
     await ingest(db, [event, msgspec.structs.replace(event, estimated=True)])

@@ -1,0 +1,117 @@
+"""Prices in Postgres: ranges that cannot overlap, and nothing loaded ever changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.errors import PriceChanged
+from billing.price_book import PriceBook
+from billing.price_sync import sync_price_book
+
+Write = Callable[[str], PriceBook]
+FIRST = '[[price]]\nmodel = "m"\nvalid_from = 2026-11-01\noutput = 0.15\ncache_read = 0\n'
+SECOND = '[[price]]\nmodel = "m"\nvalid_from = 2026-12-01\noutput = 0.30\n'
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(text: str) -> PriceBook:
+        file = tmp_path / "book.toml"
+        file.write_text(text)
+        return PriceBook.load([file])
+
+    return written
+
+
+async def loaded(db: AsyncEngine) -> dict[str, tuple[int, bool]]:
+    """price_id -> (pico per token, still open)"""
+    async with db.connect() as connection:
+        found = await connection.execute(
+            sa.text("SELECT price_id, pico_per_token, upper_inf(valid) FROM prices")
+        )
+        return {row[0]: (row[1], row[2]) for row in found}
+
+
+async def test_a_book_loads_once_and_grows(db: AsyncEngine, write: Write) -> None:
+    assert await sync_price_book(db, write(FIRST)) == 2
+    assert await sync_price_book(db, write(FIRST)) == 0
+    assert await sync_price_book(db, write(FIRST + SECOND)) == 1
+    assert await sync_price_book(db, write(FIRST + SECOND)) == 0
+    assert await loaded(db) == {
+        "m:output:2026-11-01T00:00:00Z": (150_000, False),
+        "m:cache_read:2026-11-01T00:00:00Z": (0, False),
+        "m:output:2026-12-01T00:00:00Z": (300_000, True),
+    }
+
+
+async def test_the_shipped_book_loads_from_many_gateways_at_once(db: AsyncEngine) -> None:
+    book = PriceBook.load()
+    added = await asyncio.gather(*(sync_price_book(db, book) for _ in range(4)))
+    assert sorted(added) == [0, 0, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (FIRST.replace("0.15", "0.16"), "was loaded as 150000 pico per token, now reads 160000"),
+        (FIRST.replace("output", 'valid_to = "2027-01-01"\noutput') + SECOND, None),
+        (SECOND.replace("2026-12-01", "2026-10-01"), "overlaps one that was loaded before"),
+        (SECOND, "overlaps one that was loaded before"),
+    ],
+)
+async def test_a_price_that_was_loaded_cannot_change(
+    db: AsyncEngine, write: Write, changed: str, message: str | None
+) -> None:
+    await sync_price_book(db, write(FIRST))
+    before = await loaded(db)
+    if message is None:
+        with pytest.raises(Exception, match="overlaps the entry"):
+            write(changed)
+    else:
+        with pytest.raises(PriceChanged, match=message):
+            await sync_price_book(db, write(changed))
+    assert await loaded(db) == before
+
+
+async def test_a_closed_range_stays_closed(db: AsyncEngine, write: Write) -> None:
+    await sync_price_book(db, write(FIRST + SECOND))
+    with pytest.raises(PriceChanged, match="was loaded until 2026-12-01 .*, now reads open"):
+        await sync_price_book(db, write(FIRST))
+
+
+async def test_the_schema_itself_refuses_an_overlap(db: AsyncEngine, write: Write) -> None:
+    await sync_price_book(db, write(FIRST))
+    with pytest.raises(IntegrityError, match="prices_no_overlap"):
+        async with db.begin() as connection:
+            await connection.execute(
+                sa.text(
+                    "INSERT INTO prices SELECT 'x', key_id, 1, tstzrange('2026-12-24', NULL)"
+                    " FROM prices LIMIT 1"
+                )
+            )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE prices SET pico_per_token = 1",
+        "UPDATE prices SET valid = tstzrange('2026-11-02', '2026-12-01')",
+        "UPDATE prices SET valid = tstzrange('2026-11-01', '2026-12-01'), pico_per_token = 1",
+        "UPDATE prices SET valid = valid",
+        "DELETE FROM prices",
+    ],
+)
+async def test_the_schema_itself_refuses_a_change(
+    db: AsyncEngine, write: Write, change: str
+) -> None:
+    await sync_price_book(db, write(FIRST))
+    with pytest.raises(DBAPIError, match="cannot change; add one with a later start"):
+        async with db.begin() as connection:
+            await connection.execute(sa.text(change))
