@@ -18,9 +18,6 @@ from typing import Any
 
 import redis.asyncio
 from litestar import Litestar, Request, Response
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -44,6 +41,7 @@ from gateway.limits.limiter import Limiter
 from gateway.readiness import Readiness
 from gateway.routes import chat, health, models, organization
 from gateway.routes.envelope import Envelope
+from gateway.routes.schema import openapi_config
 from gateway.secret import Secret
 from gateway.services import Services
 from gateway.settings import ModelConfig, Settings, read_secret
@@ -80,7 +78,7 @@ def create_app(
         guards=[authenticate],
         exception_handlers={Exception: refuse},
         request_max_body_size=settings.max_body_bytes,
-        openapi_config=openapi(),
+        openapi_config=openapi_config(),
         debug=False,
     )
     app.state.begin_drain = lambda: None
@@ -95,18 +93,6 @@ def refuse(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes
         status_code=face.status,
         headers=face.headers,
         media_type="application/json",
-    )
-
-
-def openapi() -> OpenAPIConfig:
-    bearer = SecurityScheme(type="http", scheme="bearer", description="An API key: sk-tg-...")
-    return OpenAPIConfig(
-        title="Tollgate",
-        version="0.1.0",
-        path="/schema",
-        components=Components(security_schemes={"bearer": bearer}),
-        security=[{"bearer": []}],
-        render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
     )
 
 

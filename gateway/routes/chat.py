@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request, post
-from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
 from litestar.types import ASGIApp
 
 from gateway.inference import Call, start
@@ -15,22 +13,10 @@ from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import needs, services
 from gateway.routes.envelope import REQUEST_ID
 from gateway.routes.reply import Reply
+from gateway.routes.schema import ChatOperation
 from gateway.telemetry import RequestMeter
 from gateway.wire.from_openai import from_openai, peek
 from gateway.wire.to_openai import to_openai
-
-
-@dataclass
-class ChatOperation(Operation):
-    """The body is read by our own decoder, so its schema is given here."""
-
-    def __post_init__(self) -> None:
-        schema = Schema(title="ChatCompletionRequest", type=OpenAPIType.OBJECT)
-        self.request_body = RequestBody(
-            required=True,
-            description="As OpenAI's; a field that cannot be honoured is refused by name.",
-            content={"application/json": OpenAPIMediaType(schema=schema)},
-        )
 
 
 @post(

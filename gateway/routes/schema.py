@@ -1,0 +1,72 @@
+"""The OpenAPI document at `/schema`: Litestar's view of the routes, msgspec's view of the bodies.
+
+Bodies are read by our own decoders, so Litestar cannot see their types; they are added here as
+components, straight from the structs that the decoders use (OpenAPI 3.1 is JSON Schema 2020-12).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from litestar import Router
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
+from litestar.openapi.spec import (
+    Components,
+    OpenAPIMediaType,
+    Operation,
+    Reference,
+    RequestBody,
+    Schema,
+    SecurityScheme,
+)
+
+from gateway.routes.access import PUBLIC
+from gateway.wire.openai import ChatCompletionRequest
+
+VERSION = "0.1.0"
+TEMPLATE = "#/components/schemas/{name}"
+
+
+@dataclass
+class JsonSchema(Schema):
+    """A schema that msgspec wrote, passed on as it is."""
+
+    content: dict[str, Any] = field(default_factory=dict)
+
+    def to_schema(self) -> dict[str, Any]:
+        return self.content
+
+
+def bodies() -> dict[str, Schema]:
+    _, found = msgspec.json.schema_components([ChatCompletionRequest], ref_template=TEMPLATE)
+    return {name: JsonSchema(content=content) for name, content in found.items()}
+
+
+@dataclass
+class ChatOperation(Operation):
+    """POST /v1/chat/completions with its body."""
+
+    def __post_init__(self) -> None:
+        reference = Reference(ref=TEMPLATE.format(name=ChatCompletionRequest.__name__))
+        self.request_body = RequestBody(
+            required=True,
+            description="As OpenAI's; a field that cannot be honoured is refused by name.",
+            content={"application/json": OpenAPIMediaType(schema=reference)},
+        )
+
+
+def openapi_config() -> OpenAPIConfig:
+    bearer = SecurityScheme(
+        type="http", scheme="bearer", description="An API key: `Authorization: Bearer sk-tg-...`"
+    )
+    return OpenAPIConfig(
+        title="Tollgate",
+        version=VERSION,
+        components=Components(schemas=bodies(), security_schemes={"bearer": bearer}),
+        security=[{"bearer": []}],
+        render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
+        openapi_router=Router(path="/schema", route_handlers=[], opt=PUBLIC),
+    )
