@@ -217,7 +217,7 @@ class SpoolDirectory:
     def _damaged(self, number: int, placed: Placed, data: bytes, *, last: bool) -> None:
         """A torn end is cut; anything else may be loss: kept, and an alarm."""
         lost = data[placed.start : placed.end]
-        if last and is_torn(data, placed.start):
+        if last and is_torn(data, placed):
             log.warning("spool %s: cut %d torn bytes off segment %d", self.path, len(lost), number)
             with self._segment_path(number).open("r+b") as file:
                 file.truncate(placed.start)

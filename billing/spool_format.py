@@ -105,14 +105,14 @@ def scan(data: bytes, start: int = 0) -> Iterator[Placed]:
         position = placed.end
 
 
-def is_torn(data: bytes, position: int) -> bool:
-    """Whether the rest from `position` is the beginning of a frame and nothing more: what a crash
-    leaves of a write that nobody was told of."""
-    rest = len(data) - position
+def is_torn(data: bytes, damage: Placed) -> bool:
+    """Whether `damage` is the beginning of a last frame and nothing more: what a crash leaves of a
+    write that nobody was told of."""
+    rest = len(data) - damage.start
     if rest < HEADER.size:
-        return MAGIC.startswith(data[position : position + len(MAGIC)])
-    magic, length, _ = HEADER.unpack_from(data, position)
-    return bool(magic == MAGIC and HEADER.size + length > rest)
+        return MAGIC.startswith(data[damage.start : damage.start + len(MAGIC)])
+    magic, length, _ = HEADER.unpack_from(data, damage.start)
+    return bool(damage.end == len(data) and magic == MAGIC and HEADER.size + length > rest)
 
 
 def _frame_at(data: bytes, position: int) -> Placed | None:

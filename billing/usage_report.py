@@ -288,7 +288,8 @@ async def _aggregate(
     """Sums by bucket and group, in their order."""
     epoch = sa.cast(sa.extract("epoch", source.c.moment), sa.Numeric)
     bucket = sa.cast(sa.func.floor(epoch / width) * width, sa.BigInteger).label("bucket")
-    groups = [source.c[column] for name in group_by if (column := COLUMN_OF_GROUP[name])]
+    columns = dict.fromkeys(COLUMN_OF_GROUP[name] for name in group_by)
+    groups = [source.c[column] for column in columns if column]
     sums = [
         sa.func.sum(source.c[name]).label(name) for name in (*COMPONENTS, *AMOUNTS, "num_requests")
     ]

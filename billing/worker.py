@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,11 +45,23 @@ class Alarms(msgspec.Struct):
     """Events that Postgres will never take; kept in the spool's quarantine."""
 
 
+OnRecovered = Callable[[list[UsageEvent]], None]
+
+
 class Shipper:
     """Ships one process's spool, and what dead neighbours left in `adopt_from`."""
 
-    def __init__(self, spool: Spool, db: AsyncEngine, *, adopt_from: Path | None = None) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        db: AsyncEngine,
+        *,
+        adopt_from: Path | None = None,
+        on_recovered: OnRecovered = lambda events: None,
+    ) -> None:
+        """`on_recovered` gets the attempts that an adoption billed at their last checkpoint."""
         self._spool, self._db, self._adopt_from = spool, db, adopt_from
+        self._on_recovered = on_recovered
         self._tasks: list[asyncio.Task[None]] = []
         self.alarms = Alarms()
 
@@ -93,15 +105,16 @@ class Shipper:
             await asyncio.sleep(ADOPT_INTERVAL_S)
             for lock in sorted(parent.glob("*/lock")):
                 try:
-                    await adopt(self._db, lock.parent, self.alarms)
+                    recovered = await adopt(self._db, lock.parent, self.alarms)
+                    self._on_recovered(recovered)
                 except SpoolLocked:
                     continue  # alive, this process's own among them
                 except Exception as error:
                     log.warning("adopting %s failed, it stays for later: %r", lock.parent, error)
 
 
-async def adopt(db: AsyncEngine, directory: Path, alarms: Alarms) -> None:
-    """Recover, ship and remove a directory whose process is gone.
+async def adopt(db: AsyncEngine, directory: Path, alarms: Alarms) -> list[UsageEvent]:
+    """Recover, ship and remove a directory whose process is gone; returns what was recovered.
 
     Raises: SpoolLocked when it is not gone; what `ingest` raises, the directory then being left as
     it is for the next to try.
@@ -115,6 +128,7 @@ async def adopt(db: AsyncEngine, directory: Path, alarms: Alarms) -> None:
         await spool.shutdown()
         raise
     await spool.remove()
+    return spool.recovered
 
 
 async def ship_batch(db: AsyncEngine, spool: Spool, alarms: Alarms) -> None:

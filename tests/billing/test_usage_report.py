@@ -1,0 +1,212 @@
+"""Reports: whole UTC buckets, groups, filters and pages, to the token and to the pico-USD."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.errors import ReportQueryError
+from billing.events import Price, Quantities, UsageEvent
+from billing.ingest import ingest
+from billing.usage_report import CostRow, UsageRow, costs, usage_completions
+
+from .samples import NOON, PRICES, an_attempt, an_event
+
+DAY, HOUR, MINUTE = 86400, 3600, 60
+MIDNIGHT = int(NOON) - 12 * HOUR
+USED = Quantities(uncached_input=100, cache_read=16, output=20)
+
+
+def at(moment: float, quantities: Quantities = USED, **fields: Any) -> UsageEvent:
+    return an_event(an_attempt(admitted_at=moment, **fields), quantities)
+
+
+@pytest.fixture
+async def used(db: AsyncEngine) -> AsyncEngine:
+    """Three days: yesterday's last instant, noon of two projects, tomorrow's first instant."""
+    cold = Quantities(cache_write_5m=5, cache_write_1h=3, output=1)
+    prices = PRICES | {"cache_write_1h": Price("p1h", 7)}
+    events = [
+        at(MIDNIGHT - 0.001),
+        at(NOON),
+        at(NOON + 59.9, project="proj_b", key="key_b", lane="batch"),
+        at(NOON + 60, model="other", quantities=cold, prices=prices),
+        at(NOON + HOUR),
+        at(MIDNIGHT + DAY),
+        at(NOON, org="org_b"),
+        an_event(kind="waste"),
+        an_event(quantities=Quantities(), finish="recovered"),
+    ]
+    await ingest(db, events)
+    return db
+
+
+def shape(page: Any) -> list[tuple[int, int]]:
+    """(start, requests) by bucket of an ungrouped report."""
+    return [(b.start_time, sum(r.num_model_requests for r in b.results)) for b in page.buckets]
+
+
+async def test_days_are_utc_and_empty_ones_are_there(used: AsyncEngine) -> None:
+    page = await usage_completions(
+        used, org="org_a", start_time=MIDNIGHT - 2 * DAY + 5, end_time=MIDNIGHT + DAY + 1
+    )
+    assert shape(page) == [
+        (MIDNIGHT - 2 * DAY, 0),
+        (MIDNIGHT - DAY, 1),
+        (MIDNIGHT, 4),
+        (MIDNIGHT + DAY, 1),
+    ]
+    assert page.next_page is None
+    assert all(bucket.end_time == bucket.start_time + DAY for bucket in page.buckets)
+    assert page.buckets[0].results == []
+    assert page.buckets[2].results == [
+        UsageRow(
+            num_model_requests=4,
+            quantities=Quantities(
+                uncached_input=300, cache_read=48, cache_write_5m=5, cache_write_1h=3, output=61
+            ),
+        )
+    ]
+
+
+async def test_hours_and_minutes(used: AsyncEngine) -> None:
+    noon = int(NOON)
+    hours = await usage_completions(
+        used, org="org_a", start_time=noon, end_time=noon + 2 * HOUR, bucket_width="1h"
+    )
+    assert shape(hours) == [(noon, 3), (noon + HOUR, 1)]
+    minutes = await usage_completions(
+        used, org="org_a", start_time=noon + 30, end_time=noon + 121, bucket_width="1m"
+    )
+    assert shape(minutes) == [(noon, 2), (noon + 60, 1), (noon + 120, 0)]
+    batch = await usage_completions(
+        used, org="org_a", start_time=noon, end_time=noon + 60, bucket_width="1m",
+        group_by=["batch"],
+    )  # fmt: skip
+    assert [(row.batch, row.quantities) for row in batch.buckets[0].results] == [
+        (False, USED),
+        (True, USED),
+    ]
+
+
+async def test_groups_and_filters(used: AsyncEngine) -> None:
+    async def results(**query: Any) -> list[UsageRow]:
+        page = await usage_completions(
+            used, org="org_a", start_time=MIDNIGHT, end_time=MIDNIGHT + DAY, **query
+        )
+        return page.buckets[0].results
+
+    every = await results(
+        group_by=["project_id", "user_id", "api_key_id", "model", "batch", "service_tier",
+                  "api_source", "model"],
+    )  # fmt: skip
+    assert [
+        (r.project_id, r.api_key_id, r.model, r.batch, r.service_tier, r.num_model_requests)
+        for r in every
+    ] == [
+        ("proj_a", "key_a", "other", False, "default", 1),
+        ("proj_a", "key_a", "penny", False, "default", 2),
+        ("proj_b", "key_b", "penny", True, "default", 1),
+    ]
+    assert [r.num_model_requests for r in await results(project_ids=["proj_b", "none"])] == [1]
+    assert [r.num_model_requests for r in await results(api_key_ids=["key_a"])] == [3]
+    assert [r.num_model_requests for r in await results(models=["penny"])] == [3]
+    assert [r.num_model_requests for r in await results(batch=False)] == [3]
+    assert [r.num_model_requests for r in await results(batch=True)] == [1]
+    assert await results(user_ids=["somebody"]) == []
+    assert await results(models=["none"]) == []
+
+
+async def test_pages_join_without_a_gap(used: AsyncEngine) -> None:
+    query: dict[str, Any] = {
+        "org": "org_a", "start_time": MIDNIGHT - 3 * DAY, "end_time": MIDNIGHT + 3 * DAY,
+    }  # fmt: skip
+    whole = await usage_completions(used, **query)
+    joined, page = [], None
+    for _ in range(3):
+        part = await usage_completions(used, **query, limit=2, page=page)
+        joined += part.buckets
+        page = part.next_page
+    assert page is None and joined == whole.buckets
+
+
+async def test_the_end_is_now_when_none_is_given(db: AsyncEngine) -> None:
+    now = int(time.time())
+    page = await usage_completions(db, org="o", start_time=now - 90, bucket_width="1m")
+    assert len(page.buckets) in (2, 3) and page.next_page is None
+    assert page.buckets[-1].start_time <= time.time() < page.buckets[-1].end_time + 1
+    future = await costs(db, org="o", start_time=now + 5 * DAY)
+    assert (future.buckets, future.next_page) == ([], None)
+
+
+async def test_costs_are_exact(used: AsyncEngine) -> None:
+    query: dict[str, Any] = {
+        "org": "org_a", "start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY,
+    }  # fmt: skip
+    other = 3 * 7 + 1 * 400_000
+    total = await costs(used, **query)
+    assert total.buckets[0].results == [CostRow(amount_pico=3 * 18_160_000 + other)]
+    lines = await costs(used, **query, group_by=["line_item"])
+    assert [(r.line_item, r.quantity, r.amount_pico) for r in lines.buckets[0].results] == [
+        ("other, cache_write_1h_tokens", 3, 21),
+        ("other, cache_write_5m_tokens", 5, 0),
+        ("other, output_tokens", 1, 400_000),
+        ("penny, cached_input_tokens", 48, 480_000),
+        ("penny, input_tokens", 300, 30_000_000),
+        ("penny, output_tokens", 60, 24_000_000),
+    ]
+    grouped = await costs(used, **query, group_by=["project_id", "api_key_id", "user_id"])
+    assert grouped.buckets[0].results == [
+        CostRow(amount_pico=2 * 18_160_000 + other, project_id="proj_a", api_key_id="key_a"),
+        CostRow(amount_pico=18_160_000, project_id="proj_b", api_key_id="key_b"),
+    ]
+    some = await costs(
+        used, **query, project_ids=["proj_b"], api_key_ids=["key_b"],
+        line_items=["penny, output_tokens"],
+    )  # fmt: skip
+    assert some.buckets[0].results == [CostRow(amount_pico=8_000_000)]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"bucket_width": "2d"}, "bucket_width"),
+        ({"limit": 32}, "limit"),
+        ({"limit": 0}, "limit"),
+        ({"bucket_width": "1h", "limit": 169}, "limit"),
+        ({"bucket_width": "1m", "limit": 1441}, "limit"),
+        ({"start_time": -1}, "start_time"),
+        ({"start_time": 10**15}, "start_time"),
+        ({"end_time": MIDNIGHT}, "end_time"),
+        ({"end_time": 10**15}, "end_time"),
+        ({"group_by": ["line_item"]}, "group_by"),
+        ({"page": "page_"}, "page"),
+        ({"page": "nonsense"}, "page"),
+        ({"page": f"page_{MIDNIGHT + 1}"}, "page"),
+        ({"page": f"page_{MIDNIGHT - DAY}"}, "page"),
+        ({"page": "page_" + "9" * 5000}, "page"),
+    ],
+)
+async def test_what_cannot_be_reported_is_refused_by_name(
+    db: AsyncEngine, query: dict[str, Any], param: str
+) -> None:
+    arguments = {"start_time": MIDNIGHT, "end_time": MIDNIGHT + 5 * DAY} | query
+    with pytest.raises(ReportQueryError) as refused:
+        await usage_completions(db, org="o", **arguments)
+    assert refused.value.param == param
+
+
+async def test_costs_have_ranges_of_their_own(db: AsyncEngine) -> None:
+    end = MIDNIGHT + 400 * DAY
+    most = await costs(db, org="o", start_time=MIDNIGHT, end_time=end, limit=180)
+    assert len(most.buckets) == 180 and most.next_page == f"page_{MIDNIGHT + 180 * DAY}"
+    for query, param in [
+        ({"limit": 181}, "limit"), ({"bucket_width": "1h"}, "bucket_width"),
+        ({"group_by": ["model"]}, "group_by"),
+    ]:  # fmt: skip
+        with pytest.raises(ReportQueryError) as refused:
+            await costs(db, org="o", start_time=MIDNIGHT, **query)  # type: ignore[arg-type]
+        assert refused.value.param == param
