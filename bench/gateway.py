@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import uvloop
 
 from bench.load import Tally, Target, closed_loop, open_loop
@@ -92,18 +93,44 @@ def wait_until_ready(url: str, started: subprocess.Popen[bytes], log: Path) -> N
     raise SystemExit(f"{url} is not ready:\n{log.read_text()[-4000:]}")
 
 
-async def measure(url: str, api_key: str | None, duration_s: float) -> dict[str, Any]:
+class Meter:
+    """Processor time of the gateway's worker and of everything else that `tollgate up` runs."""
+
+    def __init__(self, up: int) -> None:
+        tree = psutil.Process(up).children(recursive=True)
+        self._groups = {
+            "worker": [child for child in tree if "worker" in child.cmdline()],
+            "stores": [child for child in tree if "worker" not in child.cmdline()],
+        }
+
+    def cpu_s(self) -> dict[str, float]:
+        return {
+            group: sum(sum(child.cpu_times()[:2]) for child in members if child.is_running())
+            for group, members in self._groups.items()
+        }
+
+
+async def measure(
+    url: str, api_key: str | None, duration_s: float, meter: Meter | None = None
+) -> dict[str, Any]:
     """Each kind of answer in each kind of loop."""
     result: dict[str, Any] = {}
     for kind, stream in (("whole", False), ("stream", True)):
         target = Target(url=url, model=MODEL, api_key=api_key, stream=stream)
         await closed_loop(target, connections=CONNECTIONS, duration_s=WARM_UP_S)
+        before = meter.cpu_s() if meter else {}
         closed = await closed_loop(target, connections=CONNECTIONS, duration_s=duration_s)
+        after = meter.cpu_s() if meter else {}
         opened = await open_loop(target, rate_per_s=RATE_PER_S, duration_s=duration_s)
         result[kind] = {
             f"closed_c{CONNECTIONS}": checked(closed),
             f"open_{RATE_PER_S:.0f}_per_s": checked(opened),
         }
+        if meter:
+            thousands = len(closed.latencies_s) / 1000
+            result[kind]["cpu_s_per_1000"] = {
+                group: round((after[group] - before[group]) / thousands, 3) for group in after
+            }
     return result
 
 
@@ -129,6 +156,7 @@ def added_ms(straight: dict[str, Any], gateway: dict[str, Any]) -> dict[str, Any
 
 
 def run(duration_s: float, folder: Path) -> dict[str, Any]:
+    load_average = round(os.getloadavg()[0], 2)
     theirs, ours = share_cores()
     stub_port, port = free_port(), free_port()
     stub_url, url = f"http://127.0.0.1:{stub_port}/v1", f"http://127.0.0.1:{port}/v1"
@@ -147,10 +175,11 @@ def run(duration_s: float, folder: Path) -> dict[str, Any]:
         wait_until_ready(f"http://127.0.0.1:{port}/health/ready", up, up_log)
         api_key = json.loads((home / "credentials.json").read_text())["api_key"]
         straight = uvloop.run(measure(stub_url, None, duration_s))
-        through = uvloop.run(measure(url, api_key, duration_s))
+        through = uvloop.run(measure(url, api_key, duration_s, Meter(up.pid)))
     return {
         "cores": {"gateway": sorted(theirs), "load": sorted(ours)},
         "seconds_each": duration_s,
+        "load_average_before": load_average,
         "straight": straight,
         "gateway": through,
         "added_ms": added_ms(straight, through),
