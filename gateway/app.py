@@ -80,6 +80,7 @@ def create_app(
         request_max_body_size=settings.max_body_bytes,
         openapi_config=openapi_config(),
         debug=False,
+        logging_config=None,
     )
     app.state.begin_drain = lambda: None
     app.asgi_handler = Envelope(app.asgi_handler)
