@@ -24,8 +24,9 @@ HIGH_WATER_BYTES = 256 * 1024
 MAX_CONNECTIONS = 1024
 MAX_IDLE = 256
 IDLE_S = 4.0
-"""After that a kept connection is not trusted any more: uvicorn, which most upstreams run on, closes
-its side after 5 s, and a request that crosses that on the way is lost."""
+"""After that a kept connection is not trusted any more: uvicorn, which most upstreams run on,
+closes its side after 5 s, and a request that crosses that on the way is lost.
+"""
 
 
 class HttpError(Exception):
