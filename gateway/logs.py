@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 MAX_TAIL_BYTES = 64 * 1024
+GROUP_BORDER = " |+-"
+"""What traceback draws around the members of an exception group."""
 CLOSING_REMARKS = ("Application startup failed. Exiting.",)
 """What uvicorn says after it said what was wrong."""
 
@@ -54,9 +56,9 @@ def last_error(path: Path, start: int) -> str:
         file.seek(max(start, path.stat().st_size - MAX_TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
-        said = _said(line).strip()
-        if said and said not in CLOSING_REMARKS:
-            return said.splitlines()[-1].strip()
+        told = [each for row in _said(line).splitlines() if (each := row.strip(GROUP_BORDER))]
+        if told and told[-1] not in CLOSING_REMARKS:
+            return told[-1]
     return f"see {path}"
 
 

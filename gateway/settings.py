@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.db import normalise
 from gateway.home import Home
 from gateway.principal import Plan
 
@@ -423,6 +422,8 @@ def _refuse_duplicates(names: list[str]) -> None:
 
 
 def _database_url(url: str) -> str:
+    from gateway.db import normalise  # SQLAlchemy: not for a start that needs no URL
+
     try:
         return normalise(url)
     except ValueError as error:

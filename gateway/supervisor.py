@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 from prometheus_client.multiprocess import mark_process_dead
 
-from gateway import credentials, database
+from gateway import credentials
 from gateway.children import Child, cut_log, end_leftovers, spawn
 from gateway.credentials import Credentials
 from gateway.embedded import (
@@ -160,6 +160,9 @@ class Supervisor:
         if settings.redis_url is None:
             self._databases.append(Keeper("redis", partial(start_redis, self.home)))
         await _together(*(server.begin() for server in self._databases))
+        # SQLAlchemy and Alembic are a good part of a start: the engines load meanwhile.
+        from gateway import database
+
         database_url = settings.database_url or postgres_url(self.home)
         self.settings = msgspec.structs.replace(
             settings,
@@ -288,7 +291,7 @@ class Supervisor:
 
     def _forget_metrics(self, child: Child) -> None:
         """Takes a dead worker's live gauges out of the shared sums."""
-        mark_process_dead(child.pid, path=str(self.home.metrics))  # type: ignore[no-untyped-call]
+        mark_process_dead(child.pid, path=str(self.home.metrics))
 
 
 async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:

@@ -36,6 +36,7 @@ def test_a_record_is_one_line_of_json() -> None:
             [record("Traceback:\n  x\nOSError: disk"), '{"level": "info", "message": "bye"}'],
             "OSError: disk",
         ),
+        ([record("bad", ExceptionGroup("two", [ValueError("one")]))], "ValueError: one"),
         ([record("why"), record(logs.CLOSING_REMARKS[0])], "why"),
         (['{"not": ["a", "record"]}'], '{"not": ["a", "record"]}'),
     ],

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -184,7 +185,7 @@ def test_an_engine_that_cannot_start_ends_the_start(up: Up) -> None:
     folder = up.home.parent / "broken"
     folder.mkdir()
     (folder / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(ROOT / "models" / "penny" / name, folder / name)
     process = up.launch("--model", str(folder))
     assert process.wait(START_TIMEOUT_S) == 1
@@ -194,10 +195,24 @@ def test_an_engine_that_cannot_start_ends_the_start(up: Up) -> None:
 
 
 def test_a_port_in_use_is_one_line_and_starts_nothing(up: Up) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert up.launch("--port", str(port)).wait(START_TIMEOUT_S) == 2
     assert up.said() == f"tollgate: host, port: 127.0.0.1:{port}: Address already in use\n"
     assert up.pids() == {}
+
+
+@pytest.mark.slow
+def test_the_printed_examples_can_be_pasted(up: Up) -> None:
+    """With penny, as a newcomer starts it."""
+    up.config.write_text("")
+    up.start()
+    _, curl, python = up.said().split("\n\n", 2)
+    assert curl.startswith("curl ") and python.startswith("import json\n")
+    for command in (["/bin/sh", "-c", curl], [sys.executable, "-c", python]):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        answer = done.stdout
+        if command[0] == "/bin/sh":
+            answer = json.loads(answer)["choices"][0]["message"]["content"]
+        assert len(answer.split()) >= 2, answer
