@@ -90,10 +90,10 @@ class Supervisor:
         self.home.create()
         lock = HomeLock.acquire(self.home)
         try:
+            self._clean_up()
             listener = bind(self.settings.host, self.settings.port)
             try:
                 self._listen_to_signals()
-                self._clean_up()
                 await self._serve_until_stopped(listener)
             finally:
                 listener.close()
@@ -126,7 +126,7 @@ class Supervisor:
         self._stop.set()
 
     def _clean_up(self) -> None:
-        """End what an earlier start left behind, and forget its metrics."""
+        """End what an earlier start left behind (it may hold the port), and forget its metrics."""
         for name in end_leftovers(self.home.run):
             self._say(f"Ended {name}, left behind by an earlier start.")
         shutil.rmtree(self.home.metrics, ignore_errors=True)

@@ -156,9 +156,12 @@ def test_what_a_kill_9_leaves_is_gone_after_the_next_start(up: Up) -> None:
     up.start()
     orphans = up.children()
     assert len(orphans) >= 3
+    worker = next(iter(up.pids("worker").values()))
+    os.kill(worker, signal.SIGSTOP)  # it cannot hear that its parent died, and holds the port
     up.process.kill()
     up.process.wait()
-    up.start()
+    up.start("--port", up.url().removesuffix("/v1").rpartition(":")[2])
+    assert "Ended worker-0-" in up.said()
     assert psutil.wait_procs(orphans, timeout=10)[1] == []
     assert up.ready()
     assert up.end() == 0
