@@ -131,7 +131,9 @@ async def open_services(
         for model in settings.models
         if model.engine is not None
     }
-    fleet = build_fleet(settings, engines)
+    threads = PrepareThreads()
+    stack.callback(threads.close)
+    fleet = build_fleet(settings, engines, threads)
     for client in engines.values():
         client.start()
     await fleet.start()
@@ -170,8 +172,9 @@ def connect_redis(url: str) -> redis.asyncio.Redis:
     )
 
 
-def build_fleet(settings: Settings, engines: dict[str, EngineClient]) -> Fleet:
-    threads = PrepareThreads()
+def build_fleet(
+    settings: Settings, engines: dict[str, EngineClient], threads: PrepareThreads
+) -> Fleet:
     return Fleet(
         engine_route(model, engines[model.name], threads)
         if model.path is not None
@@ -193,7 +196,7 @@ def engine_route(model: ModelConfig, client: Engine, threads: PrepareThreads) ->
 
 
 def upstream_route(model: ModelConfig, threads: PrepareThreads) -> Route:
-    encode = None if model.tokenizer is None else Tokenizer.load(model.tokenizer).encode
+    encode = None if model.tokenizer is None else load_tokenizer(model.tokenizer).encode
     replicas = tuple(
         UpstreamReplica(
             name=f"{model.name}/{position}",
@@ -208,6 +211,11 @@ def upstream_route(model: ModelConfig, threads: PrepareThreads) -> Route:
         for position, each in enumerate(model.replicas)
     )
     return Route(model=model.name, kind="upstream", replicas=replicas)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """`path`: a tokenizer.json or the folder it is in."""
+    return Tokenizer.load(path if path.is_dir() else path.parent)
 
 
 def cache_salts(secret: bytes) -> Callable[[str], str]:

@@ -22,10 +22,10 @@ import msgspec
 
 from billing.events import Attempt, Quantities, UsageEvent
 from billing.price_book import PriceBook
-from billing.spool import Spool
+from billing.spool import Spool, SpoolError
 from engine.protocol import Usage
 from gateway.delivery import Delivery
-from gateway.fleet.errors import BadField, ReplicaLost, ReplicaUnavailable, UpstreamRefused
+from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
 from gateway.fleet.replica import (
     MeteredUsage,
     PreparedRequest,
@@ -71,6 +71,14 @@ class Encoder(Protocol):
     def encode(self, items: Sequence[TextDelta | RawChunk | RawBody]) -> bytes: ...
 
     def finish(self, usage: MeteredUsage) -> bytes: ...
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended: what it used and was billed, and what went wrong, if anything did."""
+
+    usage: MeteredUsage | None = None
+    """None: nothing ran, nothing is billed."""
+    failure: Exception | None = None
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,11 +141,13 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     if isinstance(verdict, Refusal):
         raise RateLimited(verdict)
     delivery.admitted(verdict.state)
-    usage: MeteredUsage | None = None
+    outcome = Outcome()
     try:
-        usage = await run_somewhere(desk, call, replicas, prepared, delivery)
+        outcome = await run_somewhere(desk, call, replicas, prepared, delivery)
     finally:
-        await settle(desk, verdict, usage)
+        await settle(desk, verdict, outcome.usage)
+    if outcome.failure is not None:
+        raise outcome.failure
 
 
 async def run_somewhere(
@@ -146,23 +156,19 @@ async def run_somewhere(
     replicas: Sequence[Replica],
     prepared: PreparedRequest,
     delivery: Delivery,
-) -> MeteredUsage | None:
+) -> Outcome:
     """Try replicas in order until one has begun; after its first event there is no other."""
+    outcome = Outcome()
     for position, replica in enumerate(replicas):
         if position:
             prepared = await replica.prepare(call.request)
-        run = Run(desk, call, replica, prepared, delivery)
-        try:
-            usage = await run.relay()
-        except ReplicaUnavailable as error:
-            desk.fleet.report(replica, ok=False)
-            if position + 1 == len(replicas) or delivery.abandoned:
-                raise
-            log.warning("replica %s unavailable (%s), trying the next", replica.name, error.code)
-        else:
-            desk.fleet.report(replica, ok=True)
-            return usage
-    raise ReplicaUnavailable("no replica is configured")
+        outcome = await Run(desk, call, replica, prepared, delivery).relay()
+        turned_away = isinstance(outcome.failure, ReplicaUnavailable) and outcome.usage is None
+        desk.fleet.report(replica, ok=not turned_away)
+        if not turned_away or delivery.abandoned:
+            break
+        log.warning("replica %s is unavailable: %s", replica.name, outcome.failure)
+    return outcome
 
 
 async def settle(desk: Desk, admission: Admission, usage: MeteredUsage | None) -> None:
@@ -195,35 +201,30 @@ class Run:
         self.usage: MeteredUsage | None = None
         self.checkpoint_due = 0.0
 
-    async def relay(self) -> MeteredUsage | None:
-        """Stream until the end, whatever ends it, and bill it. None: nothing ran, nothing to bill.
-
-        Raises: what `Replica.stream` raises; after the first event only once the usage so far is on
-        disk.
-        """
-        self.desk.spool.attempt_opened(self.attempt)
+    async def relay(self) -> Outcome:
+        """Stream until the end, whatever ends it, and bill it."""
         failure: Exception | None = None
         last: ReplicaEvent | None = None
         try:
+            self.desk.spool.attempt_opened(self.attempt)
             last = await self.stream()
-        except (ReplicaUnavailable, UpstreamRefused, BadField) as error:
-            failure = error
         except TimeoutError:
             failure = ReplicaLost("the replica did not finish in time")
         except Exception as error:
-            # Nothing may pass here unbilled, a bug least of all: it is raised again below.
+            # Nothing may pass here unbilled, a bug least of all: `generate` raises it again.
             failure = error
         if self.usage is None:
             await self.desk.spool.void(self.attempt.id)
-        else:
+            return Outcome(failure=failure)
+        try:
             await self.close(self.usage, failure)
-        if failure is not None:
-            raise failure
-        if last is not None and self.usage is not None and not self.delivery.abandoned:
+        except SpoolError as error:
+            return Outcome(usage=self.usage, failure=error)
+        if last is not None and not self.delivery.abandoned:
             tail = self.call.encoder.encode(last.items) + self.call.encoder.finish(self.usage)
             self.call.meter.delivered(last)
             await self.delivery.put(tail)
-        return self.usage
+        return Outcome(usage=self.usage, failure=failure)
 
     async def stream(self) -> ReplicaEvent | None:
         """Pass events on as they come; returns the last one, undelivered: it may only go out once

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from billing.events import UsageEvent
 from billing.price_book import PriceBook
-from billing.spool import Spool
+from billing.spool import Spool, SpoolBroken
 from gateway import inference
 from gateway.delivery import Delivery
 from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable, UpstreamRefused
@@ -27,7 +27,7 @@ from gateway.fleet.replica import (
 from gateway.fleet.router import Fleet, Route
 from gateway.ids import uuid7
 from gateway.inference import Call, Desk, RateLimited, drain, start
-from gateway.limits.limiter import Limiter
+from gateway.limits.limiter import Admission, Limiter, Settlement
 from gateway.principal import Plan, Principal
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter, Telemetry
@@ -111,6 +111,24 @@ class ScriptedReplica:
     async def close(self) -> None: ...
 
 
+class WatchedLimiter(Limiter):
+    """The real one, and what it was told: tokens used, None for void."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__(redis)
+        self.settled: list[int | None] = []
+
+    async def settle(
+        self, admission: Admission, *, used_tokens: int, output_tokens: int
+    ) -> Settlement:
+        self.settled.append(used_tokens)
+        return await super().settle(admission, used_tokens=used_tokens, output_tokens=output_tokens)
+
+    async def void(self, admission: Admission) -> Settlement:
+        self.settled.append(None)
+        return await super().void(admission)
+
+
 class PlainEncoder:
     """Text as it is, and a full stop where the end goes."""
 
@@ -178,7 +196,7 @@ class Office:
 
 @pytest.fixture
 async def open_office(spool: Spool, redis: Redis, tasks: TaskSet) -> AsyncIterator[type[Office]]:
-    limiter = Limiter(redis)
+    limiter = WatchedLimiter(redis)
 
     def make(*replicas: ScriptedReplica) -> Office:
         route = Route(model="m", kind="upstream", replicas=replicas)
@@ -255,6 +273,7 @@ async def test_after_the_first_byte_there_is_no_other_replica(open_office) -> No
     (event,) = await office.billed()
     assert (event.quantities.output, event.finish) == (2, "error")
     assert spare.attempts == []
+    assert office.desk.limiter.settled == [INPUT_TOKENS + 2], "billed tokens are not given back"
 
 
 @pytest.mark.parametrize(
@@ -271,6 +290,7 @@ async def test_what_never_ran_is_not_billed(open_office, error: Exception) -> No
         await read(office.begin())
     await office.settled()
     assert await office.billed() == []
+    assert office.desk.limiter.settled == [None]
 
 
 async def test_a_bug_in_mid_stream_is_still_billed(open_office) -> None:
@@ -346,3 +366,18 @@ async def test_a_flood_of_random_leavers_leaves_nothing_open(open_office) -> Non
     events = await office.billed()
     assert len({event.id for event in events}) == len(events)
     assert sum(event.finish == "done" for event in events) >= 21
+
+
+async def test_a_spool_that_fails_is_an_error_and_the_tokens_still_count(
+    open_office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = open_office(ScriptedReplica())
+
+    async def broken(*events: UsageEvent) -> None:
+        raise SpoolBroken("the disk is gone")
+
+    monkeypatch.setattr(office.desk.spool, "close", broken)
+    with pytest.raises(SpoolBroken):
+        await read(office.begin())
+    await office.settled()
+    assert office.desk.limiter.settled == [INPUT_TOKENS + 3]
