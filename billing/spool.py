@@ -26,6 +26,8 @@ from copy import copy
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from billing.errors import SpoolBroken, SpoolError, SpoolFull, SpoolLocked
 from billing.events import Attempt, Quantities, UsageEvent
 from billing.spool_files import NO_ROOM, Batch, SpoolDirectory
@@ -74,6 +76,8 @@ class Spool:
         self.backlog = files.unshipped
         """Events on disk that Postgres may not have yet."""
         self._files, self._threads = files, threads
+        self._synced = files.durable_end
+        """Where the shipper may read to; moves together with `backlog`."""
         self._segment_bytes, self._max_bytes = segment_bytes, max_bytes
         self._open: dict[str, OpenAttempt] = {}
         self._buffer = bytearray()
@@ -177,13 +181,16 @@ class Spool:
 
     async def read_closed(self, limit: int) -> Batch:
         """The oldest events that have not shipped; none is skipped and none is marked."""
-        end = self._files.durable_end
-        return await self._in_thread(lambda: self._files.read_closed(limit, end))
+        end, expected = self._synced, self.backlog
+        batch = await self._in_thread(lambda: self._files.read_closed(limit, end))
+        if batch.end == end and len(batch.events) < expected:
+            return msgspec.structs.replace(batch, lost=expected - len(batch.events))
+        return batch
 
     async def commit(self, batch: Batch) -> None:
         """Postgres has committed `batch`, the result of the latest `read_closed`."""
         await self._in_thread(lambda: self._files.commit(batch))
-        self.backlog -= len(batch.events)
+        self.backlog -= len(batch.events) + batch.lost
         if not self.backlog:
             self._readable.clear()
 
@@ -264,6 +271,7 @@ class Spool:
             if not waiter.done():
                 waiter.set_result(None)
         self.backlog += closes
+        self._synced = self._files.durable_end
         if closes:
             self._readable.set()
 
@@ -287,6 +295,7 @@ class Spool:
             # The segment in use stays in use, and the next flush tries again.
             log.warning("spool %s: cannot begin a segment: %s", self.directory, error.strerror)
         else:
+            self._synced = self._files.durable_end
             self._readable.set()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

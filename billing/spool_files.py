@@ -52,6 +52,8 @@ class Batch(msgspec.Struct, frozen=True):
 
     events: list[UsageEvent]
     end: Position
+    lost: int = 0
+    """Events known to have been written here that damage has taken since; an alarm."""
 
 
 class SpoolDirectory:
@@ -137,6 +139,8 @@ class SpoolDirectory:
             for placed in scan(data, offset):
                 if isinstance(placed.record, Closed):
                     events.append(placed.record.event)
+                elif placed.record is None:
+                    self._keep_damage(number, placed, data)
                 position = Position(number, placed.end)
                 if len(events) == limit:
                     return Batch(events, position)
@@ -216,15 +220,18 @@ class SpoolDirectory:
 
     def _damaged(self, number: int, placed: Placed, data: bytes, *, last: bool) -> None:
         """A torn end is cut; anything else may be loss: kept, and an alarm."""
-        lost = data[placed.start : placed.end]
         if last and is_torn(data, placed):
-            log.warning("spool %s: cut %d torn bytes off segment %d", self.path, len(lost), number)
+            size = placed.end - placed.start
+            log.warning("spool %s: cut %d torn bytes off segment %d", self.path, size, number)
             with self._segment_path(number).open("r+b") as file:
                 file.truncate(placed.start)
                 os.fsync(file.fileno())
             self.sizes[number] = placed.start
         else:
-            self.quarantine(f"{number:08d}-{placed.start}.corrupt", lost)
+            self._keep_damage(number, placed, data)
+
+    def _keep_damage(self, number: int, placed: Placed, data: bytes) -> None:
+        self.quarantine(f"{number:08d}-{placed.start}.corrupt", data[placed.start : placed.end])
 
 
 def _lock(path: Path, wait_s: float) -> int:

@@ -42,7 +42,7 @@ class Alarms(msgspec.Struct):
     conflicts: int = 0
     """Events that came again with other content; kept in usage_conflicts."""
     refused: int = 0
-    """Events that Postgres will never take; kept in the spool's quarantine."""
+    """Events that Postgres will never take, or that damage took; kept in the spool's quarantine."""
 
 
 OnRecovered = Callable[[list[UsageEvent]], None]
@@ -136,6 +136,7 @@ async def ship_batch(db: AsyncEngine, spool: Spool, alarms: Alarms) -> None:
     batch = await spool.read_closed(MAX_BATCH)
     await _book(db, spool, batch.events, alarms)
     await spool.commit(batch)
+    alarms.refused += batch.lost
 
 
 async def _book(

@@ -208,7 +208,7 @@ class SpoolMachine(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 5), outcome=st.sampled_from(["done", "refused", "lost answer"]))
     def ship(self, limit: int, outcome: str) -> None:
         batch = self.run(self.spool.read_closed(limit))
-        assert len(batch.events) <= limit
+        assert len(batch.events) <= limit and not batch.lost
         if outcome != "refused":
             self.ingest(batch.events)
         if outcome == "done":
