@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, get
+from litestar.params import FromPath
 
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.access import needs, services
@@ -24,7 +25,7 @@ async def list_models(request: Request[Any, Any, Any]) -> ModelList:
 
 
 @get("/v1/models/{model:path}", opt=needs(SCOPE_INFERENCE), tags=["Models"], summary="One model")
-async def retrieve_model(request: Request[Any, Any, Any], model: str) -> Model:
+async def retrieve_model(request: Request[Any, Any, Any], model: FromPath[str]) -> Model:
     found = services(request)
     route = found.desk.fleet.resolve(model.removeprefix("/"))
     return Model(id=route.model, created=found.started_at, owned_by=OWNER)
