@@ -29,6 +29,7 @@ from engine.client import Engine, EngineClient
 from engine.tokenizer import Tokenizer
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.guards import authenticate
+from gateway.database import PEPPER_PURPOSE
 from gateway.db import create_engine
 from gateway.errors import to_face
 from gateway.fleet.engine_replica import EngineReplica
@@ -54,7 +55,6 @@ MAX_REDIS_CONNECTIONS = 64
 SHIP_TIMEOUT_S = 10.0
 """At shutdown: what is not in Postgres by then stays in the spool, for whoever adopts it."""
 CACHED_SALTS = 65_536
-API_KEY_PEPPER = "api-key-pepper"
 CACHE_SALT = "cache-salt"
 
 
@@ -69,7 +69,7 @@ def create_app(
         async with AsyncExitStack() as stack:
             services = await open_services(settings, stack, worker_id=worker_id, metrics=metrics)
             app.state.services = services
-            app.state.begin_drain = services.readiness.begin_drain
+            app.state.begin_drain = partial(begin_drain, services, settings.drain_timeout_s)
             yield
 
     app = Litestar(
@@ -85,6 +85,13 @@ def create_app(
     app.state.begin_drain = lambda: None
     app.asgi_handler = Envelope(app.asgi_handler)
     return app
+
+
+def begin_drain(services: Services, timeout_s: float) -> None:
+    """SIGTERM: readiness turns red, and what is still open after `timeout_s` is ended and
+    billed."""
+    services.readiness.begin_drain()
+    services.desk.tasks.spawn(drain(services.desk, timeout_s), name="drain")
 
 
 def refuse(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
@@ -122,7 +129,7 @@ async def open_services(
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
     authenticator = Authenticator(
-        db=db, redis=store, pepper=key.derive(API_KEY_PEPPER), pepper_id=key.id
+        db=db, redis=store, pepper=key.derive(PEPPER_PURPOSE), pepper_id=key.id
     )
     await authenticator.start()
     stack.push_async_callback(authenticator.close)
@@ -148,7 +155,7 @@ async def open_services(
         tasks=tasks,
         cache_salts=cache_salts(key.derive(CACHE_SALT)),
     )
-    stack.push_async_callback(drain, desk, settings.drain_timeout_s)
+    stack.push_async_callback(drain, desk, 0)
     return Services(
         desk=desk,
         telemetry=telemetry,

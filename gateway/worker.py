@@ -8,6 +8,7 @@ streams have `drain_timeout_s` to end, then the application shuts down and what 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import resource
 import signal
@@ -26,6 +27,8 @@ KEEP_ALIVE_S = 75.0
 """How long an idle connection is kept: longer than most clients keep theirs, so that they close
 first.
 """
+DRAIN_MARGIN_S = 5.0
+"""After the application has ended what was still open: for its last bytes to leave."""
 MAX_CONNECTIONS = 16_384
 BACKLOG = 2048
 
@@ -88,7 +91,7 @@ def run(
         backlog=BACKLOG,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=int(KEEP_ALIVE_S),
-        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + DRAIN_MARGIN_S),
     )
 
     def started() -> None:
