@@ -1,7 +1,7 @@
 """Make a virtual environment with pip in it: `python make_venv.py FOLDER`. Standard library only.
 
-Debian and Ubuntu ship `venv` without `ensurepip` until pythonX.Y-venv is installed: root gets it installed here,
-anybody else gets the one line that says what to install.
+Debian and Ubuntu ship `venv` without `ensurepip` until pythonX.Y-venv is installed: root gets it
+installed here, anybody else gets the one line that says what to install.
 """
 
 from __future__ import annotations
