@@ -92,9 +92,8 @@ async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
     columns = {name: [row[name] for row in rows] for name in _ARRAYS}
     async with db.begin() as connection:
         inserted = len((await connection.execute(_INGEST, columns)).all())
-        conflicts: tuple[str, ...] = ()
-        if inserted < len(events):
-            conflicts = await _keep_conflicts(connection, events)
+        complete = inserted == len(events)
+        conflicts = () if complete else await _keep_conflicts(connection, events)
     if conflicts:
         log.error("usage events came again with other content: %s", ", ".join(conflicts))
     return Ingested(

@@ -222,17 +222,18 @@ class Spool:
     # The flusher.
 
     async def _flush_until_stopped(self) -> None:
-        while not isinstance(self._failure, SpoolBroken):
+        while True:
             await self._dirty.wait()
-            if self._failure is not None and not self._stopping:
-                await asyncio.sleep(RETRY_INTERVAL_S)
-            elif not self._urgent.is_set():
-                await self._pause_for_a_close()
+            await self._pause_for_a_close()
             self._dirty.clear()
             self._urgent.clear()
             await self._flush()
-            if self._stopping and (self._failure is not None or not self._buffer):
-                break
+            if self._failure is not None:
+                if self._stopping or isinstance(self._failure, SpoolBroken):
+                    return
+                await asyncio.sleep(RETRY_INTERVAL_S)
+            elif self._stopping and not self._buffer:
+                return
 
     async def _pause_for_a_close(self) -> None:
         """Let buffered records gather, but never make a close wait."""

@@ -160,5 +160,5 @@ def apply(open_attempts: dict[str, OpenAttempt], record: Record) -> None:
                 open_attempts[attempt_id] = OpenAttempt(known.attempt, record)
         case Closed(event=event):
             open_attempts.pop(event.id, None)
-        case Voided(attempt_id=attempt_id):
-            open_attempts.pop(attempt_id, None)
+        case _:
+            open_attempts.pop(record.attempt_id, None)

@@ -15,7 +15,14 @@ picos = st.integers(-(10**38), 10**38)
 
 
 def test_a_dollar_is_a_million_million_pico() -> None:
-    assert usd("1") == usd(1) == usd(Decimal("1.000")) == PICO_PER_USD == 10**12
+    assert (
+        usd("1")
+        == usd(1)
+        == usd(Decimal("1.000"))
+        == usd("1.0000000000000")
+        == PICO_PER_USD
+        == 10**12
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -20,7 +23,7 @@ import pytest
 from billing.events import Quantities, UsageEvent
 from billing.spool import Spool, SpoolBroken, SpoolFull, SpoolLocked
 from billing.spool_files import Position, SpoolDirectory
-from billing.spool_format import HEADER, Closed, Opened, frame, is_torn, scan
+from billing.spool_format import HEADER, MAGIC, Closed, Opened, frame, is_torn, scan
 
 from .samples import an_attempt, an_event
 
@@ -285,7 +288,10 @@ async def test_a_torn_end_is_cut(tmp_path: Path, cut: int) -> None:
     assert not (tmp_path / "quarantine").exists()
 
 
-@pytest.mark.parametrize("garbage", [b"\0" * 40, b"\xf5TX", frame(Closed(an_event()))[:-1] + b"!"])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\0" * 40, b"\xf5TX", b"?" + MAGIC * 3, frame(Closed(an_event()))[:-1] + b"!"],
+)
 async def test_an_end_that_was_not_torn_is_kept(tmp_path: Path, garbage: bytes) -> None:
     spool = await Spool.open(tmp_path / "s")
     await spool.close(event := an_event())
@@ -374,6 +380,47 @@ async def test_one_process_holds_a_directory(tmp_path: Path) -> None:
     await mine.close(event := an_event())
     await mine.shutdown()
     assert (await shipped(tmp_path / "s")).keys() == {event.id}
+
+
+@pytest.mark.parametrize("moment", ["before the lock is opened", "before it is held"])
+async def test_a_directory_removed_under_the_lock_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """What an adopter's removal may do between any two steps of `_lock`."""
+    module, name = (os, "open") if moment.endswith("opened") else (fcntl, "flock")
+    real = getattr(module, name)
+
+    def removing(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        shutil.rmtree(tmp_path / "s")
+        return real(*arguments)
+
+    monkeypatch.setattr(module, name, removing)
+    spool = await Spool.open(tmp_path / "s", lock_wait_s=0)
+    assert os.path.samestat(os.fstat(spool._files._lock), (tmp_path / "s" / "lock").stat())
+    await spool.shutdown()
+
+
+async def test_segments_that_outlived_their_shipping_are_not_shipped_again(tmp_path: Path) -> None:
+    """A crash between the saving of the cursor and the end of the clearing up."""
+    spool = await Spool.open(tmp_path / "s")
+    await spool.close(an_event())
+    await spool.shutdown()
+    first = segments(tmp_path / "s")[0]
+    content = first.read_bytes()
+    spool = await Spool.open(tmp_path / "s")
+    await spool.commit(await spool.read_closed(10))
+    await spool.shutdown()
+    assert not first.exists()
+    first.write_bytes(content)
+    spool = await Spool.open(tmp_path / "s")
+    assert spool.backlog == 0
+    await spool.close(event := an_event())
+    batch = await spool.read_closed(10)
+    assert batch.events == [event]
+    await spool.commit(batch)
+    assert not first.exists()
+    await spool.shutdown()
 
 
 async def test_only_what_is_empty_is_removed(tmp_path: Path) -> None:
