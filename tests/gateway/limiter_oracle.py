@@ -30,11 +30,18 @@ def rewrite_scripts(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None
 
 
 def move_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limiters made from now on read the time (microseconds) from CLOCK_KEY."""
+    """Limiters made from now on read the time (microseconds) from CLOCK_KEY.
+
+    Redis expires keys by its own clock, which runs on: scopes get an hour more.
+    """
+    rewrite_scripts(monkeypatch, "'PX', ttl_ms)", "'PX', ttl_ms + 3600000)")
     rewrite_scripts(monkeypatch, "redis.call('TIME')", f"{{0, redis.call('GET', '{CLOCK_KEY}')}}")
 
 
-def cost_us(units: int, limit: int) -> int:
+def cost_us(units: int, limit: int | None) -> int:
+    """No limit and a limit of 0 hold no bucket."""
+    if not limit:
+        return 0
     return -(-units * MINUTE_US // limit)
 
 
@@ -75,7 +82,7 @@ class Bucket:
         return max(0, deficit + cost_us(units, self.limit) - cost_us(self.burst, self.limit))
 
     def take(self, units: int, now_us: int) -> Taken:
-        taken = Taken(now_us, 0 if self.limit is None else cost_us(units, self.limit))
+        taken = Taken(now_us, cost_us(units, self.limit))
         self.taken.append(taken)
         return taken
 
@@ -126,12 +133,11 @@ class Oracle:
         lease.counted = min(used, lease.reserved)
         for charge in lease.charges:
             charge.scope.leases.discard(lease_id)
-            if charge.scope.tokens.limit is not None:
-                settled = cost_us(used, charge.scope.tokens.limit)
-                extra = settled - charge.tokens.cost_us
-                charge.tokens.cost_us = min(settled, charge.tokens.cost_us)
-                if extra > 0:
-                    charge.scope.tokens.taken.append(Taken(self.now_us, extra))
+            settled = cost_us(used, charge.scope.tokens.limit)
+            extra = settled - charge.tokens.cost_us
+            charge.tokens.cost_us = min(settled, charge.tokens.cost_us)
+            if extra > 0:
+                charge.scope.tokens.taken.append(Taken(self.now_us, extra))
 
     def wait_us(self, names: list[str], tokens: int) -> int | None:
         """The longest wait over all scopes and kinds; None: for ever."""
