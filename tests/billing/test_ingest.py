@@ -151,17 +151,22 @@ async def test_money_does_not_end_where_a_bigint_does(db: AsyncEngine) -> None:
     assert await check(db) == []
 
 
-@pytest.mark.parametrize("table", ["usage_events", "transfers", "usage_conflicts"])
-@pytest.mark.parametrize(
-    "verb", ["UPDATE {} SET {} = 'x'", "DELETE FROM {}", "TRUNCATE {} CASCADE"]
-)
-async def test_what_was_booked_cannot_change(db: AsyncEngine, table: str, verb: str) -> None:
+async def test_what_was_booked_cannot_change(db: AsyncEngine) -> None:
     event = an_event()
     await ingest(db, [event, msgspec.structs.replace(event, estimated=True)])
-    column = "event_id" if table != "usage_events" else "org"
-    with pytest.raises(DBAPIError, match="is immutable; post a correction"):
-        async with db.begin() as connection:
-            await connection.execute(sa.text(verb.format(table, column)))
+    for table, column in (
+        ("usage_events", "org"),
+        ("transfers", "event_id"),
+        ("usage_conflicts", "event_id"),
+    ):
+        for change in (
+            f"UPDATE {table} SET {column} = 'x'",
+            f"DELETE FROM {table}",
+            f"TRUNCATE {table} CASCADE",
+        ):
+            with pytest.raises(DBAPIError, match="is immutable; post a correction"):
+                async with db.begin() as connection:
+                    await connection.execute(sa.text(change))
 
 
 @pytest.mark.parametrize(

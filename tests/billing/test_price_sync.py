@@ -98,20 +98,18 @@ async def test_the_schema_itself_refuses_an_overlap(db: AsyncEngine, write: Writ
             )
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+async def test_the_schema_itself_refuses_a_change(db: AsyncEngine, write: Write) -> None:
+    await sync_price_book(db, write(FIRST))
+    for change in (
         "UPDATE prices SET pico_per_token = 1",
         "UPDATE prices SET valid = tstzrange('2026-11-02', '2026-12-01')",
         "UPDATE prices SET valid = tstzrange('2026-11-01', '2026-12-01'), pico_per_token = 1",
         "UPDATE prices SET valid = valid",
         "DELETE FROM prices",
-    ],
-)
-async def test_the_schema_itself_refuses_a_change(
-    db: AsyncEngine, write: Write, change: str
-) -> None:
-    await sync_price_book(db, write(FIRST))
-    with pytest.raises(DBAPIError, match="cannot change; add one with a later start"):
+    ):
+        with pytest.raises(DBAPIError, match="cannot change; add one with a later start"):
+            async with db.begin() as connection:
+                await connection.execute(sa.text(change))
+    with pytest.raises(DBAPIError, match="is immutable"):
         async with db.begin() as connection:
-            await connection.execute(sa.text(change))
+            await connection.execute(sa.text("TRUNCATE prices"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -256,4 +257,4 @@ class SpoolMachine(RuleBasedStateMachine):
 
 
 SpoolMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
-TestSpool = SpoolMachine.TestCase
+TestSpool = pytest.mark.slow(SpoolMachine.TestCase)

@@ -12,6 +12,7 @@ from billing.errors import ReportQueryError
 from billing.events import Price, Quantities, UsageEvent
 from billing.ingest import ingest
 from billing.usage_report import CostRow, UsageRow, costs, usage_completions
+from gateway.db import create_engine
 
 from .samples import NOON, PRICES, an_attempt, an_event
 
@@ -191,11 +192,12 @@ async def test_costs_are_exact(used: AsyncEngine) -> None:
     ],
 )
 async def test_what_cannot_be_reported_is_refused_by_name(
-    db: AsyncEngine, query: dict[str, Any], param: str
+    query: dict[str, Any], param: str
 ) -> None:
+    nowhere = create_engine("postgresql+asyncpg:///refused_before_it_connects")
     arguments = {"start_time": MIDNIGHT, "end_time": MIDNIGHT + 5 * DAY} | query
     with pytest.raises(ReportQueryError) as refused:
-        await usage_completions(db, org="o", **arguments)
+        await usage_completions(nowhere, org="o", **arguments)
     assert refused.value.param == param
 
 
