@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +41,24 @@ def free_port() -> int:
 
 
 class Stack:
-    """One `tollgate up` and what a test wants to ask of it."""
+    """One `tollgate up` and what a test wants to ask of it.
 
-    def __init__(self, home: Path, *, config: Path | None = None, workers: int = 1) -> None:
+    `config`: the text of its tollgate.toml. `env`: what its environment has besides this process's.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        config: str | None = None,
+        workers: int = 1,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.home = home
         self.port = free_port()
         self.config = config
         self.workers = workers
+        self.env = {**os.environ, **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
         self.clients: list[OpenAI] = []
         self.log = home.parent / f"{home.name}.log"
@@ -54,16 +68,26 @@ class Stack:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> Stack:
-        command = [str(BIN / "tollgate"), "up", "--home", str(self.home), "--port", str(self.port)]
-        command += ["--workers", str(self.workers)]
-        if self.config is not None:
-            command += ["--config", str(self.config)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+                self.command(),
+                cwd=ROOT,
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.wait_ready()
         return self
+
+    def command(self) -> list[str]:
+        found = [str(BIN / "tollgate"), "up", "--home", str(self.home), "--port", str(self.port)]
+        found += ["--workers", str(self.workers)]
+        if self.config is not None:
+            file = self.home.parent / "tollgate.toml"
+            file.write_text(self.config)
+            found += ["--config", str(file)]
+        return found
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
@@ -104,7 +128,7 @@ class Stack:
     def kill(self) -> list[psutil.Process]:
         """kill -9 of the parent; returns the children it had."""
         assert self.process is not None
-        children = psutil.Process(self.process.pid).children(recursive=True)
+        children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)
         self.process = None
@@ -180,6 +204,11 @@ class Stack:
             assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
             time.sleep(0.1)
 
+    def create_key(self, *options: str) -> str:
+        """`tollgate keys create`; the key, as it is shown this once."""
+        name = f"key-{time.monotonic_ns()}"
+        return self.run("keys", "create", "--name", name, *options).strip()
+
     def run(self, *arguments: str) -> str:
         """`tollgate ARGUMENTS --home HOME`, which must succeed."""
         done = subprocess.run(
@@ -191,3 +220,16 @@ class Stack:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+
+@contextmanager
+def running(**options: Any) -> Iterator[Stack]:
+    """A stack with these options in a folder of its own; stopped as a user would, and gone."""
+    folder = Path(tempfile.mkdtemp(prefix="tgs-", dir="/tmp"))
+    stack = Stack(folder / "home", **options)
+    try:
+        yield stack.start()
+        stack.stop()
+    finally:
+        stack.clean_up()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.journeys.reports import PICO, costs_pico, eventually, usage_of_today
 from tests.stack import Stack
 
 pytestmark = pytest.mark.slow
 
-PICO = 10**12
 BOOK = Path(__file__).resolve().parents[2] / "billing" / "price_books" / "2026-11.toml"
 LONG_TEXT = " ".join(f"Line {n}: the quick brown fox counts to {n * 7}." for n in range(40))
 
@@ -32,39 +31,14 @@ def prices() -> dict[str, int]:
 
 def bill(usage: Any) -> int:
     """What a customer computes by hand from the usage in the answer, in pico-USD."""
-    price, cached = prices(), usage.prompt_tokens_details.cached_tokens
-    return (
+    price = prices()
+    cached: int = usage.prompt_tokens_details.cached_tokens
+    pico: int = (
         (usage.prompt_tokens - cached) * price["uncached_input"]
         + cached * price["cache_read"]
         + usage.completion_tokens * price["output"]
     )
-
-
-def costs_pico(client: OpenAI) -> int:
-    """The organisation's costs of today (and yesterday, around midnight)."""
-    page = client.admin.organization.usage.costs(start_time=int(time.time()) - 86_400)
-    amounts = [row.amount.value for bucket in page.data for row in bucket.results if row.amount]  # type: ignore[union-attr]
-    return round(sum(amount or 0 for amount in amounts) * PICO)
-
-
-def usage_of_today(client: OpenAI) -> dict[str, int]:
-    page = client.admin.organization.usage.completions(
-        start_time=int(time.time()) - 3_600, bucket_width="1m", limit=120
-    )
-    total: dict[str, int] = {}
-    fields = ("input_tokens", "output_tokens", "input_cached_tokens", "num_model_requests")
-    for bucket in page.data:
-        for row in bucket.results:
-            for field in fields:
-                total[field] = total.get(field, 0) + (getattr(row, field) or 0)
-    return total
-
-
-def eventually(read: Callable[[], Any], expected: Any, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while (seen := read()) != expected:
-        assert time.monotonic() < deadline, f"{seen} instead of {expected}"
-        time.sleep(0.1)
+    return pico
 
 
 def ask(client: OpenAI, text: str, **options: Any) -> Any:
@@ -174,7 +148,7 @@ def test_usage_can_be_grouped_and_paged(stack: Stack) -> None:
             bucket_width="1h",
             group_by=["model", "api_key_id"],
             limit=1,
-            page=page.next_page,
+            page=str(page.next_page),
         )
     assert [bucket.start_time for bucket in seen][:3] == [hour - 7200, hour - 3600, hour]
     rows = [row for bucket in seen for row in bucket.results]

@@ -75,11 +75,14 @@ class Upstream:
     def __init__(self) -> None:
         self.script: Script | None = None
         self.exchanges: list[Exchange] = []
+        self.writers: set[asyncio.StreamWriter] = set()
+        """Of open connections."""
         self.num_connections = 0
         self.base_url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
+        self.writers.add(writer)
         try:
             while (exchange := await read_exchange(reader, writer)) is not None:
                 self.exchanges.append(exchange)
@@ -95,6 +98,7 @@ class Upstream:
         except ConnectionError:
             pass  # the client left, which some scripts provoke
         finally:
+            self.writers.discard(writer)
             writer.close()
 
 

@@ -1,0 +1,495 @@
+"""Models that upstreams serve, behind one Tollgate: what they are sent, what the customer sees,
+what is billed when they fail, and to whom their keys are told: nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.chaos.load import check_books
+from tests.gateway.fleet.scripted_upstream import (
+    Exchange,
+    Script,
+    chunk,
+    completion,
+    usage_chunk,
+)
+from tests.journeys.reports import costs_pico, events, eventually, next_event, usage_of_today
+from tests.journeys.upstreams import (
+    LiveUpstream,
+    answers,
+    dies_at_once,
+    good,
+    live_upstreams,
+    sends_an_error_event,
+)
+from tests.stack import Stack, running
+
+pytestmark = pytest.mark.slow
+
+BIG_KEY = "sk-upstream-4f1c0ffee-very-secret"
+BIG_PRICES = {"uncached_input": 1_250_003, "cache_read": 125_001, "cache_write": 1_562_507}
+BIG_PRICES["output"] = 10_000_019
+"""Pico-USD per token; no factor in common, so that a sum shows what it is made of."""
+BOOK = """
+[[price]]
+model = "big"
+valid_from = "2026-01-01"
+""" + "\n".join(f'{name} = "{pico / 10**6}"' for name, pico in BIG_PRICES.items())
+CONFIG = """
+price_books = ["{book}"]
+
+[[model]]
+name = "penny"
+path = "models/penny"
+[[model]]
+name = "big"
+upstream = "{big}"
+api_key_env = "BIG_KEY"
+[[model]]
+name = "wide"
+  [[model.replica]]
+  upstream = "{wide}"
+  upstream_model = "Qwen3-32B"
+  api_key_env = "BIG_KEY"
+  weight = 2
+  [[model.replica]]
+  upstream = "{other}"
+  upstream_model = "Qwen3-32B"
+  api_key_env = "BIG_KEY"
+"""
+HELLO: Any = [{"role": "user", "content": "Say hello to the world."}]
+
+
+@pytest.fixture(scope="module")
+def upstreams() -> Iterator[list[LiveUpstream]]:
+    with live_upstreams(3) as opened:
+        yield opened
+
+
+@pytest.fixture
+def big(upstreams: list[LiveUpstream]) -> LiveUpstream:
+    return upstreams[0]
+
+
+@pytest.fixture
+def wide(upstreams: list[LiveUpstream]) -> list[LiveUpstream]:
+    """The two replicas."""
+    return upstreams[1:]
+
+
+@pytest.fixture(scope="module")
+def stack(
+    upstreams: list[LiveUpstream], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    book = tmp_path_factory.mktemp("prices") / "big.toml"
+    book.write_text(BOOK)
+    big, wide, other = (each.base_url for each in upstreams)
+    config = CONFIG.format(book=book, big=big, wide=wide, other=other)
+    with running(config=config, env={"BIG_KEY": BIG_KEY}) as started:
+        yield started
+
+
+@pytest.fixture
+def client(stack: Stack) -> OpenAI:
+    return stack.client(max_retries=0)
+
+
+def ask(client: OpenAI, model: str, **options: Any) -> Any:
+    return client.chat.completions.create(model=model, messages=HELLO, **options)
+
+
+def text_of(answer: Any) -> str:
+    if isinstance(answer, openai.Stream):
+        return "".join(c.choices[0].delta.content or "" for c in answer if c.choices)
+    return str(answer.choices[0].message.content)
+
+
+def post(stack: Stack, **fields: Any) -> Any:
+    """A streaming request without the SDK: a context that gives the response."""
+    return httpx.stream(
+        "POST",
+        f"{stack.base_url}/v1/chat/completions",
+        headers={"authorization": f"Bearer {stack.credentials['api_key']}"},
+        json={"messages": HELLO, **fields},
+        timeout=30,
+    )
+
+
+def test_all_models_are_listed_and_penny_answers_beside_the_upstreams(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["penny", "big", "wide"]
+    assert ask(client, "penny", max_tokens=4).usage.completion_tokens > 0
+
+
+def test_a_whole_answer_comes_under_our_name_with_what_is_billed(
+    client: OpenAI, big: LiveUpstream
+) -> None:
+    big.play(good)
+    answer = ask(client, "big", temperature=0.5, extra_body={"vendor_extra": [1], "top_k": 3})
+    assert (answer.model, text_of(answer)) == ("big", "Hello there")
+    assert answer.usage.prompt_tokens == 20 and answer.usage.completion_tokens == 5
+    details = answer.usage.prompt_tokens_details
+    assert (details.cached_tokens, details.cache_write_tokens) == (8, 4)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 2
+    assert not hasattr(answer.usage, "cost"), "what the upstream charges is nobody's business"
+    (exchange,) = big.exchanges
+    assert exchange.headers["authorization"] == f"Bearer {BIG_KEY}"
+    extra = {"temperature": 0.5, "vendor_extra": [1], "top_k": 3}
+    assert exchange.body == {"model": "big", "messages": HELLO, **extra}
+
+
+def test_an_upstreams_own_name_of_the_model_stays_there(
+    client: OpenAI, wide: list[LiveUpstream]
+) -> None:
+    for replica in wide:
+        replica.play(good)
+    assert ask(client, "wide").model == "wide"
+    assert {chunk.model for chunk in ask(client, "wide", stream=True)} == {"wide"}
+    asked = [exchange.body["model"] for replica in wide for exchange in replica.exchanges]
+    assert asked == ["Qwen3-32B"] * 2
+
+
+def test_usage_is_asked_for_upstream_and_shown_to_who_asked(
+    stack: Stack, client: OpenAI, big: LiveUpstream
+) -> None:
+    big.play(good)
+    plain = list(ask(client, "big", stream=True))
+    assert all(chunk.choices and chunk.usage is None for chunk in plain)
+    asked = list(ask(client, "big", stream=True, stream_options={"include_usage": True}))
+    assert asked[-1].choices == [] and asked[-1].usage.total_tokens == 25
+    assert all(chunk.choices and chunk.usage is None for chunk in asked[:-1])
+    assert len(asked) == len(plain) + 1
+    for exchange in big.exchanges:
+        assert exchange.body["stream_options"] == {"include_usage": True}
+    with post(stack, model="big", stream=True) as answer:
+        assert b"usage" not in answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+def test_a_chunk_is_passed_on_before_the_next_one_is_there(
+    client: OpenAI, big: LiveUpstream
+) -> None:
+    seen = threading.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.send(chunk("first"))
+        assert await asyncio.to_thread(seen.wait, 10), "the first chunk is held back"
+        await exchange.send(chunk(" second"), chunk(finish="stop"), usage_chunk(), "[DONE]")
+        await exchange.end_stream()
+
+    big.play(script)
+    stream = ask(client, "big", stream=True)
+    assert next(stream).choices[0].delta.content == "first"
+    seen.set()
+    assert text_of(stream) == " second"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("service_tier", "priority", "service_tier"),
+        ("web_search_options", {}, "web_search_options"),
+        ("tools", [{"type": "web_search"}], "tools[0].type"),
+        ("modalities", ["text", "audio"], "modalities"),
+        ("plugins", [{"id": "web"}], "plugins"),
+    ],
+)
+def test_what_would_change_the_bill_is_refused_by_name(
+    client: OpenAI, big: LiveUpstream, field: str, value: Any, param: str
+) -> None:
+    big.play(good)
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, "big", extra_body={field: value})
+    assert caught.value.param == param
+    assert big.exchanges == []
+
+
+def test_the_costs_agree_with_the_price_book_to_the_pico(
+    stack: Stack, client: OpenAI, big: LiveUpstream
+) -> None:
+    big.play(good)
+    events(stack, "big")
+    before, usage = costs_pico(client), usage_of_today(client, models=["big"])
+    for stream in (False, True):
+        text_of(ask(client, "big", stream=stream))
+    price = BIG_PRICES
+    one = 8 * price["uncached_input"] + 8 * price["cache_read"]
+    one += 4 * price["cache_write"] + 5 * price["output"]
+    eventually(lambda: costs_pico(client), before + 2 * one)
+    added = {"input_tokens": 40, "output_tokens": 10, "input_cached_tokens": 16}
+    added["num_model_requests"] = 2
+    expected = {name: usage.get(name, 0) + value for name, value in added.items()}
+    assert usage_of_today(client, models=["big"]) == expected
+    last = events(stack, "big")[-1]
+    assert (last.estimated, last.suspended, last.finish) == (False, False, "done")
+
+
+async def test_a_model_without_a_price_is_counted_costs_nothing_and_waits_in_suspense(
+    stack: Stack, wide: list[LiveUpstream]
+) -> None:
+    for replica in wide:
+        replica.play(good)
+    client = stack.client(max_retries=0)
+    await asyncio.to_thread(stack.wait_metric, "tollgate_spool_backlog_events", 0)
+    before, usage = costs_pico(client), usage_of_today(client, models=["wide"])
+    await asyncio.to_thread(ask, client, "wide")
+    expected = usage.get("input_tokens", 0) + 20
+    eventually(lambda: usage_of_today(client, models=["wide"])["input_tokens"], expected)
+    assert costs_pico(client) == before
+    last = "SELECT * FROM usage_events WHERE model = 'wide' ORDER BY id DESC LIMIT 1"
+    (event,) = await stack.sql(last)
+    assert event.suspended and event.output == 5
+    posted = await stack.sql(f"SELECT * FROM transfers WHERE event_id = '{event.id}'")
+    assert [(row.kind, row.amount_pico, row.credit) for row in posted] == [
+        ("suspense", 0, "suspense")
+    ]
+    await check_books(stack)
+
+
+BEFORE_THE_FIRST_BYTE = {
+    "429": answers(429),
+    "500": answers(500),
+    "503": answers(503),
+    "bad key": answers(401, f"Incorrect API key provided: {BIG_KEY}"),
+    "cut": dies_at_once,
+}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("failure", BEFORE_THE_FIRST_BYTE.values(), ids=BEFORE_THE_FIRST_BYTE)
+def test_before_the_first_byte_the_next_replica_is_tried(
+    stack: Stack, client: OpenAI, wide: list[LiveUpstream], failure: Script, stream: bool
+) -> None:
+    asked: list[Exchange] = []
+
+    async def first_fails(exchange: Exchange) -> None:
+        asked.append(exchange)
+        await (failure if len(asked) == 1 else good)(exchange)
+
+    for replica in wide:
+        replica.play(first_fails)
+    before = len(events(stack, "wide"))
+    assert text_of(ask(client, "wide", stream=stream)) == ("Hello" if stream else "Hello there")
+    assert [len(replica.exchanges) for replica in wide] == [1, 1]
+    event = next_event(stack, "wide", before)
+    assert (event.output, event.estimated, event.finish) == (5, False, "done")
+
+
+def test_an_error_event_before_the_first_chunk_lets_the_next_replica_answer(
+    client: OpenAI, wide: list[LiveUpstream]
+) -> None:
+    asked: list[Exchange] = []
+
+    async def first_fails(exchange: Exchange) -> None:
+        asked.append(exchange)
+        await (sends_an_error_event if len(asked) == 1 else good)(exchange)
+
+    for replica in wide:
+        replica.play(first_fails)
+    assert text_of(ask(client, "wide", stream=True)) == "Hello"
+    assert len(asked) == 2
+
+
+def test_a_replica_that_refuses_connections_is_passed_over(
+    stack: Stack, client: OpenAI, wide: list[LiveUpstream]
+) -> None:
+    down, up = wide
+    up.play(good)
+    down.close()
+
+    def was_tried() -> bool:
+        assert text_of(ask(client, "wide")) == "Hello there"
+        log = (stack.home / "logs" / "worker-0.log").read_text()
+        return "wide/0 is unavailable: wide/0: ConnectFailed" in log
+
+    try:
+        stack.wait("the replica that is down was tried", was_tried)
+    finally:
+        down.open()
+    assert all(exchange.body["model"] == "Qwen3-32B" for exchange in up.exchanges)
+
+
+def test_when_no_replica_can_it_is_a_503_that_costs_nothing(
+    stack: Stack, client: OpenAI, wide: list[LiveUpstream]
+) -> None:
+    for replica in wide:
+        replica.play(answers(503))
+    before = len(events(stack, "wide"))
+    for stream in (True, False):
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(client, "wide", stream=stream)
+        assert caught.value.status_code == 503
+        assert caught.value.response.headers["retry-after"] == "2"
+        assert caught.value.response.headers["x-should-retry"] == "true"
+    assert [len(replica.exchanges) for replica in wide] == [2, 2]
+    assert len(events(stack, "wide")) == before
+    assert stack.open_leases() == 0
+
+
+def test_weights_share_the_work(stack: Stack, client: OpenAI, wide: list[LiveUpstream]) -> None:
+    for replica in wide:
+        replica.play(good)
+    stack.wait("both are asked", lambda: bool(ask(client, "wide")) and all_asked(wide))
+    for replica in wide:
+        replica.play(good)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: ask(client, "wide"), range(150)))
+    heavy, light = (len(replica.exchanges) for replica in wide)
+    assert heavy + light == 150
+    assert 1.2 < heavy / light < 3.5, "two to one, by chance less than once in 1e4 outside of this"
+
+
+def all_asked(replicas: list[LiveUpstream]) -> bool:
+    return all(replica.exchanges for replica in replicas)
+
+
+def test_after_the_first_byte_a_failure_is_an_error_event_and_is_billed(
+    stack: Stack, client: OpenAI, wide: list[LiveUpstream]
+) -> None:
+    async def breaks_off(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.send(chunk(""), chunk("Hel"), chunk("lo"), chunk(" wor"))
+        exchange.writer.close()
+
+    for replica in wide:
+        replica.play(breaks_off)
+    before = len(events(stack, "wide"))
+    with pytest.raises(openai.APIError, match="stopped before the answer was complete"):
+        text_of(ask(client, "wide", stream=True))
+    with post(stack, model="wide", stream=True) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert '"error"' in lines[-1] and "[DONE]" not in lines[-1]
+    assert not any('"finish_reason":"' in line for line in lines), "never a fake stop"
+    assert sum(len(replica.exchanges) for replica in wide) == 2, "no other replica was asked"
+    stack.wait("both events are there", lambda: len(events(stack, "wide")) == before + 2)
+    for event in events(stack, "wide")[before:]:
+        assert (event.output, event.estimated, event.finish) == (3, True, "error")
+        assert event.uncached_input > 0
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_without_usage_the_estimate_stands_marked_and_never_zero(
+    stack: Stack, client: OpenAI, big: LiveUpstream, stream: bool
+) -> None:
+    async def script(exchange: Exchange) -> None:
+        if not exchange.body.get("stream"):
+            await exchange.answer(completion(usage=None))
+            return
+        await exchange.begin_stream()
+        await exchange.send(*(chunk(f"w{n} ") for n in range(7)), chunk(finish="stop"), "[DONE]")
+        await exchange.end_stream()
+
+    big.play(script)
+    before, spent = len(events(stack, "big")), costs_pico(client)
+    answer = ask(client, "big", stream=stream)
+    assert text_of(answer)
+    event = next_event(stack, "big", before)
+    assert event.estimated and event.finish == "done"
+    assert event.output == (7 if stream else 2)
+    assert event.uncached_input > 5
+    price = BIG_PRICES
+    cost = event.uncached_input * price["uncached_input"] + event.output * price["output"]
+    eventually(lambda: costs_pico(client), spent + cost)
+
+
+def test_a_client_that_leaves_a_stream_cancels_the_upstream_and_pays(
+    stack: Stack, client: OpenAI, big: LiveUpstream
+) -> None:
+    async def endless(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.send(chunk(""), chunk("one"), chunk(" two"), chunk(" three"))
+        await exchange.hang()
+
+    big.play(endless)
+    before = len(events(stack, "big"))
+    stream = ask(client, "big", stream=True)
+    texts = ""
+    while texts != "one two three":
+        texts += next(stream).choices[0].delta.content or ""
+    stream.close()
+    big.wait_left(big.exchanges[0], 1.0)
+    event = next_event(stack, "big", before)
+    assert (event.output, event.estimated, event.finish) == (3, True, "disconnect")
+    assert event.uncached_input > 0
+    stack.wait("the reservation is settled", lambda: stack.open_leases() == 0)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_client_that_leaves_before_the_first_byte_cancels_the_upstream_and_pays(
+    stack: Stack, big: LiveUpstream, stream: bool
+) -> None:
+    asked = threading.Event()
+
+    async def silent(exchange: Exchange) -> None:
+        asked.set()
+        await exchange.hang()
+
+    big.play(silent)
+    before = len(events(stack, "big"))
+    impatient = stack.client(max_retries=0, timeout=0.7)
+    with pytest.raises(openai.APITimeoutError):
+        ask(impatient, "big", stream=stream, max_tokens=500)
+    assert asked.wait(0), "the upstream was asked before the client left"
+    big.wait_left(big.exchanges[0], 1.0)
+    event = next_event(stack, "big", before)
+    assert event.estimated and event.finish == "disconnect"
+    assert event.uncached_input > 0
+    if not stream:
+        assert 0 < event.output <= 500
+    stack.wait("the reservation is settled", lambda: stack.open_leases() == 0)
+
+
+def test_a_refusal_is_told_in_the_upstreams_words_without_its_secrets(
+    stack: Stack, client: OpenAI, wide: list[LiveUpstream]
+) -> None:
+    async def refuses(exchange: Exchange) -> None:
+        words = f"Qwen3-32B takes 8 tokens at most (token {BIG_KEY})"
+        error = {"message": words, "type": "invalid_request_error", "param": "messages"}
+        await exchange.answer({"error": {**error, "code": "context_length_exceeded"}}, 400)
+
+    for replica in wide:
+        replica.play(refuses)
+    before = len(events(stack, "wide"))
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, "wide")
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == "messages"
+    said = caught.value.response.text
+    assert "wide takes 8 tokens at most" in said
+    assert BIG_KEY not in said and "Qwen3" not in said
+    assert sum(len(replica.exchanges) for replica in wide) == 1, "asking another would not help"
+    assert len(events(stack, "wide")) == before
+
+
+def test_the_upstreams_key_is_in_no_answer_and_in_no_file(
+    stack: Stack, client: OpenAI, big: LiveUpstream
+) -> None:
+    said: list[str] = []
+    for status in (400, 401, 403, 404, 429, 500):
+        big.play(answers(status, f"you sent {BIG_KEY}, the key of this account"))
+        for stream in (True, False):
+            with pytest.raises(openai.APIStatusError) as caught:
+                ask(client, "big", stream=stream)
+            said.append(caught.value.response.text + str(caught.value.response.headers))
+    big.play(sends_an_error_event)
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(client, "big", stream=True)
+    said.append(caught.value.response.text)
+    said.append(httpx.get(f"{stack.base_url}/metrics").text)
+    assert not [text for text in said if BIG_KEY in text]
+    log = (stack.home / "logs" / "worker-0.log").read_text()
+    assert "refuses this gateway with status 401" in log, "the operator is told"
+    stack.wait_metric("tollgate_spool_backlog_events", 0)
+    files = [path for path in stack.home.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    found = [path for path in (*files, stack.log) if BIG_KEY.encode() in path.read_bytes()]
+    assert found == []

@@ -1,0 +1,125 @@
+"""Scripted upstreams that live in a thread of their own, in front of which a Tollgate is started.
+
+Below: `tests/gateway/fleet/scripted_upstream.py`, which says what an upstream says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from tests.gateway.fleet.scripted_upstream import (
+    Exchange,
+    Script,
+    Upstream,
+    completion,
+    good_stream,
+)
+from tests.stack import free_port
+
+T = TypeVar("T")
+CALL_TIMEOUT_S = 30.0
+
+
+class LiveUpstream:
+    """One OpenAI-compatible server on a port of its own; `close` and `open` it as often as wanted.
+
+    A test sets `script` before it makes a request, and reads `exchanges` after the answer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.port = free_port()
+        self._loop = loop
+        self._upstream = Upstream()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        return self._upstream.exchanges
+
+    def play(self, script: Script) -> None:
+        """Answer with `script` from now on, and forget what was asked before."""
+        self._upstream.exchanges.clear()
+        self._upstream.script = script
+
+    def open(self) -> None:
+        self.call(self._open())
+
+    def close(self) -> None:
+        """Refuse connections; those that are open are cut."""
+        self.call(self._close())
+
+    def wait_left(self, exchange: Exchange, timeout_s: float) -> None:
+        """Raises: TimeoutError if the client does not close the connection in time."""
+        self.call(asyncio.wait_for(exchange.left.wait(), timeout_s))
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)
+
+    async def _open(self) -> None:
+        serve = self._upstream.serve
+        self._server = await asyncio.start_server(serve, "127.0.0.1", self.port)
+
+    async def _close(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for writer in list(self._upstream.writers):
+            writer.transport.abort()
+        await self._server.wait_closed()
+        while self._upstream.writers:
+            await asyncio.sleep(0.01)
+        self._server = None
+
+
+@contextmanager
+def live_upstreams(number: int) -> Iterator[list[LiveUpstream]]:
+    """All open, in one thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="upstreams")
+    thread.start()
+    made = [LiveUpstream(loop) for _ in range(number)]
+    try:
+        for each in made:
+            each.open()
+        yield made
+        for each in made:
+            each.close()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def good_body(exchange: Exchange) -> None:
+    await exchange.answer(completion())
+
+
+async def good(exchange: Exchange) -> None:
+    await (good_stream if exchange.body.get("stream") else good_body)(exchange)
+
+
+async def dies_at_once(exchange: Exchange) -> None:
+    exchange.writer.close()
+
+
+async def sends_an_error_event(exchange: Exchange) -> None:
+    """Repeats the key it was sent."""
+    await exchange.begin_stream()
+    message = f"no slot for {exchange.headers['authorization']}"
+    await exchange.send({"error": {"message": message}})
+    await exchange.end_stream()
+
+
+def answers(status: int, message: str = "not now") -> Script:
+    async def script(exchange: Exchange) -> None:
+        await exchange.answer({"error": {"message": message}}, status, retry_after="2")
+
+    return script
