@@ -163,6 +163,7 @@ async def open_services(
         authenticator=authenticator,
         db=db,
         spool=spool,
+        shipper=shipper,
         engines=engines,
         started_at=int(time.time()),
     )

@@ -10,6 +10,7 @@ import msgspec
 
 from billing.price_book import PriceBook
 from billing.price_sync import sync_price_book
+from billing.reconcile import reprice_suspense
 from gateway import credentials
 from gateway.credentials import Credentials
 from gateway.db import create_engine
@@ -36,6 +37,7 @@ async def prepare(settings: Settings, database_url: str, base_url: str) -> Crede
     engine = create_engine(database_url)
     try:
         await sync_price_book(engine, prices)
+        await reprice_suspense(engine, prices)
         made = await bootstrap(
             engine,
             pepper=key.derive(PEPPER_PURPOSE),

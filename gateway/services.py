@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.spool import Spool
+from billing.worker import Shipper
 from engine.client import Engine
 from gateway.auth.api_keys import Authenticator
 from gateway.inference import Desk
@@ -23,6 +24,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     authenticator: Authenticator
     db: AsyncEngine
     spool: Spool
+    shipper: Shipper
     engines: Mapping[str, Engine]
     """By model name."""
     started_at: int
@@ -34,3 +36,5 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
             if engine.connected:
                 self.telemetry.engine_status(engine.status)
         self.telemetry.spool_backlog.set(self.spool.backlog)
+        self.telemetry.usage_conflicts.set(self.shipper.alarms.conflicts)
+        self.telemetry.usage_refused.set(self.shipper.alarms.refused)

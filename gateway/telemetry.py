@@ -83,12 +83,19 @@ class Telemetry:
         self.generated = self._engine_gauge(
             "generation_tokens", "Tokens generated since the engine's start."
         )
-        self.spool_backlog = Gauge(
-            "tollgate_spool_backlog_events",
-            "Usage events on this machine's disk that Postgres does not have yet.",
-            registry=registry,
-            multiprocess_mode="livesum",
+        self.spool_backlog = self._worker_gauge(
+            "spool_backlog_events", "Usage events on disk that Postgres does not have yet."
         )
+        self.usage_conflicts = self._worker_gauge(
+            "usage_conflicts", "Alarm: events that came again under their id with other content."
+        )
+        self.usage_refused = self._worker_gauge(
+            "usage_refused", "Alarm: events that Postgres refuses, kept in quarantine."
+        )
+
+    def _worker_gauge(self, name: str, text: str) -> Gauge:
+        """Each worker knows its own part; the whole is their sum."""
+        return Gauge(f"tollgate_{name}", text, registry=self.registry, multiprocess_mode="livesum")
 
     def _engine_gauge(self, name: str, text: str) -> Gauge:
         """Every worker hears the same engine, so the most recent word is the right one."""
