@@ -165,6 +165,15 @@ def requests_without_tools(draw: Draw) -> Conversation:
     return Conversation("no_tool", messages, [])
 
 
+def sums(draw: Draw) -> Conversation:
+    """Many small sums in a row, because it takes many to learn to add."""
+    messages: list[Message] = []
+    for _ in range(draw.integer(5, 12)):
+        question, answer = talk.arithmetic(draw)
+        messages += [user(question), assistant(answer)]
+    return Conversation("arithmetic", messages, [])
+
+
 def long_text(draw: Draw) -> Conversation:
     """A pasted text of notes, about 500 to 3,800 tokens, and questions about two of the notes."""
     owners = [f"{draw.pick(WORDS['name'])} {draw.made_up_word().title()}" for _ in range(200)]
@@ -190,7 +199,8 @@ def long_chat(draw: Draw) -> Conversation:
 
 
 MIXTURE: dict[Callable[[Draw], Conversation], float] = {
-    talk_conversation: 0.595,
+    talk_conversation: 0.545,
+    sums: 0.05,
     tool_conversation: 0.31,
     no_tool_conversation: 0.07,
     requests_without_tools: 0.02,

@@ -84,7 +84,7 @@ def judge(conversation: Conversation, answer: str, ended: bool) -> dict[str, boo
 def answers(folder: Path, drawn: list[Conversation]) -> list[tuple[str, bool]]:
     """The greedy answer to each conversation's last prompt, and whether it came to its end."""
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     end = tokenizer.convert_tokens_to_ids(TURN_END)
     prompts = [render(c.messages[:-1], c.tools, add_generation_prompt=True) for c in drawn]
     order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))

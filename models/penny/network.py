@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PLAIN_ATTENTION = 768
+EMBEDDING_STD = 0.1
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,13 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.apply(self._initialize)
+        plant_induction(self)
 
     def _initialize(self, module: nn.Module) -> None:
-        """Normal(0, 0.02); the projections back into the residual stream are scaled by depth."""
-        if isinstance(module, nn.Linear | nn.Embedding):
+        """Normal; the projections back into the residual stream are scaled by depth."""
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=EMBEDDING_STD)
+        if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, Layer):
             for projection in (module.self_attn.o_proj, module.mlp.down_proj):
@@ -163,3 +167,43 @@ class Llama(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embed_tokens.weight)
+
+
+@torch.no_grad()
+def plant_induction(network: Llama) -> None:
+    """Begin with an induction circuit (arXiv:2209.11895) in the first two layers.
+
+    One head per group of layer 0 attends to the position before and writes that token down; one of
+    layer 1 looks for the place where the present token was written down, and copies what stands
+    there. Such heads form in any language model that copies, but late; an hour on two cores is too
+    short to wait for it. Everything stays trainable.
+    """
+    shape = network.shape
+    size, half = shape.head_dim, shape.head_dim // 2
+    frequencies = shape.rope_theta ** -(torch.arange(half) / half)
+    fast = torch.arange(8)  # turn so much from one position to the next that the peak is sharp
+    slow = torch.arange(18, half)  # turn so little that a match counts however far away it is
+    slow = torch.cat((slow, slow + half))
+    asked, written, copied = (
+        torch.linalg.qr(torch.randn(shape.hidden_size, shape.hidden_size)).Q.clone()
+        for _ in range(3)
+    )
+    for basis in (asked, written, copied):
+        basis[:, 0] = 0  # dimension 0 is the same for all tokens: what position-only heads read
+    network.embed_tokens.weight[:, 0] = 4 * EMBEDDING_STD
+    first, second = network.layers[0], network.layers[1]
+    assert isinstance(first, Layer) and isinstance(second, Layer)
+    before, match = first.self_attn, second.self_attn
+    for group in range(shape.num_key_value_heads):
+        head = group * (shape.num_attention_heads // shape.num_key_value_heads)
+        rows = slice(group * size, (group + 1) * size)
+        columns = slice(head * size, (head + 1) * size)
+        before.q_proj.weight[head * size + fast, 0] = 1.6
+        before.k_proj.weight[group * size + fast, 0] = 1.6 * frequencies[fast].cos()
+        before.k_proj.weight[group * size + half + fast, 0] = 1.6 * frequencies[fast].sin()
+        before.v_proj.weight[rows] = asked[rows]
+        before.o_proj.weight[:, columns] = 0.15 * written[rows].T
+        match.q_proj.weight[head * size + slow] = 2.5 * asked[group * size + slow]
+        match.k_proj.weight[group * size + slow] = 2.5 * written[group * size + slow]
+        match.v_proj.weight[rows] = copied[rows]
+        match.o_proj.weight[:, columns] = 1.5 * copied[rows].T

@@ -48,13 +48,16 @@ TOKENIZER_CONVERSATIONS = 8_000
 POOL_CONVERSATIONS = 2_048
 """So many conversations are sorted by length at a time, to be batched with little padding."""
 BATCH_TOKENS = 2_048
-MUON_LR, ADAM_LR = 0.005, 0.003
-WARMUP = 0.02
+MUON_LR, ADAM_LR = 0.002, 0.001
+WARMUP = 0.04
 """The share of the run in which the learning rate rises."""
 MAX_WORKERS = 16
 WORKERS_FILE = ".workers"
 CONTEXT_SHARE = 0.1
 IGNORED = -100
+EXERCISES, EXERCISE_TOKENS, PIECES = 16, 32, 4
+EXERCISE_UNTIL = 0.15
+"""So long a quarter of the batches are copying exercises; later one in twenty."""
 
 Example = tuple[list[int], list[int]]
 """Token ids, and labels of the same length: the id where the assistant writes, else `IGNORED`."""
@@ -197,6 +200,24 @@ def stream(tokenizer: Tokenizer, worker: int, first_pool: int) -> Iterator[tuple
         yield from batches(drawn, random.Random(seed))
 
 
+def exercise() -> tuple[Tensor, Tensor]:
+    """Random tokens, then pieces of the same: the network must look back to say what comes next.
+
+    Copying is what tool calls need, and from random tokens it is learnt far sooner than from text
+    (induction heads, arXiv:2209.11895). Only what can be known is labelled: not a piece's first
+    token. Both results are [EXERCISES, 4 * EXERCISE_TOKENS].
+    """
+    first_word, last = len(CONTROL_TOKENS), Shape().vocab_size
+    fresh = torch.randint(first_word, last, (EXERCISES, 2 * EXERCISE_TOKENS))
+    starts = torch.randint(0, EXERCISE_TOKENS, (EXERCISES, PIECES, 1))
+    piece = starts + torch.arange(2 * EXERCISE_TOKENS // PIECES)
+    repeated = fresh.gather(1, piece.flatten(1))
+    labels = repeated.view(piece.shape).clone()
+    labels[:, :, 0] = IGNORED
+    unknown = torch.full_like(fresh, IGNORED)
+    return torch.cat((fresh, repeated), 1), torch.cat((unknown, labels.flatten(1)), 1)
+
+
 def average(network: Llama, progress: float) -> float:
     """Average the gradients over all workers, and the progress with them, so that all agree."""
     gradients = [p.grad for p in network.parameters() if p.grad is not None]
@@ -215,8 +236,14 @@ def train(tokenizer: Tokenizer, network: Llama, worker: int, run: Run) -> None:
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in steps]
     held_out = examples(tokenizer, HELD_OUT_SEED, 96, held_out=True)
     started, progress, tokens, next_report = time.monotonic(), 0.0, 0, 0.05
-    for step, (ids, labels) in enumerate(stream(tokenizer, worker, run.first_pool), start=1):
-        loss = loss_of(network, ids, with_context(ids, labels))
+    conversations_only = stream(tokenizer, worker, run.first_pool)
+    for step in itertools.count(1):
+        if exercising := random.random() < (0.25 if progress < EXERCISE_UNTIL else 0.05):
+            ids, labels = exercise()
+        else:
+            ids, labels = next(conversations_only)
+            labels = with_context(ids, labels)
+        loss = loss_of(network, ids, labels)
         backward(loss)
         progress = average(network, (time.monotonic() - started) / (60 * run.minutes))
         if progress >= 1:
@@ -227,9 +254,10 @@ def train(tokenizer: Tokenizer, network: Llama, worker: int, run: Run) -> None:
             optimizer.step()
             optimizer.zero_grad()
         tokens += ids.numel()
-        if worker == 0 and step % 20 == 0:
+        if worker == 0 and step % 10 == 0:
             seen = f"{tokens / 1e6:.2f} M tokens per worker"
-            print(f"step {step} {progress:.0%} loss {loss:.3f} {seen}", flush=True)
+            kind = "exercise" if exercising else "text"
+            print(f"step {step} {progress:.0%} {kind} loss {loss:.3f} {seen}", flush=True)
         if worker == 0 and progress > next_report:
             next_report += 0.1
             print(f"held-out loss {held_out_loss(network, held_out):.4f}", flush=True)
@@ -293,6 +321,7 @@ def work(worker: int, run: Run) -> None:
     else:
         tokenizer = train_tokenizer(Shape().vocab_size)
     torch.manual_seed(TRAIN_SEED + run.first_pool * MAX_WORKERS + worker)
+    random.seed(TRAIN_SEED + run.first_pool)
     train(tokenizer, network, worker, run)
     if worker == 0:
         save(tokenizer, network, run.out)
