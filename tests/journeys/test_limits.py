@@ -1,0 +1,306 @@
+"""What plans and scopes let pass, across two workers that share one Redis: each refusal says when
+to come back, and consumes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+from openai import OpenAI
+
+from gateway import embedded
+from gateway.database import PEPPER_PURPOSE
+from gateway.db import create_engine
+from gateway.home import Home
+from gateway.secret import Secret
+from gateway.tenancy.keys import create_key
+from gateway.tenancy.projects import find_project
+from tests.gateway.fleet.scripted_upstream import Exchange, Script, chunk, completion
+from tests.journeys.upstreams import LiveUpstream, good, live_upstreams
+from tests.stack import Stack, running
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[[model]]
+name = "big"
+upstream = "{upstream}"
+[plan.default]
+[plan.tokens]
+tokens_per_minute = 60_000
+[plan.requests]
+requests_per_minute = 60
+[plan.streams]
+max_concurrent_streams = 2
+"""
+TOKENS_PER_MINUTE = 60_000
+TOKENS_PER_S = TOKENS_PER_MINUTE // 60
+BURST = TOKENS_PER_MINUTE // 6
+HELLO: Any = [{"role": "user", "content": "Say hello to the world."}]
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[LiveUpstream]:
+    with live_upstreams(1) as (opened,):
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def stack(upstream: LiveUpstream) -> Iterator[Stack]:
+    with running(config=CONFIG.format(upstream=upstream.base_url), workers=2) as started:
+        yield started
+
+
+def uses(tokens: int) -> Script:
+    """Every answer is said to have used so many tokens in all."""
+    usage = {"prompt_tokens": 10, "completion_tokens": tokens - 10, "total_tokens": tokens}
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.answer(completion(usage=usage))
+
+    return script
+
+
+async def endless(exchange: Exchange) -> None:
+    await exchange.begin_stream()
+    await exchange.send(chunk("and so on"))
+    await exchange.hang()
+
+
+def limited(stack: Stack, plan: str, **options: Any) -> OpenAI:
+    """A client with a new key on this plan, which does not retry unless told to."""
+    return stack.client(api_key=stack.create_key("--plan", plan), **{"max_retries": 0, **options})
+
+
+def ask(client: OpenAI, **options: Any) -> Any:
+    options = {"messages": HELLO, "max_tokens": 100, **options}
+    return client.chat.completions.create(model="big", **options)
+
+
+def refused(client: OpenAI, **options: Any) -> openai.RateLimitError:
+    with pytest.raises(openai.RateLimitError) as caught:
+        ask(client, **options)
+    assert caught.value.code == "rate_limit_exceeded"
+    return caught.value
+
+
+def test_spent_tokens_are_a_429_that_says_when_and_the_sdks_own_retry_succeeds(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    upstream.play(uses(BURST + 3_000))
+    client = limited(stack, "tokens")
+    raw = client.chat.completions.with_raw_response.create(
+        model="big", messages=HELLO, max_tokens=100
+    )
+    assert raw.headers["x-ratelimit-limit-tokens"] == str(TOKENS_PER_MINUTE)
+    assert BURST - 200 < int(raw.headers["x-ratelimit-remaining-tokens"]) < BURST
+    assert "x-ratelimit-limit-requests" not in raw.headers, "nothing limits them"
+    error = refused(client)
+    headers = error.response.headers
+    assert (error.type, error.param) == ("tokens", None)
+    assert "tokens per minute" in error.message and str(TOKENS_PER_MINUTE) in error.message
+    wait_ms = int(headers["retry-after-ms"])
+    assert 500 < wait_ms < 3_500
+    assert int(headers["retry-after"]) == -(-wait_ms // 1000)
+    assert headers["x-should-retry"] == "true"
+    assert headers["x-ratelimit-limit-tokens"] == str(TOKENS_PER_MINUTE)
+    assert headers["x-ratelimit-remaining-tokens"] == "0"
+    assert headers["x-ratelimit-reset-tokens"].endswith("s")
+    began = time.monotonic()
+    patient = client.with_options(max_retries=2)
+    assert ask(patient).choices[0].message.content == "Hello there"
+    assert time.monotonic() - began > 0.4, "it came too early to have waited"
+    assert len(upstream.exchanges) == 2
+
+
+def test_too_many_requests_are_a_429_that_consumes_nothing(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    upstream.play(good)
+    client = limited(stack, "requests")
+    began = time.monotonic()
+    passed = 0
+    while passed < 60:
+        try:
+            ask(client)
+        except openai.RateLimitError as error:
+            first = error
+            break
+        passed += 1
+    assert 10 <= passed <= 10 + (time.monotonic() - began)
+    assert first.type == "requests"
+    for kind, value in (("limit", "60"), ("remaining", "0")):
+        assert first.response.headers[f"x-ratelimit-{kind}-requests"] == value
+    assert "x-ratelimit-limit-tokens" not in first.response.headers
+    assert int(first.response.headers["retry-after"]) == 1
+    may_pass_at = time.monotonic() + int(first.response.headers["retry-after-ms"]) / 1000
+    while time.monotonic() < may_pass_at - 0.05:
+        refused(client)
+    time.sleep(0.05)
+    assert ask(client), "the refused ones in between put nothing off"
+    assert len(upstream.exchanges) == passed + 1
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_what_can_never_fit_says_so_and_is_not_retried(
+    stack: Stack, upstream: LiveUpstream, retries: int
+) -> None:
+    upstream.play(good)
+    client = limited(stack, "tokens", max_retries=retries)
+    long: Any = [{"role": "user", "content": "far too long " * 25_000}]
+    before = stack.metric("tollgate_requests_total", status="429")
+    error = refused(client, messages=long)
+    assert stack.metric("tollgate_requests_total", status="429") == before + 1
+    headers = error.response.headers
+    assert "retry-after" not in headers and "retry-after-ms" not in headers
+    assert headers["x-should-retry"] == "false"
+    assert "can never fit" in error.message
+    assert upstream.exchanges == []
+    assert ask(client), "and it has consumed nothing"
+
+
+def test_a_bad_request_and_a_failed_one_give_back_what_they_reserved(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    client = limited(stack, "requests")
+    with pytest.raises(openai.BadRequestError):
+        ask(client, max_tokens=-1)
+
+    async def fails(exchange: Exchange) -> None:
+        await exchange.answer({"error": {"message": "no"}}, 500)
+
+    upstream.play(fails)
+    for _ in range(3):
+        with pytest.raises(openai.InternalServerError):
+            ask(client)
+    upstream.play(good)
+    answer = client.chat.completions.with_raw_response.create(model="big", messages=HELLO)
+    assert answer.headers["x-ratelimit-remaining-requests"] == "9"
+
+
+def test_only_so_many_streams_at_once(stack: Stack, upstream: LiveUpstream) -> None:
+    upstream.play(endless)
+    client = limited(stack, "streams")
+    streams = [ask(client, stream=True) for _ in range(2)]
+    for stream in streams:
+        assert next(stream).choices[0].delta.content == "and so on"
+    for stream in (True, False):
+        error = refused(client, stream=stream)
+        assert "concurrent requests" in error.message and "limit 2" in error.message
+        assert int(error.response.headers["retry-after"]) >= 1
+        assert int(error.response.headers["retry-after-ms"]) >= 1
+    streams[0].close()
+    upstream.wait_left(upstream.exchanges[0], 1.0)
+    stack.wait("the place is free again", lambda: stack.open_leases() == 1, timeout_s=3)
+    streams[0] = ask(client, stream=True)
+    assert next(streams[0]).choices
+    refused(client)
+    for stream in streams:
+        stream.close()
+    stack.wait("all are settled", lambda: stack.open_leases() == 0)
+
+
+async def test_a_flood_through_two_workers_never_passes_the_bound(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    """At most B + 60 r in any minute; over t seconds that is B + r t, here counted in what is
+    used, of which only half is reserved."""
+    used, clients, flood_s = 200, 24, 6.0
+    upstream.play(uses(used))
+    key = await asyncio.to_thread(stack.create_key, "--plan", "tokens")
+    request = {"model": "big", "messages": HELLO, "max_tokens": used // 2}
+    seen: list[int] = []
+
+    async def flood(http: httpx.AsyncClient) -> None:
+        while time.monotonic() < until:
+            answer = await http.post("/v1/chat/completions", json=request)
+            seen.append(answer.status_code)
+            await asyncio.sleep(0.05)
+
+    headers = {"authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=stack.base_url, headers=headers, timeout=30, limits=limits
+    ) as http:
+        began = time.monotonic()
+        until = began + flood_s
+        await asyncio.gather(*(flood(http) for _ in range(clients)))
+        took_s = time.monotonic() - began
+    assert set(seen) == {200, 429}
+    passed = seen.count(200)
+    assert passed == len(upstream.exchanges)
+    assert passed * used <= BURST + TOKENS_PER_S * took_s
+    assert passed * used > 0.7 * (BURST + TOKENS_PER_S * flood_s), "and what is due does pass"
+    assert both_workers_asked(stack, upstream)
+
+
+def both_workers_asked(stack: Stack, upstream: LiveUpstream) -> bool:
+    """Each still has a connection to the upstream."""
+    workers = stack.pids("gateway", "worker")
+    assert len(workers) == 2
+    return all(
+        any(c.raddr and c.raddr.port == upstream.port for c in connections_of(pid))
+        for pid in workers
+    )
+
+
+def connections_of(pid: int) -> list[Any]:
+    found: list[Any] = psutil.Process(pid).net_connections("tcp")
+    return found
+
+
+async def test_a_key_expires(stack: Stack, upstream: LiveUpstream) -> None:
+    upstream.play(good)
+    pepper = Secret.load(Home(stack.home).secret).current
+    db = create_engine(embedded.postgres_url(Home(stack.home)))
+    expires_at = datetime.now(tz=UTC) + timedelta(seconds=3)
+    try:
+        async with db.begin() as conn:
+            project = await find_project(conn, org_name="default", name="default")
+            made = await create_key(
+                conn,
+                project_id=project.id,
+                name="soon over",
+                scopes=["inference"],
+                pepper=pepper.derive(PEPPER_PURPOSE),
+                pepper_id=pepper.id,
+                expires_at=expires_at,
+            )
+    finally:
+        await db.dispose()
+    client = stack.client(api_key=made.secret, max_retries=0)
+    assert await asyncio.to_thread(ask, client)
+    await asyncio.sleep((expires_at - datetime.now(tz=UTC)).total_seconds())
+    for _ in range(8):
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await asyncio.to_thread(ask, client)
+        assert caught.value.code == "invalid_api_key"
+    listed = await asyncio.to_thread(stack.run, "keys", "list")
+    (line,) = (line for line in listed.splitlines() if line.endswith("soon over"))
+    assert " expired " in line and made.secret not in listed
+
+
+def test_a_key_does_what_its_scopes_say_and_nothing_else(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    upstream.play(good)
+    reader = stack.client(api_key=stack.create_key("--scope", "usage:read"), max_retries=0)
+    for call in (lambda: ask(reader), reader.models.list):
+        with pytest.raises(openai.PermissionDeniedError) as caught:
+            call()
+        assert caught.value.code == "insufficient_permissions"
+    assert upstream.exchanges == []
+    mere = stack.client(admin_api_key=stack.credentials["api_key"], max_retries=0)
+    usage = mere.admin.organization.usage
+    for report in (usage.costs, usage.completions):
+        with pytest.raises(openai.PermissionDeniedError, match="usage:read"):
+            report(start_time=1)
+    allowed = stack.client(admin_api_key=reader.api_key).admin.organization.usage
+    assert allowed.costs(start_time=int(time.time()) - 60).object == "page"
