@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -526,6 +526,7 @@ def test_a_window_shows_what_the_bucket_holds(limit: int, deficit_us: int) -> No
     assert window.remaining - Fraction(limit, 60_000_000) <= max(0, held) < window.remaining + 1
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_what_remains_passes_and_not_one_more(redis_server_url: str, sizes: list[int]) -> None:
     async def check() -> None:
