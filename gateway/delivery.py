@@ -25,9 +25,10 @@ class Delivery:
     def __init__(self) -> None:
         self.rate_state: RateState | None = None
         self.abandoned = False
+        self.failure: Exception | None = None
+        """Why the reader gets no more, where that was not the reader's own leaving."""
         self._chunks: deque[bytes] = deque()
         self._ended = False
-        self._failure: Exception | None = None
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -61,7 +62,7 @@ class Delivery:
 
     def fail(self, error: Exception) -> None:
         """What is queued is still read; then `next` raises `error`."""
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         self.end()
 
     @contextmanager
@@ -82,8 +83,8 @@ class Delivery:
         was given."""
         while not self._chunks:
             if self._ended or self.abandoned:
-                if self._failure is not None:
-                    raise self._failure
+                if self.failure is not None:
+                    raise self.failure
                 return None
             self._readable.clear()
             await self._readable.wait()
@@ -98,7 +99,7 @@ class Delivery:
         if self.abandoned or self._ended:
             return
         self.abandoned = True
-        self._failure = reason
+        self.failure = reason
         self._chunks.clear()
         self._writable.set()
         self._readable.set()

@@ -22,7 +22,7 @@ import msgspec
 
 from billing.events import Attempt, Quantities, UsageEvent
 from billing.price_book import PriceBook
-from billing.spool import Spool, SpoolError
+from billing.spool import Spool
 from engine.protocol import Usage
 from gateway.delivery import Delivery
 from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
@@ -51,6 +51,8 @@ waste."""
 ABORT_TIMEOUT_S = 2.0
 """How long an abandoned attempt may take to say what it used."""
 MAX_ATTEMPT_S = 3600.0
+SETTLE_RETRY_S, SETTLE_TRIES = 1.0, 60
+"""A minute for Redis to come back."""
 
 
 class RateLimited(Exception):
@@ -131,6 +133,8 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
         raise NotAccepting
     replicas = desk.fleet.order(desk.fleet.resolve(call.request.model))
     prepared = await replicas[0].prepare(call.request)
+    if delivery.abandoned:
+        return
     verdict = await desk.limiter.admit(
         call.principal,
         call.request.model,
@@ -160,28 +164,50 @@ async def run_somewhere(
     """Try replicas in order until one has begun; after its first event there is no other."""
     outcome = Outcome()
     for position, replica in enumerate(replicas):
-        if position:
-            prepared = await replica.prepare(call.request)
-        outcome = await Run(desk, call, replica, prepared, delivery).relay()
+        if delivery.abandoned:
+            return Outcome()
+        try:
+            if position:
+                prepared = await replica.prepare(call.request)
+            outcome = await Run(desk, call, replica, prepared, delivery).relay()
+        except ReplicaUnavailable as error:
+            outcome = Outcome(failure=error)
         turned_away = isinstance(outcome.failure, ReplicaUnavailable) and outcome.usage is None
-        desk.fleet.report(replica, ok=not turned_away)
-        if not turned_away or delivery.abandoned:
+        if not turned_away and not delivery.abandoned:
+            desk.fleet.report(replica, ok=True)
+        if not turned_away:
             break
+        desk.fleet.report(replica, ok=False)
         log.warning("replica %s is unavailable: %s", replica.name, outcome.failure)
     return outcome
 
 
 async def settle(desk: Desk, admission: Admission, usage: MeteredUsage | None) -> None:
-    """Give back what was reserved and not used. If the limiter is away, the lease heals itself."""
+    """Give back what was reserved and not used; while the limiter is away, in the background."""
     try:
-        if usage is None:
-            await desk.limiter.void(admission)
-        else:
-            await desk.limiter.settle(
-                admission, used_tokens=usage.total_tokens, output_tokens=usage.output
-            )
+        await settle_once(desk, admission, usage)
     except LimiterUnavailable:
-        log.warning("settle of %s is left to its lease's expiry", admission.lease_id)
+        desk.tasks.spawn(settle_later(desk, admission, usage), name="settle later")
+
+
+async def settle_once(desk: Desk, admission: Admission, usage: MeteredUsage | None) -> None:
+    if usage is None:
+        await desk.limiter.void(admission)
+    else:
+        await desk.limiter.settle(
+            admission, used_tokens=usage.total_tokens, output_tokens=usage.output
+        )
+
+
+async def settle_later(desk: Desk, admission: Admission, usage: MeteredUsage | None) -> None:
+    """Settling is idempotent by lease: what went through unseen is not done twice."""
+    for _ in range(SETTLE_TRIES):
+        await asyncio.sleep(SETTLE_RETRY_S)
+        try:
+            return await settle_once(desk, admission, usage)
+        except LimiterUnavailable:
+            continue
+    log.warning("the lease %s is left to its expiry", admission.lease_id)
 
 
 class Run:
@@ -218,13 +244,21 @@ class Run:
             return Outcome(failure=failure)
         try:
             await self.close(self.usage, failure)
-        except SpoolError as error:
-            return Outcome(usage=self.usage, failure=error)
-        if last is not None and not self.delivery.abandoned:
-            tail = self.call.encoder.encode(last.items) + self.call.encoder.finish(self.usage)
-            self.call.meter.delivered(last)
-            await self.delivery.put(tail)
-        return Outcome(usage=self.usage, failure=failure)
+            if last is not None and not self.delivery.abandoned:
+                tail = self.call.encoder.encode(last.items) + self.call.encoder.finish(self.usage)
+                self.call.meter.delivered(last)
+                await self.delivery.put(tail)
+        except Exception as error:
+            failure = failure or error
+        charged = None if self.is_our_loss(failure) else self.usage
+        return Outcome(usage=charged, failure=failure)
+
+    def is_our_loss(self, failure: Exception | None) -> bool:
+        """A whole answer that we could not finish was never delivered: nobody is billed for it.
+        What a stream had delivered is billed, and so is what was generated for a client that left.
+        """
+        ended_by_us = failure is not None or self.delivery.failure is not None
+        return ended_by_us and not self.call.request.stream
 
     async def stream(self) -> ReplicaEvent | None:
         """Pass events on as they come; returns the last one, undelivered: it may only go out once
@@ -264,19 +298,22 @@ class Run:
 
     async def close(self, usage: MeteredUsage, failure: Exception | None) -> None:
         """The usage event is on disk when this returns."""
-        abandoned = self.delivery.abandoned
+        ended = failure or self.delivery.failure
+        left = self.delivery.abandoned and self.delivery.failure is None
         event = UsageEvent(
             attempt=self.attempt,
             quantities=to_quantities(usage),
             occurred_at=time.time(),
             estimated=usage.estimated,
-            finish="disconnect" if abandoned else "error" if failure is not None else "done",
+            finish="disconnect" if left else "error" if ended is not None else "done",
+            kind="waste" if self.is_our_loss(failure) else "usage",
         )
         events = [event]
         if usage.wasted_output:
             events.append(to_waste(event, usage.wasted_output))
         await self.desk.spool.close(*events)
-        self.call.meter.used(usage)
+        if event.kind == "usage":
+            self.call.meter.used(usage)
 
 
 def new_attempt(desk: Desk, call: Call) -> Attempt:

@@ -27,7 +27,7 @@ from gateway.fleet.replica import (
 from gateway.fleet.router import Fleet, Route
 from gateway.ids import uuid7
 from gateway.inference import Call, Desk, RateLimited, drain, start
-from gateway.limits.limiter import Admission, Limiter, Settlement
+from gateway.limits.limiter import Admission, Limiter, LimiterUnavailable, Settlement
 from gateway.principal import Plan, Principal
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter, Telemetry
@@ -65,6 +65,7 @@ class ScriptedReplica:
         self.hangs_after, self.deaf, self.wasted = hangs_after, deaf, wasted
         self.aborted = asyncio.Event()
         self.attempts: list[str] = []
+        self.acknowledged: list[str] = []
 
     async def prepare(self, request: GenerateRequest) -> PreparedRequest:
         return PreparedRequest(
@@ -98,6 +99,9 @@ class ScriptedReplica:
                 finished=last,
             )
             await asyncio.sleep(0)
+
+    async def acknowledge(self, attempt_id: str) -> None:
+        self.acknowledged.append(attempt_id)
 
     async def abort(self, attempt_id: str) -> None:
         assert attempt_id in self.attempts
@@ -161,9 +165,9 @@ class Office:
         self.org = f"org_{uuid7().hex}"
         self.telemetry = Telemetry(models=["m"])
 
-    def begin(self, plan: Plan = PLAN) -> Delivery:
+    def begin(self, plan: Plan = PLAN, *, stream: bool = True) -> Delivery:
         request = GenerateRequest(
-            model="m", stream=True, include_usage=True, prompt=ChatPrompt(messages=[])
+            model="m", stream=stream, include_usage=True, prompt=ChatPrompt(messages=[])
         )
         principal = Principal(
             org_id=self.org,
@@ -348,6 +352,61 @@ async def test_draining_ends_what_does_not_end_by_itself(open_office) -> None:
         await read(delivery)
     (event,) = await office.billed()
     assert event.quantities.output == 2
+
+
+async def test_a_whole_answer_that_could_not_be_finished_is_the_houses_loss(open_office) -> None:
+    office = open_office(ScriptedReplica(fails_after=(2, ReplicaLost("gone"))))
+    with pytest.raises(ReplicaLost):
+        await read(office.begin(stream=False))
+    await office.settled()
+    (event,) = await office.billed()
+    assert (event.kind, event.quantities.output, event.finish) == ("waste", 2, "error")
+    assert office.desk.limiter.settled == [None]
+
+
+async def test_whoever_leaves_a_whole_answer_pays_for_what_was_generated(open_office) -> None:
+    replica = ScriptedReplica(length=9, hangs_after=2)
+    office = open_office(replica)
+    delivery = office.begin(stream=False)
+    while not replica.attempts:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    delivery.abandon()
+    await office.settled()
+    (event,) = await office.billed()
+    assert (event.kind, event.quantities.output, event.finish) == ("usage", 2, "disconnect")
+
+
+async def test_whoever_leaves_before_it_began_asks_no_replica_and_pays_nothing(
+    open_office,
+) -> None:
+    replica = ScriptedReplica()
+    office = open_office(replica)
+    office.begin().abandon()
+    await office.settled()
+    assert replica.attempts == [] and await office.billed() == []
+
+
+async def test_a_limiter_that_is_away_is_told_later(
+    open_office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "SETTLE_RETRY_S", 0.01)
+    office = open_office(ScriptedReplica())
+    settle, calls = office.desk.limiter.settle, []
+
+    async def away_at_first(admission: Admission, **used: int) -> Settlement:
+        calls.append(used)
+        if len(calls) < 3:
+            raise LimiterUnavailable("away")
+        return await settle(admission, **used)
+
+    monkeypatch.setattr(office.desk.limiter, "settle", away_at_first)
+    assert await read(office.begin()) == b"w1 w2 w3 [3]"
+    while len(calls) < 3:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    await office.settled()
+    assert office.desk.limiter.settled == [INPUT_TOKENS + 3]
 
 
 async def test_a_flood_of_random_leavers_leaves_nothing_open(open_office) -> None:
