@@ -6,8 +6,6 @@ Above: `scheduler.py`, and any other engine that wants to refuse the same things
 
 from __future__ import annotations
 
-import math
-
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.protocol import EngineRequest, SamplingParams
 
@@ -15,6 +13,13 @@ MAX_CHOICES = 128
 """Largest `EngineRequest.n`."""
 MAX_LOGPROBS = 20
 """Largest `SamplingParams.logprobs` (OpenAI's top_logprobs)."""
+# Beyond these a number means nothing, and float32, in which logits are adjusted, may make 0 or
+# infinity of it.
+MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 100.0
+MAX_LOGIT_BIAS = 100.0
+"""Of either sign (OpenAI's)."""
 
 
 def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int) -> None:
@@ -44,19 +49,32 @@ def check_sampling(params: SamplingParams, *, vocab_size: int) -> None:
     """InvalidRequest, with `param` the field's name, unless every field is in its range."""
     p, ids = params, range(vocab_size)
     known = f"token ids between 0 and {vocab_size - 1}"
+    low, high, bias = MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY, MAX_LOGIT_BIAS
     rules: tuple[tuple[str, bool, str], ...] = (
         ("max_tokens", p.max_tokens >= 1, "at least 1"),
         ("min_tokens", 0 <= p.min_tokens <= p.max_tokens, "between 0 and max_tokens"),
-        ("temperature", 0 <= p.temperature < math.inf, "finite and at least 0"),
+        (
+            "temperature",
+            0 <= p.temperature <= MAX_TEMPERATURE,
+            f"between 0 and {MAX_TEMPERATURE:g}",
+        ),
         ("top_p", 0 < p.top_p <= 1, "above 0 and at most 1"),
         ("top_k", p.top_k >= 0, "at least 0"),
         ("min_p", 0 <= p.min_p <= 1, "between 0 and 1"),
-        ("repetition_penalty", 0 < p.repetition_penalty < math.inf, "finite and above 0"),
+        (
+            "repetition_penalty",
+            low <= p.repetition_penalty <= high,
+            f"between {low:g} and {high:g}",
+        ),
         ("frequency_penalty", -2 <= p.frequency_penalty <= 2, "between -2 and 2"),
         ("presence_penalty", -2 <= p.presence_penalty <= 2, "between -2 and 2"),
         ("logprobs", 0 <= (p.logprobs or 0) <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}"),
         ("logit_bias", all(i in ids for i in p.logit_bias), f"keyed by {known}"),
-        ("logit_bias", all(map(math.isfinite, p.logit_bias.values())), "finite"),
+        (
+            "logit_bias",
+            all(-bias <= value <= bias for value in p.logit_bias.values()),
+            f"between {-bias:g} and {bias:g}",
+        ),
         ("stop_token_ids", all(i in ids for i in p.stop_token_ids), known),
     )
     for param, holds, allowed in rules:

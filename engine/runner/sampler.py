@@ -36,7 +36,8 @@ class Sampler:
 
     def __call__(self, logits: Tensor, seqs: Rows[Sequence]) -> list[Drawn | None]:
         """logits: float32 [S, vocab], row i for `seqs[i]`; used up. None for a row from which
-        nothing can be drawn, because its largest logit is not a finite number."""
+        nothing can be drawn, because its logits leave no distribution: the other rows are not
+        touched by that."""
         raw = self._raw_logprobs(logits, seqs)
         adjust_logits(logits, seqs, self._eos_token_ids)
         best, chosen = logits.max(dim=-1)
@@ -45,12 +46,10 @@ class Sampler:
             rows = torch.tensor(drawn, device=logits.device)
             chosen[rows] = _draw(logits[rows], best[rows], [seqs[i] for i in drawn])
         token_ids: list[int] = chosen.tolist()
-        logprobs = _logprobs(raw, token_ids, seqs)
+        sound: list[bool] = (best.isfinite() & (chosen < logits.shape[1])).tolist()
         return [
-            (token_id, logprobs.get(i)) if finite else None
-            for i, (token_id, finite) in enumerate(
-                zip(token_ids, best.isfinite().tolist(), strict=True)
-            )
+            (token_ids[i], _logprobs(raw.get(i), token_ids[i], seq)) if sound[i] else None
+            for i, seq in enumerate(seqs)
         ]
 
     @staticmethod
@@ -64,7 +63,8 @@ class Sampler:
 
 
 def _draw(logits: Tensor, best: Tensor, seqs: Rows[Sequence]) -> Tensor:
-    """Token ids int64 [R] from logits [R, vocab] whose row maxima are `best` [R]."""
+    """Token ids int64 [R] from logits [R, vocab] whose row maxima are `best` [R]; `vocab` itself
+    for a row whose mass is not a finite number."""
     device = logits.device
     params = [seq.sampling for seq in seqs]
     temperature = torch.tensor([p.temperature for p in params], device=device)
@@ -79,7 +79,8 @@ def _draw(logits: Tensor, best: Tensor, seqs: Rows[Sequence]) -> Tensor:
     mass = weight.cumsum(dim=-1, dtype=torch.float64)
     draws = uniforms([seq.seed for seq in seqs], [seq.num_output_tokens for seq in seqs])
     target = torch.from_numpy(draws).to(device) * mass[:, -1]
-    return torch.searchsorted(mass, target[:, None], right=True).squeeze(1)
+    token_ids = torch.searchsorted(mass, target[:, None], right=True).squeeze(1)
+    return token_ids.where(mass[:, -1].isfinite(), logits.shape[1])
 
 
 def _apply_top_k(scaled: Tensor, top_k: list[int], floor: Tensor) -> Tensor:
@@ -128,13 +129,10 @@ def _largest(scaled: Tensor, count: int) -> Tensor:
     return scaled.sort(dim=-1, descending=True).values
 
 
-def _logprobs(
-    raw: dict[int, Tensor], token_ids: list[int], seqs: Rows[Sequence]
-) -> dict[int, TokenLogprobs]:
-    found = {}
-    for row, logprobs in raw.items():
-        values, ids = logprobs.topk(min(seqs[row].sampling.logprobs or 0, len(logprobs)))
-        chosen = TokenLogprob(token_ids[row], float(logprobs[token_ids[row]]))
-        top = map(TokenLogprob, ids.tolist(), values.tolist())
-        found[row] = TokenLogprobs(chosen, list(top))
-    return found
+def _logprobs(raw: Tensor | None, token_id: int, seq: Sequence) -> TokenLogprobs | None:
+    """raw: [vocab], None where no log-probabilities were asked for."""
+    if raw is None:
+        return None
+    values, ids = raw.topk(min(seq.sampling.logprobs or 0, len(raw)))
+    chosen = TokenLogprob(token_id, float(raw[token_id]))
+    return TokenLogprobs(chosen, list(map(TokenLogprob, ids.tolist(), values.tolist())))

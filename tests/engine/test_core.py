@@ -93,9 +93,9 @@ def test_eos_stop_ids_and_length(folder: Path) -> None:
     assert stop not in text[:3]
     stopped = run(core, request("stop", max_tokens=30, ignore_eos=True, stop_token_ids=(stop,)))
     assert ids(stopped) == text[:4] and stopped[-1].finish_reason == "stop"
-    biased = run(core, request("eos", max_tokens=30, logit_bias={EOS: 1000.0}))
+    biased = run(core, request("eos", max_tokens=30, logit_bias={EOS: 100.0}))
     assert ids(biased) == [EOS] and biased[-1].finish_reason == "stop"
-    longer = run(core, request("min", max_tokens=30, min_tokens=5, logit_bias={EOS: 1000.0}))
+    longer = run(core, request("min", max_tokens=30, min_tokens=5, logit_bias={EOS: 100.0}))
     assert ids(longer)[5:] == [EOS] and EOS not in ids(longer)[:5]
     assert ids(longer)[:5] == text[:5]
 
@@ -233,6 +233,44 @@ def test_numbers_that_are_not_finite_stay_with_their_request(
     for _ in range(2):
         core.add(request("bad", bad, **sampling))
         assert text_of(core) == expected
+
+
+ATTACKS: dict[str, dict[str, Any]] = {
+    "penalty that underflows": {"repetition_penalty": 1e-46},
+    "penalty that underflows, drawn": {"repetition_penalty": 1e-46, "temperature": 1.0},
+    "penalty on a forbidden stop": {
+        "repetition_penalty": 1e-46,
+        "min_tokens": 8,
+        "stop_token_ids": (5,),
+        "logit_bias": {5: 90.0},
+    },
+    "temperature that overflows": {"temperature": 1e300, "min_tokens": 8},
+    "bias that overflows": {"logit_bias": {9: 1e39}},
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_numbers_beyond_float32_harm_nobody_else(
+    attack: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused by name; were they not, only the request that brought them would end."""
+    mine = {"temperature": 1.0, "seed": 3, "logprobs": 2, "ignore_eos": True}
+    evil = request("evil", **({"logprobs": 2} | ATTACKS[attack]))
+    alone = run(start(folder), request("victim", **mine))
+    core = start(folder)
+    with pytest.raises(InvalidRequest) as refused:
+        core.add(evil)
+    assert refused.value.param in ATTACKS[attack]
+
+    monkeypatch.setattr("engine.validation.check_sampling", lambda params, *, vocab_size: None)
+    core.add(evil)
+    core.add(request("victim", **mine))
+    outputs = finish(core)
+    said = [output for output in outputs if output.request_id == "victim"]
+    assert ids(said) == ids(alone) and said[-1].finish_reason == "length"
+    assert [output.logprobs for output in said] == [output.logprobs for output in alone]
+    lost = [output for output in outputs if output.request_id == "evil"]
+    assert [output.error_code for output in lost] == ["engine_step_failed"]
 
 
 def test_random_traffic_leaves_nothing_behind(folder: Path) -> None:
