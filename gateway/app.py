@@ -118,8 +118,12 @@ async def open_services(
     limiter = Limiter(store)
     await limiter.start()
     stack.push_async_callback(limiter.close)
+    telemetry = Telemetry(models=(model.name for model in settings.models), shared_folder=metrics)
+    stack.callback(telemetry.close, os.getpid())
     price_book = PriceBook.load(settings.price_books)
-    settlement = Settlement(db=db, limiter=limiter, tasks=tasks, price_book=price_book)
+    settlement = Settlement(
+        db=db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
+    )
     spools = Home(settings.home).spool
     spool = await Spool.open(spools / worker_id)
     stack.push_async_callback(spool.shutdown)
@@ -145,8 +149,6 @@ async def open_services(
         client.start()
     await fleet.start()
     stack.push_async_callback(fleet.close)
-    telemetry = Telemetry(models=(model.name for model in settings.models), shared_folder=metrics)
-    stack.callback(telemetry.close, os.getpid())
     desk = Desk(
         fleet=fleet,
         limiter=limiter,

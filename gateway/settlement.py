@@ -19,6 +19,7 @@ from engine.protocol import OrphanedUsage
 from gateway.inference import from_engine
 from gateway.limits.limiter import Limiter, LimiterUnavailable
 from gateway.tasks import TaskSet
+from gateway.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +32,29 @@ class Settlement:
     """Settles in the background what no running generation will."""
 
     def __init__(
-        self, *, db: AsyncEngine, limiter: Limiter, tasks: TaskSet, price_book: PriceBook
+        self,
+        *,
+        db: AsyncEngine,
+        limiter: Limiter,
+        tasks: TaskSet,
+        price_book: PriceBook,
+        telemetry: Telemetry,
     ) -> None:
         self._db, self._limiter, self._tasks = db, limiter, tasks
-        self._price_book = price_book
+        self._price_book, self._telemetry = price_book, telemetry
 
     def recovered(self, events: list[UsageEvent]) -> None:
-        """Give back the reservations of attempts that died with their gateway."""
+        """Count what was billed of attempts that died with their gateway, and give back what they
+        had reserved."""
         for event in events:
+            used = event.quantities
+            self._telemetry.count_tokens(
+                event.attempt.model,
+                uncached=used.uncached_input,
+                cache_read=used.cache_read,
+                cache_write=used.cache_write_5m + used.cache_write_1h,
+                output=used.output,
+            )
             self._tasks.spawn(self._settle(event), name="settle a recovered attempt")
 
     async def _settle(self, event: UsageEvent) -> None:

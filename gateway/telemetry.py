@@ -116,6 +116,16 @@ class Telemetry:
         self.preemptions.labels(status.model).set(status.num_preemptions)
         self.generated.labels(status.model).set(status.generated_tokens)
 
+    def count_tokens(
+        self, model: str, *, uncached: int, cache_read: int, cache_write: int, output: int
+    ) -> None:
+        """What was billed, whoever billed it."""
+        count, label = self.tokens.labels, self.label(model)
+        count(label, "uncached").inc(uncached)
+        count(label, "cache_read").inc(cache_read)
+        count(label, "cache_write").inc(cache_write)
+        count(label, "output").inc(output)
+
     def label(self, model: str) -> str:
         return model if model in self.models else UNKNOWN_MODEL
 
@@ -158,11 +168,13 @@ class RequestMeter:
             self._telemetry.queue_time.labels(self._model).observe(event.queue_time_s)
 
     def used(self, usage: MeteredUsage) -> None:
-        count = self._telemetry.tokens.labels
-        count(self._model, "uncached").inc(usage.uncached_input)
-        count(self._model, "cache_read").inc(usage.cache_read)
-        count(self._model, "cache_write").inc(usage.cache_write)
-        count(self._model, "output").inc(usage.output)
+        self._telemetry.count_tokens(
+            self._model,
+            uncached=usage.uncached_input,
+            cache_read=usage.cache_read,
+            cache_write=usage.cache_write,
+            output=usage.output,
+        )
 
     def finished(self, status: str) -> None:
         """`status`: the HTTP status, or `499` where the client left first."""

@@ -157,7 +157,7 @@ def test_what_can_never_fit_says_so_and_is_not_retried(
     long: Any = [{"role": "user", "content": "far too long " * 25_000}]
     before = stack.metric("tollgate_requests_total", status="429")
     error = refused(client, messages=long)
-    assert stack.metric("tollgate_requests_total", status="429") == before + 1
+    stack.wait_metric("tollgate_requests_total", before + 1, status="429")
     headers = error.response.headers
     assert "retry-after" not in headers and "retry-after-ms" not in headers
     assert headers["x-should-retry"] == "false"

@@ -1,0 +1,299 @@
+"""The life of an installation: workers come and go, Redis dies, everything stops and starts again,
+and what it has written down on the way. The tests follow each other on one stack."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+from openai import OpenAI
+
+from tests.chaos.load import check_books
+from tests.gateway.fleet.scripted_upstream import Exchange, chunk, usage_chunk
+from tests.journeys.reports import costs_pico, events, usage_of_today
+from tests.journeys.upstreams import LiveUpstream, good, live_upstreams
+from tests.stack import BIN, Stack, free_port, running
+
+pytestmark = pytest.mark.slow
+
+DRAIN_S = 3.0
+STOP_S = DRAIN_S + 15.0
+"""The drain, and a bounded time for each part to close; a loaded machine needs some of it."""
+CONFIG = """
+drain_timeout_s = {drain_s}
+log_level = "debug"
+[[model]]
+name = "penny"
+path = "models/penny"
+[[model]]
+name = "slow"
+upstream = "{upstream}"
+"""
+PROMPT_WORDS = ("xylophone-7319", "quagmire-2048")
+PROMPT: Any = [{"role": "user", "content": f"Tell me of a {PROMPT_WORDS[0]} {PROMPT_WORDS[1]}."}]
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[LiveUpstream]:
+    with live_upstreams(1) as (opened,):
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def stack(upstream: LiveUpstream) -> Iterator[Stack]:
+    config = CONFIG.format(drain_s=DRAIN_S, upstream=upstream.base_url)
+    with running(config=config, workers=2) as started:
+        yield started
+
+
+class Gated:
+    """A script that streams three tokens, slowly enough for a checkpoint to reach the disk, and
+    goes on when `gate` is set."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    async def __call__(self, exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        for text in ("one", " two", " three"):
+            await exchange.send(chunk(text))
+            await asyncio.sleep(0.3)
+        while not self.gate.is_set() and not exchange.left.is_set():
+            await asyncio.sleep(0.02)
+        await exchange.send(chunk(" four"), chunk(finish="stop"), usage_chunk(), "[DONE]")
+        await exchange.end_stream()
+
+
+def ask(client: OpenAI, model: str = "slow", **options: Any) -> Any:
+    return client.chat.completions.create(model=model, messages=PROMPT, **options)
+
+
+def read_three(stream: Any) -> None:
+    texts = ""
+    while texts != "one two three":
+        texts += next(stream).choices[0].delta.content or ""
+
+
+def workers(stack: Stack) -> list[int]:
+    return stack.pids("gateway", "worker")
+
+
+def worker_in_front_of(stack: Stack, upstream: LiveUpstream) -> int:
+    """The one worker with an open exchange; both may have idle connections."""
+    (exchange,) = upstream.exchanges
+    port = exchange.writer.get_extra_info("peername")[1]
+    (found,) = (
+        pid
+        for pid in workers(stack)
+        if any(c.laddr.port == port for c in psutil.Process(pid).net_connections("tcp"))
+    )
+    return found
+
+
+def post(stack: Stack, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
+    """On a connection of its own."""
+    return httpx.post(
+        f"{stack.base_url}{path}",
+        headers={"authorization": f"Bearer {stack.credentials['api_key']}"},
+        json={"model": "slow", "messages": PROMPT, **fields},
+        timeout=30,
+    )
+
+
+def ready(stack: Stack) -> int:
+    return httpx.get(f"{stack.base_url}/health/ready", timeout=10).status_code
+
+
+def test_the_credentials_and_the_secret_are_for_this_user_alone(stack: Stack) -> None:
+    for name, mode in (("credentials.json", 0o600), ("secret.json", 0o600), (".", 0o700)):
+        assert (stack.home / name).stat().st_mode & 0o777 == mode, name
+    assert set(stack.credentials) == {"base_url", "api_key", "admin_key"}
+
+
+def test_a_second_start_on_the_same_home_is_refused_with_one_line(stack: Stack) -> None:
+    command = [str(BIN / "tollgate"), "up", "--home", str(stack.home), "--port", str(free_port())]
+    before = stack.credentials
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert str(stack.home) in line and "in use" in line
+    assert done.stdout == ""
+    assert stack.credentials == before
+    assert ready(stack) == 200
+
+
+def test_a_worker_that_is_told_to_leave_finishes_its_stream_while_the_others_serve(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    script = Gated()
+    upstream.play(script)
+    stream = ask(stack.client(max_retries=0), stream=True)
+    read_three(stream)
+    leaving = worker_in_front_of(stack, upstream)
+    os.kill(leaving, signal.SIGTERM)
+    until = time.monotonic() + DRAIN_S / 2
+    statuses = []
+    while time.monotonic() < until:
+        statuses += [ready(stack), post(stack, model="penny", max_tokens=2).status_code]
+    assert set(statuses) == {200}
+    assert leaving in workers(stack), "it waits for its stream"
+    script.gate.set()
+    rest = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in rest) == " four"
+    assert rest[-1].choices[0].finish_reason == "stop"
+    stack.wait("it has left, and another has come", lambda: is_new(stack, leaving))
+    last = events(stack, "slow")[-1]
+    assert (last.finish, last.output, last.estimated) == ("done", 5, False)
+
+
+def is_new(stack: Stack, old: int) -> bool:
+    found = workers(stack)
+    return len(found) == 2 and old not in found
+
+
+def test_metrics_stay_right_when_a_worker_is_killed(stack: Stack, upstream: LiveUpstream) -> None:
+    upstream.play(good)
+    for _ in range(12):
+        assert post(stack).status_code == 200
+    finished = stack.metric("tollgate_requests_total", model="slow")
+    upstream.play(Gated())
+    stream = ask(stack.client(max_retries=0), stream=True)
+    read_three(stream)
+    killed = worker_in_front_of(stack, upstream)
+    os.kill(killed, signal.SIGKILL)
+    with pytest.raises((openai.APIConnectionError, httpx.TransportError, openai.APIError)):
+        list(stream)
+    stack.wait("another worker has come", lambda: is_new(stack, killed))
+    stack.wait_ready()
+    stack.wait("the stream is billed", lambda: events(stack, "slow")[-1].finish == "recovered")
+    found = events(stack, "slow")
+    assert 1 <= found[-1].output <= 3, "the last checkpoint is up to half a second old"
+    assert found[-1].estimated
+    for kind, component in (("output", "output"), ("uncached", "uncached_input")):
+        total = sum(getattr(event, component) for event in found)
+        stack.wait_metric("tollgate_tokens_total", total, model="slow", kind=kind)
+    assert stack.metric("tollgate_requests_total", model="slow") == finished
+    stack.wait_metric("tollgate_spool_backlog_events", 0)
+    stack.wait_metric("tollgate_num_requests_running", 0)
+    stack.wait("the reservation came back", lambda: stack.open_leases() == 0)
+
+
+def test_without_redis_it_is_a_503_that_says_when_and_then_it_works_again(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    upstream.play(good)
+    before = workers(stack)
+    answers: list[httpx.Response] = []
+
+    def refused() -> bool:
+        for pid in stack.pids("valkey-server"):
+            os.kill(pid, signal.SIGKILL)
+        answers.append(post(stack))
+        return answers[-1].status_code == 503
+
+    stack.wait("it is noticed", refused)
+    refusal = answers[-1]
+    assert refusal.json()["error"]["type"] == "server_error"
+    assert refusal.json()["error"]["code"] == "service_unavailable"
+    assert int(refusal.headers["retry-after"]) >= 1
+    assert refusal.headers["x-should-retry"] == "true"
+
+    def works() -> bool:
+        answers.append(post(stack))
+        return answers[-1].status_code == 200
+
+    stack.wait("it works again", works)
+    stack.wait("it is ready", lambda: ready(stack) == 200)
+    assert {post(stack).status_code for _ in range(10)} == {200}
+    assert {answer.status_code for answer in answers} == {200, 503}
+    assert workers(stack) == before, "nobody had to be started again"
+    logs = "".join(path.read_text() for path in (stack.home / "logs").glob("worker-*.log"))
+    assert "Redis runs no limiter script" in logs
+
+
+def balances_of(stack: Stack) -> list[Any]:
+    return asyncio.run(stack.sql("SELECT * FROM balances ORDER BY account"))
+
+
+def test_a_stop_ends_open_streams_in_bounded_time_bills_them_and_the_next_start_knows_it_all(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    upstream.play(Gated())
+    client = stack.client(max_retries=0)
+    made = stack.client(api_key=stack.create_key(), max_retries=0)
+    ask(made, "penny", max_tokens=3)
+    known, before = stack.credentials, len(events(stack, "slow"))
+    stack.wait_metric("tollgate_spool_backlog_events", 0)
+    used = {model: usage_of_today(client, models=[model]) for model in ("penny", "slow")}
+    costs, balances = costs_pico(client), balances_of(stack)
+    streams = [ask(client, stream=True) for _ in range(3)]
+    for stream in streams:
+        read_three(stream)
+    began = time.monotonic()
+    stopping = threading.Thread(target=stack.stop)
+    stopping.start()
+    for stream in streams:
+        with pytest.raises(openai.APIError, match="stopped before the answer was complete"):
+            assert not [c for c in stream if c.choices[0].finish_reason], "never a fake stop"
+        assert time.monotonic() - began < STOP_S
+    stopping.join(STOP_S)
+    assert not stopping.is_alive()
+    stack.start()
+    assert stack.credentials == known
+    fresh = stack.client(max_retries=0)
+    ended = events(stack, "slow")[before:]
+    assert [(each.output, each.estimated, each.finish) for each in ended] == [
+        (3, True, "error")
+    ] * 3
+    assert usage_of_today(fresh, models=["penny"]) == used["penny"]
+    slow = usage_of_today(fresh, models=["slow"])
+    assert slow["output_tokens"] == used["slow"]["output_tokens"] + 9
+    assert slow["num_model_requests"] == used["slow"]["num_model_requests"] + 3
+    assert costs_pico(fresh) == costs, "slow has no price"
+    assert balances_of(stack) == balances
+    assert ask(made, "penny", max_tokens=3).usage.completion_tokens > 0
+    asyncio.run(check_books(stack))
+
+
+def test_no_file_holds_a_key_or_a_prompt(stack: Stack, upstream: LiveUpstream) -> None:
+    async def refuses(exchange: Exchange) -> None:
+        error = {"message": f"cannot do: {json.dumps(exchange.body['messages'])}"}
+        await exchange.answer({"error": error}, 400)
+
+    async def breaks(exchange: Exchange) -> None:
+        await exchange.answer(json.dumps(exchange.body["messages"]).encode())
+
+    for script, status in ((refuses, 400), (breaks, 503)):
+        upstream.play(script)
+        assert post(stack).status_code == status
+    bad_fields: list[dict[str, Any]] = [
+        {"model": "penny", "messages": PROMPT_WORDS[0]},
+        {"model": "penny", "stop": 5},
+        {"model": PROMPT_WORDS[1]},
+        {"model": "penny", PROMPT_WORDS[0]: 1},
+    ]
+    for fields in bad_fields:
+        assert post(stack, **fields).status_code in (400, 404)
+    assert post(stack, path=f"/v1/{PROMPT_WORDS[0]}").status_code == 404
+    keys = [stack.credentials["api_key"], stack.credentials["admin_key"], stack.create_key()]
+    for client in stack.clients:
+        if client.api_key not in keys:
+            keys.append(client.api_key)
+    assert len(keys) == 4, "the one that was made and used before is among them"
+    stack.stop()
+    secret = [word.encode() for word in (*keys, *PROMPT_WORDS)]
+    files = {path for path in stack.home.rglob("*") if path.is_file()}
+    assert {"worker-0.log", "worker-1.log", "postgres.log"} <= {path.name for path in files}
+    files = files - {stack.home / "credentials.json"} | {stack.log}
+    assert [path for path in files if any(word in path.read_bytes() for word in secret)] == []
