@@ -244,6 +244,8 @@ class Run:
             return Outcome(failure=failure)
         try:
             await self.close(self.usage, failure)
+            if last is not None:
+                await self.replica.acknowledge(self.attempt.id)
             if last is not None and not self.delivery.abandoned:
                 tail = self.call.encoder.encode(last.items) + self.call.encoder.finish(self.usage)
                 self.call.meter.delivered(last)

@@ -228,10 +228,12 @@ async def read(delivery: Delivery) -> bytes:
 
 
 async def test_a_whole_answer_is_delivered_billed_and_settled(open_office) -> None:
-    office = open_office(ScriptedReplica(wasted=2))
+    replica = ScriptedReplica(wasted=2)
+    office = open_office(replica)
     assert await read(office.begin()) == b"w1 w2 w3 [3]"
     await office.settled()
     event, waste = await office.billed()
+    assert replica.acknowledged == replica.attempts == [event.id]
     assert (event.quantities.uncached_input, event.quantities.cache_read) == (6, 4)
     assert (event.quantities.output, event.finish, event.kind) == (3, "done", "usage")
     assert (waste.quantities.output, waste.quantities.input_total, waste.kind) == (2, 0, "waste")
@@ -322,13 +324,15 @@ async def test_a_replica_that_does_not_hear_the_abort_is_left_after_a_bounded_ti
     open_office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference, "ABORT_TIMEOUT_S", 0.05)
-    office = open_office(ScriptedReplica(length=9, hangs_after=2, deaf=True))
+    replica = ScriptedReplica(length=9, hangs_after=2, deaf=True)
+    office = open_office(replica)
     delivery = office.begin()
     assert await delivery.next() is not None
     delivery.abandon()
     await office.settled()
     (event,) = await office.billed()
     assert event.quantities.output == 2
+    assert replica.acknowledged == [], "what it used in the end is not known"
 
 
 async def test_a_refused_request_consumes_nothing(open_office) -> None:
