@@ -9,13 +9,16 @@ event of the stream.
 from __future__ import annotations
 
 import asyncio
+import logging
 
-from litestar.types import HTTPResponseStartEvent, Receive, Scope, Send
+from litestar.types import HTTPResponseStartEvent, Message, Receive, Scope, Send
 
-from gateway.delivery import Delivery
+from gateway.delivery import STALLED_READER_S, Delivery
 from gateway.errors import Face, to_face
 from gateway.limits.headers import to_headers
 from gateway.telemetry import RequestMeter
+
+log = logging.getLogger(__name__)
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -26,6 +29,24 @@ def response_start(status: int, media_type: str, extra: dict[str, str]) -> HTTPR
     headers = [(b"content-type", media_type.encode())]
     headers += [(name.encode(), value.encode()) for name, value in extra.items()]
     return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+class StalledReader(Exception):
+    """The client keeps its connection and reads nothing."""
+
+
+def within(timeout_s: float, send: Send) -> Send:
+    """`send`, which waits while the connection's buffer is full, but raises StalledReader after
+    `timeout_s` of that."""
+
+    async def bounded(message: Message) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await send(message)
+        except TimeoutError:
+            raise StalledReader from None
+
+    return bounded
 
 
 class Reply:
@@ -39,7 +60,11 @@ class Reply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self.watch(receive))
         try:
-            status = await self.respond(send)
+            status = await self.respond(within(STALLED_READER_S, send))
+        except StalledReader:
+            # Returning with the response unfinished makes the server close the connection.
+            log.info("a reader took nothing for %.0f s: given up", STALLED_READER_S)
+            status = CLIENT_LEFT
         finally:
             watcher.cancel()
             self.delivery.abandon()
