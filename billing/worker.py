@@ -6,7 +6,7 @@
 
 The cursor moves only after Postgres has committed; what ships twice is booked once. An outage means
 backoff and a growing backlog, never a lost event and never a close that waits. Above: the gateway's
-lifespan, `tollgate spool drain`. Below: `spool`, `ingest`.
+lifespan. Below: `spool`, `ingest`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Shipper:
         adopt_from: Path | None = None,
         on_recovered: OnRecovered = lambda events: None,
     ) -> None:
-        """`on_recovered` gets the attempts that an adoption billed at their last checkpoint."""
+        """`on_recovered` gets the attempts that an adoption billed at their last checkpoint, once
+        and as soon as they are on disk: Postgres may be down for long."""
         self._spool, self._db, self._adopt_from = spool, db, adopt_from
         self._on_recovered = on_recovered
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,30 +106,35 @@ class Shipper:
             await asyncio.sleep(ADOPT_INTERVAL_S)
             for lock in sorted(parent.glob("*/lock")):
                 try:
-                    recovered = await adopt(self._db, lock.parent, self.alarms)
-                    self._on_recovered(recovered)
+                    await adopt(self._db, lock.parent, self.alarms, self._on_recovered)
                 except SpoolLocked:
                     continue  # alive, this process's own among them
                 except Exception as error:
                     log.warning("adopting %s failed, it stays for later: %r", lock.parent, error)
 
 
-async def adopt(db: AsyncEngine, directory: Path, alarms: Alarms) -> list[UsageEvent]:
-    """Recover, ship and remove a directory whose process is gone; returns what was recovered.
+async def adopt(
+    db: AsyncEngine, directory: Path, alarms: Alarms, on_recovered: OnRecovered
+) -> None:
+    """Recover, ship and remove a directory whose process is gone.
 
-    Raises: SpoolLocked when it is not gone; what `ingest` raises, the directory then being left as
-    it is for the next to try.
+    Raises: SpoolLocked when it is not gone; what `ingest` raises, the directory then being left for
+    the next to try. What was recovered is closed on disk by then and will not be found open again,
+    so `on_recovered` hears of it before anything ships.
     """
+    async with db.connect():
+        pass  # every opening adds a segment: open nothing while Postgres is away
     spool = await Spool.open(directory, lock_wait_s=0)
     log.info("adopted spool %s with %d events", directory, spool.backlog)
     try:
+        if spool.recovered:
+            on_recovered(spool.recovered)
         while spool.backlog:
             await ship_batch(db, spool, alarms)
     except BaseException:
         await spool.shutdown()
         raise
     await spool.remove()
-    return spool.recovered
 
 
 async def ship_batch(db: AsyncEngine, spool: Spool, alarms: Alarms) -> None:

@@ -1,11 +1,13 @@
 """What can go wrong between a credential and a principal. Knows no HTTP: `gateway.errors` gives
 these their face.
 
-AuthError                 one public face, so that nobody learns which keys once existed ├──
-MissingCredential     no `Authorization: Bearer ...` ├── InvalidKey            malformed or unknown
-├── ExpiredKey └── RevokedKey            revoked, or its project or organization is archived
-MissingScope              a good credential that may not do this (names `scope`) AuthUnavailable
-the credential cannot be checked at the moment
+    AuthError                one public face, so that nobody learns which keys once existed
+    ├── MissingCredential    no `Authorization: Bearer ...`
+    ├── InvalidKey           malformed or unknown
+    ├── ExpiredKey
+    └── RevokedKey           revoked, or its project or organization is archived
+    MissingScope             a good credential that may not do this (names `scope`)
+    AuthUnavailable          the credential cannot be checked at the moment
 """
 
 from __future__ import annotations
