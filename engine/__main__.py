@@ -73,6 +73,7 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         max_num_seqs=arguments.max_num_seqs,
         max_waiting=arguments.max_waiting,
         kv_cache_bytes=arguments.kv_cache_bytes,
+        kv_cache_fraction=arguments.kv_cache_fraction,
         num_blocks=arguments.num_blocks,
         enable_prefix_caching=arguments.prefix_caching,
         num_threads=arguments.num_threads,
@@ -117,8 +118,14 @@ def _parser() -> argparse.ArgumentParser:
         default=default.max_waiting,
         help="requests queued before more are refused",
     )
-    add("--kv-cache-bytes", type=_positive, help="KV memory; unset: a part of what is free")
-    add("--num-blocks", type=_positive, help="KV blocks; overrides --kv-cache-bytes")
+    add("--kv-cache-bytes", type=_positive, help="KV memory; unset: --kv-cache-fraction")
+    add(
+        "--kv-cache-fraction",
+        type=_fraction,
+        default=default.kv_cache_fraction,
+        help="KV memory as a part of what is free once the weights are loaded",
+    )
+    add("--num-blocks", type=_positive, help="KV blocks; overrides both of the above")
     add("--num-threads", type=_positive, help="CPU threads for matrix work; unset: torch's choice")
     add(
         "--no-prefix-caching",
@@ -146,6 +153,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
     return value
 
 

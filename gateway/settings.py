@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from engine.config import KV_CACHE_FRACTION
 from gateway.home import Home
 from gateway.principal import Plan
 
@@ -49,6 +50,7 @@ RedisUrl = Annotated[str, Meta(pattern=REDIS_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
 PositiveInt = Annotated[int, Meta(ge=1)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
 Weight = Annotated[int, Meta(ge=1, le=1000)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Workers = Annotated[int, Meta(ge=1, le=256)]
@@ -105,10 +107,20 @@ class EngineOptions(_Strict, frozen=True, kw_only=True):
     max_num_seqs: PositiveInt | None = None
     max_waiting: PositiveInt | None = None
     kv_cache_bytes: PositiveInt | None = None
+    kv_cache_fraction: Fraction | None = None
+    """Of the memory that is free, for all engines that are started together."""
     num_blocks: PositiveInt | None = None
     num_threads: PositiveInt | None = None
     seed: int | None = None
     prefix_caching: bool = True
+
+    def shared_by(self, num_engines: int) -> EngineOptions:
+        """For each of several engines that start side by side: all see the same free memory, so
+        each takes its part of what one alone would."""
+        if self.kv_cache_bytes is not None or self.num_blocks is not None:
+            return self
+        fraction = KV_CACHE_FRACTION if self.kv_cache_fraction is None else self.kv_cache_fraction
+        return msgspec.structs.replace(self, kv_cache_fraction=fraction / num_engines)
 
     def to_flags(self) -> list[str]:
         """Command-line arguments for the engine's process."""

@@ -27,6 +27,8 @@ from typing import Any
 import msgspec
 from prometheus_client.multiprocess import mark_process_dead
 
+from engine.client import EngineClient
+from engine.errors import EngineUnavailable
 from gateway import credentials
 from gateway.children import Child, cut_log, end_leftovers, spawn
 from gateway.credentials import Credentials
@@ -149,7 +151,7 @@ class Supervisor:
             self._workers.append(worker)
         await _together(*(worker.begin() for worker in self._workers))
         await self._until_ready(*local_address(listener))
-        self._welcome(base_url(listener), known)
+        self._welcome(base_url(listener), known, await self._capacities())
         await _together(self._roll_when_asked(), self._cut_logs())
 
     async def _start_databases(self, address: str) -> Credentials | None:
@@ -180,11 +182,12 @@ class Supervisor:
                 *(sys.executable, "-m", "engine", "--model", str(model.path)),
                 *("--served-name", model.name, "--listen", model.engine),
                 *("--log-level", self.settings.log_level),
-                *self.settings.engine.to_flags(),
+                *self.settings.engine.shared_by(len(self._engines)).to_flags(),
             ],
             run=self.home.run,
             log=self.home.logs / f"engine-{position}.log",
-            env=child_environment(),
+            # OpenMP threads that wait by spinning would keep the workers off a small machine.
+            env=child_environment(OMP_WAIT_POLICY="PASSIVE"),
         )
 
     async def _start_worker(self, slot: int, listen_fd: int) -> Child:
@@ -243,9 +246,28 @@ class Supervisor:
                 self._say(f"Waiting for: {missing}")
             await asyncio.sleep(READY_POLL_S)
 
-    def _welcome(self, url: str, known: Credentials | None) -> None:
+    async def _capacities(self) -> list[str]:
+        """A line for each engine started here: what its KV cache came to hold, as it says."""
+        lines = []
+        for model in self.settings.models:
+            if model.starts_engine:
+                assert model.engine is not None
+                try:
+                    client = await EngineClient.connect(model.engine, timeout_s=PROBE_TIMEOUT_S)
+                except EngineUnavailable as error:  # it was ready: its keeper brings it back
+                    log.warning("%s does not say how large it is: %s", model.name, error)
+                    continue
+                size = client.status
+                await client.close()
+                blocks = f"{size.num_blocks} KV blocks of {size.block_size} tokens"
+                lines.append(f"{model.name}: {blocks}, context of {size.max_model_len}")
+        return lines
+
+    def _welcome(self, url: str, known: Credentials | None, capacities: list[str]) -> None:
         models = ", ".join(model.name for model in self.settings.models)
         self._say(f"Tollgate is ready on {url} with {models}. State: {self.home.root}")
+        for line in capacities:
+            self._say(line)
         if known is None:
             self._say(
                 f"There is no {self.home.credentials}: its keys were shown to an earlier start and "

@@ -6,6 +6,7 @@ import argparse
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import __main__ as engine_main
+from engine.config import KV_CACHE_FRACTION
 from gateway import settings as module
 from gateway.db import normalise
 from gateway.home import Home
@@ -258,7 +260,8 @@ def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
 
 
 def test_every_engine_option_is_a_flag_of_the_engine() -> None:
-    values = {"device": "cpu", "dtype": "float32", "prefix_caching": False}
+    values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "prefix_caching": False}
+    values |= {"kv_cache_fraction": 0.25}
     options = EngineOptions(
         **{name: values.get(name, 7) for name in EngineOptions.__struct_fields__}
     )
@@ -268,6 +271,28 @@ def test_every_engine_option_is_a_flag_of_the_engine() -> None:
         msgspec.structs.asdict(options)
     )
     assert EngineOptions().to_flags() == []
+
+
+def test_engines_that_start_together_share_the_free_memory() -> None:
+    assert EngineOptions().shared_by(1).kv_cache_fraction == KV_CACHE_FRACTION
+    assert EngineOptions().shared_by(4).kv_cache_fraction == KV_CACHE_FRACTION / 4
+    assert EngineOptions(kv_cache_fraction=0.9).shared_by(3).kv_cache_fraction == 0.9 / 3
+    for asked in (EngineOptions(kv_cache_bytes=1 << 30), EngineOptions(num_blocks=64)):
+        assert asked.shared_by(4) == asked
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.1])
+def test_a_fraction_of_memory_is_above_0_and_at_most_1(
+    fraction: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(f"[engine]\nkv_cache_fraction = {fraction}\n")
+    with pytest.raises(SettingsError, match="kv_cache_fraction"):
+        load({}, {})
+    with pytest.raises(SystemExit):
+        engine_main._parser().parse_args(
+            ["--model", "m", "--listen", "unix:/s", f"--kv-cache-fraction={fraction}"]
+        )
+    assert "--kv-cache-fraction" in capsys.readouterr().err
 
 
 def test_an_upstream_key_stays_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

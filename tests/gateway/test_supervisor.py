@@ -207,10 +207,11 @@ def test_a_port_in_use_is_one_line_and_starts_nothing(up: Up) -> None:
 
 @pytest.mark.slow
 def test_the_printed_examples_can_be_pasted(up: Up) -> None:
-    """With penny, as a newcomer starts it."""
-    up.config.write_text("")
+    """With penny, as a newcomer starts it; and what its cache holds is said."""
+    up.config.write_text("[engine]\nnum_blocks = 700\n")
     up.start()
-    _, curl, python = up.said().split("\n\n", 2)
+    first, curl, python = up.said().split("\n\n", 2)
+    assert "penny: 700 KV blocks of 16 tokens, context of " in first
     assert curl.startswith("curl ") and python.startswith("import json\n")
     for command in (["/bin/sh", "-c", curl], [sys.executable, "-c", python]):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
