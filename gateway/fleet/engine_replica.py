@@ -39,6 +39,10 @@ from gateway.wire.request import ChatPrompt, GenerateRequest
 RESTART_S = 1.0
 """What a client is told to wait for an engine that is away: its supervisor is starting it again."""
 
+CHARS_PER_MESSAGE = 128
+"""What a message costs beyond its text, in characters' worth of tokenizing: the template's work
+and its delimiters take some 50 microseconds."""
+
 THEIR_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 """The engine's fields that a client knows under another name."""
 
@@ -90,12 +94,14 @@ class EngineReplica:
     async def abort(self, attempt_id: str) -> None:
         await self._client.abort(attempt_id)
 
+    async def acknowledge(self, attempt_id: str) -> None:
+        await self._client.acknowledge(attempt_id)
+
     async def prepare(self, request: GenerateRequest) -> PreparedRequest:
         prompt = request.prompt
         assert prompt is not None, "a request for an upstream"
         status = self._status()
-        size_chars = sum(len(message["content"]) for message in prompt.messages)
-        prompt_token_ids = await self._threads.run(size_chars, self._tokenize, prompt)
+        prompt_token_ids = await self._threads.run(prompt_size(prompt), self._tokenize, prompt)
         max_tokens = output_bound(prompt, len(prompt_token_ids), status.max_model_len)
         check_token_ids(prompt, status.vocab_size)
         return PreparedRequest(
@@ -172,6 +178,14 @@ class EngineReplica:
         if begun:
             return ReplicaLost(f"{self.name}: {error.message}")
         return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
+
+
+def prompt_size(prompt: ChatPrompt) -> int:
+    """What rendering and tokenizing cost, in characters of text."""
+    return sum(
+        CHARS_PER_MESSAGE + len(message["content"]) + len(message.get("name", ""))
+        for message in prompt.messages
+    )
 
 
 def output_bound(prompt: ChatPrompt, num_prompt_tokens: int, max_model_len: int) -> int:

@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.fleet.errors import BadField
 from gateway.wire.openai import (
+    MAX_PARTS,
     AssistantMessage,
     ChatCompletionRequest,
     Content,
@@ -85,6 +86,7 @@ def to_forward(body: Any) -> GenerateRequest:
 
 
 def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
+    check_parts(request.messages)
     check_stream_options(request)
     if request.store:
         raise unsupported("store", "nothing is stored")
@@ -120,6 +122,15 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
 
 def default(value: float | None, absent: float) -> float:
     return absent if value is None else value
+
+
+def check_parts(messages: list[Message]) -> None:
+    contents = (message.content for message in messages)
+    if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
+        raise BadField(
+            f"Invalid value for 'messages': more than {MAX_PARTS} parts of content.",
+            param="messages",
+        )
 
 
 def check_stream_options(request: ChatCompletionRequest) -> None:

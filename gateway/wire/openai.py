@@ -15,6 +15,9 @@ import msgspec
 from msgspec import Meta
 
 MAX_CHOICES = 128
+MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000
+"""Of content, over all messages of a request."""
 MAX_STOP_STRINGS = 16
 """OpenAI allows 4."""
 MAX_STOP_CHARS = 1024
@@ -31,6 +34,8 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_INT64)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
+"""Down to what our engine takes."""
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
@@ -93,7 +98,7 @@ class ChatCompletionRequest(Strict):
     """`POST /v1/chat/completions` for our own engine."""
 
     model: str
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -121,7 +126,7 @@ class ChatCompletionRequest(Strict):
     # vLLM's
     top_k: Annotated[int, Meta(ge=-1, le=MAX_INT64)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None

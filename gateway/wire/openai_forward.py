@@ -1,8 +1,8 @@
 """What an OpenAI-compatible upstream is sent: everything, but for what would change what is billed.
 
-Above: `from_openai`. Below: nothing. Works on the decoded body. The fields that steer the
-gateway are checked here, because a wrong reservation or a wrong stream would be ours; the rest
-is the upstream's to judge.
+Above: `from_openai`. Below: the bounds in `openai`. Works on the decoded body. The fields
+that steer the gateway are checked here, because a wrong reservation or a wrong stream would be
+ours; the rest is the upstream's to judge.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from gateway.fleet.errors import BadField
+from gateway.wire.openai import MAX_CHOICES, MAX_MESSAGES, MAX_PARTS
 
-MAX_CHOICES = 128
+MAX_TOOLS = 10_000
 MAX_TOKENS = 2**31 - 1
 
 BILLED_OTHERWISE = {
@@ -71,6 +72,9 @@ def check_messages(messages: Any) -> None:
         raise BadField("Missing required parameter: 'messages'.", param="messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("messages", "expected a non-empty array")
+    if len(messages) > MAX_MESSAGES:
+        raise invalid("messages", f"more than {MAX_MESSAGES}")
+    num_parts = 0
     for position, message in enumerate(messages):
         param = f"messages[{position}]"
         if not isinstance(message, dict):
@@ -78,7 +82,11 @@ def check_messages(messages: Any) -> None:
         content = message.get("content")
         if not isinstance(content, str | list | None):
             raise invalid(f"{param}.content", "expected a string or an array")
-        for index, part in enumerate(content if isinstance(content, list) else ()):
+        parts = content if isinstance(content, list) else ()
+        num_parts += len(parts)
+        if num_parts > MAX_PARTS:
+            raise invalid("messages", f"more than {MAX_PARTS} parts of content")
+        for index, part in enumerate(parts):
             check_part(part, f"{param}.content[{index}]")
 
 
@@ -115,6 +123,8 @@ def check_price(body: dict[str, Any]) -> None:
     check_cache_ttl(body.get("prompt_cache_options"), "prompt_cache_options")
     check_cache_ttl(body.get("cache_control"), "cache_control")
     tools = body.get("tools")
+    if isinstance(tools, list) and len(tools) > MAX_TOOLS:
+        raise invalid("tools", f"more than {MAX_TOOLS}")
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if not isinstance(tool, dict) or tool.get("type") not in PLAIN_TOOLS:
             raise refused(f"tools[{index}].type", "an upstream's own tool has a price of its own")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -317,6 +318,7 @@ class Scripted:
         self.status, self.connected, self.on_orphan = engine.status, True, None
         self.outputs, self.error = outputs, error
         self.aborted: list[str] = []
+        self.acknowledged: list[str] = []
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         for output in self.outputs:
@@ -326,10 +328,33 @@ class Scripted:
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
+    async def acknowledge(self, request_id: str) -> None:
+        self.acknowledged.append(request_id)
+
 
 def output(generated: int, ids: list[int], **fields: Any) -> EngineOutput:
     usage = Usage(prompt_tokens=8, generated_tokens=generated, prefilled=True)
     return EngineOutput(request_id="a", usage=usage, token_ids=ids, **fields)
+
+
+@pytest.mark.parametrize(("num_messages", "inline"), [(4, True), (100, False)])
+async def test_many_empty_messages_are_prepared_beside_the_event_loop(
+    make: Make,
+    says: Says,
+    template: ChatTemplate,
+    monkeypatch: pytest.MonkeyPatch,
+    num_messages: int,
+    inline: bool,
+) -> None:
+    rendered_in: list[int] = []
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        rendered_in.append(threading.get_ident())
+        return "hello"
+
+    monkeypatch.setattr(template, "render", render)
+    await make(says("x")).prepare(chat(messages=[{"role": "user", "content": ""}] * num_messages))
+    assert [ident == threading.get_ident() for ident in rendered_in] == [inline]
 
 
 async def test_a_failed_step_is_a_loss_only_after_the_first_output(make: Make, says: Says) -> None:

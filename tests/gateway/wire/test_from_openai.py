@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.fleet.errors import BadField
 from gateway.wire.from_openai import ModelKind, Peek, from_openai, peek
-from gateway.wire.openai import ChatCompletionRequest
-from gateway.wire.openai_forward import BILLED_OTHERWISE
+from gateway.wire.openai import MAX_MESSAGES, MAX_PARTS, ChatCompletionRequest
+from gateway.wire.openai_forward import BILLED_OTHERWISE, MAX_TOOLS
 from gateway.wire.request import ChatPrompt, GenerateRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -267,6 +267,9 @@ REFUSED = [
     ({"top_p": 1.1}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"min_p": 2}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-46}, "repetition_penalty"),
+    ({"repetition_penalty": 101}, "repetition_penalty"),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"seed": 2**63}, "seed"),
@@ -378,6 +381,30 @@ NOT_FORWARDED = [
 @pytest.mark.parametrize(("fields", "param"), NOT_FORWARDED)
 def test_what_would_change_the_bill_is_named(fields: dict[str, Any], param: str) -> None:
     assert refused(encode(**fields), "upstream").param == param
+
+
+TEXT = {"type": "text", "text": ""}
+MANY = 10_000
+
+
+def messages_of(num_messages: int, num_parts: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [TEXT] * num_parts}] * num_messages
+
+
+@pytest.mark.parametrize("kind", ["engine", "upstream"])
+def test_a_request_has_so_many_messages_and_parts(kind: ModelKind) -> None:
+    assert (MAX_MESSAGES, MAX_PARTS) == (MANY, MANY)
+    for num_messages, num_parts in ((MANY, 1), (1, MANY), (2, MANY // 2)):
+        assert from_openai(encode(messages=messages_of(num_messages, num_parts)), kind).n == 1
+    for num_messages, num_parts in ((MANY + 1, 0), (1, MANY + 1), (2, MANY // 2 + 1)):
+        body = encode(messages=messages_of(num_messages, num_parts))
+        assert refused(body, kind).param == "messages"
+
+
+def test_an_upstream_is_sent_so_many_tools() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert from_openai(encode(tools=[tool] * MAX_TOOLS), "upstream").n == 1
+    assert refused(encode(tools=[tool] * (MAX_TOOLS + 1)), "upstream").param == "tools"
 
 
 def test_null_changes_no_bill() -> None:
