@@ -71,8 +71,8 @@ class _Choice(msgspec.Struct):
 
 
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_choices = msgspec.json.Decoder(list[_Choice]).decode
-_decode_usage = msgspec.json.Decoder(UpstreamUsage).decode
+_decode_choices = msgspec.json.Decoder(list[_Choice] | None).decode
+_decode_usage = msgspec.json.Decoder(UpstreamUsage, strict=False).decode  # some count in floats
 _encode = msgspec.json.Encoder().encode
 
 
@@ -85,7 +85,6 @@ class UpstreamMeter:
         self._model = Raw(_encode(model))
         self._n = n
         self._known = MeteredUsage(uncached_input=input_tokens, estimated=True)
-        self._told = False
         self._num_new_chunks = 0
         self._new_bytes = 0
         """Of text that is not in `_known`."""
@@ -96,7 +95,7 @@ class UpstreamMeter:
     @property
     def complete(self) -> bool:
         """Nothing is missing, whether or not `[DONE]` was sent."""
-        return self.done or self._told or len(self._finished) >= self._n
+        return self.done or len(self._finished) >= self._n
 
     @property
     def usage(self) -> MeteredUsage:
@@ -117,9 +116,8 @@ class UpstreamMeter:
             self.done = True
             return None
         chunk, choices = self._open(data)
-        if not choices and self._take_usage(chunk):
+        if self._take_usage(chunk) and not choices:
             return None
-        self._take_usage(chunk)
         return RawChunk(self._close(chunk))
 
     def read_body(self, data: bytes) -> RawBody:
@@ -137,7 +135,7 @@ class UpstreamMeter:
             error = found.get("error")
             if error is not None and bytes(error) != b"null":
                 raise BrokenAnswer("the upstream sent an error event")
-            choices = _decode_choices(found.get("choices", b"[]"))
+            choices = _decode_choices(found.get("choices", b"[]")) or []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
             raise BrokenAnswer(f"not a chat completion: {fault}") from fault
         for choice in choices:
@@ -157,23 +155,30 @@ class UpstreamMeter:
         if size:
             self._num_new_chunks += 1
             self._new_bytes += size
-        if choice.finish_reason is not None:
+        if choice.finish_reason:
             self._finished.add(choice.index)
 
     def _take_usage(self, found: dict[str, Raw]) -> bool:
-        """Keep it; False where there is none, or none that can be read."""
+        """Keep it where it says something; False where there is none."""
         raw = found.pop("usage", None)
         if raw is None or bytes(raw) == b"null":
             return False
         try:
             told = _decode_usage(raw).to_metered()
         except msgspec.ValidationError:
-            return False
-        self._known, self._told = told, True
+            return True
+        if not told.prompt_tokens:  # there is no empty prompt: some send zeros until they count
+            return True
+        self._known = told
         if told.output:  # zero, where there was text, is no count
             self._num_new_chunks = self._new_bytes = 0
         return True
 
     def _close(self, found: dict[str, Raw]) -> bytes:
+        extension = found.get("x_groq")
+        if extension is not None and bytes(extension)[:1] == b"{":
+            fields = _decode_object(extension)
+            if fields.pop("usage", None) is not None:
+                found["x_groq"] = Raw(_encode(fields))
         found["model"] = self._model
         return _encode(found)

@@ -129,6 +129,15 @@ def metered(usage: Any) -> MeteredUsage:
             },
             MeteredUsage(cache_read=5, output=2),
         ),
+        (
+            {"prompt_tokens": 5.0, "completion_tokens": 2.0, "total_tokens": 7.0},
+            MeteredUsage(uncached_input=5, output=2),
+        ),
+        ({"prompt_tokens": 5.5}, MeteredUsage(uncached_input=99, estimated=True)),
+        (
+            {"prompt_tokens": 0, "completion_tokens": 0},
+            MeteredUsage(uncached_input=99, estimated=True),
+        ),
         ({"prompt_tokens": -5}, MeteredUsage(uncached_input=99, estimated=True)),
         ({"completion_tokens": 5}, MeteredUsage(uncached_input=99, estimated=True)),
         ("five", MeteredUsage(uncached_input=99, estimated=True)),
@@ -152,6 +161,54 @@ def test_text_behind_the_last_told_usage_is_estimated() -> None:
     assert meter.usage == MeteredUsage(uncached_input=10, output=6, estimated=True)
     meter.read_event(delta("four", usage=told | {"completion_tokens": 7}))
     assert meter.usage == MeteredUsage(uncached_input=10, output=7)
+
+
+def test_zeros_before_the_count_are_none_and_the_last_count_stays() -> None:
+    meter = UpstreamMeter(model="m", n=1, input_tokens=99)
+    zeros = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    meter.read_event(delta("one", usage=zeros))
+    assert meter.usage == MeteredUsage(uncached_input=99, output=1, estimated=True)
+    meter.read_event(delta("two", usage={"prompt_tokens": 10, "completion_tokens": 4}))
+    meter.read_event(delta("", usage=zeros))
+    assert meter.usage == MeteredUsage(uncached_input=10, output=4)
+
+
+def test_only_what_is_finished_is_complete() -> None:
+    told = {"prompt_tokens": 10, "completion_tokens": 4}
+    meter = UpstreamMeter(model="m", n=2, input_tokens=99)
+    meter.read_event(delta("one", usage=told))
+    for finish_reason, complete in (("", False), (None, False), ("stop", False)):
+        choice = {"index": 0, "delta": {}, "finish_reason": finish_reason}
+        meter.read_event(json.dumps({"choices": [choice]}).encode())
+        assert meter.complete is complete
+    other = {"index": 1, "delta": {}, "finish_reason": "length"}
+    meter.read_event(json.dumps({"choices": [other]}).encode())
+    assert meter.complete
+
+
+@pytest.mark.parametrize("choices", [[], None])
+def test_the_chunk_that_is_about_usage_stays_here(choices: Any) -> None:
+    meter = UpstreamMeter(model="m", n=1, input_tokens=99)
+    told = {"prompt_tokens": 10, "completion_tokens": 4}
+    assert meter.read_event(json.dumps({"choices": choices, "usage": told}).encode()) is None
+    assert meter.usage == MeteredUsage(uncached_input=10, output=4)
+    assert meter.read_event(json.dumps({"choices": choices, "usage": "odd"}).encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("extension", "shown"),
+    [
+        ({"id": "req_1", "usage": {"prompt_tokens": 3}}, {"id": "req_1"}),
+        ({"id": "req_1"}, {"id": "req_1"}),
+        (None, None),
+        ([1], [1]),
+    ],
+)
+def test_usage_under_another_name_stays_here_too(extension: Any, shown: Any) -> None:
+    meter = UpstreamMeter(model="m", n=1, input_tokens=99)
+    chunk = meter.read_event(delta("one", x_groq=extension))
+    assert chunk is not None
+    assert json.loads(chunk.payload)["x_groq"] == shown
 
 
 def test_nothing_counts_after_done() -> None:
