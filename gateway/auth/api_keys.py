@@ -2,16 +2,16 @@
 
 Above: `guards` authenticates each request; `app` starts and closes. Below: `tenancy.keys` finds
 keys, `tenancy.changes` says what changed. It knows no HTTP. Nothing here keeps a key: cached
-answers stand under its HMAC.
+answers stand under its HMAC, of the current pepper even where Postgres has it under an older one.
 
 How a revocation reaches this process within a second, whatever is broken:
 
-1. It is announced on Redis, and the announced key is dropped at once. 2. A cached answer is
-trusted as of the moment when it was read or, later, as of the listener's last
-   heartbeat: no announcement before that can be missing. What is older than MAX_STALENESS_S is read
-   again. So with Redis gone or silent each key in use is read from Postgres about once a second.
-3. When the listener has subscribed anew it may have missed something: everything is dropped. 4. An
-answer that was on its way while something was announced is not kept, but read again.
+- It is announced on Redis, and the announced key is dropped at once.
+- A cached answer is trusted as of the moment when it was read or, later, as of the listener's last
+  heartbeat: no announcement before that can be missing. What is older than MAX_STALENESS_S is read
+  again. So with Redis gone or silent each key in use is read from Postgres about once a second.
+- When the listener has subscribed anew it may have missed something: everything is dropped.
+- An answer that was on its way while something was announced is not kept, but read again.
 
 With Postgres gone and Redis alive, known keys go on working for MAX_AGE_S after they were read;
 others get AuthUnavailable. With both gone nobody is let in.
@@ -24,13 +24,13 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import asyncpg
 import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
 from gateway.auth.lru import Lru
@@ -55,6 +55,9 @@ READ_TIMEOUT_S = 5.0
 MAX_READS = 3
 """Per request: each is made void only by an announcement, or a slow Postgres, while it ran."""
 
+Hashes = tuple[tuple[str, str], ...]
+"""(pepper id, the key's hash under that pepper), the current pepper first."""
+
 DATABASE_ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 """All that a lost or refusing Postgres raises; asyncio's TimeoutError is an OSError."""
 
@@ -75,8 +78,9 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Authenticator:
-    """One per process. `redis` must not decode responses. `clock`: monotonic seconds;
-    `wall_clock`: Unix seconds."""
+    """One per process. `older`: (pepper id, pepper) of what was current before; keys made under
+    them stay good. `redis` must not decode responses. `clock`: monotonic seconds; `wall_clock`:
+    Unix seconds."""
 
     def __init__(
         self,
@@ -85,12 +89,12 @@ class Authenticator:
         redis: Redis,
         pepper: bytes,
         pepper_id: str,
+        older: Sequence[tuple[str, bytes]] = (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._db = db
-        self._pepper = pepper
-        self._pepper_id = pepper_id
+        self._peppers = ((pepper_id, pepper), *older)
         self._clock = clock
         self._wall_clock = wall_clock
         self._listener = ChangeListener(redis, self._changed, clock=clock)
@@ -120,13 +124,14 @@ class Authenticator:
         """
         if KEY_FORM.fullmatch(bearer) is None:
             raise InvalidKey("malformed")
-        key_hash = hash_key(self._pepper, bearer)
-        principal = (await self._lookup(key_hash)).principal
+        hashes = tuple((each, hash_key(pepper, bearer)) for each, pepper in self._peppers)
+        principal = (await self._lookup(hashes)).principal
         if principal.expires_at is not None and principal.expires_at <= self._wall_clock():
             raise ExpiredKey(principal.key_id)
         return principal
 
-    async def _lookup(self, key_hash: str) -> Known:
+    async def _lookup(self, hashes: Hashes) -> Known:
+        _, key_hash = hashes[0]
         for _ in range(MAX_READS):
             refused = self._refused.get(key_hash)
             if refused is not None and self._clock() - refused.as_of <= REFUSAL_TTL_S:
@@ -134,10 +139,10 @@ class Authenticator:
             known = self._known.get(key_hash)
             if known is not None and self._is_trusted(known):
                 if self._clock() > max(known.as_of + REFRESH_S, self._refresh_at):
-                    self._read(key_hash)
+                    self._read(hashes)
                 return known
             # Shielded: others wait for it too.
-            await asyncio.shield(self._read(key_hash))
+            await asyncio.shield(self._read(hashes))
         raise AuthUnavailable("no answer that is new enough")
 
     def _is_trusted(self, known: Known) -> bool:
@@ -153,10 +158,11 @@ class Authenticator:
         else:
             self._known.drop_where(lambda known: known.principal.key_id == subject)
 
-    def _read(self, key_hash: str) -> asyncio.Task[None]:
+    def _read(self, hashes: Hashes) -> asyncio.Task[None]:
         """The read of this key that is under way; a new one if there is none."""
+        _, key_hash = hashes[0]
         if key_hash not in self._reads:
-            task = asyncio.create_task(self._read_once(key_hash), name="read api key")
+            task = asyncio.create_task(self._read_once(hashes), name="read api key")
             self._reads[key_hash] = task
             task.add_done_callback(lambda done: self._read_ended(key_hash, done))
         return self._reads[key_hash]
@@ -173,7 +179,7 @@ class Authenticator:
                 log.error("API keys cannot be read from Postgres (%s)", error)
         self._failing = error is not None
 
-    async def _read_once(self, key_hash: str) -> None:
+    async def _read_once(self, hashes: Hashes) -> None:
         """Ask Postgres, and keep the answer if nothing was announced meanwhile.
 
         Raises: AuthUnavailable.
@@ -182,12 +188,12 @@ class Authenticator:
             async with asyncio.timeout(READ_TIMEOUT_S), self._read_slots:
                 as_of, changes = self._clock(), self._changes
                 async with self._db.connect() as conn:
-                    record = await find_key(conn, key_hash=key_hash, pepper_id=self._pepper_id)
+                    answer = await _ask(conn, hashes, as_of)
         except DATABASE_ERRORS as error:
             raise AuthUnavailable(type(error).__name__) from error
         if changes != self._changes:
             return
-        answer = _answer(record, key_hash, as_of)
+        _, key_hash = hashes[0]
         if isinstance(answer, Refused):
             self._known.drop(key_hash)
             self._refused.put(key_hash, answer)
@@ -195,10 +201,17 @@ class Authenticator:
             self._known.put(key_hash, answer)
 
 
-def _answer(record: KeyRecord | None, key_hash: str, as_of: float) -> Known | Refused:
-    # Postgres found it by index; this comparison takes the same time wherever hashes differ.
-    if record is None or not hmac.compare_digest(record.key_hash, key_hash):
-        return Refused(InvalidKey, "unknown", as_of)
+async def _ask(conn: AsyncConnection, hashes: Hashes, as_of: float) -> Known | Refused:
+    """One query for a key of the current pepper, one more for each older pepper."""
+    for pepper_id, key_hash in hashes:
+        record = await find_key(conn, key_hash=key_hash, pepper_id=pepper_id)
+        # Postgres found it by index; this comparison takes the same time wherever hashes differ.
+        if record is not None and hmac.compare_digest(record.key_hash, key_hash):
+            return _answer(record, as_of)
+    return Refused(InvalidKey, "unknown", as_of)
+
+
+def _answer(record: KeyRecord, as_of: float) -> Known | Refused:
     if record.archived or record.row.revoked_at is not None:
         return Refused(RevokedKey, record.row.id, as_of)
     return Known(to_principal(record), as_of)
