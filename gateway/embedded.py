@@ -5,9 +5,9 @@ wheels. Knows nothing of tables or keys. Both listen on a Unix socket inside the
 mode 0700, and on nothing else: who can enter the folder can read the files anyway, so there is no
 password to lose.
 
-Postgres refuses to run as root, so as root both run as `nobody`. Where nobody cannot reach the
-binaries or the data (a home under /root, say) they get CAP_DAC_OVERRIDE instead of a change to
-anybody's folder modes.
+Postgres refuses to run as root, so as root both run as `nobody`, who may pass through a HOME that
+root made but not list it. Where nobody cannot reach the binaries or the data all the same (a home
+under /root, say) they get CAP_DAC_OVERRIDE instead of a change to anybody's folder modes.
 """
 
 from __future__ import annotations

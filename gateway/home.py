@@ -1,8 +1,9 @@
 """Where one gateway keeps its state: the layout of `TOLLGATE_HOME`, its modes and its lock.
 
 Above: `embedded`, `secret`, `supervisor`, `cli`. Below: nothing. Knows paths, not what is written
-under them. Folders made here have mode 0700; a folder that was there keeps the mode its owner gave
-it.
+under them. Folders made here have mode 0700, but root's own HOME has 0711, so that the servers it
+runs as somebody else reach the folder that is theirs; a folder that was there keeps the mode its
+owner gave it.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Home:
 
     def create(self) -> None:
         """Make the folders that a gateway writes to. Raises: OSError."""
-        for folder in (self.root, self.run, self.logs, self.spool):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+        for folder in (self.run, self.logs, self.spool):
+            folder.mkdir(mode=0o700, exist_ok=True)
 
     def engine_socket(self, position: int) -> Path:
         """The socket of the engine that serves the configuration's model number `position`."""

@@ -21,10 +21,11 @@ import redis.asyncio
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway import embedded
+from gateway import credentials, embedded
 from gateway.children import end_leftovers
 from gateway.db import create_engine
-from gateway.home import MAX_SOCKET_PATH_BYTES, Home, make_private
+from gateway.home import MAX_SOCKET_PATH_BYTES, Home, HomeLock, make_private
+from gateway.secret import Secret
 from migrations.runner import migrate
 
 AS_ROOT = os.geteuid() == 0
@@ -87,9 +88,32 @@ async def test_as_root_in_a_folder_that_nobody_cannot_enter(folder: Path) -> Non
 @pytest.mark.skipif(not AS_ROOT, reason="only root can give a privilege away")
 def test_root_keeps_no_privilege_for_servers_that_do_not_need_it(folder: Path) -> None:
     folder.chmod(0o755)
-    runner = embedded.who_runs(folder / "data", Path("/bin/sh"))
+    home = Home(folder / "home")
+    home.create()
+    assert stat.S_IMODE(home.root.stat().st_mode) == 0o711
+    for private in (home.run, home.logs, home.spool):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    runner = embedded.who_runs(home.postgres, Path("/bin/sh"))
     assert runner.uid == NOBODY
     assert not [option for option in runner.credentials if "caps" in option]
+    credentials.write(
+        home.credentials,
+        credentials.Credentials(base_url="http://x/v1", api_key="k", admin_key="a"),
+    )
+    Secret.load_or_create(home.secret)
+    HomeLock.acquire(home).release()
+    files = home.credentials, home.secret, home.lock
+    become = ["setpriv", *runner.credentials, "--", "/bin/sh", "-c"]
+    for reach in ("ls $1", "cd $1/run", *(f"cat $1/{file.name}" for file in files)):
+        tried = subprocess.run([*become, reach, "sh", str(home.root)], capture_output=True)
+        assert b"ermission denied" in tried.stderr or b"can't cd" in tried.stderr, reach
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root makes a home that others pass through")
+def test_a_home_that_was_there_keeps_its_mode(folder: Path) -> None:
+    home = Home(folder)
+    home.create()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 AS_SOMEBODY = """
