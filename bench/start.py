@@ -1,0 +1,80 @@
+"""How long `tollgate up` takes to its first token, the first time and the second.
+
+    python -m bench.start
+
+Each start is timed from the command to the first content of a streamed answer, on one fresh home.
+Above: nobody. Below: the command line, the official API. The result goes to `bench/results/`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from bench.record import record
+
+TIMEOUT_S = 120.0
+POLL_S = 0.02
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def first_token(home: Path, port: int, deadline: float) -> None:
+    """Ask until somebody answers; returns with the first content. Raises: TimeoutError."""
+    body = {"model": "penny", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    while time.monotonic() < deadline:
+        try:
+            key = json.loads((home / "credentials.json").read_text())["api_key"]
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/chat/completions",
+                data=json.dumps(body).encode(),
+                headers={"authorization": f"Bearer {key}"},
+            )
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                if any(b'"content":"' in line and b'"content":""' not in line for line in answer):
+                    return
+        except (OSError, ValueError):
+            time.sleep(POLL_S)
+    raise TimeoutError(f"no token within {TIMEOUT_S} s")
+
+
+def timed_start(home: Path) -> float:
+    port = free_port()
+    command = [str(Path(sys.executable).parent / "tollgate"), "up"]
+    command += ["--home", str(home), "--port", str(port)]
+    started = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        first_token(home, port, started + TIMEOUT_S)
+        return time.monotonic() - started
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(TIMEOUT_S)
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="tgs-"))
+    try:
+        seconds = [timed_start(folder / "home") for _ in range(4)]
+    finally:
+        shutil.rmtree(folder)
+    first, later = seconds[0], sorted(seconds[1:])
+    print(f"first start {first:.1f} s, later starts {', '.join(f'{s:.1f}' for s in later)} s")
+    print(record("start", {"first_s": first, "later_s": later}))
+
+
+if __name__ == "__main__":
+    main()
