@@ -50,6 +50,8 @@ MAX_WRITE_BUFFER_BYTES = 64 * 1024 * 1024
 """Bytes an engine may leave unread; beyond it `generate` raises `EngineOverloaded`."""
 MAX_PENDING_ORPHANS = 10_000
 """Further ones are left to the engine, which offers them again."""
+MAX_UNACKED = 10_000
+"""Finished requests that may yet be acknowledged; the usage of older ones will be an orphan's."""
 ORPHAN_BATCH = 256
 """Orphans recorded side by side (their fsyncs coalesce) and acked in one frame."""
 
@@ -88,6 +90,11 @@ class Engine(Protocol):
         """End a request early: its stream yields a last output with the final usage. Unknown and
         finished ids are ignored."""
 
+    async def acknowledge(self, request_id: str) -> None:
+        """The usage of the last output is on disk: the engine may forget it. Never waits. Ignored
+        for a stream whose last output was not taken, and while disconnected: the engine then offers
+        the final usage as an orphan."""
+
     async def close(self) -> None:
         """Open streams raise `EngineUnavailable`; the engine aborts them."""
 
@@ -104,6 +111,7 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None  # while connected
         self._connected = asyncio.Event()
         self._streams: dict[str, OutputStream] = {}
+        self._unacked: dict[str, None] = {}
         self._orphans: dict[str, OrphanedUsage] = {}
         self._orphans_pending = asyncio.Event()
         self._why_away = "not started"
@@ -157,7 +165,10 @@ class EngineClient:
         stream = self._streams[request_id] = OutputStream()
         try:
             while not stream.finished:
-                yield await stream.next()
+                output = await stream.next()
+                if output.finished and output.usage.prefilled:
+                    self._await_ack(request_id)
+                yield output
         finally:
             self._streams.pop(request_id, None)
             if not stream.ended:
@@ -167,6 +178,16 @@ class EngineClient:
         stream = self._streams.get(request_id)
         if stream is not None and not stream.ended:
             self._send(Abort(request_id))
+
+    async def acknowledge(self, request_id: str) -> None:
+        if request_id in self._unacked:
+            del self._unacked[request_id]
+            self._send(OrphanAck([request_id]))
+
+    def _await_ack(self, request_id: str) -> None:
+        self._unacked[request_id] = None
+        if len(self._unacked) > MAX_UNACKED:
+            del self._unacked[next(iter(self._unacked))]
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -273,6 +273,7 @@ class FakeEngine:
         self.core = core or FakeCore()
         self.on_orphan = on_orphan
         self.connected = True
+        self.acknowledged: list[str] = []
         self._delay_s = delay_s
         self._sleep = sleep
         self._streams: dict[str, OutputStream] = {}
@@ -307,6 +308,9 @@ class FakeEngine:
     async def abort(self, request_id: str) -> None:
         if last := self.core.abort(request_id):
             self._streams[request_id].push(last)
+
+    async def acknowledge(self, request_id: str) -> None:
+        self.acknowledged.append(request_id)
 
     async def close(self) -> None:
         self.lose()

@@ -136,8 +136,9 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
 
 
 class OrphanedUsage(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="orphan"):
-    """Final usage of a request whose gateway vanished. Repeated to every gateway that connects
-    until one answers `OrphanAck`; the engine keeps at most `EngineConfig.max_orphans` of them."""
+    """Final usage of a request whose gateway vanished before the request's end, or after it without
+    an ack. Repeated to every gateway that connects until one answers `OrphanAck`; the engine keeps
+    at most `EngineConfig.max_orphans` of them."""
 
     request_id: str
     usage: Usage
@@ -157,6 +158,10 @@ class Abort(msgspec.Struct, frozen=True, tag_field="t", tag="abort"):
 
 
 class OrphanAck(msgspec.Struct, frozen=True, tag_field="t", tag="orphan_ack"):
+    """The final usage of these is on this gateway's disk: orphans, and its own finished requests,
+    which become orphans when the connection is lost before their ack. A request that was never
+    prefilled or was `Rejected` needs none; unknown and unfinished ids are ignored."""
+
     request_ids: list[str]
 
 

@@ -1,9 +1,9 @@
 """The engine's socket: connections on an asyncio loop around the step thread.
 
 Above: `__main__.py`, which owns the process. Below: `step_loop.py` (the thread that runs the core)
-and `frames.py`. Every request belongs to the connection that submitted it; a lost connection aborts
-its requests, and what they had cost becomes `OrphanedUsage`, offered until some gateway acks it.
-Knows no torch, no text and no tenants.
+and `frames.py`. Every request belongs to the connection that submitted it. A lost connection aborts
+its requests; what they had cost, and what finished ones had whose usage it did not ack, becomes
+`OrphanedUsage`, offered until some gateway acks it. Knows no torch, no text and no tenants.
 
 One bad or slow peer harms itself alone: a malformed frame or a write buffer beyond
 `MAX_WRITE_BUFFER_BYTES` ends that connection, and nothing here ever waits for a peer to read.
@@ -52,6 +52,7 @@ from engine.protocol import (
     Rejected,
     ReplicaStatus,
     Submit,
+    Usage,
 )
 from engine.step_loop import Core, Result, StepLoop
 
@@ -76,6 +77,8 @@ class _Connection:
     def __init__(self, writer: asyncio.StreamWriter, number: int) -> None:
         self.writer = writer
         self.name = f"gateway-{number}"
+        self.unacked: dict[str, Usage] = {}
+        """Final usage of finished requests, oldest first, that may not be on its gateway's disk."""
 
     def send(self, message: msgspec.Struct) -> bool:
         if self.writer.is_closing():
@@ -246,13 +249,16 @@ class EngineServer:
         return sent
 
     def _lose(self, connection: _Connection) -> None:
-        """Forget a peer and abort what it asked for. A second call changes nothing."""
+        """Forget a peer, abort what it asked for and orphan what it did not ack. A second call
+        changes nothing."""
         self._connections.discard(connection)
         connection.writer.close()
         for request_id, live in self._live.items():
             if live.connection is connection:
                 live.connection = None
                 self._abort(request_id, live)
+        while connection.unacked:
+            self._orphan_oldest(connection)
 
     # ---- what peers say
 
@@ -266,6 +272,7 @@ class EngineServer:
                 self._abort(message.request_id, live)
         else:
             for request_id in message.request_ids:
+                connection.unacked.pop(request_id, None)
                 self._orphans.pop(request_id, None)
 
     def _submit(self, connection: _Connection, request: EngineRequest) -> Rejected | None:
@@ -318,13 +325,12 @@ class EngineServer:
                     self._send(live.connection, result)
             elif live.connection is not None:
                 outputs.setdefault(live.connection, []).append(result)
-            elif result.finished:
-                self._orphan(result)
+                if result.finished:
+                    self._await_ack(live.connection, result)
+            elif result.finished and result.usage.prefilled:
+                self._orphan(result.request_id, result.usage)
         for connection, batch in outputs.items():
-            if not self._send(connection, Outputs(batch)):
-                for output in batch:
-                    if output.finished:
-                        self._orphan(output)
+            self._send(connection, Outputs(batch))
         if not self._live:
             self._idle.set()
         self._step_loop.delivered()
@@ -340,11 +346,22 @@ class EngineServer:
 
     # ---- orphans
 
-    def _orphan(self, last: EngineOutput) -> None:
+    def _await_ack(self, connection: _Connection, last: EngineOutput) -> None:
+        """Bytes that were sent are not yet a bill: keep the usage until the gateway has one."""
         if not last.usage.prefilled:
             return
-        orphan = OrphanedUsage(request_id=last.request_id, usage=last.usage)
-        self._orphans[last.request_id] = orphan
+        connection.unacked[last.request_id] = last.usage
+        if len(connection.unacked) > self._max_orphans:
+            log.warning("%s acks too little, its oldest usage is orphaned", connection.name)
+            self._orphan_oldest(connection)
+
+    def _orphan_oldest(self, connection: _Connection) -> None:
+        request_id = next(iter(connection.unacked))
+        self._orphan(request_id, connection.unacked.pop(request_id))
+
+    def _orphan(self, request_id: str, usage: Usage) -> None:
+        orphan = OrphanedUsage(request_id=request_id, usage=usage)
+        self._orphans[request_id] = orphan
         while len(self._orphans) > self._max_orphans:
             oldest = next(iter(self._orphans))
             lost = self._orphans.pop(oldest)

@@ -137,6 +137,9 @@ class UpstreamReplica:
         if attempt is not None:
             attempt.abort()
 
+    async def acknowledge(self, attempt_id: str) -> None:
+        """An upstream never brings an attempt up again."""
+
     # ---- what is sent
 
     def _to_payload(self, request: GenerateRequest, body: dict[str, Any]) -> bytes:

@@ -189,6 +189,7 @@ async def test_orphaned_usage_is_offered_until_it_is_acked(serve: Serve) -> None
         client = await EngineClient.connect(address, timeout_s=5, on_orphan=on_orphan)
         await until(lambda number=number: len(offered) == number)  # type: ignore[misc]
         assert await collect(client, ask(f"after-{number}"))  # an ack has arrived by now
+        await client.acknowledge(f"after-{number}")
         await client.close()
     assert {o.request_id for o in offered} == {"lost"}
     usage = offered[0].usage
@@ -198,6 +199,31 @@ async def test_orphaned_usage_is_offered_until_it_is_acked(serve: Serve) -> None
     assert await collect(client, ask("last"))
     assert len(offered) == 3
     await client.close()
+
+
+async def test_only_a_request_whose_end_was_taken_is_acknowledged(serve: Serve) -> None:
+    server = await serve(FakeCore(SMALL, respond=paced))
+    offered: list[OrphanedUsage] = []
+
+    async def accept(orphan: OrphanedUsage) -> None:
+        offered.append(orphan)
+
+    stays = await EngineClient.connect(server.address, timeout_s=5, on_orphan=accept)
+    client = await EngineClient.connect(server.address, timeout_s=5)
+    await collect(client, ask("acknowledged"))
+    last = (await collect(client, ask("delivered")))[-1]
+    await anext(left := client.generate(ask("left", max_tokens=LONG)))
+    await left.aclose()
+    for request_id in ("acknowledged", "left", "unknown"):
+        await client.acknowledge(request_id)
+    await until(lambda: stays.status.num_running == 0)
+    await client.close()
+    await client.acknowledge("delivered")  # too late, and no error
+    await until(lambda: len(offered) == 2)
+    by_id = {orphan.request_id: orphan.usage for orphan in offered}
+    assert by_id.keys() == {"delivered", "left"}
+    assert by_id["delivered"] == last.usage
+    await stays.close()
 
 
 async def test_a_gateway_that_stays_is_offered_the_orphans_of_one_that_leaves(

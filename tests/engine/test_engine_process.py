@@ -137,6 +137,7 @@ async def test_a_killed_gateway_frees_its_blocks_and_its_usage_is_kept(process: 
     assert usage.prompt_tokens == len(PROMPT)
     assert seen <= usage.generated_tokens < 400
     await collect(back, ask("another", 3))
+    await back.acknowledge("another")
     await back.close()
     again = await EngineClient.connect(process.address, timeout_s=5, on_orphan=record)
     await collect(again, ask("one more", 3))

@@ -228,6 +228,44 @@ async def test_a_request_that_ends_while_its_loss_is_unknown_to_the_core_is_an_o
     assert message.usage.generated_tokens == 1
 
 
+async def test_a_finished_request_is_an_orphan_until_its_gateway_acks(
+    join: Join, serve: Serve
+) -> None:
+    server = await serve(FakeCore(CONFIG))
+    lost, stays = await join(server), await join(server)
+    for request_id in ("acked", "delivered"):
+        lost.say(submit(request_id))
+        last = await lost.last_of(request_id)
+    lost.say(OrphanAck(["acked", "never heard of"]))
+    stays.say(OrphanAck(["delivered"]))  # not its own
+    await settle()
+    lost.vanish()
+    orphan = await stays.next()
+    assert orphan == OrphanedUsage(request_id="delivered", usage=last.usage)
+    late = await join(server)
+    assert await late.next() == orphan
+    late.say(OrphanAck(["delivered"]), submit("next"))
+    await late.last_of("next")
+    later = await join(server)
+    later.say(submit("last"))
+    await later.last_of("last")
+    assert not any(isinstance(message, OrphanedUsage) for message in later.heard)
+
+
+async def test_usage_that_never_is_acked_is_bounded_and_none_is_lost(
+    join: Join, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await serve(FakeCore(CONFIG))  # max_orphans is 3
+    forgetful = await join(server)
+    with caplog.at_level(logging.WARNING):
+        for number in range(4):
+            forgetful.say(submit(f"r{number}"))
+            await forgetful.last_of(f"r{number}")
+    assert "gateway-1 acks too little" in caplog.text
+    orphans = [m.request_id for m in forgetful.heard if isinstance(m, OrphanedUsage)]
+    assert orphans == ["r0"]
+
+
 async def test_the_oldest_orphan_goes_with_a_word(
     join: Join, serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
