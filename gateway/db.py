@@ -16,6 +16,9 @@ MAX_OVERFLOW = 10
 POOL_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_S = 30.0
+"""The server ends a statement after it."""
+COMMAND_TIMEOUT_S = STATEMENT_TIMEOUT_S + 5.0
+"""We give up after it: the server, or the network to it, has fallen silent."""
 
 
 def normalise(database_url: str) -> str:
@@ -46,6 +49,7 @@ def create_engine(database_url: str, *, pool_size: int = POOL_SIZE) -> AsyncEngi
         pool_pre_ping=True,
         connect_args={
             "timeout": CONNECT_TIMEOUT_S,
+            "command_timeout": COMMAND_TIMEOUT_S,
             "server_settings": {
                 "application_name": "tollgate",
                 "statement_timeout": str(int(STATEMENT_TIMEOUT_S * 1000)),
