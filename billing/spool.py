@@ -84,6 +84,8 @@ class Spool:
         self._buffered_closes = 0
         self._waiters: list[asyncio.Future[None]] = []
         self._failure: SpoolError | None = None
+        self.broken = asyncio.Event()
+        """Set once a sync failed for good: only a new process can account for anything."""
         self._stopping = False
         self._dirty, self._urgent = asyncio.Event(), asyncio.Event()
         self._readable = asyncio.Event()
@@ -281,6 +283,7 @@ class Spool:
             failure: SpoolError = SpoolFull(f"{self.directory}: {error.strerror}")
         else:
             failure = SpoolBroken(f"{self.directory}: {error}")
+            self.broken.set()
             waiters, self._waiters = waiters + self._waiters, []
         if type(failure) is not type(self._failure):
             log.error("spool cannot write (%s)", failure.code, exc_info=error)

@@ -8,20 +8,25 @@ streams have `drain_timeout_s` to end, then the application shuts down and what 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
+from billing.spool import Spool
 from gateway import logs
 from gateway.app import create_app
 from gateway.settings import Settings
+
+log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75.0
 """How long an idle connection is kept: longer than most clients keep theirs, so that they close
@@ -29,6 +34,8 @@ first.
 """
 DRAIN_MARGIN_S = 5.0
 """After the application has ended what was still open: for its last bytes to leave."""
+BROKEN_SPOOL_STATUS = 3
+"""Exit status of a worker that left because its spool broke."""
 MAX_CONNECTIONS = 16_384
 BACKLOG = 2048
 
@@ -73,7 +80,8 @@ def run(
     """Serve until SIGTERM or SIGINT. `ready_fd` gets one byte and is closed once it accepts.
 
     `worker_id` names its spool folder: no two living workers of a home may share it. `metrics`: the
-    folder of prometheus-client's multiprocess mode, where there is one.
+    folder of prometheus-client's multiprocess mode, where there is one. Raises: SystemExit when the
+    spool broke.
     """
     logs.configure(settings.log_level, json_lines=True)
     _raise_file_limit()
@@ -95,13 +103,25 @@ def run(
     )
 
     def started() -> None:
+        watch.append(asyncio.create_task(leave_when_broken(app.state.services.spool, server)))
         if ready_fd is not None:
             os.write(ready_fd, b"1")
             os.close(ready_fd)
 
+    watch: list[asyncio.Task[None]] = []
     server = _Server(config, on_started=started, on_leaving=lambda: app.state.begin_drain())
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[listener]))
+    if any(task.done() and not task.cancelled() for task in watch):
+        sys.exit(BROKEN_SPOOL_STATUS)
+
+
+async def leave_when_broken(spool: Spool, server: uvicorn.Server) -> None:
+    """As SIGTERM does: a worker that can never account for anything again gives way to the next,
+    which recovers the spool."""
+    await spool.broken.wait()
+    log.critical("the spool is broken: draining, to be started again")
+    server.should_exit = True
 
 
 def _raise_file_limit() -> None:

@@ -159,9 +159,10 @@ async def test_a_disk_that_fails_breaks_the_spool(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fdatasync", failing)
+    assert not spool.broken.is_set()
     with pytest.raises(SpoolBroken, match="Input/output error"):
         await spool.close(an_event(attempt))
-    assert not spool.healthy
+    assert spool.broken.is_set() and not spool.healthy
     with pytest.raises(SpoolBroken):
         await spool.close(an_event())
     with pytest.raises(SpoolBroken):

@@ -1,0 +1,59 @@
+"""One worker's process, as far as its own end goes; the rest of it is the journeys' to try."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from billing.spool import Spool
+from gateway import logs, worker
+from gateway.settings import load
+from tests.billing.samples import an_event
+
+
+class Application:
+    """An ASGI application with a spool, which breaks as soon as the application serves."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.drained = 0
+        self.state = SimpleNamespace(begin_drain=self.begin_drain, services=None)
+
+    def begin_drain(self) -> None:
+        self.drained += 1
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "lifespan"
+        await receive()
+        spool = await Spool.open(self.folder)
+        self.state.services = SimpleNamespace(spool=spool)
+        await send({"type": "lifespan.startup.complete"})
+        self.monkeypatch.setattr(os, "fdatasync", fail)
+        await asyncio.gather(spool.close(an_event()), return_exceptions=True)
+        await receive()
+        await spool.shutdown()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def fail(fd: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_worker_whose_spool_breaks_drains_and_leaves_with_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Application(tmp_path / "spool", monkeypatch)
+    monkeypatch.setattr(worker, "create_app", lambda *_, **__: app)
+    monkeypatch.setattr(logs, "configure", lambda *_, **__: None)
+    with socket.socket() as listener, pytest.raises(SystemExit) as left:
+        listener.bind(("127.0.0.1", 0))
+        worker.run(load({}, {}), listener, worker_id="w")
+    assert left.value.code == worker.BROKEN_SPOOL_STATUS
+    assert app.drained == 1
