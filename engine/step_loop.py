@@ -9,6 +9,7 @@ main thread keeps serving sockets meanwhile.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -36,7 +37,10 @@ MAX_UNDELIVERED = 1024
 """Batches of results the receiver has not dealt with; beyond it the engine waits for it."""
 
 IDLE_CHECK_S = 1.0
-"""Idle for this long: the core's integrity is checked, once."""
+"""Idle for this long: the core's integrity is checked, once, unless it was lately."""
+INTEGRITY_INTERVAL_S = 60.0
+"""Least time between two checks: one looks at every block (0.5 s for two million) and holds the GIL
+meanwhile."""
 
 Result = EngineOutput | Rejected
 
@@ -93,6 +97,7 @@ class StepLoop:
         self._undelivered = threading.Semaphore(MAX_UNDELIVERED)
         self._last_status = core.status()
         self._last_status_s = time.monotonic()
+        self._last_check_s = -math.inf
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
 
     @property
@@ -171,8 +176,9 @@ class StepLoop:
         """The commands since the last pass; None when the loop is to end. Sleeps while idle."""
         with self._wake:
             has_work = self._wake.wait_for(self._has_work, IDLE_CHECK_S)
-        if not has_work:
+        if not has_work and time.monotonic() - self._last_check_s >= INTEGRITY_INTERVAL_S:
             self._core.check_integrity()
+            self._last_check_s = time.monotonic()
         with self._wake:
             self._wake.wait_for(self._has_work)
             if self._stopping:

@@ -83,6 +83,33 @@ async def test_an_idle_engine_sleeps(join: Join, serve: Serve) -> None:
     assert asked - before <= 3
 
 
+async def test_an_idle_engine_is_checked_but_not_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, join: Join, serve: Serve
+) -> None:
+    """Idle three times, each long enough for a check: one check within the interval."""
+    monkeypatch.setattr(engine.step_loop, "IDLE_CHECK_S", 0.05)
+    checks = 0
+
+    class Counting(FakeCore):
+        def check_integrity(self) -> None:
+            nonlocal checks
+            checks += 1
+            super().check_integrity()
+
+    async def work_then_idle(name: str) -> None:
+        peer.say(submit(name))
+        await peer.last_of(name)
+        await asyncio.sleep(0.2)
+
+    peer = await join(await serve(Counting(CONFIG)))
+    for name in ("a", "b", "c"):
+        await work_then_idle(name)
+    assert checks == 1
+    monkeypatch.setattr(engine.step_loop, "INTEGRITY_INTERVAL_S", 0.0)
+    await work_then_idle("d")
+    assert checks == 2
+
+
 # ---- the end
 
 
