@@ -60,7 +60,10 @@ class ChatTemplate:
         config = read_tokenizer_config(folder)
         path = folder / "chat_template.jinja"
         if path.exists():
-            templates = {"default": path.read_text(encoding="utf-8")}
+            try:
+                templates = {"default": path.read_text(encoding="utf-8")}
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{path} cannot be read: {error}") from error
         else:
             templates = _named_templates(config.get("chat_template"))
         if "default" not in templates:

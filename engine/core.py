@@ -17,7 +17,7 @@ import torch
 from engine.block_pool import BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
 from engine.errors import ConfigError
-from engine.kernels.paged_attention import AttentionShape
+from engine.kernels.paged_attention import AttentionShape, KVLayer
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.prefix_cache import PrefixCache
@@ -56,10 +56,11 @@ class EngineCore:
         shape = attention_shape(model, BLOCK_SIZE)
         self.resolved = _resolve(config, model, shape)
         self.engine_id = str(uuid.uuid4())
+        cache = _allocate(shape, model.config.num_layers, self.resolved)
         self._scheduler = _scheduler(self.resolved, clock)
         self._runner = ModelRunner(
             model,
-            allocate_kv_cache(shape, model.config.num_layers, self.resolved.num_blocks),
+            cache,
             shape,
             eos_token_ids=frozenset(self.resolved.eos_token_ids),
         )
@@ -209,6 +210,17 @@ def _num_blocks(config: EngineConfig, shape: AttentionShape, bytes_per_token: in
         shape.device,
     )
     return num_blocks
+
+
+def _allocate(shape: AttentionShape, num_layers: int, resolved: ResolvedConfig) -> list[KVLayer]:
+    try:
+        return allocate_kv_cache(shape, num_layers, resolved.num_blocks)
+    except (RuntimeError, MemoryError) as error:  # torch's is a RuntimeError, with a trace in it
+        size = resolved.num_blocks * resolved.block_size * resolved.kv_bytes_per_token
+        raise ConfigError(
+            f"the KV cache of {resolved.num_blocks} blocks = {size / GIB:.2f} GiB cannot be "
+            f"allocated on {resolved.device}: {str(error).partition(chr(10))[0]}"
+        ) from error
 
 
 def _scheduler(resolved: ResolvedConfig, clock: Callable[[], float]) -> Scheduler:

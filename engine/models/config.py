@@ -114,7 +114,7 @@ def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig
     _refuse_unsupported(hf)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     head_dim = hf.head_dim or traits.head_dim or hf.hidden_size // hf.num_attention_heads
-    _check_sizes(hf, num_kv_heads, head_dim)
+    _check_sizes(hf, num_kv_heads, head_dim, traits.windows)
     theta, scaling = _rope(hf)
     return ModelConfig(
         architecture=architecture,
@@ -158,7 +158,9 @@ def _refuse_unsupported(hf: HFConfig) -> None:
         raise UnsupportedModel("config.json: partial_rotary_factor other than 1 is not supported")
 
 
-def _check_sizes(hf: HFConfig, num_kv_heads: int, head_dim: int) -> None:
+def _check_sizes(
+    hf: HFConfig, num_kv_heads: int, head_dim: int, windows: tuple[int | None, ...]
+) -> None:
     sizes = {
         "vocab_size": hf.vocab_size,
         "hidden_size": hf.hidden_size,
@@ -168,6 +170,7 @@ def _check_sizes(hf: HFConfig, num_kv_heads: int, head_dim: int) -> None:
         "max_position_embeddings": hf.max_position_embeddings,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
+        "sliding_window": min((window for window in windows if window is not None), default=1),
     }
     for field, value in sizes.items():
         if value < 1:

@@ -31,10 +31,13 @@ def load_model_config(folder: Path) -> ModelConfig:
     if not folder.is_dir():
         raise ConfigError(f"model folder {folder} does not exist")
     raw = _read_json(folder / "config.json")
-    names = raw.get("architectures") or []
+    try:
+        names = msgspec.convert(raw.get("architectures"), list[str] | None) or []
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{folder / 'config.json'}: architectures: {error}") from error
     family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     if family is None:
-        named = ", ".join(map(str, names)) or "none named"
+        named = ", ".join(names) or "none named"
         supported = ", ".join(FAMILIES)
         raise UnsupportedModel(f"{folder}: architecture {named} is unknown; supported: {supported}")
     config = family(parse(raw))

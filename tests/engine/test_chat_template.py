@@ -286,6 +286,13 @@ def test_the_jinja_file_comes_before_the_config(tmp_path: Path) -> None:
     assert ChatTemplate.load(folder).render([]) == "file <s>"
 
 
+def test_a_template_that_is_not_text_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe{{ x }}")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja cannot be read: .*utf-8") as error:
+        ChatTemplate.load(folder_with(tmp_path))
+    assert "\n" not in error.value.message
+
+
 def test_a_named_template_for_tools(tmp_path: Path) -> None:
     named = [
         {"name": "default", "template": "plain"},

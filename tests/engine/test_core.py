@@ -254,8 +254,8 @@ def test_numbers_beyond_float32_harm_nobody_else(
     attack: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are refused by name; were they not, only the request that brought them would end."""
-    mine = {"temperature": 1.0, "seed": 3, "logprobs": 2, "ignore_eos": True}
-    evil = request("evil", **({"logprobs": 2} | ATTACKS[attack]))
+    mine: dict[str, Any] = {"temperature": 1.0, "seed": 3, "logprobs": 2, "ignore_eos": True}
+    evil = request("evil", **ATTACKS[attack], logprobs=2)
     alone = run(start(folder), request("victim", **mine))
     core = start(folder)
     with pytest.raises(InvalidRequest) as refused:
@@ -337,6 +337,7 @@ def test_the_cache_is_sized_from_bytes_and_cuts_the_context(
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "no room": ({"num_blocks": None, "kv_cache_bytes": 100}, "no KV block fits: 100 bytes"),
+    "more blocks than memory": ({"num_blocks": 1 << 40}, "KV cache of 1099511627776 blocks"),
     "context beyond the model": ({"max_model_len": 513}, "max_model_len 513.*512"),
     "context of one": ({"max_model_len": 1}, "max_model_len 1 "),
     "no such folder": ({"model": Path("/nowhere")}, "/nowhere does not exist"),

@@ -189,6 +189,20 @@ DEFECTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: change_json(f / "config.json", num_hidden_layers=0),
         "num_hidden_layers must be positive",
     ),
+    "window of nothing": (
+        lambda f: change_json(
+            f / "config.json", architectures=["MistralForCausalLM"], sliding_window=0
+        ),
+        "config.json: sliding_window must be positive, not 0",
+    ),
+    "architectures is a word": (
+        lambda f: change_json(f / "config.json", architectures="LlamaForCausalLM"),
+        "config.json: architectures: Expected `array",
+    ),
+    "architectures is a number": (
+        lambda f: change_json(f / "config.json", architectures=7),
+        "config.json: architectures: Expected `array",
+    ),
     "heads do not divide": (
         lambda f: change_json(f / "config.json", num_key_value_heads=3),
         "num_key_value_heads",
