@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -15,6 +16,9 @@ from gateway.auth.api_keys import Authenticator
 from gateway.inference import Desk
 from gateway.readiness import Readiness
 from gateway.telemetry import Telemetry
+
+OBSERVE_INTERVAL_S = 1.0
+"""A scrape asks one worker and hears of all: what the others say is at most so old."""
 
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,10 +35,17 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
 
     def observe(self) -> None:
-        """Bring the gauges up to date, right before they are read."""
+        """Bring this worker's gauges, and what its readiness has seen, up to date."""
+        self.readiness.observe()
         for engine in self.engines.values():
             if engine.connected:
                 self.telemetry.engine_status(engine.status)
         self.telemetry.spool_backlog.set(self.spool.backlog)
         self.telemetry.usage_conflicts.set(self.shipper.alarms.conflicts)
         self.telemetry.usage_refused.set(self.shipper.alarms.refused)
+
+    async def observe_forever(self) -> None:
+        """Runs in every worker until it is cancelled."""
+        while True:
+            self.observe()
+            await asyncio.sleep(OBSERVE_INTERVAL_S)

@@ -1,0 +1,108 @@
+"""What a worker says of itself: whether it is ready, and gauges that nobody had to ask it for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis.asyncio
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from billing.spool import Spool
+from billing.worker import Shipper
+from gateway import services
+from gateway.fleet.replica import Replica, ReplicaHealth
+from gateway.fleet.router import Fleet, Route
+from gateway.readiness import Readiness
+from gateway.services import Services
+from gateway.telemetry import Telemetry
+from gateway.wire.from_openai import ModelKind
+from tests.billing.samples import an_event
+
+NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"
+
+
+class Switch:
+    """A replica as readiness sees it."""
+
+    def __init__(self, name: str, *, available: bool) -> None:
+        self.name, self.weight, self.available = name, 1, available
+
+    def health(self) -> ReplicaHealth:
+        return ReplicaHealth(name=self.name, available=self.available)
+
+
+def route(kind: ModelKind, *replicas: Switch) -> Route:
+    return Route(model=replicas[0].name, kind=kind, replicas=cast(tuple[Replica, ...], replicas))
+
+
+@pytest.fixture
+async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
+    opened = await Spool.open(tmp_path / "spool")
+    yield opened
+    await opened.shutdown()
+
+
+async def test_every_engine_is_waited_for_once(redis: redis.asyncio.Redis, spool: Spool) -> None:
+    penny, fast = Switch("penny", available=False), Switch("fast", available=False)
+    upstream = Switch("upstream", available=True)
+    routes = (route("engine", penny), route("engine", fast), route("upstream", upstream))
+    readiness = Readiness(fleet=Fleet(routes), redis=redis, spool=spool)
+    assert await readiness.missing() == ["model penny", "model fast"]
+    penny.available = True
+    assert await readiness.missing() == ["model fast"]
+    penny.available, fast.available = False, True
+    assert await readiness.missing() == [], "penny was there, and the others go on being served"
+    fast.available = False
+    assert await readiness.missing() == []
+    upstream.available = False
+    assert await readiness.missing() == ["replicas"]
+    readiness.begin_drain()
+    assert await readiness.missing() == ["draining", "replicas"]
+
+
+async def test_one_replica_is_enough_of_a_model(redis: redis.asyncio.Redis, spool: Spool) -> None:
+    first, second = Switch("penny", available=False), Switch("again", available=True)
+    readiness = Readiness(fleet=Fleet([route("engine", first, second)]), redis=redis, spool=spool)
+    assert await readiness.missing() == []
+
+
+async def test_upstreams_alone_are_ready_at_once(redis: redis.asyncio.Redis, spool: Spool) -> None:
+    fleet = Fleet([route("upstream", Switch("upstream", available=True))])
+    assert await Readiness(fleet=fleet, redis=redis, spool=spool).missing() == []
+
+
+async def test_gauges_and_readiness_follow_without_a_scrape(
+    redis: redis.asyncio.Redis, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "OBSERVE_INTERVAL_S", 0.01)
+    penny, upstream = Switch("penny", available=True), Switch("upstream", available=True)
+    fleet = Fleet([route("engine", penny), route("upstream", upstream)])
+    db = create_async_engine(NOWHERE)
+    unused: Any = None
+    worker = Services(
+        desk=unused,
+        telemetry=Telemetry(models=["penny"]),
+        readiness=Readiness(fleet=fleet, redis=redis, spool=spool),
+        authenticator=unused,
+        db=db,
+        spool=spool,
+        shipper=Shipper(spool, db),
+        engines={},
+        started_at=0,
+    )
+    observing = asyncio.create_task(worker.observe_forever())
+    value = worker.telemetry.registry.get_sample_value
+    await spool.close(an_event())
+    worker.shipper.alarms.conflicts = 2
+    async with asyncio.timeout(5):
+        while value("tollgate_spool_backlog_events") != 1 or value("tollgate_usage_conflicts") != 2:
+            await asyncio.sleep(0.01)
+    penny.available = False
+    assert await worker.readiness.missing() == [], "an engine was seen though nobody asked"
+    observing.cancel()
+    await asyncio.gather(observing, return_exceptions=True)
+    await db.dispose()
