@@ -104,6 +104,12 @@ class Shipper:
     async def _adopt_forever(self, parent: Path) -> None:
         while True:
             await asyncio.sleep(ADOPT_INTERVAL_S)
+            try:
+                await (await self._db.connect()).close()
+            except Exception as error:
+                # Every opening of a spool adds a segment to it, so none without a use.
+                log.warning("adopting waits for Postgres: %r", error)
+                continue
             for lock in sorted(parent.glob("*/lock")):
                 try:
                     await adopt(self._db, lock.parent, self.alarms, self._on_recovered)
@@ -122,8 +128,6 @@ async def adopt(
     the next to try. What was recovered is closed on disk by then and will not be found open again,
     so `on_recovered` hears of it before anything ships.
     """
-    async with db.connect():
-        pass  # every opening adds a segment: open nothing while Postgres is away
     spool = await Spool.open(directory, lock_wait_s=0)
     log.info("adopted spool %s with %d events", directory, spool.backlog)
     try:

@@ -157,7 +157,7 @@ async def test_the_spool_of_a_dead_neighbour_is_adopted(
     assert await ids(db) == set()
     await dead.shutdown()
     for _ in range(500):
-        if recovered:
+        if not (tmp_path / "spools" / "dead").exists():
             break
         await asyncio.sleep(0.02)
     await shipper.stop()
@@ -179,18 +179,26 @@ async def test_an_adoption_that_fails_leaves_the_directory_for_the_next(
     monkeypatch.setattr(worker, "ADOPT_INTERVAL_S", 0.05)
     dead = await Spool.open(tmp_path / "spools" / "dead")
     await dead.close(event := an_event())
+    dead.attempt_opened(running := an_attempt())
+    recovered: list[UsageEvent] = []
     with pytest.raises(SpoolLocked):
-        await adopt(db, dead.directory, Alarms())
+        await adopt(db, dead.directory, Alarms(), recovered.extend)
     await dead.shutdown()
     nowhere = create_engine(f"postgresql+asyncpg://u@/x?host={tmp_path}")
     shipper = Shipper(spool, nowhere, adopt_from=tmp_path / "spools")
     shipper.start()
-    while "it stays for later" not in caplog.text:
+    while caplog.text.count("adopting waits for Postgres") < 3:
         await asyncio.sleep(0.02)
     await shipper.stop()
+    assert len(list(dead.directory.glob("*.log"))) == 1
+    assert recovered == []
+    with pytest.raises((OSError, sa.exc.SQLAlchemyError)):  # it went away in between
+        await adopt(nowhere, dead.directory, Alarms(), recovered.extend)
     await nowhere.dispose()
-    assert await adopt(db, dead.directory, Alarms()) == []
-    assert await ids(db) == {event.id}
+    assert [each.id for each in recovered] == [running.id]
+    await adopt(db, dead.directory, Alarms(), recovered.extend)
+    assert [each.id for each in recovered] == [running.id]
+    assert await ids(db) == {event.id, running.id}
     assert not dead.directory.exists()
 
 
