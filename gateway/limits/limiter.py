@@ -56,7 +56,8 @@ LEASE_TTL_S = 60.0
 RENEW_INTERVAL_S = LEASE_TTL_S / 3
 RENEW_BATCH = 256
 MAX_TOKENS = 100_000_000
-"""Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53)."""
+"""Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which
+only an upstream's own count may claim, stands for this many."""
 
 
 class Limiter:
@@ -94,8 +95,7 @@ class Limiter:
         Raises: LimiterUnavailable.
         """
         expected = self._outputs.expected(principal.key_id, model)
-        reserved = input_tokens + min(max_output_tokens, expected)
-        assert 0 <= reserved <= MAX_TOKENS, f"a request of {reserved} tokens"
+        reserved = min(MAX_TOKENS, input_tokens + min(max_output_tokens, expected))
         scopes = scopes_of(principal)
         state = RateState()
         if scopes:
@@ -145,7 +145,7 @@ class Limiter:
     async def settle_lease(self, org_id: str, lease_id: str, *, used_tokens: int) -> Settlement:
         """Settle what another process admitted and did not live to settle. Raises:
         LimiterUnavailable."""
-        return await self._settle(_org_keys(org_id), [lease_id, used_tokens, 1])
+        return await self._settle(_org_keys(org_id), [lease_id, min(MAX_TOKENS, used_tokens), 1])
 
     async def _close(self, admission: Admission, used_tokens: int, *, counts: bool) -> Settlement:
         if not admission.scopes:
@@ -154,11 +154,10 @@ class Limiter:
         self._open.pop(admission.lease_id, None)
         keys = [*_org_keys(admission.org_id), *_scope_keys(admission.org_id, admission.scopes)]
         limits = [scope.plan.tokens_per_minute or 0 for scope in admission.scopes]
-        return await self._settle(keys, [admission.lease_id, used_tokens, int(counts), *limits])
+        used = min(MAX_TOKENS, used_tokens)
+        return await self._settle(keys, [admission.lease_id, used, int(counts), *limits])
 
     async def _settle(self, keys: list[str], arguments: list[str | int]) -> Settlement:
-        used_tokens = arguments[1]
-        assert isinstance(used_tokens, int) and 0 <= used_tokens <= MAX_TOKENS
         reply = await self._scripts.call("settle", keys, arguments)
         assert isinstance(reply, int)
         return Settlement(reply)

@@ -270,6 +270,17 @@ async def test_a_lease_is_settled_once(redis: redis.asyncio.Redis, clock: Clock)
     await caller.refused(1)
 
 
+async def test_what_an_upstream_claims_is_bounded(redis: redis.asyncio.Redis, clock: Clock) -> None:
+    caller, much = Caller(redis, principal(key=limits(tokens=10**9))), 2**40
+    first = await caller.admitted(much)
+    assert first.reserved == limiter.MAX_TOKENS
+    settled = await caller.limiter.settle(first, used_tokens=much, output_tokens=much)
+    await clock.set(86_400)
+    lease_id = (await caller.admitted(1)).lease_id
+    recovered = await caller.limiter.settle_lease("org_a", lease_id, used_tokens=much)
+    assert settled is recovered is Settlement.SETTLED
+
+
 async def test_an_admission_may_be_asked_for_again(
     redis: redis.asyncio.Redis, clock: Clock
 ) -> None:
