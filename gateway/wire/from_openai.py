@@ -35,6 +35,9 @@ forwarded.
 T = TypeVar("T")
 
 MAX_MODEL_CHARS = 256
+MAX_BRACKETS = 1_000_000
+"""That open an array or an object in a body for an upstream. Those in text count too: a prompt with
+as many is beyond any model. Decoding more would keep the event loop for seconds."""
 BROKEN_JSON = "We could not parse the JSON body of your request."
 
 
@@ -70,6 +73,8 @@ def peek(body: bytes) -> Peek:
 def from_openai(body: bytes, kind: ModelKind) -> GenerateRequest:
     """Raises BadField."""
     if kind == "upstream":
+        if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+            raise BadField("The request body has too many arrays and objects.")
         return to_forward(decode(_any_decoder, body))
     return to_generate(decode(_request_decoder, body))
 

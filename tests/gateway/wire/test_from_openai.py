@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.errors import BadField
-from gateway.wire.from_openai import ModelKind, Peek, from_openai, peek
+from gateway.wire.from_openai import MAX_BRACKETS, ModelKind, Peek, from_openai, peek
 from gateway.wire.openai import MAX_MESSAGES, MAX_PARTS, ChatCompletionRequest
 from gateway.wire.openai_forward import BILLED_OTHERWISE, MAX_TOOLS
 from gateway.wire.request import ChatPrompt, GenerateRequest
@@ -399,6 +399,16 @@ def test_a_request_has_so_many_messages_and_parts(kind: ModelKind) -> None:
     for num_messages, num_parts in ((MANY + 1, 0), (1, MANY + 1), (2, MANY // 2 + 1)):
         body = encode(messages=messages_of(num_messages, num_parts))
         assert refused(body, kind).param == "messages"
+
+
+@pytest.mark.parametrize("nested", [b"[]", b"{}"])
+def test_a_body_for_an_upstream_has_so_many_arrays_and_objects(nested: bytes) -> None:
+    def body(num_nested: int) -> bytes:
+        return encode(x=1)[:-2] + b"[" + b",".join([nested] * num_nested) + b"]}"
+
+    assert from_openai(body(1000), "upstream").n == 1
+    error = refused(body(MAX_BRACKETS), "upstream")
+    assert (error.param, "arrays and objects" in error.message) == (None, True)
 
 
 def test_an_upstream_is_sent_so_many_tools() -> None:
