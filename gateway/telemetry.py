@@ -71,6 +71,7 @@ class Telemetry:
         self.running = self._engine_gauge("num_requests_running", "Requests in the batch.")
         self.waiting = self._engine_gauge("num_requests_waiting", "Requests queued.")
         self.kv_usage = self._engine_gauge("kv_cache_usage_perc", "KV blocks held, 0 to 1.")
+        self.kv_blocks = self._engine_gauge("kv_cache_blocks", "KV blocks there are.")
         self.hit_tokens = self._engine_gauge(
             "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache since its start."
         )
@@ -111,6 +112,7 @@ class Telemetry:
         self.running.labels(status.model).set(status.num_running)
         self.waiting.labels(status.model).set(status.num_waiting)
         self.kv_usage.labels(status.model).set(status.kv_cache_usage)
+        self.kv_blocks.labels(status.model).set(status.num_blocks)
         self.hit_tokens.labels(status.model).set(status.prefix_cache_hit_tokens)
         self.query_tokens.labels(status.model).set(status.prefix_cache_query_tokens)
         self.preemptions.labels(status.model).set(status.num_preemptions)
