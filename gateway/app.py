@@ -69,6 +69,7 @@ def create_app(
         async with AsyncExitStack() as stack:
             services = await open_services(settings, stack, worker_id=worker_id, metrics=metrics)
             app.state.services = services
+            services.desk.tasks.spawn(services.observe_forever(), name="observe")
             app.state.begin_drain = partial(begin_drain, services, settings.drain_timeout_s)
             yield
 
@@ -108,7 +109,8 @@ async def open_services(
     settings: Settings, stack: AsyncExitStack, *, worker_id: str, metrics: Path | None
 ) -> Services:
     assert settings.database_url is not None and settings.redis_url is not None
-    key = Secret.load(settings.secret_key_file).current
+    secret = Secret.load(settings.secret_key_file)
+    key = secret.current
     tasks = TaskSet()
     stack.push_async_callback(tasks.close)
     db = create_engine(settings.database_url)
@@ -133,7 +135,11 @@ async def open_services(
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
     authenticator = Authenticator(
-        db=db, redis=store, pepper=key.derive(PEPPER_PURPOSE), pepper_id=key.id
+        db=db,
+        redis=store,
+        pepper=key.derive(PEPPER_PURPOSE),
+        pepper_id=key.id,
+        older=[(old.id, old.derive(PEPPER_PURPOSE)) for old in secret.keys[1:]],
     )
     await authenticator.start()
     stack.push_async_callback(authenticator.close)
