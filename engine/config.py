@@ -13,8 +13,6 @@ import msgspec
 
 BLOCK_SIZE = 16
 """Tokens per KV block."""
-KV_CACHE_FRACTION = 0.4
-"""Of the free memory, for the KV cache of an engine that has the machine to itself."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Requests queued before `EngineOverloaded`."""
     kv_cache_bytes: int | None = None
     """None: `kv_cache_fraction` of what is free when the weights are loaded."""
-    kv_cache_fraction: float = KV_CACHE_FRACTION
+    kv_cache_fraction: float = 0.4
     """Above 0, at most 1. Host memory is taken as it is used: engines that start side by side see
     the same free memory, and their fractions must not add up to more than there is."""
     num_blocks: int | None = None

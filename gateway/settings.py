@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.config import KV_CACHE_FRACTION
 from gateway.home import Home
 from gateway.principal import Plan
 
@@ -34,6 +33,8 @@ DEFAULT_PLAN = Plan(
     requests_per_minute=10_000,
     max_concurrent_streams=256,
 )
+KV_CACHE_FRACTION = 0.4
+"""Of the free memory, for the KV caches of all engines that are started together."""
 MAX_CONFIG_BYTES = 1024 * 1024
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -108,7 +109,7 @@ class EngineOptions(_Strict, frozen=True, kw_only=True):
     max_waiting: PositiveInt | None = None
     kv_cache_bytes: PositiveInt | None = None
     kv_cache_fraction: Fraction | None = None
-    """Of the memory that is free, for all engines that are started together."""
+    """None: KV_CACHE_FRACTION. Each engine is given its part of it."""
     num_blocks: PositiveInt | None = None
     num_threads: PositiveInt | None = None
     seed: int | None = None

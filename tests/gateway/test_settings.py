@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import __main__ as engine_main
-from engine.config import KV_CACHE_FRACTION
 from gateway import settings as module
 from gateway.db import normalise
 from gateway.home import Home
@@ -22,6 +21,7 @@ from gateway.principal import Plan
 from gateway.secret import Secret, SecretError, SecretKey
 from gateway.settings import (
     DEFAULT_PLAN,
+    KV_CACHE_FRACTION,
     PACKAGE_ROOT,
     EngineOptions,
     ReplicaConfig,
