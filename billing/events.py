@@ -7,6 +7,7 @@ the engine's usage.
 from __future__ import annotations
 
 from typing import Literal
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
 
@@ -87,3 +88,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         return self.attempt.id
+
+
+def stop_waste_id(attempt_id: str) -> str:
+    """The id of the event for what an attempt generated behind a stop string."""
+    return str(uuid5(NAMESPACE_OID, f"{UUID(attempt_id)}:stop"))

@@ -29,7 +29,7 @@ def usd(amount: str | int | Decimal) -> Pico:
 
 
 def per_million(amount: str | int | Decimal, name: str) -> Pico:
-    """"USD per million tokens" -> pico-USD per token ($0.15/M = 150_000).
+    """ "USD per million tokens" -> pico-USD per token ($0.15/M = 150_000).
 
     Raises: MoneyError, naming `name`, when negative, not a number, or not a whole number of pico.
     """

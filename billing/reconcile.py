@@ -22,7 +22,15 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.events import COMPONENTS, Attempt, Component, PriceSet, Quantities, UsageEvent
+from billing.events import (
+    COMPONENTS,
+    Attempt,
+    Component,
+    PriceSet,
+    Quantities,
+    UsageEvent,
+    stop_waste_id,
+)
 from billing.ingest import ingest
 from billing.ledger import CREDIT, DEBIT, POST_LEGS, SUSPENSE, roll_up
 from billing.price_book import PriceBook
@@ -77,8 +85,14 @@ async def post_waste(db: AsyncEngine, attempt_id: str, generated: Quantities) ->
     async with db.connect() as connection:
         query = sa.select(usage_events).where(usage_events.c.id == attempt_id)
         row = (await connection.execute(query)).one_or_none()
-    if row is None:
-        return None
+        if row is None:
+            return None
+        behind_stop = await connection.scalar(
+            sa.select(usage_events.c.output).where(usage_events.c.id == stop_waste_id(attempt_id))
+        )
+    generated = msgspec.structs.replace(
+        generated, output=max(0, generated.output - (behind_stop or 0))
+    )
     missing: dict[Component, int] = {}
     for component in COMPONENTS:
         difference = getattr(generated, component) - getattr(row, component)
@@ -177,9 +191,7 @@ async def reprice_suspense(db: AsyncEngine, book: PriceBook) -> int:
         after = rows[-1].id
 
 
-async def _suspended(
-    connection: AsyncConnection, after: str
-) -> list[sa.Row[tuple[object, ...]]]:
+async def _suspended(connection: AsyncConnection, after: str) -> list[sa.Row[tuple[object, ...]]]:
     """Events in suspense, by id, from the one behind `after`."""
     correction = transfers.alias()
     query = (

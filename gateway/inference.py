@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
-from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
 
-from billing.events import Attempt, Quantities, UsageEvent
+from billing.events import Attempt, Quantities, UsageEvent, stop_waste_id
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from engine.protocol import Usage
@@ -353,10 +352,9 @@ def from_engine(usage: Usage) -> Quantities:
 
 def to_waste(event: UsageEvent, tokens: int) -> UsageEvent:
     """Tokens behind a stop string: the house pays."""
-    waste_id = str(uuid5(NAMESPACE_OID, f"{UUID(event.id)}:stop"))
     return msgspec.structs.replace(
         event,
-        attempt=msgspec.structs.replace(event.attempt, id=waste_id),
+        attempt=msgspec.structs.replace(event.attempt, id=stop_waste_id(event.id)),
         quantities=Quantities(output=tokens),
         kind="waste",
     )

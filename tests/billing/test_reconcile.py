@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import reconcile
-from billing.events import Price, Quantities
+from billing.events import Price, Quantities, stop_waste_id
 from billing.ingest import ingest
 from billing.ledger import check
 from billing.price_book import PriceBook
@@ -58,6 +58,14 @@ async def test_a_complete_bill_leaves_no_waste(db: AsyncEngine) -> None:
     await ingest(db, [event])
     assert await post_waste(db, event.id, event.quantities) == Wasted(Quantities())
     assert len(await rows(db, "SELECT * FROM usage_events")) == 1
+
+
+async def test_what_lies_behind_a_stop_string_is_not_wasted_twice(db: AsyncEngine) -> None:
+    event = an_event()
+    behind = an_event(an_attempt(stop_waste_id(event.id)), Quantities(output=4), kind="waste")
+    await ingest(db, [event, behind])
+    generated = Quantities(uncached_input=100, cache_read=16, output=25)
+    assert await post_waste(db, event.id, generated) == Wasted(Quantities(output=1))
 
 
 async def test_billing_more_than_was_generated_is_an_alarm(
