@@ -116,8 +116,11 @@ def ready(stack: Stack) -> int:
 
 
 def test_the_credentials_and_the_secret_are_for_this_user_alone(stack: Stack) -> None:
-    for name, mode in (("credentials.json", 0o600), ("secret.json", 0o600), (".", 0o700)):
-        assert (stack.home / name).stat().st_mode & 0o777 == mode, name
+    for name in ("credentials.json", "secret.json"):
+        assert (stack.home / name).stat().st_mode & 0o777 == 0o600, name
+    for name in ("logs", "run", "spool"):
+        assert (stack.home / name).stat().st_mode & 0o777 == 0o700, name
+    assert stack.home.stat().st_mode & 0o066 == 0, "nobody else lists it or writes to it"
     assert set(stack.credentials) == {"base_url", "api_key", "admin_key"}
 
 
@@ -218,6 +221,7 @@ def test_without_redis_it_is_a_503_that_says_when_and_then_it_works_again(
     assert {post(stack).status_code for _ in range(10)} == {200}
     assert {answer.status_code for answer in answers} == {200, 503}
     assert workers(stack) == before, "nobody had to be started again"
+    stack.wait("what could not be settled is settled now", lambda: stack.open_leases() == 0)
     logs = "".join(path.read_text() for path in (stack.home / "logs").glob("worker-*.log"))
     assert "Redis runs no limiter script" in logs
 
