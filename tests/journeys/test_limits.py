@@ -35,6 +35,8 @@ upstream = "{upstream}"
 [plan.default]
 [plan.tokens]
 tokens_per_minute = 60_000
+[plan.small]
+tokens_per_minute = 300
 [plan.requests]
 requests_per_minute = 60
 [plan.streams]
@@ -163,6 +165,17 @@ def test_what_can_never_fit_says_so_and_is_not_retried(
     assert "can never fit" in error.message
     assert upstream.exchanges == []
     assert ask(client), "and it has consumed nothing"
+
+
+def test_a_small_plan_serves_small_requests_that_set_no_maximum(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    """What an answer may take is guessed, and a guess refuses nobody for good."""
+    upstream.play(good)
+    client = limited(stack, "small")
+    assert client.chat.completions.create(model="big", messages=HELLO).usage.total_tokens == 25
+    error = refused(client, messages=[{"role": "user", "content": "too long " * 250}])
+    assert error.response.headers["x-should-retry"] == "false"
 
 
 def test_a_bad_request_and_a_failed_one_give_back_what_they_reserved(
