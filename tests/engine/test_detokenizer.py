@@ -97,9 +97,7 @@ def test_a_stop_string_cuts_the_text_and_the_count(
 
 
 @given(text=TEXTS, stop=STOPS)
-def test_nothing_emitted_is_taken_back(
-    tokenizer: Tokenizer, text: str, stop: list[str]
-) -> None:
+def test_nothing_emitted_is_taken_back(tokenizer: Tokenizer, text: str, stop: list[str]) -> None:
     """Held back is the longest suffix that may begin a stop string, and no more."""
     ids = tokenizer.encode(text)
     detokenizer = Detokenizer(tokenizer, stop)
