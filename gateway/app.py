@@ -7,10 +7,12 @@ the spool is shipped, and the spool is shipped before the pools close.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from billing.spool import Spool
 from billing.worker import Shipper
 from engine.chat_template import ChatTemplate
 from engine.client import Engine, EngineClient
+from engine.errors import EngineUnavailable
 from engine.tokenizer import Tokenizer
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.guards import authenticate
@@ -50,8 +53,11 @@ from gateway.settlement import Settlement
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 
+log = logging.getLogger(__name__)
+
 REDIS_TIMEOUT_S = 2.0
 MAX_REDIS_CONNECTIONS = 64
+ENGINE_WAIT_S = 10.0
 SHIP_TIMEOUT_S = 10.0
 """At shutdown: what is not in Postgres by then stays in the spool, for whoever adopts it."""
 CACHED_SALTS = 65_536
@@ -153,6 +159,7 @@ async def open_services(
     fleet = build_fleet(settings, engines, threads)
     for client in engines.values():
         client.start()
+    await await_engines(engines.values())
     await fleet.start()
     stack.push_async_callback(fleet.close)
     desk = Desk(
@@ -175,6 +182,16 @@ async def open_services(
         engines=engines,
         started_at=int(time.time()),
     )
+
+
+async def await_engines(engines: Iterable[EngineClient]) -> None:
+    """Accept nobody before the engines answer, so that a worker which replaces another refuses no
+    request that the other would have served; but start all the same where an engine is away."""
+    try:
+        async with asyncio.timeout(ENGINE_WAIT_S):
+            await asyncio.gather(*(engine.wait_connected(ENGINE_WAIT_S) for engine in engines))
+    except (TimeoutError, EngineUnavailable):
+        log.warning("starting without every engine")
 
 
 def connect_redis(url: str) -> redis.asyncio.Redis:

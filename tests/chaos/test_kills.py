@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.chaos.load import billed, check_books, client, read_stream, wait_idle, words
+from tests.chaos.load import Seen, billed, check_books, client, read_stream, wait_idle, words
 from tests.stack import Stack
 
 pytestmark = pytest.mark.slow
@@ -118,19 +118,24 @@ async def test_a_rolling_restart_under_load_drops_no_stream(stack: Stack) -> Non
     before = set(stack.pids("gateway", "worker"))
     assert stack.process is not None
 
-    async def load() -> list[bool]:
-        outcome = []
+    seen: list[Seen] = []
+
+    async def load() -> None:
         while time.monotonic() < until:
             async with client(stack) as http:
-                outcome.append((await read_stream(http, words(rng), max_tokens=60)).done)
-        return outcome
+                seen.append(await read_stream(http, words(rng), max_tokens=60))
 
     until = time.monotonic() + 15
     clients = [asyncio.create_task(load()) for _ in range(6)]
     await asyncio.sleep(2)
     stack.process.send_signal(signal.SIGHUP)
-    outcomes = [done for one in await asyncio.gather(*clients) for done in one]
-    assert len(outcomes) > 6 and all(outcomes)
+    await asyncio.gather(*clients)
+    assert len(seen) > 6
+    # A connection that was accepted and let go before it carried a request is no stream: every
+    # HTTP client repeats what was never sent, the official SDK among them.
+    begun = [one for one in seen if one.status]
+    assert [one for one in begun if not one.done] == []
+    assert len(seen) - len(begun) <= len(before), "at most one such race for each worker that left"
     stack.wait("all workers are new", lambda: not before & set(stack.pids("gateway", "worker")))
     await balance(stack)
 
