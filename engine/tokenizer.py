@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from engine.errors import ConfigError, InvalidRequest
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 """Those that `tokenizer_config.json` may name and a chat template may use."""
+
+MAX_COMPOSED = 4
+"""Characters that Unicode's canonical composition (UAX 15) may make one of."""
 
 _LONE_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
@@ -119,6 +123,22 @@ class Tokenizer:
         if _LONE_BYTE.fullmatch(piece):
             return bytes.fromhex(piece[3:5])
         return piece.replace("\u2581", " ").encode()
+
+    @cached_property
+    def _longest_token_bytes(self) -> int:
+        ids = self._backend.get_vocab(with_added_tokens=True).values()
+        return max((len(self.token_bytes(token_id)) for token_id in ids), default=1)
+
+    def fewest_tokens(self, num_chars: int) -> int:
+        """How many tokens a text of so many characters has at least, without looking at it.
+
+        A byte-level token stands for no more than its own bytes, and a normalizer (NFC) makes one
+        character of at most `MAX_COMPOSED`. Others may fuse what they do not know: 0 for those.
+        """
+        if not self._byte_level:
+            return 0
+        composed = 1 if self._backend.normalizer is None else MAX_COMPOSED
+        return num_chars // (self._longest_token_bytes * composed)
 
     def _special_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)

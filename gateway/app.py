@@ -149,16 +149,10 @@ async def open_services(
     )
     await authenticator.start()
     stack.push_async_callback(authenticator.close)
-    engines = {
-        model.name: EngineClient(model.engine, on_orphan=partial(settlement.orphaned, model.name))
-        for model in settings.models
-        if model.engine is not None
-    }
+    engines = connect_engines(settings, settlement)
     threads = PrepareThreads()
     stack.callback(threads.close)
     fleet = build_fleet(settings, engines, threads)
-    for client in engines.values():
-        client.start()
     await await_engines(engines.values())
     await fleet.start()
     stack.push_async_callback(fleet.close)
@@ -182,6 +176,18 @@ async def open_services(
         engines=engines,
         started_at=int(time.time()),
     )
+
+
+def connect_engines(settings: Settings, settlement: Settlement) -> dict[str, EngineClient]:
+    """A client per in-repo model, connecting from now on."""
+    engines = {
+        model.name: EngineClient(model.engine, on_orphan=partial(settlement.orphaned, model.name))
+        for model in settings.models
+        if model.engine is not None
+    }
+    for client in engines.values():
+        client.start()
+    return engines
 
 
 async def await_engines(engines: Iterable[EngineClient]) -> None:

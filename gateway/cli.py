@@ -24,6 +24,7 @@ from gateway.settings import Settings, SettingsError, load, restore
 if TYPE_CHECKING:
     from gateway.tenancy.keys import KeyRow
 
+MAX_LIFETIME_DAYS = 36_500
 UNDEFINED_TABLE = "42P01"
 """Postgres, appendix A: error codes."""
 Flags = str | int | Path | None
@@ -222,7 +223,9 @@ def keys() -> None:
     help="inference, usage:read or admin:*; may be given several times.",
 )
 @click.option("--plan", help="A [plan.NAME] of the settings; none: the project's limits alone.")
-@click.option("--expires-in-days", type=click.IntRange(min=1), help="Default: never.")
+@click.option(
+    "--expires-in-days", type=click.IntRange(1, MAX_LIFETIME_DAYS), help="Default: never."
+)
 def create(
     name: str,
     org: str,

@@ -71,6 +71,7 @@ class EngineReplica:
         self.weight = weight
         self._client = client
         self._tokenizer = tokenizer
+        tokenizer.fewest_tokens(0)  # the vocabulary is looked through now, not at a request
         self._template = template
         self._threads = threads
 
@@ -101,6 +102,7 @@ class EngineReplica:
         prompt = request.prompt
         assert prompt is not None, "a request for an upstream"
         status = self._status()
+        self._refuse_the_hopeless(prompt, status.max_model_len)
         prompt_token_ids = await self._threads.run(prompt_size(prompt), self._tokenize, prompt)
         max_tokens = output_bound(prompt, len(prompt_token_ids), status.max_model_len)
         check_token_ids(prompt, status.vocab_size)
@@ -148,6 +150,17 @@ class EngineReplica:
                 raise self._to_loss(error, begun) from error
             # The client has its whole answer; only the waste is not known to the last token.
             yield generation.last()
+
+    def _refuse_the_hopeless(self, prompt: ChatPrompt, max_model_len: int) -> None:
+        """Megabytes that cannot fit are refused before they cost seconds of tokenizing."""
+        num_chars = sum(len(message["content"]) for message in prompt.messages)
+        fewest = self._tokenizer.fewest_tokens(num_chars)
+        if fewest > max_model_len:
+            raise ContextTooLong(
+                f"This model's maximum context length is {max_model_len} tokens. However, your "
+                f"messages have at least {fewest}. Please reduce the length of the messages.",
+                param="messages",
+            )
 
     def _status(self) -> ReplicaStatus:
         try:

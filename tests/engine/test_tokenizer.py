@@ -99,3 +99,12 @@ def test_a_broken_tokenizer_config_is_one_clear_line(
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json: "):
         Tokenizer.load(tmp_path)
+
+
+penny = Tokenizer.load(Path(__file__).resolve().parents[2] / "models" / "penny")
+
+
+@given(st.text(max_size=200))
+def test_no_text_has_fewer_tokens_than_its_length_allows(text: str) -> None:
+    assert penny.fewest_tokens(len(text)) <= len(penny.encode(text))
+    assert penny.fewest_tokens(10_000_000) > 4096
