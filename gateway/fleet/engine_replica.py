@@ -153,7 +153,7 @@ class EngineReplica:
 
     def _refuse_the_hopeless(self, prompt: ChatPrompt, max_model_len: int) -> None:
         """Megabytes that cannot fit are refused before they cost seconds of tokenizing."""
-        num_chars = sum(len(message["content"]) for message in prompt.messages)
+        num_chars = sum(len(message["content"].strip()) for message in prompt.messages)
         fewest = self._tokenizer.fewest_tokens(num_chars)
         if fewest > max_model_len:
             raise ContextTooLong(
