@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -36,7 +37,14 @@ from gateway.fleet.replica import (
 )
 from gateway.fleet.router import Fleet
 from gateway.ids import uuid7
-from gateway.limits.limiter import Admission, Limiter, LimiterUnavailable, Refusal
+from gateway.limits.limiter import (
+    Admission,
+    Limiter,
+    LimiterUnavailable,
+    Refusal,
+    Settlement,
+)
+from gateway.limits.persistence import keep_settling
 from gateway.principal import Principal
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter
@@ -50,8 +58,6 @@ waste."""
 ABORT_TIMEOUT_S = 2.0
 """How long an abandoned attempt may take to say what it used."""
 MAX_ATTEMPT_S = 3600.0
-SETTLE_RETRY_S, SETTLE_TRIES = 1.0, 60
-"""A minute for Redis to come back."""
 
 
 class RateLimited(Exception):
@@ -183,30 +189,22 @@ async def run_somewhere(
 
 async def settle(desk: Desk, admission: Admission, usage: MeteredUsage | None) -> None:
     """Give back what was reserved and not used; while the limiter is away, in the background."""
+    again = partial(settle_once, desk.limiter, admission, usage)
     try:
-        await settle_once(desk, admission, usage)
+        await again()
     except LimiterUnavailable:
-        desk.tasks.spawn(settle_later(desk, admission, usage), name="settle later")
+        work = keep_settling(again, lease_id=admission.lease_id)
+        desk.tasks.spawn(work, name="settle later")
 
 
-async def settle_once(desk: Desk, admission: Admission, usage: MeteredUsage | None) -> None:
+async def settle_once(
+    limiter: Limiter, admission: Admission, usage: MeteredUsage | None
+) -> Settlement:
     if usage is None:
-        await desk.limiter.void(admission)
-    else:
-        await desk.limiter.settle(
-            admission, used_tokens=usage.total_tokens, output_tokens=usage.output
-        )
-
-
-async def settle_later(desk: Desk, admission: Admission, usage: MeteredUsage | None) -> None:
-    """Settling is idempotent by lease: what went through unseen is not done twice."""
-    for _ in range(SETTLE_TRIES):
-        await asyncio.sleep(SETTLE_RETRY_S)
-        try:
-            return await settle_once(desk, admission, usage)
-        except LimiterUnavailable:
-            continue
-    log.warning("the lease %s is left to its expiry", admission.lease_id)
+        return await limiter.void(admission)
+    return await limiter.settle(
+        admission, used_tokens=usage.total_tokens, output_tokens=usage.output
+    )
 
 
 class Run:

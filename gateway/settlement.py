@@ -6,8 +6,8 @@ Above: `app` wires it to the shipper and to the engines' clients. Below: `limits
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -17,15 +17,12 @@ from billing.price_book import PriceBook
 from billing.reconcile import settle_orphan
 from engine.protocol import OrphanedUsage
 from gateway.inference import from_engine
-from gateway.limits.limiter import Limiter, LimiterUnavailable
+from gateway.limits.limiter import Limiter
+from gateway.limits.persistence import keep_settling
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
-
-RETRY_S = 1.0
-MAX_TRIES = 60
-"""A minute for Postgres or Redis to come back."""
 
 
 class Settlement:
@@ -55,19 +52,12 @@ class Settlement:
                 cache_write=used.cache_write_5m + used.cache_write_1h,
                 output=used.output,
             )
-            self._tasks.spawn(self._settle(event), name="settle a recovered attempt")
-
-    async def _settle(self, event: UsageEvent) -> None:
-        attempt = event.attempt
-        for _ in range(MAX_TRIES):
-            try:
-                await self._limiter.settle_lease(
-                    attempt.org, attempt.request_id, used_tokens=event.quantities.total
-                )
-                return
-            except LimiterUnavailable:
-                await asyncio.sleep(RETRY_S)
-        log.warning("lease of %s is left to its expiry", attempt.request_id)
+            lease_id = event.attempt.request_id
+            settle = partial(
+                self._limiter.settle_lease, event.attempt.org, lease_id, used_tokens=used.total
+            )
+            work = keep_settling(settle, lease_id=lease_id)
+            self._tasks.spawn(work, name="settle a recovered attempt")
 
     async def orphaned(self, model: str, orphan: OrphanedUsage) -> bool:
         """Book what the engine generated for a gateway that is gone and nobody was billed for.

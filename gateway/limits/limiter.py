@@ -140,7 +140,8 @@ class Limiter:
 
         Raises: LimiterUnavailable; the lease then expires, and `settle_lease` may still be called.
         """
-        self._outputs.note(admission.key_id, admission.model, output_tokens)
+        if not admission.scopes or admission.lease_id in self._open:  # a retry notes nothing again
+            self._outputs.note(admission.key_id, admission.model, output_tokens)
         return await self._close(admission, used_tokens, counts=True)
 
     async def void(self, admission: Admission) -> Settlement:

@@ -4,6 +4,8 @@ it is billed once, what was reserved comes back, and nothing is billed that neve
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from gateway.fleet.replica import (
 from gateway.fleet.router import Fleet, Route
 from gateway.ids import uuid7
 from gateway.inference import Call, Desk, RateLimited, drain, start
+from gateway.limits import persistence
 from gateway.limits.limiter import Admission, Limiter, LimiterUnavailable, Settlement
 from gateway.principal import Plan, Principal
 from gateway.tasks import TaskSet
@@ -133,6 +136,17 @@ class WatchedLimiter(Limiter):
         return await super().void(admission)
 
 
+class AsListed(random.Random):
+    """Draws no lots: of replicas that are equally good the one listed first is asked first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draws = itertools.count(1.0)
+
+    def expovariate(self, lambd: float = 1.0) -> float:
+        return next(self._draws)
+
+
 class PlainEncoder:
     """Text as it is, and a full stop where the end goes."""
 
@@ -204,8 +218,7 @@ async def open_office(spool: Spool, redis: Redis, tasks: TaskSet) -> AsyncIterat
 
     def make(*replicas: ScriptedReplica) -> Office:
         route = Route(model="m", kind="upstream", replicas=replicas)
-        fleet = Fleet([route])
-        fleet.order = lambda route: route.replicas  # type: ignore[method-assign]
+        fleet = Fleet([route], rng=AsListed())
         desk = Desk(
             fleet=fleet,
             limiter=limiter,
@@ -394,7 +407,7 @@ async def test_whoever_leaves_before_it_began_asks_no_replica_and_pays_nothing(
 async def test_a_limiter_that_is_away_is_told_later(
     open_office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference, "SETTLE_RETRY_S", 0.01)
+    monkeypatch.setattr(persistence, "RETRY_S", 0.01)
     office = open_office(ScriptedReplica())
     settle, calls = office.desk.limiter.settle, []
 
