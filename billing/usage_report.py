@@ -18,7 +18,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -80,31 +80,21 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     api_key_id: str | None = None
 
 
-class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
+Row = TypeVar("Row", UsageRow, CostRow)
+
+
+class ReportBucket(msgspec.Struct, Generic[Row], frozen=True, kw_only=True):
     """[start_time, end_time) in Unix seconds."""
 
     start_time: int
     end_time: int
-    results: list[UsageRow]
+    results: list[Row]
 
 
-class CostBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """[start_time, end_time) in Unix seconds."""
-
-    start_time: int
-    end_time: int
-    results: list[CostRow]
-
-
-class UsagePage(msgspec.Struct, frozen=True, kw_only=True):
+class ReportPage(msgspec.Struct, Generic[Row], frozen=True, kw_only=True):
     """`next_page`, given back as `page`, goes on where this page ends; None: there is no more."""
 
-    buckets: list[UsageBucket]
-    next_page: str | None
-
-
-class CostPage(msgspec.Struct, frozen=True, kw_only=True):
-    buckets: list[CostBucket]
+    buckets: list[ReportBucket[Row]]
     next_page: str | None
 
 
@@ -123,7 +113,7 @@ async def usage_completions(
     group_by: Sequence[str] = (),
     limit: int | None = None,
     page: str | None = None,
-) -> UsagePage:
+) -> ReportPage[UsageRow]:
     """Tokens and requests; times are Unix seconds, an empty filter does not filter, no `end_time`
     means now.
 
@@ -152,10 +142,10 @@ async def usage_completions(
             )
         )
     buckets = [
-        UsageBucket(start_time=start, end_time=start + window.width, results=found[start])
+        ReportBucket(start_time=start, end_time=start + window.width, results=found[start])
         for start in window.starts
     ]
-    return UsagePage(buckets=buckets, next_page=window.next_page)
+    return ReportPage(buckets=buckets, next_page=window.next_page)
 
 
 async def costs(
@@ -171,7 +161,7 @@ async def costs(
     group_by: Sequence[str] = (),
     limit: int | None = None,
     page: str | None = None,
-) -> CostPage:
+) -> ReportPage[CostRow]:
     """Money by day; arguments and errors as in `usage_completions`."""
     if bucket_width != "1d":
         raise ReportQueryError("only 1d", param="bucket_width")
@@ -192,7 +182,7 @@ async def costs(
                 total[0] += int(row[amount])
                 total[1] += int(row[component])
     buckets = [
-        CostBucket(
+        ReportBucket(
             start_time=start,
             end_time=start + window.width,
             results=[
@@ -202,7 +192,7 @@ async def costs(
         )
         for start in window.starts
     ]
-    return CostPage(buckets=buckets, next_page=window.next_page)
+    return ReportPage(buckets=buckets, next_page=window.next_page)
 
 
 class _Window(msgspec.Struct, frozen=True):

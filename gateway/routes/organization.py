@@ -3,13 +3,14 @@ key that asks. OpenAI's shapes; the sums are `billing.usage_report`'s."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request, Response, get
 
 from billing import usage_report
-from billing.usage_report import CostRow, UsageRow
+from billing.usage_report import CostRow, ReportPage, UsageRow
 from gateway.principal import SCOPE_USAGE_READ, Principal
 from gateway.routes.access import needs, services
 from gateway.wire.openai_admin import (
@@ -26,6 +27,8 @@ from gateway.wire.openai_admin import (
 JSON = "application/json"
 TOKENS = "tokens"
 
+Row = TypeVar("Row", UsageRow, CostRow)
+
 
 @get(
     "/v1/organization/usage/completions",
@@ -38,15 +41,7 @@ async def usage_completions(request: Request[Principal, Any, Any]) -> Response[b
     report = await usage_report.usage_completions(
         services(request).db, org=request.user.org_id, **msgspec.structs.asdict(query)
     )
-    data = [
-        Bucket(
-            start_time=bucket.start_time,
-            end_time=bucket.end_time,
-            results=[to_usage(row) for row in bucket.results],
-        )
-        for bucket in report.buckets
-    ]
-    return page(data, report.next_page)
+    return page(report, to_usage)
 
 
 @get(
@@ -59,15 +54,7 @@ async def costs(request: Request[Principal, Any, Any]) -> Response[bytes]:
     query = parse_costs_query(request.url.query)
     options = msgspec.structs.asdict(query)
     report = await usage_report.costs(services(request).db, org=request.user.org_id, **options)
-    data = [
-        Bucket(
-            start_time=bucket.start_time,
-            end_time=bucket.end_time,
-            results=[to_costs(row) for row in bucket.results],
-        )
-        for bucket in report.buckets
-    ]
-    return page(data, report.next_page)
+    return page(report, to_costs)
 
 
 def to_usage(row: UsageRow) -> UsageResult:
@@ -98,7 +85,18 @@ def to_costs(row: CostRow) -> CostsResult:
     )
 
 
-def page(data: list[Bucket], next_page: str | None) -> Response[bytes]:
+def page(
+    report: ReportPage[Row], to_row: Callable[[Row], UsageResult | CostsResult]
+) -> Response[bytes]:
+    data = [
+        Bucket(
+            start_time=bucket.start_time,
+            end_time=bucket.end_time,
+            results=[to_row(row) for row in bucket.results],
+        )
+        for bucket in report.buckets
+    ]
+    next_page = report.next_page
     body = encode_page(Page(data=data, has_more=next_page is not None, next_page=next_page))
     return Response(body, media_type=JSON)
 
