@@ -28,6 +28,13 @@ BILLED_OTHERWISE = {
     "models": "another model has another price",  # OpenRouter's fallbacks
     "route": "another model has another price",  # OpenRouter
     "provider": "another provider has another price",  # OpenRouter
+    "providerOptions": "another provider has another price",  # Vercel
+    "preset": "it may name another model, provider or plugin",  # OpenRouter
+    "transforms": "the prompt that is charged would be another",  # OpenRouter
+    "fallbacks": "another model has another price",  # LiteLLM
+    "context_window_fallbacks": "another model has another price",  # LiteLLM
+    "content_policy_fallbacks": "another model has another price",  # LiteLLM
+    "deferred": "what is fetched later is charged without being counted",  # xAI
     "speed": "another speed has another price",  # Anthropic
     "inference_geo": "another region has another price",  # Anthropic
     "best_of": "unseen choices are charged as well",  # vLLM
@@ -93,6 +100,8 @@ def check_messages(messages: Any) -> None:
 def check_part(part: Any, param: str) -> None:
     if not isinstance(part, dict):
         raise invalid(param, "expected an object")
+    if part.get("type") == "input_audio":
+        raise refused(f"{param}.type", "audio tokens have another price")
     for field in ("prompt_cache_breakpoint", "cache_control"):
         check_cache_ttl(part.get(field), f"{param}.{field}")
 

@@ -375,6 +375,14 @@ NOT_FORWARDED = [
     ({"tools": ["x"]}, "tools[0].type"),
     ({"prompt_cache_options": {"ttl": "24h"}}, "prompt_cache_options.ttl"),
     *(({name: {}}, name) for name in BILLED_OTHERWISE),
+    *(
+        ({name: ["x"]}, name)
+        for name in ("models", "route", "provider", "preset", "transforms", "plugins", "fallbacks")
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+        "messages[0].content[0].type",
+    ),
 ]
 
 
