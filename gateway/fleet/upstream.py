@@ -32,7 +32,7 @@ from gateway.fleet.replica import (
     ReplicaEvent,
     ReplicaHealth,
 )
-from gateway.fleet.upstream_errors import to_fleet_error
+from gateway.fleet.upstream_errors import HIDDEN, to_fleet_error
 from gateway.fleet.upstream_meter import BrokenAnswer, UpstreamMeter
 from gateway.wire.request import GenerateRequest
 from gateway.wire.sse import Event, EventParser, EventTooLarge
@@ -80,7 +80,7 @@ class UpstreamReplica:
         self.name = name
         self.weight = weight
         self._upstream_model = upstream_model
-        self._api_key = api_key
+        self._hidden = dict.fromkeys(names_of(base_url, api_key), HIDDEN)
         self._context_window = context_window
         self._encoding = encoding
         self._threads = threads
@@ -191,11 +191,14 @@ class UpstreamReplica:
                     body += data
         except (HttpError, TimeoutError) as error:
             log.info("%s: its refusal broke off: %s", self.name, type(error).__name__)
-        hidden = {self._upstream_model: attempt.prepared.request.model}
-        if self._api_key:
-            hidden = {self._api_key: "***", **hidden}
+        request = attempt.prepared.request
         return to_fleet_error(
-            status, headers, body[:MAX_ERROR_BYTES], replica=self.name, hidden=hidden
+            status,
+            headers,
+            body[:MAX_ERROR_BYTES],
+            replica=self.name,
+            hidden={**self._hidden, self._upstream_model: request.model},
+            sent=request.forward or {},
         )
 
     # ---- an answer in one piece
@@ -360,6 +363,13 @@ def completions_url(base_url: str) -> str:
     """Some vendors want a query (`?api-version=...`): it stays behind the path."""
     parts = urlsplit(base_url)
     return parts._replace(path=parts.path.rstrip("/") + "/chat/completions").geturl()
+
+
+def names_of(base_url: str, api_key: str | None) -> list[str]:
+    """What tells whose the upstream is, the longest of what contain each other first."""
+    parts = urlsplit(base_url)
+    netloc = parts.netloc.rpartition("@")[2]
+    return [name for name in (api_key, netloc, parts.hostname) if name]
 
 
 def request_headers(api_key: str | None) -> dict[str, str]:

@@ -1,8 +1,10 @@
 """An upstream's refusals and faults, as ours: what the client may read, and what stays here.
 
 Above: `upstream`. Below: the error tree. A client sees the words of a 4xx that is about its own
-request. Whatever is about the gateway's account there (credentials, money, the model's name) is
-the operator's to read, in the log, and for the router the same as an upstream that is down.
+request, without the names and addresses in them; `param` as far as it names what the client sent,
+`code` where it is one of OpenAI's for a request. Whatever is about the gateway's account there
+(credentials, money, the model's name) is the operator's to read, in the log, and for the router the
+same as an upstream that is down.
 """
 
 from __future__ import annotations
@@ -25,15 +27,47 @@ MAX_RETRY_AFTER_S = 60.0
 
 CLIENTS_FAULT = frozenset({400, 409, 413, 415, 422})
 OVERLOADED = frozenset({429, 503, 529})
-KEY_WORDS = ("api key", "api_key", "apikey")
-"""Some vendors answer 400 to a bad key."""
+OUR_ACCOUNT = (
+    *("api key", "api_key", "apikey"),
+    *("credit balance", "insufficient balance", "insufficient_balance"),
+    *("insufficient_quota", "exceeded your current quota", "billing"),
+    *("your account", "your organization", "your subscription"),
+)
+"""Some vendors answer 400 to a bad key, or to an account without money."""
+
+CODES = frozenset(
+    {
+        *("context_length_exceeded", "string_above_max_length", "string_below_min_length"),
+        *("array_above_max_length", "array_below_min_length", "empty_array"),
+        *("integer_above_max_value", "integer_below_min_value"),
+        *("decimal_above_max_value", "decimal_below_min_value"),
+        *("invalid_type", "invalid_value", "invalid_json_schema", "invalid_function_parameters"),
+        *("missing_required_parameter", "unknown_parameter", "duplicate_parameter"),
+        *("unsupported_parameter", "unsupported_value", "unsupported_country_region_territory"),
+        *("content_filter", "content_policy_violation", "invalid_prompt"),
+        *("invalid_image", "invalid_image_format", "invalid_image_url", "invalid_base64_image"),
+        *("image_too_large", "image_too_small", "image_parse_error", "request_too_large"),
+    }
+)
+"""What a client may read as `code`. Other words are a vendor's own and may tell who it is."""
+
+HIDDEN = "***"
+URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://[^\s\"'<>)]+", re.IGNORECASE)
+IDENTIFIER = re.compile(
+    r"\b(?:(?:org|proj|project|acct|account|user|key|sk|pk|req|workspace)[-_](?=[\w-]{0,64}\d)[\w-]{6,}"
+    r"|arn:[\w:/.-]+)",
+    re.IGNORECASE,
+)
+"""Of an account, a key, a project over there."""
+STEP = re.compile(r"[.\[]*([^.\[\]]+)\]?")
+"""One step of a path such as `messages[0].content`, `messages.[0].content` or `tools.0`."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
     """The error object of a body, as far as it has one."""
 
     message: str
-    type: str
+    type: str | None
     code: str | None
     param: str | None
 
@@ -45,19 +79,22 @@ def to_fleet_error(
     *,
     replica: str,
     hidden: Mapping[str, str],
+    sent: Mapping[str, Any],
 ) -> FleetError:
-    """`hidden`: what must not reach the client in the upstream's words (the key, the model's
-    name over there), and what stands there instead. The key is never logged either.
+    """`hidden`: what must not reach the client in the upstream's words (the key, the host, the
+    model's name over there), and what stands there instead. The key is never logged either.
+    `sent`: the client's request.
     """
     refusal = parse_refusal(body)
-    about_key = any(word in refusal.message.lower() for word in KEY_WORDS)
-    if status in CLIENTS_FAULT and not about_key:
+    words = f"{refusal.message} {refusal.type} {refusal.code}".lower()
+    ours = any(phrase in words for phrase in OUR_ACCOUNT)
+    if status in CLIENTS_FAULT and not ours:
         return UpstreamRefused(
-            replaced(refusal.message, hidden),
+            without_names(refusal.message, hidden),
             status=status,
-            error_type=refusal.type,
-            error_code=refusal.code,
-            param=refusal.param,
+            error_type="invalid_request_error",
+            error_code=refusal.code if refusal.code in CODES else None,
+            param=None if refusal.param is None else part_that_was_sent(refusal.param, sent),
         )
     retry_after_s = parse_retry_after(headers)
     if status in OVERLOADED:
@@ -66,6 +103,25 @@ def to_fleet_error(
         # Ours to repair. Not the body: it may repeat the key.
         log.error("upstream %s refuses this gateway with status %d", replica, status)
     return ReplicaUnavailable(f"{replica} answered {status}", retry_after_s=retry_after_s)
+
+
+def part_that_was_sent(param: str, sent: Mapping[str, Any]) -> str | None:
+    """`param` as far as it leads through what the client sent; None where it names nothing of
+    it."""
+    at: Any = sent
+    end = 0
+    for step in STEP.finditer(param):
+        name = step[1]
+        if step.start() != end:
+            break
+        if isinstance(at, Mapping) and name in at:
+            at = at[name]
+        elif isinstance(at, list) and name.isdecimal() and int(name) < len(at):
+            at = at[int(name)]
+        else:
+            break
+        end = step.end()
+    return param[:end] or None
 
 
 def parse_refusal(body: bytes) -> Refusal:
@@ -85,7 +141,7 @@ def parse_refusal(body: bytes) -> Refusal:
     message = next((found[k] for k in ("message", "detail") if isinstance(found.get(k), str)), None)
     return Refusal(
         message=message or "The model's upstream refused the request.",
-        type=text_of(found.get("type")) or "invalid_request_error",
+        type=text_of(found.get("type")),
         code=text_of(found.get("code")),
         param=text_of(found.get("param")),
     )
@@ -95,11 +151,12 @@ def text_of(value: Any) -> str | None:
     return value[:MAX_MESSAGE_CHARS] if isinstance(value, str) and value else None
 
 
-def replaced(message: str, hidden: Mapping[str, str]) -> str:
-    """As whole words: a model may be called `m`."""
+def without_names(message: str, hidden: Mapping[str, str]) -> str:
+    """Those in `hidden` as whole words: a model may be called `m`."""
     for word, instead in hidden.items():
         literal = instead.replace("\\", r"\\")
         message = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", literal, message)
+    message = IDENTIFIER.sub(HIDDEN, URL.sub(HIDDEN, message))
     return message[:MAX_MESSAGE_CHARS]
 
 

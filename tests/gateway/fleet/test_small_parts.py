@@ -43,10 +43,13 @@ def test_every_text_counts_and_an_image_is_not_its_base64() -> None:
     )
 
 
+SENT = {"model": "big", "messages": [{"role": "user", "content": [{"type": "text"}]}], "top": 1}
+
+
 def refusal(status: int, body: Any, **headers: str) -> Any:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     hidden = {"sk-secret": "***", "big-32b": "big"}
-    return to_fleet_error(status, headers, data, replica="r", hidden=hidden)
+    return to_fleet_error(status, headers, data, replica="r", hidden=hidden, sent=SENT)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +84,72 @@ def test_names_are_replaced_as_whole_words() -> None:
     assert len(error.message) == 1000
 
 
-def test_a_bad_key_may_come_as_a_400() -> None:
-    error = refusal(400, {"error": {"message": "API key not valid. Please pass a valid API key."}})
+@pytest.mark.parametrize(
+    "about_us",
+    [
+        {"message": "API key not valid. Please pass a valid API key."},
+        {"message": "Your credit balance is too low to access this API."},
+        {"message": "Account suspended.", "code": "insufficient_quota"},
+        {"message": "no", "type": "billing_not_active"},
+    ],
+)
+def test_what_is_about_our_account_may_come_as_a_400(about_us: dict[str, str]) -> None:
+    error = refusal(400, {"error": about_us})
     assert isinstance(error, ReplicaUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("param", "shown"),
+    [
+        ("top", "top"),
+        ("messages", "messages"),
+        ("messages[0].content", "messages[0].content"),
+        ("messages.[0].content.[0].text", "messages.[0].content.[0]"),
+        ("messages.0.content", "messages.0.content"),
+        ("messages.7.content", "messages"),
+        ("big-32b", None),
+        ("inference_profile_arn", None),
+        ("..", None),
+        ("]messages", None),
+        ("", None),
+    ],
+)
+def test_a_param_names_what_the_client_sent(param: str, shown: str | None) -> None:
+    assert refusal(400, {"error": {"message": "no", "param": param}}).param == shown
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("context_length_exceeded", "context_length_exceeded"),
+        ("invalid_value", "invalid_value"),
+        ("AccountOverdueError", None),
+        ("vendor_x.bad_request", None),
+        (400, None),
+    ],
+)
+def test_a_code_is_one_of_openais(code: object, shown: str | None) -> None:
+    error = refusal(400, {"error": {"message": "no", "code": code, "type": "vendor_x_error"}})
+    assert (error.error_code, error.error_type) == (shown, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("see https://api.vendor.example/docs?key=1 now", "see *** now"),
+        ("of org-a1b2c3d4 and proj_9Zx8y7w6, req_011CSHoEeqs5C35K", "of *** and ***, ***"),
+        ("arn:aws:bedrock:us-east-1:123456789012:model/x is off", "*** is off"),
+        ("key sk-proj-a1b2c3d4e5", "key ***"),
+        ("'user_name' must be key-value or project_id", None),
+    ],
+)
+def test_addresses_and_identifiers_stay_here(said: str, shown: str | None) -> None:
+    assert refusal(400, {"error": {"message": said}}).message == (shown or said)
+
+
+def test_a_secret_at_the_end_of_what_is_shown_is_not_cut_in_two() -> None:
+    error = refusal(400, {"error": {"message": "x" * 990 + " sk-secret-and-more"}})
+    assert "sk-sec" not in error.message
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,8 @@ async def test_a_silent_stream_is_given_up(
         (401, ReplicaUnavailable, 7.0),
         (403, ReplicaUnavailable, 7.0),
         (404, ReplicaUnavailable, 7.0),
+        (402, ReplicaUnavailable, 7.0),
+        (202, ReplicaUnavailable, 7.0),
         (302, ReplicaUnavailable, 7.0),
     ],
 )
@@ -286,7 +288,8 @@ async def test_a_refusal_of_the_request_is_passed_on_without_our_secrets(
     upstream: Upstream, make_replica: Make, chat: Chat
 ) -> None:
     async def script(exchange: Exchange) -> None:
-        message = f"{UPSTREAM_MODEL} takes 8 tokens at most (token {API_KEY})"
+        host = upstream.base_url.split("/")[2]
+        message = f"{UPSTREAM_MODEL} at {host} takes 8 tokens at most (token {API_KEY})"
         code = "context_length_exceeded"
         error = {"message": message, "type": "bad", "code": code, "param": "messages"}
         await exchange.answer({"error": error}, 400)
@@ -295,8 +298,8 @@ async def test_a_refusal_of_the_request_is_passed_on_without_our_secrets(
     with pytest.raises(UpstreamRefused) as caught:
         await run(make_replica(), chat(stream=True))
     refused = caught.value
-    assert refused.message == "big takes 8 tokens at most (token ***)"
-    assert (refused.status, refused.error_type) == (400, "bad")
+    assert refused.message == "big at *** takes 8 tokens at most (token ***)"
+    assert (refused.status, refused.error_type) == (400, "invalid_request_error")
     assert (refused.error_code, refused.param) == ("context_length_exceeded", "messages")
 
 
