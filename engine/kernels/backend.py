@@ -1,7 +1,7 @@
 """Which implementation of an operation runs: its Triton kernel or its torch reference.
 
-Above: every `kernels/<op>.py` that has a kernel beside it. Below: torch, and whether Triton is
-there. Knows no operation.
+Above: every `kernels/<op>.py` that has a kernel beside it. Below: torch, and Triton where it is
+installed. Knows no operation.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import torch
 
 
 def uses_triton(device: torch.device) -> bool:
-    """CUDA devices where Triton is installed; and the CPU while Triton's interpreter is on, so that
-    the whole engine can be tested without a GPU."""
+    """On CUDA where Triton is installed; on a CPU while Triton's interpreter is on, so that the
+    whole engine can be tested without a GPU."""
     if device.type == "cuda":
         return _installed()
-    # Whoever turned the interpreter on has imported Triton: a plain CPU engine never pays for it.
+    return interpreted()
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter in this process. Whoever turned it on has
+    imported Triton: an engine on a plain CPU never pays for that."""
     triton = sys.modules.get("triton")
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
