@@ -1,0 +1,103 @@
+"""Compiling the Triton kernels for a GPU that is not there, and reading what they will use of it.
+
+Every `<operation>_triton.py` lists in `AOT` the configurations that are served. Above:
+`bench/kernel_resources.py` and `tests/engine/kernels/test_aot.py`. Below: triton and the ptxas and
+cuobjdump it carries. Knows no kernel by name. Works only in a process where the interpreter is off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+WARP_SIZE = 32
+FP8_CAPABILITY = 89
+"""The first whose instructions know e4m3."""
+
+
+class AotCase(NamedTuple):
+    """One kernel as one served configuration launches it."""
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    """Every argument by name: "*fp16", "*i32", "i32", "i64", "fp32", or "constexpr". Pointers count
+    as aligned to 16 bytes, as torch's are; "i32:16" is an integer divisible by 16."""
+    constexprs: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 2
+    options: dict[str, Any] | None = None
+    """Further compiler options, as a launch takes them."""
+
+    def runs_on(self, capability: int) -> bool:
+        needs_fp8 = any("fp8e4nv" in kind for kind in self.signature.values())
+        return capability >= FP8_CAPABILITY or not needs_fp8
+
+
+class Resources(NamedTuple):
+    """Of one compiled kernel; all per thread but `shared_bytes`."""
+
+    registers: int
+    spill_bytes: int
+    """The stack frame: our kernels keep no arrays, so what lies there was spilled."""
+    shared_bytes: int
+    """Of a program, dynamic."""
+    matrix_unit: str
+    """"wgmma", "mma" or "none": a matrix kernel for Hopper that says "mma" is on the slow path."""
+
+
+def modules() -> list[str]:
+    """Names of all modules that hold Triton kernels."""
+    package = importlib.import_module("engine.kernels")
+    found = pkgutil.iter_modules(package.__path__, "engine.kernels.")
+    return sorted(module.name for module in found if module.name.endswith("_triton"))
+
+
+def cases(module: str) -> list[AotCase]:
+    """The served configurations of one module's kernels."""
+    listed: list[AotCase] = importlib.import_module(module).AOT
+    return listed
+
+
+def compile_case(case: AotCase, capability: int) -> Resources:
+    """Compile for `capability` (90 is Hopper). Raises what Triton raises when it cannot."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    signature = {name: kind.split(":")[0] for name, kind in case.signature.items()}
+    aligned = [kind.startswith("*") or kind.endswith(":16") for kind in case.signature.values()]
+    source = triton.compiler.ASTSource(
+        fn=case.kernel,
+        signature=signature,
+        constexprs=case.constexprs,
+        attrs={(i,): [["tt.divisibility", 16]] for i, yes in enumerate(aligned) if yes},
+    )
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages, **(case.options or {})}
+    target = GPUTarget("cuda", capability, WARP_SIZE)
+    compiled = triton.compile(source, target=target, options=options)
+    ptx = compiled.asm["ptx"]
+    unit = next((unit for unit in ("wgmma", "mma") if f"{unit}." in ptx), "none")
+    registers, stack = _registers_and_stack(compiled.asm["cubin"])
+    return Resources(registers, stack, compiled.metadata.shared, unit)
+
+
+def _registers_and_stack(cubin: bytes) -> tuple[int, int]:
+    import triton
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        report = subprocess.run(
+            [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    assert found is not None, report
+    return int(found.group(1)), int(found.group(2))

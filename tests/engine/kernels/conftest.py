@@ -1,0 +1,67 @@
+"""Where the kernels' tests run: on the GPU if there is one, else in Triton's interpreter.
+
+The interpreter must be chosen before triton is first imported and then holds for the whole process,
+so without a GPU every file of this folder is one test here, which runs the file in a child pytest.
+To run a single test: `TRITON_INTERPRET=1 python -m pytest tests/engine/kernels/FILE::TEST`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPILED = {"test_aot.py"}
+"""Files that start their own children."""
+CHILD_TIMEOUT_S = 280.0
+IN_CHILD = os.environ.get("TRITON_INTERPRET") == "1"
+NATIVE = torch.cuda.is_available() and not IN_CHILD
+
+
+class InterpretedFile(pytest.File):
+    def collect(self) -> Iterator[pytest.Item]:
+        yield InterpretedTests.from_parent(self, name="in_the_interpreter")
+
+
+class InterpretedTests(pytest.Item):
+    """The tests of one file, run by a child that has the interpreter on."""
+
+    def runtest(self) -> None:
+        if importlib.util.find_spec("triton") is None:
+            pytest.skip("triton is not installed")
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(self.path)],
+            cwd=ROOT,
+            env=os.environ | {"TRITON_INTERPRET": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=CHILD_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            pytest.fail(done.stdout[-20_000:], pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, f"{self.path.name} in the interpreter"
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> InterpretedFile | None:
+    if IN_CHILD or NATIVE or module_path.name in COMPILED:
+        return None
+    return InterpretedFile.from_parent(parent, path=module_path)
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the kernels run in this process."""
+    return torch.device("cuda" if NATIVE else "cpu")

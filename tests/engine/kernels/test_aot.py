@@ -1,0 +1,47 @@
+"""Every served kernel compiles for Hopper and Ampere without a GPU, and keeps its registers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.kernel_resources import ALLOWED_SPILLS, CAPABILITIES, spilled
+from engine.kernels import aot
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = aot.modules()
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="ptxas comes with triton on Linux only"),
+]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("module", MODULES)
+def test_kernels_compile_and_do_not_spill(module: str, capability: int) -> None:
+    pytest.importorskip("triton")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = ["-m", "bench.kernel_resources", "--module", module, "--capability", str(capability)]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-10_000:]
+    found = json.loads(done.stdout)[str(capability)]
+    assert found, "a module of kernels lists what is served in AOT"
+    assert spilled(found) == []
+
+
+def test_spills_are_named() -> None:
+    assert all(reason for reason in ALLOWED_SPILLS.values())
