@@ -44,6 +44,7 @@ from gateway.inference import Desk, drain
 from gateway.limits.limiter import Limiter
 from gateway.readiness import Readiness
 from gateway.routes import chat, health, models, organization
+from gateway.routes.counted import Counted
 from gateway.routes.envelope import Envelope
 from gateway.routes.schema import openapi_config
 from gateway.secret import Secret
@@ -90,7 +91,7 @@ def create_app(
         logging_config=None,
     )
     app.state.begin_drain = lambda: None
-    app.asgi_handler = Envelope(app.asgi_handler)
+    app.asgi_handler = Counted(Envelope(app.asgi_handler))
     return app
 
 

@@ -245,7 +245,6 @@ class Run:
                 await self.replica.acknowledge(self.attempt.id)
             if last is not None and not self.delivery.abandoned:
                 tail = self.call.encoder.encode(last.items) + self.call.encoder.finish(self.usage)
-                self.call.meter.delivered(last)
                 await self.delivery.put(tail)
         except Exception as error:
             failure = failure or error
@@ -272,10 +271,10 @@ class Run:
                 async with aclosing(events):
                     async for event in events:
                         self.note(event.usage)
+                        self.call.meter.received(event)
                         if event.finished:
                             return event
                         if chunk := self.call.encoder.encode(event.items):
-                            self.call.meter.delivered(event)
                             await self.delivery.put(chunk)
         if not self.delivery.abandoned:
             raise ReplicaLost("the stream ended without a last event")

@@ -2,8 +2,8 @@
 
 Above: `app`, `inference`, `routes`. Below: prometheus-client, in multiprocess mode where the
 supervisor gave the workers a shared folder, so that any worker's `/metrics` speaks for all of them.
-Labels are bounded: a configured model's name, a status, a token kind; never a key, a user or a
-prompt. Names follow vLLM's where users know those.
+Labels are bounded: a route's template, a configured model's name, a status, a token kind; never a
+key, a user or a prompt. Names follow vLLM's where users know those.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from engine.protocol import ReplicaStatus
-from gateway.fleet.replica import MeteredUsage, ReplicaEvent
+from gateway.fleet.replica import MeteredUsage, RawBody, ReplicaEvent
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BUCKETS_S = (
@@ -39,7 +39,10 @@ class Telemetry:
         self.shared_folder = shared_folder
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
-            "tollgate_requests", "Finished requests.", ["model", "status"], registry=registry
+            "tollgate_requests",
+            "HTTP requests answered; 499: the client left first.",
+            ["route", "model", "status"],
+            registry=registry,
         )
         self.tokens = Counter(
             "tollgate_tokens",
@@ -49,14 +52,14 @@ class Telemetry:
         )
         self.ttft = Histogram(
             "tollgate_time_to_first_token_seconds",
-            "From the request's arrival to its first bytes of output.",
+            "From the request's arrival to its first token, where one can be told from the last.",
             ["model"],
             buckets=TTFT_BUCKETS_S,
             registry=registry,
         )
         self.itl = Histogram(
             "tollgate_inter_token_latency_seconds",
-            "Between one delivered step of a request and the next.",
+            "Between one step of a request that brought tokens and the next.",
             ["model"],
             buckets=ITL_BUCKETS_S,
             registry=registry,
@@ -128,6 +131,9 @@ class Telemetry:
         count(label, "cache_write").inc(cache_write)
         count(label, "output").inc(output)
 
+    def answered(self, *, route: str, model: str, status: str) -> None:
+        self.requests.labels(route, self.label(model), status).inc()
+
     def label(self, model: str) -> str:
         return model if model in self.models else UNKNOWN_MODEL
 
@@ -145,29 +151,34 @@ class Telemetry:
 
 
 class RequestMeter:
-    """Times one request and counts it once."""
+    """Times one request's tokens and counts them."""
 
     def __init__(self, telemetry: Telemetry, model: str) -> None:
         self._telemetry = telemetry
         self._model = telemetry.label(model)
         self._received_at = time.perf_counter()
         self._last_at: float | None = None
+        self._num_tokens = 0
         self._queue_seen = False
 
-    @property
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self._received_at
-
-    def delivered(self, event: ReplicaEvent) -> None:
+    def received(self, event: ReplicaEvent) -> None:
+        """What a replica's step brought, whether or not the client is shown it yet."""
+        if event.queue_time_s is not None and not self._queue_seen:
+            self._queue_seen = True
+            self._telemetry.queue_time.labels(self._model).observe(event.queue_time_s)
+        usage = event.usage
+        if usage is None or is_told_at_once(event):
+            return
+        num_tokens = usage.output + usage.wasted_output
+        if num_tokens == self._num_tokens:
+            return
+        self._num_tokens = num_tokens
         now = time.perf_counter()
         if self._last_at is None:
             self._telemetry.ttft.labels(self._model).observe(now - self._received_at)
         else:
             self._telemetry.itl.labels(self._model).observe(now - self._last_at)
         self._last_at = now
-        if event.queue_time_s is not None and not self._queue_seen:
-            self._queue_seen = True
-            self._telemetry.queue_time.labels(self._model).observe(event.queue_time_s)
 
     def used(self, usage: MeteredUsage) -> None:
         self._telemetry.count_tokens(
@@ -178,6 +189,10 @@ class RequestMeter:
             output=usage.output,
         )
 
-    def finished(self, status: str) -> None:
-        """`status`: the HTTP status, or `499` where the client left first."""
-        self._telemetry.requests.labels(self._model, status).inc()
+
+def is_told_at_once(event: ReplicaEvent) -> bool:
+    """Its tokens came some time before it: an upstream's whole body, or a count at the end of what
+    was not seen coming."""
+    if event.finished and not event.items:
+        return True
+    return any(isinstance(item, RawBody) for item in event.items)

@@ -11,6 +11,7 @@ from litestar.types import ASGIApp
 from gateway.inference import Call, start
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import needs, services
+from gateway.routes.counted import MODEL
 from gateway.routes.envelope import REQUEST_ID
 from gateway.routes.reply import Reply
 from gateway.routes.schema import ChatOperation
@@ -31,10 +32,12 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
     found = services(request)
     body = await request.body()
     peeked = peek(body)
+    state = request.scope["state"]
+    state[MODEL] = peeked.model
     meter = RequestMeter(found.telemetry, peeked.model)
     route = found.desk.fleet.resolve(peeked.model)
     generate = from_openai(body, route.kind)
-    request_id = request.scope["state"][REQUEST_ID]
+    request_id = state[REQUEST_ID]
     completion_id = "chatcmpl-" + request_id.removeprefix("req_")
     call = Call(
         request_id=request_id,
@@ -43,7 +46,7 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
         encoder=to_openai(generate, completion_id=completion_id, created=int(time.time())),
         meter=meter,
     )
-    return Reply(start(found.desk, call), meter, stream=generate.stream)
+    return Reply(start(found.desk, call), stream=generate.stream)
 
 
 routes = [chat_completions]

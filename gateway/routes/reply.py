@@ -16,13 +16,12 @@ from litestar.types import HTTPResponseStartEvent, Message, Receive, Scope, Send
 from gateway.delivery import STALLED_READER_S, Delivery
 from gateway.errors import Face, to_face
 from gateway.limits.headers import to_headers
-from gateway.telemetry import RequestMeter
+from gateway.routes.counted import CLIENT_LEFT, OUTCOME
 
 log = logging.getLogger(__name__)
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
-CLIENT_LEFT = "499"
 
 
 def response_start(status: int, media_type: str, extra: dict[str, str]) -> HTTPResponseStartEvent:
@@ -52,9 +51,8 @@ def within(timeout_s: float, send: Send) -> Send:
 class Reply:
     """An ASGI application for one response."""
 
-    def __init__(self, delivery: Delivery, meter: RequestMeter, *, stream: bool) -> None:
+    def __init__(self, delivery: Delivery, *, stream: bool) -> None:
         self.delivery = delivery
-        self.meter = meter
         self.stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +66,7 @@ class Reply:
         finally:
             watcher.cancel()
             self.delivery.abandon()
-        self.meter.finished(status)
+        scope.setdefault("state", {})[OUTCOME] = status
 
     async def watch(self, receive: Receive) -> None:
         """The body is read already: the next thing to be received is the client's leaving."""

@@ -28,7 +28,7 @@ from gateway.fleet.replica import (
 )
 from gateway.fleet.router import Fleet, Route
 from gateway.ids import uuid7
-from gateway.inference import Call, Desk, RateLimited, drain, start
+from gateway.inference import Call, Desk, Encoder, RateLimited, drain, start
 from gateway.limits import persistence
 from gateway.limits.limiter import Admission, Limiter, LimiterUnavailable, Settlement
 from gateway.principal import Plan, Principal
@@ -171,6 +171,13 @@ async def tasks() -> AsyncIterator[TaskSet]:
     await tasks.close()
 
 
+class SilentEncoder(PlainEncoder):
+    """Shows nothing before the end, as for an answer in one piece."""
+
+    def encode(self, items: Sequence[object]) -> bytes:
+        return b""
+
+
 class Office:
     """A desk over some replicas, and what came of the requests."""
 
@@ -179,7 +186,9 @@ class Office:
         self.org = f"org_{uuid7().hex}"
         self.telemetry = Telemetry(models=["m"])
 
-    def begin(self, plan: Plan = PLAN, *, stream: bool = True) -> Delivery:
+    def begin(
+        self, plan: Plan = PLAN, *, stream: bool = True, encoder: Encoder | None = None
+    ) -> Delivery:
         request = GenerateRequest(
             model="m", stream=stream, include_usage=True, prompt=ChatPrompt(messages=[])
         )
@@ -195,7 +204,7 @@ class Office:
             request_id=f"req_{uuid7().hex}",
             principal=principal,
             request=request,
-            encoder=PlainEncoder(),
+            encoder=encoder or PlainEncoder(),
             meter=RequestMeter(self.telemetry, "m"),
         )
         return start(self.desk, call)
@@ -251,6 +260,18 @@ async def test_a_whole_answer_is_delivered_billed_and_settled(open_office) -> No
     assert (event.quantities.output, event.finish, event.kind) == (3, "done", "usage")
     assert (waste.quantities.output, waste.quantities.input_total, waste.kind) == (2, 0, "waste")
     assert waste.id != event.id
+
+
+async def test_the_first_token_of_a_whole_answer_is_timed_when_it_comes(open_office) -> None:
+    office = open_office(ScriptedReplica(length=9, hangs_after=1))
+    delivery = office.begin(stream=False, encoder=SilentEncoder())
+    value, labels = office.telemetry.registry.get_sample_value, {"model": "m"}
+    async with asyncio.timeout(5):
+        while value("tollgate_time_to_first_token_seconds_count", labels) != 1:
+            await asyncio.sleep(0.005)
+    assert office.desk.open_calls, "the rest is still to come"
+    delivery.abandon()
+    await office.settled()
 
 
 async def test_the_end_is_delivered_only_once_it_is_on_disk(

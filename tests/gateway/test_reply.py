@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 import uvicorn
@@ -11,8 +12,8 @@ from litestar.types import Receive, Scope, Send
 
 from gateway.delivery import Delivery
 from gateway.routes import reply
+from gateway.routes.counted import CLIENT_LEFT, OUTCOME
 from gateway.routes.reply import Reply
-from gateway.telemetry import RequestMeter, Telemetry
 
 STALLED_S = 0.3
 CHUNK = b"x" * 65_536
@@ -30,13 +31,14 @@ async def produce(delivery: Delivery) -> None:
 
 async def test_a_client_that_stops_reading_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply, "STALLED_READER_S", STALLED_S)
-    telemetry = Telemetry(models=["penny"])
+    states: list[dict[str, Any]] = []
     delivery = Delivery()
     done = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         producer = asyncio.create_task(produce(delivery))
-        await Reply(delivery, RequestMeter(telemetry, "penny"), stream=True)(scope, receive, send)
+        await Reply(delivery, stream=True)(scope, receive, send)
+        states.append(scope["state"])
         await asyncio.wait_for(producer, 5)
         done.set()
 
@@ -49,8 +51,7 @@ async def test_a_client_that_stops_reading_is_given_up(monkeypatch: pytest.Monke
     assert (await reader.readuntil(b"\r\n")) == b"HTTP/1.1 200 OK\r\n"
     await asyncio.wait_for(done.wait(), 10)
     assert delivery.abandoned
-    requests = telemetry.registry.get_sample_value
-    assert requests("tollgate_requests_total", {"model": "penny", "status": "499"}) == 1
+    assert [state[OUTCOME] for state in states] == [CLIENT_LEFT]
 
     rest = await asyncio.wait_for(reader.read(), 10)
     assert len(rest) < len(CHUNK) * MAX_CHUNKS

@@ -1,9 +1,10 @@
-"""What an engine says of itself becomes gauges."""
+"""What an engine says of itself becomes gauges; what a replica's steps bring is timed."""
 
 from __future__ import annotations
 
 from engine.fake import FAKE_CONFIG, FakeCore
-from gateway.telemetry import Telemetry
+from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, ReplicaEvent, TextDelta
+from gateway.telemetry import RequestMeter, Telemetry
 
 
 def test_the_size_of_an_engines_cache_is_measured() -> None:
@@ -12,3 +13,46 @@ def test_the_size_of_an_engines_cache_is_measured() -> None:
     telemetry.engine_status(status)
     line = f'tollgate_kv_cache_blocks{{model="{status.model}"}} {float(status.num_blocks)}'
     assert line in telemetry.render().decode().splitlines()
+
+
+def timed(*events: ReplicaEvent) -> tuple[float, float]:
+    """(first tokens, steps from one token to the next) of one request."""
+    telemetry = Telemetry(models=["m"])
+    meter = RequestMeter(telemetry, "m")
+    for event in events:
+        meter.received(event)
+    value, labels = telemetry.registry.get_sample_value, {"model": "m"}
+    ttft = value("tollgate_time_to_first_token_seconds_count", labels)
+    itl = value("tollgate_inter_token_latency_seconds_count", labels)
+    return ttft or 0, itl or 0
+
+
+def step(output: int, *, items: bool = True, finished: bool = False) -> ReplicaEvent:
+    return ReplicaEvent(
+        items=(TextDelta(index=0, text="x"),) if items else (),
+        usage=MeteredUsage(uncached_input=3, output=output),
+        finished=finished,
+    )
+
+
+def test_the_first_token_is_timed_when_it_comes_and_not_when_it_is_shown() -> None:
+    assert timed(ReplicaEvent(), step(0, items=False)) == (0, 0)
+    assert timed(step(1, items=False)) == (1, 0), "half a character is a token too"
+    assert timed(step(1), step(2, items=False), step(2), step(3, finished=True)) == (1, 2)
+    assert timed(step(1, finished=True)) == (1, 0)
+
+
+def test_a_whole_body_tells_no_first_token() -> None:
+    usage = MeteredUsage(uncached_input=3, output=9)
+    assert timed(ReplicaEvent(items=(RawBody(b"{}"),), usage=usage, finished=True)) == (0, 0)
+
+
+def test_a_count_at_the_end_is_no_step() -> None:
+    assert timed(step(9, items=False, finished=True)) == (0, 0), "a guess at what nobody saw"
+    role, first = (
+        ReplicaEvent(
+            items=(RawChunk(b"{}"),), usage=MeteredUsage(uncached_input=3, output=n, estimated=True)
+        )
+        for n in (0, 1)
+    )
+    assert timed(role, first, step(4, items=False, finished=True)) == (1, 0)
