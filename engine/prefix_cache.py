@@ -48,6 +48,24 @@ def block_digest(parent: bytes, token_ids: Items[int]) -> bytes:
     return hashlib.blake2b(parent + tokens, digest_size=_DIGEST_BYTES).digest()
 
 
+def max_blocks_per_sequence(
+    max_model_len: int,
+    *,
+    block_size: int,
+    sliding_window: int | None,
+    max_num_batched_tokens: int,
+    max_steps_in_flight: int = 1,
+) -> int:
+    """Most blocks a sequence ever holds; a scheduler wants at least as many. With a window of W, a
+    chunk sees W - 1 tokens before its first one, at the worst alignment; blocks are given back when
+    a step is taken in."""
+    longest = -(-max_model_len // block_size)
+    if sliding_window is None:
+        return longest
+    span = sliding_window - 1 + max_num_batched_tokens * max_steps_in_flight
+    return min(longest, -(-(span - 1) // block_size) + 1)
+
+
 class PrefixCache:
     """Fills and empties the block tables of sequences over one `BlockPool`.
 

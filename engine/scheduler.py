@@ -9,6 +9,11 @@ their KV; each step brings some sequences closer to catching up, and one that ca
 token. Decodes lack one token, prompts and recomputations lack many; decodes are served first, so a
 long prompt never holds them up: it takes what is left of the budget, a chunk a step.
 
+A step may be scheduled while the one before still runs (`core.py` says how far ahead). What that
+one will sample is pending: counted, given a place, not yet known; so a stop is noticed one step
+late, and what the late step computed for a finished sequence is dropped, unseen and unbilled.
+Sequences with `draft_token_ids` have them verified in one step, as far as there is room to spare.
+
 Both queues are kept in order of arrival. When blocks run out, a running sequence takes them from
 the latest running one, which starts over from the front of the waiting queue with its output kept.
 Nobody takes blocks from an earlier one, and all blocks together hold the longest sequence, so the
@@ -20,40 +25,27 @@ from __future__ import annotations
 import random
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from engine.errors import EngineOverloaded, InvalidRequest
-from engine.prefix_cache import PrefixCache
-from engine.protocol import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
+from engine.pace import Pace
+from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
+from engine.protocol import EngineOutput, EngineRequest, FinishReason
+from engine.schedule import (
+    Sampled,
+    SampledTokens,
+    SchedulerOutput,
+    StepPlan,
+)
 from engine.sequence import FREED, RequestState, Sequence, SequenceStatus, choice_seed
 from engine.validation import check_request
 
-Sampled = Mapping[tuple[str, int], tuple[int, TokenLogprobs | None]]
-"""(request_id, index) -> what the step sampled for that choice."""
-
-
-class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
-    """Compute positions [start, start + num_new_tokens) of `seq`; its block table covers them."""
-
-    seq: Sequence
-    num_new_tokens: int
-    start: int
-    """`seq.num_computed_tokens` at the time of schedule()."""
-    samples: bool
-    """These tokens catch up with all known ones: the step samples the next token of `seq`."""
-
-
-class SchedulerOutput(msgspec.Struct, frozen=True):
-    """One step's work."""
-
-    scheduled: list[ScheduledSequence]
-    """Decodes (one new token that samples) first, then chunks of prompts. Each sequence once."""
-    preempted: list[Sequence]
-    """Lost their blocks in this schedule(); WAITING again."""
-    num_tokens: int
-    """Sum of num_new_tokens, <= max_num_batched_tokens."""
+LEAVE_SHARE = 4
+"""A prompt that cannot be finished in a step leaves one part in so many to shorter ones behind."""
+LOOK_BEHIND = 32
+"""Waiting sequences looked at in search of a shorter one."""
 
 
 def _order(seq: Sequence) -> tuple[int, int]:
@@ -67,41 +59,6 @@ def _remove(queue: list[Sequence], seq: Sequence) -> bool:
         return False
     del queue[at]
     return True
-
-
-class _Step:
-    """A step's batch while schedule() fills it."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.scheduled: dict[tuple[int, int], ScheduledSequence] = {}
-        self.preempted: list[Sequence] = []
-
-    def put(self, seq: Sequence, num_new_tokens: int) -> None:
-        start = seq.num_computed_tokens
-        self.scheduled[seq.order] = ScheduledSequence(
-            seq, num_new_tokens, start, start + num_new_tokens == seq.num_tokens
-        )
-        self.budget -= num_new_tokens
-
-    def take_back(self, seq: Sequence) -> None:
-        """`seq` was preempted, perhaps after it was put."""
-        self.preempted.append(seq)
-        entry = self.scheduled.pop(seq.order, None)
-        if entry is not None:
-            self.budget += entry.num_new_tokens
-
-
-def max_blocks_per_sequence(
-    max_model_len: int, *, block_size: int, sliding_window: int | None, max_num_batched_tokens: int
-) -> int:
-    """Most blocks a sequence ever holds; a scheduler wants at least as many. With a window of W, a
-    chunk sees W - 1 tokens before its first one, at the worst alignment."""
-    longest = -(-max_model_len // block_size)
-    if sliding_window is None:
-        return longest
-    span = sliding_window - 1 + max_num_batched_tokens
-    return min(longest, -(-(span - 1) // block_size) + 1)
 
 
 class Scheduler:
@@ -122,7 +79,11 @@ class Scheduler:
         eos_token_ids: Iterable[int],
         clock: Callable[[], float] = time.monotonic,
         seed: int = 0,
+        pace: Pace | None = None,
+        max_steps_in_flight: int = 1,
     ) -> None:
+        """pace: bounds the prompt tokens of steps that also decode; None: only the budget does.
+        max_steps_in_flight: how many outputs of schedule() may wait for their update()."""
         assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and max_waiting >= 1
         assert max_model_len >= 2, f"max_model_len {max_model_len}: a prompt and an answer"
         self.cache = cache
@@ -137,6 +98,7 @@ class Scheduler:
             block_size=cache.block_size,
             sliding_window=cache.sliding_window,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_steps_in_flight=max_steps_in_flight,
         )
         num_blocks = cache.pool.num_blocks
         assert num_blocks >= self.max_blocks_per_seq, (
@@ -146,6 +108,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_cache_query_tokens = 0
         self.prefix_cache_hit_tokens = 0
+        self.pace = pace or Pace(None)
         self._clock = clock
         self._random = random.Random(seed)
         self._num_arrived = 0
@@ -203,36 +166,49 @@ class Scheduler:
     # The step
 
     def schedule(self) -> SchedulerOutput:
-        """Decide the next step and give it its blocks. Must be followed by update() or
-        fail_batch() with its output; empty only when nothing is unfinished."""
-        step = _Step(self.max_num_batched_tokens)
-        self._schedule_running(step, decodes=True)
-        self._schedule_running(step, decodes=False)
+        """Decide the next step and give it its blocks. Each output must be handed, in order, to
+        update() or fail_batch(). Empty when nothing is unfinished, or when all that is waits for
+        steps in flight."""
+        step = StepPlan(self.max_num_batched_tokens)
+        self._schedule_decodes(step)
+        step.budget = self.pace.prompt_tokens(len(step.scheduled), step.budget)
+        self._schedule_prompts(step)
         if not step.preempted:
             self._admit(step)
+            self._top_up(step)
+        for entry in step.scheduled.values():
+            entry.seq.num_in_flight += entry.num_new_tokens
+            entry.seq.num_pending += entry.samples
+            entry.seq.draft_token_ids = []
         return SchedulerOutput(
             scheduled=list(step.scheduled.values()),
             preempted=step.preempted,
-            num_tokens=self.max_num_batched_tokens - step.budget,
+            num_tokens=step.num_tokens,
         )
 
     def update(self, output: SchedulerOutput, sampled: Sampled) -> list[EngineOutput]:
         """Take in what the step computed: `sampled` has exactly the entries that sample. Returns an
-        output for each of them. Sequences aborted since schedule() are passed over."""
+        output for each of them. Sequences that ended or were preempted since schedule() are passed
+        over."""
         wanted = {(s.seq.request_id, s.seq.index) for s in output.scheduled if s.samples}
         assert sampled.keys() == wanted, f"sampled {sampled.keys() ^ wanted} against the schedule"
         now = self._clock()
         outputs: list[EngineOutput] = []
         for entry in output.scheduled:
             seq = entry.seq
-            if seq.status is not SequenceStatus.RUNNING:
+            if not entry.stands():
                 continue
-            seq.num_computed_tokens = entry.start + entry.num_new_tokens
+            seq.num_in_flight -= entry.num_new_tokens
+            seq.num_pending -= entry.samples
+            tokens = sampled[seq.request_id, seq.index] if entry.samples else []
+            num_rejected = len(entry.draft_token_ids) + entry.samples - len(tokens)
+            said = self._append(seq, tokens)
+            computed = entry.start + entry.num_new_tokens - num_rejected
+            seq.num_computed_tokens = min(computed, seq.num_tokens)
             self.cache.register(seq)
             self.cache.slide(seq)
             if entry.samples:
-                token_id, logprobs = sampled[seq.request_id, seq.index]
-                outputs.append(self._append(seq, token_id, logprobs, now))
+                outputs.append(self._answer(seq, said, now))
         return outputs
 
     def fail_batch(self, output: SchedulerOutput) -> list[EngineOutput]:
@@ -241,7 +217,7 @@ class Scheduler:
         return [
             self._end(self._requests[entry.seq.request_id], "error", "engine_step_failed")
             for entry in output.scheduled
-            if entry.seq.status is SequenceStatus.RUNNING
+            if entry.stands()
         ]
 
     # What there is
@@ -291,30 +267,91 @@ class Scheduler:
         for seq in running:
             assert seq.num_held_blocks <= self.max_blocks_per_seq, "more than the window needs"
             assert seq.num_computed_tokens < seq.num_tokens <= self.max_model_len
+            covered = len(seq.block_table) * self.cache.block_size
+            assert seq.num_computed_tokens + seq.num_in_flight <= covered, "computed off the table"
         self.cache.check_integrity(running)
 
     # How
 
-    def _schedule_running(self, step: _Step, *, decodes: bool) -> None:
-        """Serve the running sequences of one kind, earliest first."""
+    def _schedule_decodes(self, step: StepPlan) -> None:
+        """Serve the sequences that lack one token, earliest first, and their drafts as far as
+        there is room beside all of them; half of that is left to prompts, if there are any."""
+        decodes = [seq for seq in self._running if seq.num_missing == 1 and self._goes_on(seq)]
+        room = max(0, step.budget - len(decodes))
+        if self._waiting or any(seq.num_missing > 1 for seq in self._running):
+            room //= 2
+        for seq in decodes:
+            if step.budget == 0 or seq.status is not SequenceStatus.RUNNING:
+                return  # preempted by an earlier one, and so are all behind it
+            start = seq.num_computed_tokens + seq.num_in_flight
+            drafts = self._drafts(seq, room)
+            if drafts and self.cache.grow(seq, start + 1 + len(drafts)):
+                step.put(seq, 1, drafts)
+                room -= len(drafts)
+            elif self._make_room(step, seq, start + 1):
+                step.put(seq, 1)
+
+    def _goes_on(self, seq: Sequence) -> bool:
+        """Whether what is pending leaves anything to sample."""
+        return seq.num_output_tokens + seq.num_pending < seq.sampling.max_tokens
+
+    def _drafts(self, seq: Sequence, room: int) -> list[int]:
+        """The drafts worth verifying: the last token of all is never one."""
+        if seq.num_pending:
+            return []
+        left = seq.sampling.max_tokens - seq.num_output_tokens - 1
+        return seq.draft_token_ids[: min(room, left)]
+
+    def _schedule_prompts(self, step: StepPlan) -> None:
+        """Serve the running sequences that lack more, earliest first."""
         index = 0
         while index < len(self._running) and step.budget > 0:
             seq = self._running[index]
             index += 1
-            missing = seq.num_tokens - seq.num_computed_tokens
-            if (missing == 1) is decodes:
-                num_new_tokens = min(missing, step.budget)
-                if self._make_room(step, seq, seq.num_computed_tokens + num_new_tokens):
+            if seq.num_missing > 1:
+                num_new_tokens = self._share(step, seq)
+                end = seq.num_computed_tokens + seq.num_in_flight + num_new_tokens
+                if self._make_room(step, seq, end):
                     step.put(seq, num_new_tokens)
 
-    def _make_room(self, step: _Step, seq: Sequence, num_tokens: int) -> bool:
+    def _share(self, step: StepPlan, seq: Sequence) -> int:
+        """Tokens of the budget for a prompt: all it can use, but one that will not be through
+        leaves a part to a shorter one behind it."""
+        missing = seq.num_missing
+        if missing <= step.budget:
+            return missing
+        if not self._shorter_behind(seq, missing):
+            return step.budget
+        return step.budget - step.budget // LEAVE_SHARE
+
+    def _shorter_behind(self, seq: Sequence, missing: int) -> bool:
+        behind = self._running[bisect_left(self._running, seq.order, key=_order) + 1 :]
+        if any(1 < other.num_missing < missing for other in behind):
+            return True
+        if len(self._running) >= self.max_num_seqs:
+            return False
+        return any(other.num_tokens < missing for other in self._waiting[:LOOK_BEHIND])
+
+    def _top_up(self, step: StepPlan) -> None:
+        """Give what nobody took back to the prompts, without preempting for it."""
+        for entry in list(step.scheduled.values()):
+            if step.budget == 0:
+                return
+            if not entry.samples:
+                seq = entry.seq
+                num_new_tokens = min(seq.num_missing, entry.num_new_tokens + step.budget)
+                if self.cache.grow(seq, entry.start + num_new_tokens):
+                    step.remove(seq)
+                    step.put(seq, num_new_tokens)
+
+    def _make_room(self, step: StepPlan, seq: Sequence, num_tokens: int) -> bool:
         """Let the table of `seq` cover `num_tokens`, at the cost of later sequences. False when it
         is the latest itself: it keeps its blocks and sits this step out."""
         while not self.cache.grow(seq, num_tokens):
             if self._running[-1] is seq:
                 return False
             victim = self._running.pop()
-            self.cache.release(victim)
+            self._release(victim)
             victim.status = SequenceStatus.WAITING
             victim.num_preemptions += 1
             self.num_preemptions += 1
@@ -322,13 +359,14 @@ class Scheduler:
             step.take_back(victim)
         return True
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: StepPlan) -> None:
         """Start waiting sequences, strictly in order, while all known tokens of the next fit beside
-        one more block for each running one. Admitted on less, it would soon be preempted.
-
-        Budget is left only when the running prompts are computed: nobody needs room for more."""
+        what the running ones still need. Admitted on less, it would soon be preempted."""
+        if not self._waiting or step.budget == 0:
+            return
+        needed = sum(map(self._num_needed, self._running))
         while self._waiting and step.budget > 0 and len(self._running) < self.max_num_seqs:
-            spare = self.cache.num_available - len(self._running)
+            spare = self.cache.num_available - needed
             if spare <= 0:
                 return
             seq = self._waiting[0]
@@ -338,10 +376,16 @@ class Scheduler:
             if total - num_held + self.cache.num_idle(table) > spare:
                 return
             self._start(seq, table)
-            num_new_tokens = min(seq.num_tokens - seq.num_computed_tokens, step.budget)
+            num_new_tokens = self._share(step, seq)
             grown = self.cache.grow(seq, seq.num_computed_tokens + num_new_tokens)
             assert grown, "a chunk needs no more blocks than the whole"
             step.put(seq, num_new_tokens)
+            needed += self._num_needed(seq)
+
+    def _num_needed(self, seq: Sequence) -> int:
+        """Blocks a running sequence has yet to get: for its known tokens, and at least one."""
+        total = min(self.cache.num_blocks_for(seq.num_tokens), self.max_blocks_per_seq)
+        return max(1, total - seq.num_held_blocks)
 
     def _start(self, seq: Sequence, table: list[int]) -> None:
         """Move the first waiting sequence to the running ones, on a matched table."""
@@ -361,13 +405,18 @@ class Scheduler:
                 self.prefix_cache_query_tokens += seq.num_prompt_tokens
                 self.prefix_cache_hit_tokens += seq.num_cached_tokens
 
-    def _append(
-        self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None, now: float
-    ) -> EngineOutput:
-        """Add a sampled token and finish the sequence if that was its last one."""
+    def _append(self, seq: Sequence, tokens: SampledTokens) -> SampledTokens:
+        """Add sampled tokens up to one that ends the sequence; those behind it never were."""
+        for index, (token_id, _) in enumerate(tokens):
+            seq.output_token_ids.append(token_id)
+            if self._finish_reason(seq) is not None:
+                return tokens[: index + 1]
+        return tokens
+
+    def _answer(self, seq: Sequence, said: SampledTokens, now: float) -> EngineOutput:
+        """Tell what was appended, and finish the sequence if that was its end."""
         state = self._requests[seq.request_id]
-        seq.output_token_ids.append(token_id)
-        state.generated_tokens += 1
+        state.generated_tokens += len(said)
         if state.first_token_s is None:
             state.first_token_s = now
             if self.cache.enabled:
@@ -380,8 +429,8 @@ class Scheduler:
             request_id=seq.request_id,
             usage=state.usage(),
             index=seq.index,
-            token_ids=[token_id],
-            logprobs=None if logprobs is None else [logprobs],
+            token_ids=[token_id for token_id, _ in said],
+            logprobs=[entry for _, entry in said if entry is not None] or None,
             finish_reason=reason,
             finished=state.num_unfinished == 0,
         )
@@ -399,7 +448,7 @@ class Scheduler:
         """End one choice, wherever it is, and free its blocks."""
         if seq.status is SequenceStatus.RUNNING:
             _remove(self._running, seq)
-            self.cache.release(seq)
+            self._release(seq)
         else:
             _remove(self._waiting, seq)
         seq.status = SequenceStatus.FINISHED
@@ -409,6 +458,13 @@ class Scheduler:
         if state.num_unfinished == 0:
             self._num_queued -= state.first_scheduled_s is None
             del self._requests[state.request_id]
+
+    def _release(self, seq: Sequence) -> None:
+        """Give its blocks back. Steps in flight may still write to them: whoever gets the blocks
+        writes later, in the order of the device."""
+        self.cache.release(seq)
+        seq.num_in_flight = seq.num_pending = 0
+        seq.draft_token_ids = []
 
     def _end(
         self, state: RequestState, reason: FinishReason, error_code: str | None

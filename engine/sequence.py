@@ -65,6 +65,12 @@ class Sequence:
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when first scheduled; None before, frozen after."""
     num_preemptions: int = 0
+    num_in_flight: int = 0
+    """Tokens whose KV is being computed by steps that were scheduled and not yet taken in."""
+    num_pending: int = 0
+    """Tokens that those steps will sample: known to the device, not yet to us."""
+    draft_token_ids: list[int] = field(default_factory=list)
+    """Guesses of what follows the last known token; the next step may verify them."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -95,6 +101,12 @@ class Sequence:
     @property
     def last_token_id(self) -> int:
         return self.output_token_ids[-1] if self.output_token_ids else self.prompt_token_ids[-1]
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens, known here or on the device, whose KV no step computes yet."""
+        known = len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_pending
+        return known - self.num_computed_tokens - self.num_in_flight
 
     @property
     def num_held_blocks(self) -> int:

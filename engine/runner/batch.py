@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.paged_attention import AttentionMetadata
-from engine.scheduler import ScheduledSequence, SchedulerOutput
+from engine.schedule import ScheduledSequence, SchedulerOutput
 from engine.sequence import Sequence
 
 

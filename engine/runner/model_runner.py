@@ -13,13 +13,12 @@ from torch import Tensor
 
 from engine.kernels.paged_attention import AttentionShape, KVLayer, plan_attention
 from engine.models.decoder import Decoder
-from engine.protocol import TokenLogprobs
 from engine.runner.batch import build_batch
 from engine.runner.sampler import Sampler
-from engine.scheduler import SchedulerOutput
+from engine.schedule import SampledTokens, SchedulerOutput
 from engine.sequence import Sequence
 
-Sampled = dict[tuple[str, int], tuple[int, TokenLogprobs | None]]
+Sampled = dict[tuple[str, int], SampledTokens]
 
 
 class ModelRunner:
@@ -44,7 +43,7 @@ class ModelRunner:
             seqs, logits = self.logits(output)
             drawn = self._sampler(logits, seqs) if seqs else []
         return {
-            (seq.request_id, seq.index): token
+            (seq.request_id, seq.index): [token]
             for seq, token in zip(seqs, drawn, strict=True)
             if token is not None
         }

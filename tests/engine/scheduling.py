@@ -8,7 +8,8 @@ from typing import Any
 from engine.block_pool import BlockPool
 from engine.prefix_cache import PrefixCache
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
-from engine.scheduler import Scheduler, SchedulerOutput
+from engine.schedule import SchedulerOutput
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
 EOS = 7
@@ -63,7 +64,7 @@ def request(
 def execute(scheduler: Scheduler, output: SchedulerOutput, token: int = 1) -> list[EngineOutput]:
     """A model that says `token` to everybody."""
     sampled = {
-        (s.seq.request_id, s.seq.index): (token, None) for s in output.scheduled if s.samples
+        (s.seq.request_id, s.seq.index): [(token, None)] for s in output.scheduled if s.samples
     }
     outputs = scheduler.update(output, sampled)
     scheduler.check_integrity()

@@ -144,7 +144,7 @@ def test_logits_agree(name: str, folders: dict[str, Path]) -> None:
         chosen = logits.argmax(dim=-1).tolist()
         scheduler.update(
             output,
-            {(s.request_id, s.index): (t, None) for s, t in zip(seqs, chosen, strict=True)},
+            {(s.request_id, s.index): [(t, None)] for s, t in zip(seqs, chosen, strict=True)},
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.pace import Pace
 from engine.protocol import EngineOutput, TokenLogprob, TokenLogprobs
 from engine.scheduler import Scheduler
 from engine.sequence import FREED, SequenceStatus
@@ -37,13 +38,14 @@ def test_decodes_come_first_even_when_the_prompt_is_older() -> None:
     scheduler.cache.match = lambda seq: []  # type: ignore[method-assign]
     scheduler.add(request("a", 7, n=2, max_tokens=1))
     scheduler.add(request("b", 1))
+    step(scheduler)  # three tokens of "a", and "b", which is shorter
     step(scheduler)
     step(scheduler)
     output = scheduler.schedule()
-    assert plan(output) == [("b", 1, 1), ("a", 0, 3)]
+    assert plan(output) == [("b", 3, 1), ("a", 0, 3)]
     assert [s.samples for s in output.scheduled] == [True, False]
     execute(scheduler, output)
-    assert plan(scheduler.schedule()) == [("b", 2, 1), ("a", 3, 3)]
+    assert plan(scheduler.schedule()) == [("b", 4, 1), ("a", 3, 3)]
 
 
 def test_waiting_requests_start_in_order_within_all_bounds() -> None:
@@ -107,7 +109,7 @@ def test_logprobs_travel_with_their_token() -> None:
     scheduler = make()
     scheduler.add(request("a", 2, logprobs=1))
     logprobs = TokenLogprobs(TokenLogprob(5, -0.5), [TokenLogprob(6, -0.4)])
-    (answer,) = scheduler.update(scheduler.schedule(), {("a", 0): (5, logprobs)})
+    (answer,) = scheduler.update(scheduler.schedule(), {("a", 0): [(5, logprobs)]})
     assert answer.logprobs == [logprobs]
 
 
@@ -115,11 +117,46 @@ def test_update_refuses_what_does_not_fit_the_schedule_and_changes_nothing() -> 
     scheduler = make()
     scheduler.add(request("a", 2))
     output = scheduler.schedule()
-    for sampled in ({}, {("a", 0): (1, None), ("b", 0): (1, None)}):
+    for sampled in ({}, {("a", 0): [(1, None)], ("b", 0): [(1, None)]}):
         with pytest.raises(AssertionError, match="against the schedule"):
             scheduler.update(output, sampled)
     assert sequence_of(scheduler, "a").num_computed_tokens == 0
     execute(scheduler, output)
+
+
+# Prompts of different lengths, and decodes that must not wait
+
+
+def test_a_long_prompt_leaves_a_part_to_shorter_ones_behind() -> None:
+    scheduler = make(max_num_batched_tokens=8, max_model_len=256, num_blocks=200)
+    scheduler.add(request("long", 100, max_tokens=1))
+    scheduler.add(request("short", 3, max_tokens=1))
+    assert plan(scheduler.schedule()) == [("long", 0, 6), ("short", 0, 2)]
+
+
+def test_a_prompt_takes_all_when_nobody_shorter_waits() -> None:
+    scheduler = make(max_num_batched_tokens=8, max_model_len=256, num_blocks=200)
+    scheduler.add(request("a", 100, max_tokens=1))
+    scheduler.add(request("b", 100, max_tokens=1))
+    assert plan(scheduler.schedule()) == [("a", 0, 8)]
+
+
+def test_what_the_shorter_one_cannot_use_goes_back_to_the_long_one() -> None:
+    scheduler = make(max_num_batched_tokens=8, max_model_len=256, num_blocks=200)
+    scheduler.add(request("long", 100, max_tokens=1))
+    scheduler.add(request("short", 1, max_tokens=1))
+    assert plan(scheduler.schedule()) == [("short", 0, 1), ("long", 0, 7)]
+
+
+def test_prompt_chunks_beside_decodes_keep_the_pace() -> None:
+    pace = Pace(0.1)
+    scheduler = make(max_num_batched_tokens=64, max_model_len=256, num_blocks=200, pace=pace)
+    pace.observe(0, 50, 0.1)  # 2 ms a token
+    pace.observe(1, 0, 0.06)
+    scheduler.add(request("a", 2))
+    step(scheduler)
+    scheduler.add(request("long", 100))
+    assert plan(scheduler.schedule()) == [("a", 2, 1), ("long", 0, 20)]
 
 
 # The prefix cache
@@ -281,9 +318,9 @@ def test_choices_wait_for_the_first_and_share_its_prompt() -> None:
 def test_waiting_choices_do_not_hold_up_other_requests() -> None:
     scheduler = make(max_num_batched_tokens=8)
     scheduler.add(request("a", 9, n=2))
-    scheduler.add(request("b", 2, max_tokens=1))
+    scheduler.add(request("b", 9, max_tokens=1))
     step(scheduler)
-    assert plan(scheduler.schedule()) == [("a", 8, 1), ("b", 0, 2)]
+    assert plan(scheduler.schedule()) == [("a", 8, 1), ("b", 0, 7)]
 
 
 def test_with_the_cache_off_choices_simply_run() -> None:

@@ -1,4 +1,7 @@
-"""The scheduler under random traffic over few blocks: every step is checked against an oracle."""
+"""The scheduler under random traffic over few blocks: every step is checked against an oracle.
+
+With `ahead`, each step is scheduled while the one before still runs, as on a device. With drafts,
+decodes carry guesses, some of them right."""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.protocol import EngineOutput, EngineRequest, FinishReason, Usage
-from engine.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
-from engine.sequence import SequenceStatus
+from engine.schedule import SampledTokens, ScheduledSequence, SchedulerOutput
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence, SequenceStatus
 from tests.engine.scheduling import EOS, Clock, make, request
 
 PROMPTS = [[10, 11, 12, 13, 14, 15, 16, 17, 18, 19] * 2, [10, 11, 12, 13] * 5, [30] * 20]
@@ -49,12 +53,17 @@ class World:
     was freed too early, shared wrongly or never computed shows as a text that is not the reader's.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
+    def __init__(
+        self, scheduler: Scheduler, clock: Clock, *, ahead: bool = False, drafts: bool = False
+    ) -> None:
         self.scheduler, self.clock = scheduler, clock
+        self.ahead, self.drafts = ahead, drafts
         self.memory: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
         self.open: dict[str, Expected] = {}
         self.ended: set[str] = set()
         self.num_steps = 0
+        self.launched: list[tuple[SchedulerOutput, dict[tuple[str, int], SampledTokens]]] = []
+        self.num_accepted = self.num_dropped = 0
 
     def add(self, asked: EngineRequest) -> None:
         scheduler = self.scheduler
@@ -74,19 +83,43 @@ class World:
 
     def step(self, draw: Callable[[], int]) -> None:
         """One step that works; `draw` samples."""
+        if self.drafts:
+            for seq in self.scheduler._running:
+                seq.draft_token_ids = [draw() for _ in range(draw())]
         output = self.schedule()
+        sampled = {}
         for entry in output.scheduled:
-            self.compute(entry)
-        sampled = {
-            (s.seq.request_id, s.seq.index): (draw(), None) for s in output.scheduled if s.samples
+            said = self.compute(entry, draw)
+            if entry.samples:
+                sampled[entry.seq.request_id, entry.seq.index] = said
+        if output.scheduled:
+            self.launched.append((output, sampled))
+        if not self.ahead or not output.scheduled or len(self.launched) > 1:
+            self.take_in()
+
+    def take_in(self) -> None:
+        """The oldest step in flight ends."""
+        if not self.launched:
+            return
+        output, sampled = self.launched.pop(0)
+        standing = {
+            (s.seq.request_id, s.seq.index)
+            for s in output.scheduled
+            if s.samples and s.seq.status is SequenceStatus.RUNNING
+            if s.seq.num_preemptions == s.attempt
         }
         answers = self.scheduler.update(output, sampled)
-        assert {(a.request_id, a.index): (a.token_ids[0], None) for a in answers} == sampled
+        assert {(a.request_id, a.index) for a in answers} == standing
+        self.num_dropped += len(sampled) - len(answers)
         for answer in answers:
+            said = [token_id for token_id, _ in sampled[answer.request_id, answer.index]]
+            assert answer.token_ids == said[: len(answer.token_ids)]
+            assert answer.finish_reason is not None or answer.token_ids == said
             self.hear(answer)
 
     def fail(self) -> None:
         """One step that raises after it has overwritten what it was given."""
+        self.take_in()
         output = self.schedule()
         size = self.scheduler.cache.block_size
         for entry in output.scheduled:
@@ -113,29 +146,37 @@ class World:
         self.num_steps += 1
         self.clock.now += 1.0
         entries = output.scheduled
-        assert bool(entries) == bool(self.open), "work is done while there is any"
+        assert bool(entries) == bool(self.open) or self.launched, "work is done while there is any"
         assert output.num_tokens == sum(s.num_new_tokens for s in entries)
         assert output.num_tokens <= scheduler.max_num_batched_tokens
         assert len({s.seq.order for s in entries}) == len(entries) <= scheduler.max_num_seqs
-        kinds = [s.samples and s.num_new_tokens == 1 for s in entries if s.seq in running]
+        kinds = [
+            s.samples and s.num_new_tokens == 1 + len(s.draft_token_ids)
+            for s in entries
+            if s.seq in running
+        ]
         assert all(a >= b for a, b in pairwise(kinds)), "decodes first"
         kept = [s for s in running if s not in output.preempted]
         for victim in output.preempted:
             assert all(victim.order > s.order for s in kept), "not the latest"
             assert victim.status is SequenceStatus.WAITING, "a victim came back in its own step"
-        if kept:
+        if kept and not self.launched:
             assert any(s.seq is kept[0] for s in entries), "the earliest must move"
         scheduler.check_integrity()
         return output
 
-    def compute(self, entry: ScheduledSequence) -> None:
+    def compute(self, entry: ScheduledSequence, draw: Callable[[], int]) -> SampledTokens:
+        """Write and read the cache as attention does; what is sampled, drafts verified."""
         seq, size = entry.seq, self.scheduler.cache.block_size
         window = self.scheduler.cache.sliding_window
-        assert entry.start == seq.num_computed_tokens and entry.num_new_tokens >= 1
+        ahead = self.pending(seq)
         stop = entry.start + entry.num_new_tokens
-        assert entry.samples == (stop == seq.num_tokens)
-        text = tuple(seq.token_ids)
-        assert tuple(seq.tokens(entry.start, stop)) == text[entry.start : stop]
+        text = tuple(seq.token_ids) + tuple(ahead) + tuple(entry.draft_token_ids)
+        assert entry.num_new_tokens >= 1
+        assert entry.output_index == seq.num_output_tokens + len(ahead)
+        assert entry.samples == (stop == len(text))
+        known = min(stop, seq.num_tokens)
+        assert tuple(seq.tokens(entry.start, known)) == text[entry.start : known]
         first = 0 if window is None else max(0, entry.start - window + 1)
         for position in range(first, stop):
             slot = (seq.block_table[position // size], position % size)
@@ -144,6 +185,23 @@ class World:
                 assert self.memory[slot] == mine, "attends to another text"
             else:
                 self.memory[slot] = mine
+        said = [draw()]
+        for draft in entry.draft_token_ids:
+            if said[-1] != draft:
+                break
+            said.append(draw())
+            self.num_accepted += 1
+        return [(token_id, None) for token_id in said]
+
+    def pending(self, seq: Sequence) -> list[int]:
+        """What steps in flight have sampled for `seq`, which the scheduler does not know yet."""
+        return [
+            token_id
+            for output, sampled in self.launched
+            for entry in output.scheduled
+            if entry.seq is seq and entry.samples and entry.attempt == seq.num_preemptions
+            for token_id, _ in sampled[seq.request_id, seq.index]
+        ]
 
     def hear(self, answer: EngineOutput) -> None:
         expected = self.open[answer.request_id]
@@ -185,19 +243,26 @@ class World:
         assert scheduler.has_unfinished() == bool(self.open)
         for request_id, expected in self.open.items():
             assert self.num_steps <= expected.deadline, f"{request_id} starves"
-        if not self.open:
+        if not self.open and not self.launched:
             assert scheduler.num_running == scheduler.num_waiting == 0
             assert scheduler.num_free_blocks == scheduler.cache.pool.num_blocks
 
     def drain(self, draw: Callable[[], int]) -> None:
         """With nothing new arriving, all that is open ends; `check` bounds the loop."""
-        while self.open:
+        while self.open or self.launched:
             self.step(draw)
             self.check()
 
 
 def make_world(
-    *, spare_blocks: int, window: int | None, enabled: bool, max_tokens: int, max_seqs: int
+    *,
+    spare_blocks: int,
+    window: int | None,
+    enabled: bool,
+    max_tokens: int,
+    max_seqs: int,
+    ahead: bool = False,
+    drafts: bool = False,
 ) -> World:
     """As few blocks as the longest sequence needs, and `spare_blocks`. max_model_len is 40."""
     clock = Clock()
@@ -209,9 +274,10 @@ def make_world(
         "max_model_len": 40,
         "max_waiting": 6,
         "clock": clock,
+        "max_steps_in_flight": 2 if ahead else 1,
     }
     least = make(1000, **bounds).max_blocks_per_seq
-    return World(make(least + spare_blocks, **bounds), clock)
+    return World(make(least + spare_blocks, **bounds), clock, ahead=ahead, drafts=drafts)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -221,6 +287,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         enabled=st.booleans(),
         max_tokens=st.integers(1, 24),
         max_seqs=st.integers(1, 6),
+        ahead=st.booleans(),
+        drafts=st.booleans(),
     )
     def start(
         self,
@@ -229,6 +297,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         enabled: bool,
         max_tokens: int,
         max_seqs: int,
+        ahead: bool,
+        drafts: bool,
     ) -> None:
         self.world = make_world(
             spare_blocks=spare_blocks,
@@ -236,6 +306,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             enabled=enabled,
             max_tokens=max_tokens,
             max_seqs=max_seqs,
+            ahead=ahead,
+            drafts=drafts,
         )
         self.num_requests = 0
 
@@ -311,19 +383,43 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
     ("window", "enabled", "spare_blocks"),
     [(None, True, 6), (None, False, 6), (7, True, 4), (None, True, 0)],
 )
-def test_two_thousand_steps_of_traffic(
-    window: int | None, enabled: bool, spare_blocks: int
+def test_a_thousand_steps_of_traffic(
+    window: int | None, enabled: bool, spare_blocks: int, ahead: bool, drafts: bool
 ) -> None:
+    traffic(1000, window, enabled, spare_blocks, ahead, drafts)
+
+
+def test_ten_thousand_steps_of_traffic() -> None:
+    traffic(10_000, None, True, 6, True, True)
+
+
+def traffic(
+    num_steps: int,
+    window: int | None,
+    enabled: bool,
+    spare_blocks: int,
+    ahead: bool,
+    drafts: bool,
+) -> None:
+    """Random requests and aborts; the books are checked after every step."""
     rng = random.Random(f"{window} {enabled} {spare_blocks}")
     world = make_world(
-        spare_blocks=spare_blocks, window=window, enabled=enabled, max_tokens=9, max_seqs=5
+        spare_blocks=spare_blocks,
+        window=window,
+        enabled=enabled,
+        max_tokens=9,
+        max_seqs=5,
+        ahead=ahead,
+        drafts=drafts,
     )
     draw, num_requests = sampler(rng), 0
-    while world.num_steps < 2000:
+    while world.num_steps < num_steps:
         while world.scheduler._num_queued < 4 and rng.random() < 0.4:
             num_requests += 1
             prompt = rng.choice(PROMPTS)[: rng.randint(1, 20)] + [40] * rng.randint(0, 3)
@@ -344,6 +440,9 @@ def test_two_thousand_steps_of_traffic(
         world.check()
     world.drain(draw)
     scheduler = world.scheduler
-    assert world.ended == {f"r{i + 1}" for i in range(num_requests)} and num_requests > 100
+    assert world.ended == {f"r{i + 1}" for i in range(num_requests)}
+    assert num_requests > num_steps // 20
     assert scheduler.num_preemptions > 0 or window is not None, "the pool was never short"
     assert (scheduler.prefix_cache_hit_tokens > 0) is enabled
+    assert (world.num_accepted > 0) is drafts
+    assert world.num_dropped > 0 if ahead else world.num_dropped == 0

@@ -290,7 +290,7 @@ def test_aborting_an_answer_bills_what_was_generated() -> None:
 def test_abort_names_the_first_choice_that_was_still_open() -> None:
     scheduler = make(enabled=False)
     scheduler.add(request("a", 2, n=2))
-    sampled = {("a", 0): (EOS, None), ("a", 1): (1, None)}
+    sampled = {("a", 0): [(EOS, None)], ("a", 1): [(1, None)]}
     scheduler.update(scheduler.schedule(), sampled)
     answer = scheduler.abort("a")
     assert answer is not None and answer.index == 1 and answer.usage.generated_tokens == 2
@@ -324,7 +324,7 @@ def failing() -> tuple[Scheduler, list[EngineOutput]]:
     scheduler.add(request("a", 2))
     step(scheduler)
     scheduler.add(request("b", list(range(10, 30)), n=2))
-    scheduler.add(request("c", 2, max_tokens=1))
+    scheduler.add(request("c", 20, max_tokens=1))
     output = scheduler.schedule()
     assert plan(output) == [("a", 2, 1), ("b", 0, 7)]
     outputs = scheduler.fail_batch(output)

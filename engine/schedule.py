@@ -1,0 +1,90 @@
+"""One step's work: what the scheduler hands out and gets back, and the plan while it is filled.
+
+Above: `scheduler.py` fills plans, `core.py` and the runner read the outputs. Below: `sequence.py`.
+Knows no queues and no blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from engine.protocol import TokenLogprobs
+from engine.sequence import Sequence, SequenceStatus
+
+SampledTokens = list[tuple[int, TokenLogprobs | None]]
+"""What one step sampled for one choice: the drafts it verified, and one token after them."""
+Sampled = Mapping[tuple[str, int], SampledTokens]
+"""(request_id, index) -> what the step sampled for that choice."""
+
+
+class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
+    """Compute positions [start, start + num_new_tokens) of `seq`; its block table covers them."""
+
+    seq: Sequence
+    num_new_tokens: int
+    start: int
+    """Tokens of `seq` computed by this step's predecessors."""
+    samples: bool
+    """These tokens catch up with all known ones: the step samples the next token of `seq`."""
+    output_index: int
+    """How many output tokens come before the (first) one that this step samples."""
+    attempt: int
+    """`seq.num_preemptions` at the time of schedule(): a preemption voids the entry."""
+    draft_token_ids: list[int] = []
+    """The last of the new tokens, which are guesses: the step samples behind each, too."""
+
+    def stands(self) -> bool:
+        """Whether what the step computed is still wanted: the sequence has not ended since, nor
+        was it preempted."""
+        seq = self.seq
+        return seq.status is SequenceStatus.RUNNING and seq.num_preemptions == self.attempt
+
+
+class SchedulerOutput(msgspec.Struct, frozen=True):
+    """One step's work."""
+
+    scheduled: list[ScheduledSequence]
+    """Decodes (one new token that samples) first, then chunks of prompts. Each sequence once."""
+    preempted: list[Sequence]
+    """Lost their blocks in this schedule(); WAITING again."""
+    num_tokens: int
+    """Sum of num_new_tokens, <= max_num_batched_tokens."""
+
+
+class StepPlan:
+    """A step's batch while schedule() fills it."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.num_tokens = 0
+        self.scheduled: dict[tuple[int, int], ScheduledSequence] = {}
+        self.preempted: list[Sequence] = []
+
+    def put(self, seq: Sequence, num_new_tokens: int, drafts: list[int] | None = None) -> None:
+        drafts = drafts or []
+        self.scheduled[seq.order] = ScheduledSequence(
+            seq,
+            num_new_tokens + len(drafts),
+            start=seq.num_computed_tokens + seq.num_in_flight,
+            samples=num_new_tokens == seq.num_missing,
+            output_index=seq.num_output_tokens + seq.num_pending,
+            attempt=seq.num_preemptions,
+            draft_token_ids=drafts,
+        )
+        self._spend(num_new_tokens + len(drafts))
+
+    def take_back(self, seq: Sequence) -> None:
+        """`seq` was preempted, perhaps after it was put."""
+        self.preempted.append(seq)
+        self.remove(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        entry = self.scheduled.pop(seq.order, None)
+        if entry is not None:
+            self._spend(-entry.num_new_tokens)
+
+    def _spend(self, num_tokens: int) -> None:
+        self.budget -= num_tokens
+        self.num_tokens += num_tokens
