@@ -164,6 +164,7 @@ async def open_services(
         price_book=price_book,
         tasks=tasks,
         cache_salts=cache_salts(key.derive(CACHE_SALT)),
+        stalled_reader_s=settings.stalled_reader_s,
     )
     stack.push_async_callback(drain, desk, 0)
     return Services(

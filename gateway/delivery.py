@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from gateway.limits.limiter import RateState
 
 MAX_QUEUED_CHUNKS = 64
-STALLED_READER_S = 60.0
-"""A reader that takes nothing for so long is treated as gone."""
 
 
 class Delivery:
-    """Single producer, single consumer."""
+    """Single producer, single consumer. A reader that takes nothing for `stalled_reader_s` is
+    treated as gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, stalled_reader_s: float) -> None:
+        self.stalled_reader_s = stalled_reader_s
         self.rate_state: RateState | None = None
         self.abandoned = False
         self.failure: Exception | None = None
@@ -45,7 +45,7 @@ class Delivery:
         billed."""
         if not self._writable.is_set():
             try:
-                async with asyncio.timeout(STALLED_READER_S):
+                async with asyncio.timeout(self.stalled_reader_s):
                     await self._writable.wait()
             except TimeoutError:
                 self.abandon()

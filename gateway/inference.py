@@ -111,12 +111,13 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     price_book: PriceBook
     tasks: TaskSet
     cache_salts: CacheSalts
+    stalled_reader_s: float
     open_calls: dict[asyncio.Task[None], Delivery] = msgspec.field(default_factory=dict)
 
 
 def start(desk: Desk, call: Call) -> Delivery:
     """Run `generate` in a task of the application's own; the caller reads what it delivers."""
-    delivery = Delivery()
+    delivery = Delivery(desk.stalled_reader_s)
 
     async def own() -> None:
         try:

@@ -1,6 +1,6 @@
 """The socket that all workers share, and how a client on this machine names it.
 
-Above: `supervisor`, `cli`. Below: the kernel. Knows no HTTP.
+Above: `supervisor`, `cli`, `worker`. Below: the kernel. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -32,6 +32,15 @@ def bind(host: str, port: int) -> socket.socket:
             listener.close()
         raise AddressError(f"host, port: {host}:{port}: {error.strerror}") from None
     return listener
+
+
+def bound_unread(listener: socket.socket, timeout_s: float) -> None:
+    """Connections that are accepted from now on are closed by the kernel when what was sent stays
+    unread, or unacknowledged, for `timeout_s`. A server cannot do this by itself: closing a
+    connection waits until what is buffered for the peer has left, and a peer that reads nothing
+    would hold its file descriptor for as long as it likes."""
+    timeout_ms = round(timeout_s * 1000)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
 
 
 def local_address(listener: socket.socket) -> tuple[str, int]:

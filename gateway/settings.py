@@ -57,6 +57,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Workers = Annotated[int, Meta(ge=1, le=256)]
 BodyBytes = Annotated[int, Meta(ge=1024, le=1024**3)]
 DrainTimeout = Annotated[float, Meta(ge=0, le=3600)]
+StalledReader = Annotated[float, Meta(ge=1, le=3600)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -156,6 +157,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_body_bytes: BodyBytes = 16 * 1024 * 1024
     drain_timeout_s: DrainTimeout = 30.0
     """After SIGTERM: how long open streams may take to end by themselves."""
+    stalled_reader_s: StalledReader = 60.0
+    """A client that takes nothing for so long is given up, and its connection closed."""
     log_level: LogLevel = "info"
 
 
@@ -212,6 +215,7 @@ class _File(_Scalars, frozen=True, kw_only=True):
     price_books: list[Path] = []
     max_body_bytes: BodyBytes = 16 * 1024 * 1024
     drain_timeout_s: DrainTimeout = 30.0
+    stalled_reader_s: StalledReader = 60.0
     log_level: LogLevel = "info"
 
 
@@ -369,6 +373,7 @@ def _complete(file: _File, source: str, model: Path | None) -> Settings:
         price_books=(*shipped, *(path.absolute() for path in file.price_books)),
         max_body_bytes=file.max_body_bytes,
         drain_timeout_s=file.drain_timeout_s,
+        stalled_reader_s=file.stalled_reader_s,
         log_level=file.log_level,
     )
 

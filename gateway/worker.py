@@ -24,6 +24,7 @@ import uvicorn
 from billing.spool import Spool
 from gateway import logs
 from gateway.app import create_app
+from gateway.listener import bound_unread
 from gateway.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ def run(
     """
     logs.configure(settings.log_level, json_lines=True)
     _raise_file_limit()
+    bound_unread(listener, settings.stalled_reader_s)
     app = create_app(settings, worker_id=worker_id, metrics=metrics)
     config = uvicorn.Config(
         app,

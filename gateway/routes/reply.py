@@ -13,7 +13,7 @@ import logging
 
 from litestar.types import HTTPResponseStartEvent, Message, Receive, Scope, Send
 
-from gateway.delivery import STALLED_READER_S, Delivery
+from gateway.delivery import Delivery
 from gateway.errors import Face, to_face
 from gateway.limits.headers import to_headers
 from gateway.routes.counted import CLIENT_LEFT, OUTCOME
@@ -58,10 +58,10 @@ class Reply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self.watch(receive))
         try:
-            status = await self.respond(within(STALLED_READER_S, send))
+            status = await self.respond(within(self.delivery.stalled_reader_s, send))
         except StalledReader:
             # Returning with the response unfinished makes the server close the connection.
-            log.info("a reader took nothing for %.0f s: given up", STALLED_READER_S)
+            log.info("a reader took nothing for %.0f s: given up", self.delivery.stalled_reader_s)
             status = CLIENT_LEFT
         finally:
             watcher.cancel()

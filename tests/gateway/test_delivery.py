@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
-from gateway import delivery
 from gateway.delivery import MAX_QUEUED_CHUNKS, Delivery
+
+STALLED_S = 60.0
 
 
 async def test_what_is_ready_is_read_together_and_in_order() -> None:
-    box = Delivery()
+    box = Delivery(STALLED_S)
     for word in (b"a", b"b", b"c"):
         await box.put(word)
     assert await box.next() == b"abc"
@@ -20,7 +21,7 @@ async def test_what_is_ready_is_read_together_and_in_order() -> None:
 
 
 async def test_a_failure_comes_after_what_was_queued() -> None:
-    box = Delivery()
+    box = Delivery(STALLED_S)
     await box.put(b"so far")
     box.fail(ValueError("lost"))
     assert await box.next() == b"so far"
@@ -29,7 +30,7 @@ async def test_a_failure_comes_after_what_was_queued() -> None:
 
 
 async def test_the_writer_waits_for_a_slow_reader() -> None:
-    box = Delivery()
+    box = Delivery(STALLED_S)
     for _ in range(MAX_QUEUED_CHUNKS):
         await box.put(b".")
     late = asyncio.create_task(box.put(b"!"))
@@ -40,16 +41,15 @@ async def test_the_writer_waits_for_a_slow_reader() -> None:
     assert await box.next() == b"!"
 
 
-async def test_a_reader_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "STALLED_READER_S", 0.02)
-    box = Delivery()
+async def test_a_reader_that_stalls_is_given_up() -> None:
+    box = Delivery(stalled_reader_s=0.02)
     for _ in range(MAX_QUEUED_CHUNKS + 1):
         await asyncio.wait_for(box.put(b"."), 1)
     assert box.abandoned
 
 
 async def test_abandoning_frees_a_waiting_writer_and_calls_back_once() -> None:
-    box, calls = Delivery(), []
+    box, calls = Delivery(STALLED_S), []
     with box.on_abandon(lambda: calls.append("gone")):
         for _ in range(MAX_QUEUED_CHUNKS):
             await box.put(b".")
@@ -63,14 +63,14 @@ async def test_abandoning_frees_a_waiting_writer_and_calls_back_once() -> None:
 
 
 async def test_who_comes_late_to_an_abandoned_delivery_is_told_at_once() -> None:
-    box, calls = Delivery(), []
+    box, calls = Delivery(STALLED_S), []
     box.abandon()
     with box.on_abandon(lambda: calls.append("gone")):
         assert calls == ["gone"]
 
 
 async def test_after_the_end_nobody_can_abandon() -> None:
-    box = Delivery()
+    box = Delivery(STALLED_S)
     await box.put(b"all of it")
     box.end()
     box.abandon()
@@ -79,7 +79,7 @@ async def test_after_the_end_nobody_can_abandon() -> None:
 
 
 async def test_an_abandoned_reader_learns_the_reason() -> None:
-    box = Delivery()
+    box = Delivery(STALLED_S)
     box.abandon(RuntimeError("shutting down"))
     with pytest.raises(RuntimeError, match="shutting down"):
         await box.next()

@@ -235,6 +235,7 @@ async def open_office(spool: Spool, redis: Redis, tasks: TaskSet) -> AsyncIterat
             price_book=PriceBook.load(),
             tasks=tasks,
             cache_salts=lambda org: f"salt of {org}",
+            stalled_reader_s=60.0,
         )
         return Office(desk, redis)
 

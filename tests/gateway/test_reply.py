@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
 from litestar.types import Receive, Scope, Send
 
 from gateway.delivery import Delivery
-from gateway.routes import reply
+from gateway.listener import bound_unread
 from gateway.routes.counted import CLIENT_LEFT, OUTCOME
 from gateway.routes.reply import Reply
 
@@ -29,34 +29,65 @@ async def produce(delivery: Delivery) -> None:
     delivery.end()
 
 
-async def test_a_client_that_stops_reading_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reply, "STALLED_READER_S", STALLED_S)
-    states: list[dict[str, Any]] = []
-    delivery = Delivery()
-    done = asyncio.Event()
+class Server:
+    """One response to whoever asks, under uvicorn."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        producer = asyncio.create_task(produce(delivery))
-        await Reply(delivery, stream=True)(scope, receive, send)
-        states.append(scope["state"])
+    def __init__(self) -> None:
+        self.delivery = Delivery(stalled_reader_s=STALLED_S)
+        self.outcomes: list[str] = []
+        self.done = asyncio.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            self.answer,
+            interface="asgi3",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+        )
+        self.uvicorn = uvicorn.Server(config)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        producer = asyncio.create_task(produce(self.delivery))
+        await Reply(self.delivery, stream=True)(scope, receive, send)
+        self.outcomes.append(scope["state"][OUTCOME])
         await asyncio.wait_for(producer, 5)
-        done.set()
+        self.done.set()
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    reader, writer = await asyncio.open_connection(*listener.getsockname(), limit=2**16)
-    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert (await reader.readuntil(b"\r\n")) == b"HTTP/1.1 200 OK\r\n"
-    await asyncio.wait_for(done.wait(), 10)
-    assert delivery.abandoned
-    assert [state[OUTCOME] for state in states] == [CLIENT_LEFT]
+    async def ask(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*self.listener.getsockname(), limit=2**16)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n")) == b"HTTP/1.1 200 OK\r\n"
+        return reader, writer
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    serving = asyncio.create_task(server.uvicorn.serve(sockets=[server.listener]))
+    yield server
+    server.uvicorn.should_exit = True
+    await asyncio.wait_for(serving, 10)
+
+
+async def test_a_client_that_stops_reading_is_given_up(server: Server) -> None:
+    reader, writer = await server.ask()
+    await asyncio.wait_for(server.done.wait(), 10)
+    assert server.delivery.abandoned
+    assert server.outcomes == [CLIENT_LEFT]
 
     rest = await asyncio.wait_for(reader.read(), 10)
     assert len(rest) < len(CHUNK) * MAX_CHUNKS
     assert not rest.endswith(b"0\r\n\r\n"), "what was cut short must not look whole"
     writer.close()
     await writer.wait_closed()
-    server.should_exit = True
-    await asyncio.wait_for(serving, 10)
+
+
+async def test_a_client_that_never_reads_again_holds_no_connection(server: Server) -> None:
+    bound_unread(server.listener, STALLED_S)
+    _, writer = await server.ask()
+    async with asyncio.timeout(10):
+        await server.done.wait()
+        while server.uvicorn.server_state.connections:
+            await asyncio.sleep(0.02)
+    writer.close()

@@ -52,8 +52,14 @@ def test_a_worker_whose_spool_breaks_drains_and_leaves_with_a_status(
     app = Application(tmp_path / "spool", monkeypatch)
     monkeypatch.setattr(worker, "create_app", lambda *_, **__: app)
     monkeypatch.setattr(logs, "configure", lambda *_, **__: None)
-    with socket.socket() as listener, pytest.raises(SystemExit) as left:
+    config = tmp_path / "tollgate.toml"
+    config.write_text("stalled_reader_s = 7\n")
+    with socket.socket() as listener, listener.dup() as same, pytest.raises(SystemExit) as left:
         listener.bind(("127.0.0.1", 0))
-        worker.run(load({}, {}), listener, worker_id="w")
+        try:
+            worker.run(load({"config": config}, {}), listener, worker_id="w")
+        finally:
+            unread_ms = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     assert left.value.code == worker.BROKEN_SPOOL_STATUS
     assert app.drained == 1
+    assert unread_ms == 7000
