@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -77,6 +78,7 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         num_blocks=arguments.num_blocks,
         enable_prefix_caching=arguments.prefix_caching,
         num_threads=arguments.num_threads,
+        step_timeout_s=arguments.step_timeout_s,
         seed=arguments.seed,
     )
 
@@ -133,7 +135,20 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="compute every prompt in full",
     )
+    add(
+        "--step-timeout-s",
+        type=_seconds,
+        help="longer than any step; an engine silent for so long is given up, and killed when it "
+        "was silent twice as long. Unset: derived from the model's size",
+    )
     add("--seed", type=int, default=default.seed, help="for requests that bring no seed")
+    _add_process_flags(parser)
+    return parser
+
+
+def _add_process_flags(parser: argparse.ArgumentParser) -> None:
+    """What is the process's business and not the engine's."""
+    add = parser.add_argument
     add(
         "--drain-timeout-s",
         type=float,
@@ -146,13 +161,19 @@ def _parser() -> argparse.ArgumentParser:
         default="info",
         help="what goes to stderr",
     )
-    return parser
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 1 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 1 on")
     return value
 
 

@@ -46,6 +46,9 @@ BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 """To open the connection, and again for the engine's first status."""
+SILENCE_TICKS = 10
+"""An engine's silence is told in so many looks at it, evenly spread: when this process itself was
+held up (stopped, or short of processor time), the one look that is late by it condemns nobody."""
 MAX_WRITE_BUFFER_BYTES = 64 * 1024 * 1024
 """Bytes an engine may leave unread; beyond it `generate` raises `EngineOverloaded`."""
 MAX_PENDING_ORPHANS = 10_000
@@ -115,6 +118,7 @@ class EngineClient:
         self._orphans: dict[str, OrphanedUsage] = {}
         self._orphans_pending = asyncio.Event()
         self._why_away = "not started"
+        self._silent_ticks = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -224,9 +228,12 @@ class EngineClient:
             try:
                 if await self._attend():
                     backoff_s = BACKOFF_MIN_S
-            except (OSError, ProtocolError) as error:  # TimeoutError is an OSError
+            except (OSError, EngineError) as error:  # TimeoutError is an OSError
                 self._why_away = str(error) or type(error).__name__
                 log.debug("cannot connect to %s: %s", self._address, self._why_away)
+            except Exception as error:  # a bug: told, and no reason to leave the engine for good
+                log.exception("the connection to %s failed", self._address)
+                self._disconnect(f"the connection failed: {error!r}")
             # Jitter: the gateways of a restarted engine do not all come back at once.
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
@@ -234,41 +241,58 @@ class EngineClient:
     async def _attend(self) -> bool:
         """One connection from its opening to its loss; True if it was good for anything.
 
-        Raises `OSError`, `TimeoutError` or `ProtocolError` when it never was.
+        Raises `OSError`, `TimeoutError`, `ProtocolError` or `EngineUnavailable` when it never was.
         """
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await open_connection(self._address)
         frames: FrameReader[ServerMessage] = FrameReader(reader, ServerMessage)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                self._greet(await frames.read())
-            self._writer = writer
+                status = self._greet(await frames.read())
+            self._writer, self._status = writer, status
             self._connected.set()
-            log.info("connected to %s, model %s", self._address, self.status.model)
+            log.info("connected to %s, model %s", self._address, status.model)
             await self._listen(frames)
         finally:
             writer.transport.abort()
         return True
 
-    def _greet(self, first: ServerMessage | None) -> None:
+    def _greet(self, first: ServerMessage | None) -> ReplicaStatus:
         if not isinstance(first, ReplicaStatus):
             raise ProtocolError("the engine did not begin with its status")
         if first.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"the engine speaks protocol {first.protocol_version}, not {PROTOCOL_VERSION}"
             )
-        self._status = first
+        if first.silent_s >= first.step_timeout_s:
+            raise EngineUnavailable(f"the engine hangs: no step ended in {first.silent_s:.0f} s")
+        self._silent_ticks = SILENCE_TICKS * first.silent_s / first.step_timeout_s
+        return first
 
     async def _listen(self, frames: FrameReader[ServerMessage]) -> None:
         """Until the engine is lost, for whatever reason; all open streams fail then."""
         why = "the engine closed the connection"
+        watching = asyncio.create_task(self._notice_silence(), name="engine-client-silence")
         try:
             while (message := await frames.read()) is not None:
                 self._receive(message)
         except (OSError, ProtocolError) as error:
             why = f"the connection broke: {error}"
+        finally:
+            watching.cancel()
+        if self._silent_ticks >= SILENCE_TICKS:
+            why = f"the engine hangs: not heard of for {self.status.step_timeout_s:g} s"
         log.warning("lost %s: %s", self._address, why)
         self._disconnect(why)
+
+    async def _notice_silence(self) -> None:
+        """End a connection on which the step loop is not heard of: a process that is stopped, or
+        whose step never ends, keeps its sockets open."""
+        while self._silent_ticks < SILENCE_TICKS:
+            await asyncio.sleep(self.status.step_timeout_s / SILENCE_TICKS)
+            self._silent_ticks += 1
+        if self._writer is not None:
+            self._writer.transport.abort()
 
     def _disconnect(self, why: str) -> None:
         self._why_away = why
@@ -280,6 +304,8 @@ class EngineClient:
             stream.fail(self._unavailable())
 
     def _receive(self, message: ServerMessage) -> None:
+        if isinstance(message, (Outputs, ReplicaStatus)):
+            self._silent_ticks = 0.0  # the others do not come from the step loop
         if isinstance(message, Outputs):
             for output in message.outputs:
                 # Absent: the consumer left before its abort took effect.
@@ -301,14 +327,20 @@ class EngineClient:
         while True:
             await self._orphans_pending.wait()
             self._orphans_pending.clear()
-            while self._orphans and self.on_orphan is not None:
-                batch = list(self._orphans.values())[:ORPHAN_BATCH]
-                recorded = await asyncio.gather(*map(self._record, batch))
-                for orphan in batch:
-                    del self._orphans[orphan.request_id]
-                acked = [o.request_id for o, ok in zip(batch, recorded, strict=True) if ok]
-                if acked:
-                    self._send(OrphanAck(acked))
+            try:
+                await self._record_pending()
+            except Exception:  # a bug: told, and these are offered again
+                log.exception("the orphans of %s were not recorded", self._address)
+
+    async def _record_pending(self) -> None:
+        while self._orphans and self.on_orphan is not None:
+            batch = list(self._orphans.values())[:ORPHAN_BATCH]
+            recorded = await asyncio.gather(*map(self._record, batch))
+            for orphan in batch:
+                del self._orphans[orphan.request_id]
+            acked = [o.request_id for o, ok in zip(batch, recorded, strict=True) if ok]
+            if acked:
+                self._send(OrphanAck(acked))
 
     async def _record(self, orphan: OrphanedUsage) -> bool:
         assert self.on_orphan is not None

@@ -45,6 +45,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_threads: int | None = None
     """CPU threads for matrix work; None leaves torch's choice."""
     status_interval_s: float = 0.25
+    step_timeout_s: float | None = None
+    """A step loop that is not heard of for so long is hung: its gateways give it up, and whoever
+    started it kills it some time after. None: derived from the model's and the step's size."""
     max_orphans: int = 10_000
     seed: int = 0
 
@@ -63,4 +66,5 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens a layer attends to; None when any layer is full attention."""
     num_blocks: int
     kv_bytes_per_token: int
+    step_timeout_s: float
     block_size: int = BLOCK_SIZE

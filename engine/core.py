@@ -31,6 +31,7 @@ from engine.scheduler import (
     SchedulerOutput,
     max_blocks_per_sequence,
 )
+from engine.step_timeout import derive_step_timeout_s
 from engine.weights.loader import load_model
 
 logger = logging.getLogger(__name__)
@@ -135,6 +136,7 @@ class EngineCore:
             num_steps=self._num_steps,
             generated_tokens=self._generated_tokens,
             engine_id=self.engine_id,
+            step_timeout_s=resolved.step_timeout_s,
         )
 
     def check_integrity(self) -> None:
@@ -154,17 +156,25 @@ def _resolve(config: EngineConfig, model: Decoder, shape: AttentionShape) -> Res
     """Size the KV cache from what is free and cut max_model_len to what it can hold."""
     per_token = kv_bytes_per_token(shape, model.config.num_layers)
     num_blocks = _num_blocks(config, shape, per_token)
+    max_model_len = _max_model_len(config, model.config, num_blocks)
     return ResolvedConfig(
         config=config,
         served_name=config.served_name or config.model.resolve().name,
         device=str(shape.device),
         dtype=str(shape.dtype).removeprefix("torch."),
-        max_model_len=_max_model_len(config, model.config, num_blocks),
+        max_model_len=max_model_len,
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
         sliding_window=model.config.sliding_window,
         num_blocks=num_blocks,
         kv_bytes_per_token=per_token,
+        step_timeout_s=config.step_timeout_s
+        or derive_step_timeout_s(
+            model.config,
+            shape.device.type,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+        ),
     )
 
 

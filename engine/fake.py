@@ -40,6 +40,7 @@ Respond = Callable[[EngineRequest, int], Iterator[int]]
 
 FAKE_CONFIG = EngineConfig(model=Path("fake"), max_model_len=4096, num_blocks=4096)
 EOS_TOKEN_ID = 0
+STEP_TIMEOUT_S = 30.0
 
 
 def drawn(request: EngineRequest, index: int, *, vocab_size: int = 1024) -> Iterator[int]:
@@ -146,6 +147,7 @@ class FakeCore:
             sliding_window=None,
             num_blocks=config.num_blocks or 4096,
             kv_bytes_per_token=0,
+            step_timeout_s=config.step_timeout_s or STEP_TIMEOUT_S,
         )
         self._respond = respond
         self._waiting: deque[_FakeRequest] = deque()
@@ -209,6 +211,7 @@ class FakeCore:
             num_steps=self._num_steps,
             generated_tokens=self._generated,
             engine_id=self._engine_id,
+            step_timeout_s=self.resolved.step_timeout_s,
         )
 
     def check_integrity(self) -> None:

@@ -10,6 +10,7 @@ loopback or a private network.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 from typing import Any, Generic, TypeVar
@@ -30,6 +31,7 @@ KEEPALIVE_INTERVAL_S = 5
 KEEPALIVE_PROBES = 3
 """A TCP peer whose machine vanished is lost after idle + interval * probes = 25 s."""
 
+_PORT = re.compile("[0-9]{1,5}")
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -55,6 +57,8 @@ class TcpAddress(msgspec.Struct, frozen=True):
 def parse_address(address: str) -> UnixAddress | TcpAddress:
     """`unix:/path` or `tcp:host:port` (IPv6 in brackets); else a `ConfigError`."""
     scheme, _, rest = address.partition(":")
+    if not rest.isprintable():  # a NUL, a lone surrogate: the system's calls would raise for them
+        raise ConfigError(f"address {address!r}: it holds characters that no address has")
     if scheme == "unix" and rest:
         if len(rest.encode()) > MAX_UNIX_PATH_BYTES:
             raise ConfigError(
@@ -63,9 +67,19 @@ def parse_address(address: str) -> UnixAddress | TcpAddress:
         return UnixAddress(rest)
     if scheme == "tcp":
         host, _, port = rest.rpartition(":")
-        if host and port.isascii() and port.isdigit() and int(port) <= 65535:
-            return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
+        if host and _PORT.fullmatch(port) and int(port) <= 65535:
+            return TcpAddress(_host(address, host), int(port))
     raise ConfigError(f"address {address!r}: expected unix:/path or tcp:host:port")
+
+
+def _host(address: str, host: str) -> str:
+    """Without its brackets; `ConfigError` for one that cannot even be looked up."""
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        bare.encode("idna")
+    except UnicodeError as error:  # an empty label, or one of more than 63 characters
+        raise ConfigError(f"address {address!r}: {host!r} is no host name: {error}") from error
+    return bare
 
 
 async def open_connection(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -12,8 +12,10 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+HEARTBEAT_INTERVAL_S = 1.0
+"""How often a step loop that turns, idle or not, is heard of at least."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: an EOS or stop token id was generated; length: max_tokens or the context is used up; abort:
@@ -103,14 +105,17 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     logprobs: list[TokenLogprobs] | None = None
     """One entry per id in `token_ids` when asked for."""
     finish_reason: FinishReason | None = None
-    """Set once per choice."""
+    """Set once per choice. An abort or a failed step ends each choice that was still open with an
+    output of its own; `usage` is the request's final one on all of these."""
     finished: bool = False
     """True on exactly one output per request, the last one."""
     error_code: str | None = None
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="status"):
-    """Sent on connection and then at most every `EngineConfig.status_interval_s`."""
+    """Sent on connection and then at most every `EngineConfig.status_interval_s`, but at least
+    once in `HEARTBEAT_INTERVAL_S` while the step loop turns: it comes from that loop's thread, so
+    that an engine which does not say it for `step_timeout_s` is hung, whatever else it answers."""
 
     model: str
     protocol_version: int
@@ -133,6 +138,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     """Counters since the engine's start."""
     engine_id: str
     """A fresh UUID per engine process: a change means every request of before is gone."""
+    step_timeout_s: float
+    """Longer than any step: `EngineConfig.step_timeout_s`, or what was derived in its place."""
+    silent_s: float = 0.0
+    """On connection: how long ago the step loop said this."""
 
 
 class OrphanedUsage(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="orphan"):
@@ -152,7 +161,8 @@ class Submit(msgspec.Struct, frozen=True, tag_field="t", tag="submit"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag_field="t", tag="abort"):
-    """Answered by a last EngineOutput with the final Usage; unknown or finished ids are ignored."""
+    """Answered by a last EngineOutput for each open choice, with the final Usage; unknown or
+    finished ids are ignored."""
 
     request_id: str
 

@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 512
 MAX_WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 """Bytes a peer may leave unread beyond what its socket holds."""
 ORPHAN_REOFFER_S = 30.0
@@ -69,6 +69,10 @@ ABORT_TIMEOUT_S = 10.0
 """After the drain: for the steps in which the last requests are aborted."""
 FLUSH_TIMEOUT_S = 5.0
 """After the drain: for peers to read their last frames."""
+
+
+SocketFile = tuple[int, int, int]
+"""Device, inode and time of birth: the number of an inode that is gone is soon given away again."""
 
 
 class _Connection:
@@ -117,6 +121,9 @@ class EngineServer:
             on_failure=functools.partial(self._from_step_thread, self._fail),
         )
         self._status = self._step_loop.first_status
+        self._heard_at_s = 0.0
+        """When the step thread last said something, on the loop's clock."""
+        self._socket_file: SocketFile | None = None
         self._connections: set[_Connection] = set()
         self._num_accepted = 0
         self._handlers: set[asyncio.Task[None]] = set()
@@ -154,6 +161,7 @@ class EngineServer:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._listener = await self._listen()
+        self._heard_at_s = self._loop.time()
         self._step_loop.start()
         self._reoffer = asyncio.create_task(self._reoffer_orphans())
         log.info("listening on %s for model %s", self.address, self._status.model)
@@ -185,7 +193,10 @@ class EngineServer:
             writer.transport.abort()
         await asyncio.gather(*self._handlers, self._reoffer, return_exceptions=True)
         if isinstance(self._listen_address, UnixAddress):
-            Path(self._listen_address.path).unlink(missing_ok=True)
+            path = Path(self._listen_address.path)
+            # Since the drain began nobody listens here: a successor may have taken the place.
+            if self._socket_file is not None and _socket_file(path) == self._socket_file:
+                path.unlink(missing_ok=True)
 
     async def _until(self, event: asyncio.Event, timeout_s: float | None = None) -> None:
         """Until the event is set, the step thread died or the time is up."""
@@ -200,8 +211,10 @@ class EngineServer:
         address = self._listen_address
         try:
             if isinstance(address, UnixAddress):
+                bound = _bind_unix(address)
+                self._socket_file = _socket_file(Path(address.path))
                 return await asyncio.start_unix_server(
-                    self._serve_connection, sock=_bind_unix(address), limit=READ_AHEAD_BYTES
+                    self._serve_connection, sock=bound, limit=READ_AHEAD_BYTES
                 )
             if not _is_loopback(address.host):
                 log.warning("%s is open to the network and asks for no credentials", address)
@@ -227,7 +240,9 @@ class EngineServer:
         connection = _Connection(writer, self._num_accepted)
         self._connections.add(connection)
         log.info("%s connected", connection.name)
-        for greeting in (self._status, *self._orphans.values()):
+        silent_s = self._loop.time() - self._heard_at_s
+        status = msgspec.structs.replace(self._status, silent_s=silent_s)
+        for greeting in (status, *self._orphans.values()):
             self._send(connection, greeting)
         frames: FrameReader[ClientMessage] = FrameReader(reader, ClientMessage)
         try:
@@ -309,6 +324,7 @@ class EngineServer:
         self._loop.call_soon_threadsafe(self._guard, receive, what)
 
     def _guard(self, receive: Callable[[T], None], what: T) -> None:
+        self._heard_at_s = self._loop.time()
         try:
             receive(what)
         except Exception as error:  # a bug here or in the core: the process restarts, see `serve`
@@ -384,6 +400,15 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name: where it leads is not known here
         return False
+
+
+def _socket_file(path: Path) -> SocketFile | None:
+    """Which file stands at `path`; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _bind_unix(address: UnixAddress) -> socket.socket:

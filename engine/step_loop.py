@@ -19,6 +19,7 @@ from typing import Protocol
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
 from engine.protocol import (
+    HEARTBEAT_INTERVAL_S,
     Abort,
     EngineOutput,
     EngineRequest,
@@ -74,7 +75,8 @@ class StepLoop:
     on_results: the outputs and rejections of one pass, in order. Called in the step thread; the
         receiver calls `delivered()` once per call, from any thread, when it is done with them.
     on_status: a status that differs from the last one reported; at most one per
-        `status_interval_s`, except that going idle is reported at once.
+        `status_interval_s`, except that going idle is reported at once. One that says nothing new
+        is reported after HEARTBEAT_INTERVAL_S all the same, as a sign of life.
     on_failure: the thread is dying of this exception; nothing is called after it.
     """
 
@@ -91,6 +93,7 @@ class StepLoop:
         self._on_status = on_status
         self._on_failure = on_failure
         self._status_interval_s = core.resolved.config.status_interval_s
+        self._heartbeat_s = min(HEARTBEAT_INTERVAL_S, core.resolved.step_timeout_s / 4)
         self._wake = threading.Condition()
         self._commands: deque[Submit | Abort] = deque()
         self._stopping = False
@@ -173,19 +176,26 @@ class StepLoop:
         return None
 
     def _wait_for_work(self) -> list[Submit | Abort] | None:
-        """The commands since the last pass; None when the loop is to end. Sleeps while idle."""
+        """The commands since the last pass; None when the loop is to end. Sleeps while idle, but
+        for a heartbeat now and then."""
+        if not self._sleep(min(IDLE_CHECK_S, self._heartbeat_s)):
+            if time.monotonic() - self._last_check_s >= INTEGRITY_INTERVAL_S:
+                self._core.check_integrity()
+                self._last_check_s = time.monotonic()
+            self._report_status()
+            while not self._sleep(self._heartbeat_s):
+                self._report_status()
         with self._wake:
-            has_work = self._wake.wait_for(self._has_work, IDLE_CHECK_S)
-        if not has_work and time.monotonic() - self._last_check_s >= INTEGRITY_INTERVAL_S:
-            self._core.check_integrity()
-            self._last_check_s = time.monotonic()
-        with self._wake:
-            self._wake.wait_for(self._has_work)
             if self._stopping:
                 return None
             commands = list(self._commands)
             self._commands.clear()
             return commands
+
+    def _sleep(self, timeout_s: float) -> bool:
+        """Until there is work; False when the time is up."""
+        with self._wake:
+            return self._wake.wait_for(self._has_work, timeout_s)
 
     def _has_work(self) -> bool:
         return bool(self._commands) or self._stopping or self._core.has_work()
@@ -200,6 +210,6 @@ class StepLoop:
         if self._core.has_work() and now_s - self._last_status_s < self._status_interval_s:
             return
         status = self._core.status()
-        if status != self._last_status:
+        if status != self._last_status or now_s - self._last_status_s >= self._heartbeat_s:
             self._last_status, self._last_status_s = status, now_s
             self._on_status(status)

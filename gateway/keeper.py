@@ -38,6 +38,11 @@ class Keeper:
         self._task: asyncio.Task[None] | None = None
         self._replacing = asyncio.Lock()
 
+    @property
+    def child(self) -> Child | None:
+        """Who fills it now; None while the next one is awaited."""
+        return self._child
+
     async def begin(self) -> None:
         """The first start, whose errors are the caller's; from then on it is kept running."""
         self._child = await self._start()

@@ -56,6 +56,7 @@ Weight = Annotated[int, Meta(ge=1, le=1000)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Workers = Annotated[int, Meta(ge=1, le=256)]
 BodyBytes = Annotated[int, Meta(ge=1024, le=1024**3)]
+StepTimeout = Annotated[float, Meta(ge=1, le=86_400)]
 DrainTimeout = Annotated[float, Meta(ge=0, le=3600)]
 StalledReader = Annotated[float, Meta(ge=1, le=3600)]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -113,6 +114,7 @@ class EngineOptions(_Strict, frozen=True, kw_only=True):
     """None: KV_CACHE_FRACTION. Each engine is given its part of it."""
     num_blocks: PositiveInt | None = None
     num_threads: PositiveInt | None = None
+    step_timeout_s: StepTimeout | None = None
     seed: int | None = None
     prefix_caching: bool = True
 

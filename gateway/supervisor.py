@@ -4,9 +4,9 @@
                -- one engine per model with a path (unless its engine runs elsewhere)
                -- N workers on one listening socket
 
-Above: `cli`. Below: `keeper`, `embedded`, `children`; the application is the workers'. It never
-imports torch or the application. SIGTERM or SIGINT stops everything in order, a second one at once;
-SIGHUP replaces the workers one by one without refusing a connection.
+Above: `cli`. Below: `keeper`, `watchdog`, `embedded`, `children`; the application is the workers'.
+It never imports torch or the application. SIGTERM or SIGINT stops everything in order, a second one
+at once; SIGHUP replaces the workers one by one without refusing a connection.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from gateway.keeper import Keeper
 from gateway.listener import base_url, bind, local_address
 from gateway.logs import last_error
 from gateway.settings import ModelConfig, Settings, child_environment, save
+from gateway.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,17 @@ class Supervisor:
         await _together(*(worker.begin() for worker in self._workers))
         await self._until_ready(*local_address(listener))
         self._welcome(base_url(listener), known, await self._capacities())
-        await _together(self._roll_when_asked(), self._cut_logs())
+        await _together(
+            self._roll_when_asked(), self._cut_logs(), *(dog.run() for dog in self._watchdogs())
+        )
+
+    def _watchdogs(self) -> list[Watchdog]:
+        started = [model for model in self.settings.models if model.starts_engine]
+        return [
+            Watchdog(keeper, model.engine, load_timeout_s=READY_TIMEOUT_S)
+            for keeper, model in zip(self._engines, started, strict=True)
+            if model.engine is not None
+        ]
 
     async def _start_databases(self, address: str) -> Credentials | None:
         """The embedded servers that are wanted, and in Postgres what this version needs."""

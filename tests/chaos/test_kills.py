@@ -14,11 +14,13 @@ import httpx
 import psutil
 import pytest
 
-from tests.chaos.load import Seen, billed, check_books, client, read_stream, wait_idle, words
-from tests.stack import Stack
+from tests.chaos.load import Seen, billed, body, check_books, client, read_stream, wait_idle, words
+from tests.stack import Stack, running
 
 pytestmark = pytest.mark.slow
 
+HUNG_AFTER_S = 4.0
+"""As `step_timeout_s`: short for a test, and still long for a step of penny's."""
 FRESH_CONNECTIONS = 20
 REVOKED_WITHIN_S = 1.0
 
@@ -86,13 +88,13 @@ async def test_a_killed_postgres_costs_no_request_and_no_event(stack: Stack) -> 
 async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(stack: Stack) -> None:
     rng = random.Random(5)
     async with client(stack) as http:
-        running = [
+        streams = [
             asyncio.create_task(read_stream(http, words(rng), max_tokens=3000)) for _ in range(4)
         ]
         await asyncio.sleep(2)
         (engine,) = stack.pids("-m engine")
         os.kill(engine, signal.SIGKILL)
-        lost = await asyncio.gather(*running)
+        lost = await asyncio.gather(*streams)
         away = await http.post(
             "/v1/chat/completions",
             json={"model": "penny", "messages": [{"role": "user", "content": "Hi"}]},
@@ -110,6 +112,70 @@ async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(sta
     rows = await stack.sql("SELECT finish, output FROM usage_events WHERE finish = 'error'")
     assert len(rows) == 4 and all(row.output > 0 for row in rows)
     await check_books(stack)
+
+
+async def test_a_hung_engine_is_given_up_killed_and_replaced() -> None:
+    """SIGSTOP closes no socket and ends no process: only its silence tells."""
+    rng = random.Random(8)
+    with running(config=f"[engine]\nstep_timeout_s = {HUNG_AFTER_S}\n") as stack:
+        async with client(stack) as http:
+            streams = [
+                asyncio.create_task(read_stream(http, words(rng), max_tokens=3000))
+                for _ in range(4)
+            ]
+            await asyncio.sleep(2)
+            (engine,) = stack.pids("-m engine")
+            os.kill(engine, signal.SIGSTOP)
+            stopped = time.monotonic()
+            lost = await asyncio.gather(*streams)
+            noticed_s = time.monotonic() - stopped
+            ready = await http.get("/health/ready")
+            away = await http.post(
+                "/v1/chat/completions", json=body("Hi", max_tokens=5, stream=False)
+            )
+        assert HUNG_AFTER_S * 0.8 < noticed_s < HUNG_AFTER_S + 3
+        for seen in lost:
+            assert seen.status == 200 and not seen.done
+            assert seen.error is not None and seen.error["type"] == "server_error"
+        assert ready.status_code == 503 and ready.json()["missing"] == ["replicas"]
+        assert away.status_code == 503
+        assert int(away.headers["retry-after"]) >= 1
+        stack.wait("the hung one is gone", lambda: engine not in stack.pids("-m engine"))
+        assert time.monotonic() - stopped > 1.5 * HUNG_AFTER_S, "it had its chance to go on"
+        stack.wait_ready()
+        (successor,) = stack.pids("-m engine")
+        assert (
+            stack.client(max_retries=0)
+            .chat.completions.create(
+                model="penny", messages=[{"role": "user", "content": "Hi"}], max_tokens=5
+            )
+            .usage
+        )
+        await asyncio.to_thread(wait_idle, stack)
+        rows = await stack.sql("SELECT output FROM usage_events WHERE finish = 'error'")
+        assert len(rows) == 4 and all(row.output > 0 for row in rows)
+        await check_books(stack)
+        assert stack.pids("-m engine") == [successor]
+
+
+async def test_an_engine_that_goes_on_in_time_is_not_killed() -> None:
+    """Its clients were given up; what it generated for them beyond their bill is the house's."""
+    rng = random.Random(9)
+    with running(config=f"[engine]\nstep_timeout_s = {HUNG_AFTER_S}\n") as stack:
+        async with client(stack) as http:
+            streams = [
+                asyncio.create_task(read_stream(http, words(rng), max_tokens=3000))
+                for _ in range(4)
+            ]
+            await asyncio.sleep(2)
+            (engine,) = stack.pids("-m engine")
+            os.kill(engine, signal.SIGSTOP)
+            lost = await asyncio.gather(*streams)
+            os.kill(engine, signal.SIGCONT)
+        assert all(seen.error is not None for seen in lost)
+        stack.wait_ready()
+        assert stack.pids("-m engine") == [engine]
+        await balance(stack)
 
 
 @pytest.mark.parametrize("stack", [2], indirect=True)
