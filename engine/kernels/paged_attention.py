@@ -1,9 +1,9 @@
 """Causal attention over a paged KV cache: what a step is, who computes it, how torch does.
 
 Above: `runner/batch.py` describes the step (`AttentionMetadata`); `plan_attention` turns it, once a
-step and window, into an `AttentionPlan` that every layer calls. Below: torch. Knows no weights, no
-position encoding, no requests. `plan_attention` is the one place where a device's own kernels are
-chosen; today every device runs the reference.
+step and window, into an `AttentionPlan` that every layer calls. Below: torch, or Triton through
+`paged_attention_triton.py`. Knows no weights, no position encoding, no requests. `plan_attention` is
+the one place where a device's own kernels are chosen.
 
 Layout: a layer's keys (and values) are [num_blocks, num_kv_heads, block_size, head_dim], so that a
 block of a layer is contiguous memory and a (block, head, offset) triple is one row of head_dim.
@@ -24,6 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.kernels.backend import uses_triton
+
 GATHER_BYTES = 2 * 1024 * 1024
 """Keys gathered at once for a group of decodes: about a core's cache. Measured best at 1-4 MiB."""
 QUERY_TILE = 128
@@ -39,6 +41,9 @@ class KVLayer:
 
     k: Tensor
     v: Tensor
+    k_scale: Tensor | None = None
+    """float32 [num_kv_heads]: a key is what is stored times this. Given where k is float8."""
+    v_scale: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,10 @@ class AttentionShape:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    cache_dtype: torch.dtype | None = None
+    """Of stored keys and values; None: `dtype`. float8_e4m3fn goes with scales in `KVLayer`."""
+    deterministic: bool = False
+    """Triton: a query's bits depend neither on the batch nor on how its prompt was cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +76,34 @@ class AttentionMetadata:
     """Leading sequences whose query_len is 1."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceMetadata:
+    """The same step as tensors on the device. Sizes that change are read there, so that a step can
+    be captured in a CUDA graph and replayed; the integers are upper bounds, except num_single.
+    """
+
+    query_start: Tensor
+    """int32 [S + 1]: first token of each sequence, and their total."""
+    seq_lens: Tensor
+    """int32 [S]; 0 for padding, which has no queries."""
+    block_tables: Tensor
+    """int32 [S, max_blocks]"""
+    slots: Tensor
+    """int64 [T]: block * block_size + offset of each new token; -1 where none is kept."""
+    num_single: int
+    """Leading sequences of at most `max_single_query_len` queries."""
+    max_query_len: int
+    max_seq_len: int
+    max_single_query_len: int = 1
+    """Above 1 where proposed tokens are verified."""
+
+
 class AttentionPlan(Protocol):
     """Attention of one step under one window, ready for every layer that uses this window."""
+
+    @property
+    def slots(self) -> Tensor:
+        """int64 [T]: block * block_size + offset of each token's keys; -1 where none are kept."""
 
     def write(self, k: Tensor, v: Tensor, cache: KVLayer) -> None:
         """Store this step's keys and values, [T, num_kv_heads, head_dim] each."""
@@ -78,13 +113,84 @@ class AttentionPlan(Protocol):
 
 
 def plan_attention(
-    metadata: AttentionMetadata, shape: AttentionShape, window: int | None
+    metadata: AttentionMetadata | DeviceMetadata, shape: AttentionShape, window: int | None
 ) -> AttentionPlan:
     """Choose and prepare the attention of one step for `shape.device`.
 
     window: tokens a query sees, itself included (Mistral, arXiv:2310.06825); None is all before it.
     """
+    if uses_triton(shape.device):
+        from engine.kernels.paged_attention_triton import TritonAttentionPlan
+
+        if isinstance(metadata, AttentionMetadata):
+            metadata = to_device(metadata, shape)
+        return TritonAttentionPlan(metadata, shape, window)
+    assert isinstance(metadata, AttentionMetadata), "the reference plans on the host"
     return TorchAttentionPlan(metadata, shape, window)
+
+
+def new_slots(metadata: AttentionMetadata, block_size: int) -> NDArray[np.int64]:
+    """[T] block * block_size + offset of each new token."""
+    lens, tables = metadata.query_lens, metadata.block_tables
+    seq = np.repeat(np.arange(len(lens)), lens)
+    ends = np.cumsum(lens)
+    position = np.arange(ends[-1]) + np.repeat(metadata.seq_lens - ends, lens)
+    return tables[seq, position // block_size] * block_size + position % block_size
+
+
+def to_device(metadata: AttentionMetadata, shape: AttentionShape) -> DeviceMetadata:
+    """The step as the kernels read it."""
+
+    def tensor(array: NDArray[np.int64], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(array).to(dtype).to(shape.device)
+
+    starts = np.concatenate([[0], np.cumsum(metadata.query_lens)])
+    return DeviceMetadata(
+        query_start=tensor(starts, torch.int32),
+        seq_lens=tensor(metadata.seq_lens, torch.int32),
+        block_tables=tensor(metadata.block_tables, torch.int32),
+        slots=tensor(new_slots(metadata, shape.block_size), torch.int64),
+        num_single=metadata.num_single,
+        max_query_len=int(metadata.query_lens.max()),
+        max_seq_len=int(metadata.seq_lens.max()),
+    )
+
+
+def store_rows(new: Tensor, stored: Tensor, scale: Tensor | None, rows: Tensor) -> None:
+    """Write `new` [T, num_kv_heads, head_dim] to rows [T * num_kv_heads] of the cache `stored`,
+    divided by `scale` [num_kv_heads] and rounded where the cache is float8."""
+    flat = stored.view(-1, stored.shape[-1])
+    if scale is not None:
+        limit = torch.finfo(stored.dtype).max
+        new = (new.float() / scale[:, None]).clamp(-limit, limit).to(stored.dtype)
+        # Copying by index is defined for bytes, not for float8.
+        new, flat = new.view(torch.uint8), flat.view(torch.uint8)
+    flat.index_copy_(0, rows, new.reshape(-1, new.shape[-1]))
+
+
+def attention_flops(metadata: AttentionMetadata, shape: AttentionShape, window: int | None) -> int:
+    """Floating-point operations one layer's attention must do: a product and a sum for each channel
+    of each visible (query, head, key), for the scores and again for the values."""
+    return 4 * shape.num_heads * shape.head_dim * int(_visible_keys(metadata, window).sum())
+
+
+def attention_bytes(metadata: AttentionMetadata, shape: AttentionShape, window: int | None) -> int:
+    """The fewest bytes one layer's attention must move: queries and results once, and of every
+    sequence each key and value that any of its queries sees once."""
+    lens, seq_lens = metadata.query_lens, metadata.seq_lens
+    keys = seq_lens if window is None else np.minimum(seq_lens, window + lens - 1)
+    stored = (shape.cache_dtype or shape.dtype).itemsize
+    cached = 2 * shape.num_kv_heads * int(keys.sum()) * stored
+    passing = 2 * shape.num_heads * int(lens.sum()) * shape.dtype.itemsize
+    return (cached + passing) * shape.head_dim
+
+
+def _visible_keys(metadata: AttentionMetadata, window: int | None) -> NDArray[np.int64]:
+    """[T] keys that each new token sees."""
+    lens = metadata.query_lens
+    ends = np.cumsum(lens)
+    seen = np.arange(ends[-1]) + np.repeat(metadata.seq_lens - ends, lens) + 1
+    return seen if window is None else np.minimum(seen, window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +238,20 @@ class TorchAttentionPlan:
             2, largest, shape.head_dim, dtype=shape.dtype, device=shape.device
         )
 
+    @property
+    def slots(self) -> Tensor:
+        return self._tensor(new_slots(self._metadata, self._shape.block_size))
+
     def write(self, k: Tensor, v: Tensor, cache: KVLayer) -> None:
-        head_dim = self._shape.head_dim
-        for new, stored in ((k, cache.k), (v, cache.v)):
-            stored.view(-1, head_dim).index_copy_(0, self._write_rows, new.reshape(-1, head_dim))
+        store_rows(k, cache.k, cache.k_scale, self._write_rows)
+        store_rows(v, cache.v, cache.v_scale, self._write_rows)
 
     def attend(self, q: Tensor, cache: KVLayer) -> Tensor:
         shape = self._shape
-        keys, values = cache.k.view(-1, shape.head_dim), cache.v.view(-1, shape.head_dim)
         out = q.new_empty(q.shape[0], shape.num_heads * shape.head_dim)
         for segment in self._segments:
-            size = (segment.num_seqs * shape.num_kv_heads, segment.num_keys, shape.head_dim)
-            num_rows = len(segment.gather)
-            k = torch.index_select(keys, 0, segment.gather, out=self._k[:num_rows]).view(size)
-            v = torch.index_select(values, 0, segment.gather, out=self._v[:num_rows]).view(size)
+            k = self._gathered(cache.k, cache.k_scale, segment, self._k)
+            v = self._gathered(cache.v, cache.v_scale, segment, self._v)
             for tile in segment.tiles:
                 num_rows = (tile.query_stop - tile.query_start) * segment.num_seqs
                 start = segment.row_start + tile.query_start
@@ -158,6 +264,20 @@ class TorchAttentionPlan:
                     tile.mask,
                 )
         return out
+
+    def _gathered(
+        self, stored: Tensor, scale: Tensor | None, segment: _Segment, buffer: Tensor
+    ) -> Tensor:
+        """A segment's keys or values, [B * kv_heads, num_keys, head_dim]."""
+        heads, head_dim = self._shape.num_kv_heads, self._shape.head_dim
+        size = (segment.num_seqs * heads, segment.num_keys, head_dim)
+        rows = buffer[: len(segment.gather)]
+        flat = stored.view(-1, head_dim)
+        if scale is None:
+            return torch.index_select(flat, 0, segment.gather, out=rows).view(size)
+        raw = flat.view(torch.uint8).index_select(0, segment.gather).view(stored.dtype)
+        by_head = raw.float().view(segment.num_seqs, heads, -1) * scale[:, None]
+        return rows.copy_(by_head.view(rows.shape)).view(size)
 
     def _attend_tile(
         self, q: Tensor, k: Tensor, v: Tensor, num_seqs: int, mask: Tensor | None
@@ -191,12 +311,11 @@ class TorchAttentionPlan:
         return torch.from_numpy(array.reshape(-1)).to(self._shape.device)
 
     def _plan_write(self) -> Tensor:
-        meta, block_size = self._metadata, self._shape.block_size
-        seq = np.repeat(np.arange(len(meta.query_lens)), meta.query_lens)
-        ends = np.cumsum(meta.query_lens)
-        position = np.arange(ends[-1]) + np.repeat(meta.seq_lens - ends, meta.query_lens)
-        blocks = meta.block_tables[seq, position // block_size]
-        return self._tensor(self._rows(blocks[:, None], (position % block_size)[:, None]))
+        block_size = self._shape.block_size
+        slots = new_slots(self._metadata, block_size)
+        return self._tensor(
+            self._rows((slots // block_size)[:, None], (slots % block_size)[:, None])
+        )
 
     def _gather(
         self, seqs: slice, first: NDArray[np.int64], num_keys: int

@@ -1,13 +1,14 @@
 """Token ids to vectors and vectors to logits, both cut over the vocabulary.
 
-Above: `models/decoder.py`. Below: `kernels/linear.py`. Tied models build both from one tensor.
+Above: `models/decoder.py`. Below: `kernels/embedding.py`, `kernels/linear.py`. Tied models
+build both from one tensor.
 """
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.embedding import gather_rows
 from engine.kernels.linear import pack_linear
 from engine.layers.parallel import ParallelGroup, share
 from engine.layers.weight_source import WeightSource
@@ -20,19 +21,15 @@ class VocabParallelEmbedding:
         self, source: WeightSource, name: str, vocab_size: int, hidden: int, group: ParallelGroup
     ) -> None:
         self._group = group
-        self._rows = share(vocab_size, group, "vocab_size")
-        self._first = group.rank * self._rows
+        self._first = group.rank * share(vocab_size, group, "vocab_size")
         part = (group.rank, group.size)
         self.weight = source.take(f"{name}.weight", (vocab_size, hidden), part=part)
         """[this rank's rows, hidden]"""
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         if self._group.size == 1:
-            return F.embedding(token_ids, self.weight)
-        local = token_ids - self._first
-        elsewhere = (local < 0) | (local >= self._rows)
-        found = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return self._group.all_reduce(found.masked_fill(elsewhere[:, None], 0.0))
+            return gather_rows(token_ids, self.weight)
+        return self._group.all_reduce(gather_rows(token_ids, self.weight, self._first))
 
 
 class ParallelLMHead:

@@ -1,10 +1,11 @@
-"""The gated feed-forward layer, SwiGLU (arXiv:2002.05202). Above: decoder. Below: linear."""
+"""The gated feed-forward layer, SwiGLU (arXiv:2002.05202). Above: decoder. Below: linear,
+`kernels/swiglu.py`."""
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.swiglu import swiglu
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine.layers.parallel import ParallelGroup, share
 from engine.layers.weight_source import WeightSource
@@ -31,5 +32,4 @@ class GatedMLP:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(F.silu(gate).mul_(up))
+        return self._down(swiglu(self._gate_up(x)))

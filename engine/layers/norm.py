@@ -1,10 +1,11 @@
-"""Root-mean-square normalisation (arXiv:1910.07467). Above: decoder, attention. Below: torch."""
+"""Root-mean-square normalisation (arXiv:1910.07467). Above: decoder. Below:
+`kernels/rms_norm.py`."""
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.rms_norm import add_rms_norm, rms_norm
 from engine.layers.weight_source import WeightSource
 
 
@@ -13,8 +14,11 @@ class RMSNorm:
 
     def __init__(self, source: WeightSource, name: str, size: int, eps: float) -> None:
         self._weight = source.take(f"{name}.weight", (size,))
-        self._size = (size,)
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._size, self._weight, self._eps)
+        return rms_norm(x, self._weight, self._eps)
+
+    def add(self, delta: Tensor, residual: Tensor) -> Tensor:
+        """Adds `delta` to `residual` in place and returns the sum normalised."""
+        return add_rms_norm(delta, residual, self._weight, self._eps)

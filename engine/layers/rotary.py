@@ -1,17 +1,20 @@
 """Rotary position embedding (RoFormer, arXiv:2104.09864) and the scalings of its frequencies.
 
-Above: decoder computes one `Rotation` a step, attention applies it. Below: torch. Channels i and
-i + head_dim / 2 form a pair, as in Hugging Face checkpoints.
+Above: decoder computes one `Rotation` a step, attention applies it. Below: torch, and
+`kernels/rotary_cache.py` says what a rotation is. Channels i and i + head_dim / 2 form a pair, as
+in Hugging Face checkpoints.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
+
+from engine.kernels.backend import uses_triton
+from engine.kernels.rotary_cache import Rotation
 
 
 class LinearScaling(msgspec.Struct, frozen=True):
@@ -48,33 +51,25 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
     return (1 - kept) * slowed + kept * frequency
 
 
-class Rotation(NamedTuple):
-    """Of the tokens of one step, for all heads."""
-
-    cos: Tensor
-    """[T, 1, head_dim], both halves alike"""
-    sin: Tensor
-    """[T, 1, head_dim / 2]"""
-
-
 class RotaryEmbedding:
-    def __init__(self, frequency: Tensor, dtype: torch.dtype) -> None:
-        """frequency: float32 [head_dim / 2] on the device of the positions."""
+    """Angles are float32 whatever the model's dtype is; cosines and sines are rounded to it."""
+
+    def __init__(self, frequency: Tensor, dtype: torch.dtype, max_positions: int) -> None:
+        """frequency: float32 [head_dim / 2] on the device of the positions, which are all below
+        `max_positions`. Kernels look angles up in a table of all of them."""
         self._frequency = frequency
         self._dtype = dtype
+        self._table: Rotation | None = None
+        if uses_triton(frequency.device):
+            self._table = self._rotation(torch.arange(max_positions, device=frequency.device))
 
     def __call__(self, positions: Tensor) -> Rotation:
-        """positions: int64 [T]. Angles are float32 whatever the model's dtype is."""
+        """positions: int64 [T]"""
+        if self._table is not None:
+            return self._table._replace(positions=positions)
+        return self._rotation(positions)
+
+    def _rotation(self, positions: Tensor) -> Rotation:
         angle = positions[:, None, None].float() * self._frequency
         cos, sin = angle.cos().to(self._dtype), angle.sin().to(self._dtype)
         return Rotation(torch.cat((cos, cos), dim=-1), sin)
-
-
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """x [T, heads, head_dim] turned by each token's angles; a new tensor."""
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    out = x * rotation.cos
-    out[..., :half].addcmul_(second, rotation.sin, value=-1)
-    out[..., half:].addcmul_(first, rotation.sin)
-    return out

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from engine.kernels.paged_attention import AttentionPlan, KVLayer
+from engine.kernels.rotary_cache import Rotation
 from engine.layers.attention import Attention
 from engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.parallel import SINGLE_RANK, ParallelGroup
-from engine.layers.rotary import RotaryEmbedding, Rotation, inverse_frequencies
+from engine.layers.rotary import RotaryEmbedding, inverse_frequencies
 from engine.layers.weight_source import WeightSource
 from engine.models.config import ModelConfig
 
@@ -52,12 +53,22 @@ class DecoderLayer:
         )
 
     def __call__(
-        self, x: Tensor, rotation: Rotation, plan: AttentionPlan, cache: KVLayer
+        self,
+        delta: Tensor | None,
+        residual: Tensor,
+        rotation: Rotation,
+        plan: AttentionPlan,
+        cache: KVLayer,
     ) -> Tensor:
-        """x [T, hidden] is the residual stream; it is added to in place."""
-        x += self._attention(self._attention_norm(x), rotation, plan, cache)
-        x += self._mlp(self._mlp_norm(x))
-        return x
+        """residual [T, hidden] is the residual stream; `delta`, what the layer before has to add to
+        it (None for the first), is added in place. Returns what this layer has to add: addition and
+        the norm that follows are one operation."""
+        if delta is None:
+            normed = self._attention_norm(residual)
+        else:
+            normed = self._attention_norm.add(delta, residual)
+        delta = self._attention(normed, rotation, plan, cache)
+        return self._mlp(self._mlp_norm.add(delta, residual))
 
 
 class Decoder:
@@ -80,7 +91,7 @@ class Decoder:
             source, "model.embed_tokens", config.vocab_size, config.hidden_size, group
         )
         frequency = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        self._rotary = RotaryEmbedding(frequency.to(device), dtype)
+        self._rotary = RotaryEmbedding(frequency.to(device), dtype, config.max_position_embeddings)
         self._layers = [
             DecoderLayer(source, f"model.layers.{i}", config, group)
             for i in range(config.num_layers)
@@ -107,8 +118,11 @@ class Decoder:
         token_ids, positions: int64 [T]. plans: by window. cache: by layer. sampling_rows: int64 [S]
         into the T tokens.
         """
-        x = self._embedding(token_ids)
+        residual = self._embedding(token_ids)
         rotation = self._rotary(positions)
+        delta: Tensor | None = None
         for layer, window, kv in zip(self._layers, self.config.windows, cache, strict=True):
-            x = layer(x, rotation, plans[window], kv)
-        return self._lm_head(self._norm(x.index_select(0, sampling_rows)))
+            delta = layer(delta, residual, rotation, plans[window], kv)
+        assert delta is not None, "a decoder has layers"
+        wanted = (x.index_select(0, sampling_rows) for x in (delta, residual))
+        return self._lm_head(self._norm.add(*wanted))

@@ -1,0 +1,21 @@
+"""The gate of SwiGLU (arXiv:2002.05202): silu(gate) * up, where silu(z) = z / (1 + exp(-z)).
+
+Above: `layers/mlp.py`, `layers/moe.py`. Below: torch, or `swiglu_triton.py`. Knows no weights.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.backend import uses_triton
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """[T, 2 * I], the gates before the ups, -> [T, I], a new tensor."""
+    if uses_triton(gate_up.device):
+        from engine.kernels import swiglu_triton
+
+        return swiglu_triton.swiglu(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
