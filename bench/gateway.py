@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ import psutil
 import uvloop
 
 from bench.load import Tally, Target, closed_loop, open_loop
+from bench.ports import free_port
 from bench.record import record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,13 +48,6 @@ tokens_per_minute = {limit}
 requests_per_minute = {limit}
 max_concurrent_streams = {limit}
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def share_cores() -> tuple[set[int], set[int]]:

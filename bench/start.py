@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,16 +19,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from bench.ports import free_port
 from bench.record import record
 
 TIMEOUT_S = 120.0
 POLL_S = 0.02
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def first_token(home: Path, port: int, deadline: float) -> None:

@@ -19,11 +19,12 @@ import psutil
 import pytest
 from openai import OpenAI
 
+from bench.ports import free_port
 from tests.chaos.load import check_books
 from tests.gateway.fleet.scripted_upstream import Exchange, chunk, usage_chunk
 from tests.journeys.reports import costs_pico, events, usage_of_today
 from tests.journeys.upstreams import LiveUpstream, good, live_upstreams
-from tests.stack import BIN, Stack, free_port, running
+from tests.stack import BIN, Stack, running
 
 pytestmark = pytest.mark.slow
 

@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from bench.ports import free_port
 from tests.gateway.fleet.scripted_upstream import (
     Exchange,
     Script,
@@ -18,7 +19,6 @@ from tests.gateway.fleet.scripted_upstream import (
     completion,
     good_stream,
 )
-from tests.stack import free_port
 
 T = TypeVar("T")
 CALL_TIMEOUT_S = 30.0
