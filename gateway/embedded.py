@@ -5,14 +5,16 @@ wheels. Knows nothing of tables or keys. Both listen on a Unix socket inside the
 mode 0700, and on nothing else: who can enter the folder can read the files anyway, so there is no
 password to lose.
 
-Postgres refuses to run as root, so as root both run as `nobody`, who may pass through a HOME that
-root made but not list it. Where nobody cannot reach the binaries or the data all the same (a home
-under /root, say) they get CAP_DAC_OVERRIDE instead of a change to anybody's folder modes.
+Postgres refuses to run as root, so root runs both as a user id that no account has: in the folders
+of `nobody` any other service that runs as nobody would be at home. That user may pass through a
+HOME that root made but not list it. Where it cannot reach the binaries or the data all the same (a
+home under /root, say) it gets CAP_DAC_OVERRIDE instead of a change to anybody's folder modes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
 import os
 import pwd
@@ -20,6 +22,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
@@ -34,7 +37,11 @@ from gateway.logs import last_error
 
 POSTGRES_MAJOR = "18"
 DATABASE = "tollgate"
-UNPRIVILEGED_USER = "nobody"
+SERVER_IDS = range(61_184, 65_520)
+"""User ids that no account should have: those of systemd.exec(5)'s `DynamicUser=`."""
+NOBODY = 65_534
+"""Has an account everywhere, and initdb refuses a user without one."""
+REACH_EVERYTHING = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")
 START_TIMEOUT_S = 60.0
 """Crash recovery after a kill -9 is part of a start."""
 STOP_TIMEOUT_S = 20.0
@@ -49,11 +56,19 @@ class EmbeddedError(Exception):
 
 
 class Unprivileged(msgspec.Struct, frozen=True):
-    """Who runs the servers, and the setpriv(1) options that make a child that user."""
+    """Who runs the servers."""
 
     uid: int
     gid: int
-    credentials: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        """The setpriv(1) options that make root's child this user; none for anybody else's."""
+        if os.geteuid() != 0:
+            return ()
+        become = (f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups", "--no-new-privs")
+        return become + self.capabilities
 
 
 def postgres_bin() -> Path:
@@ -85,6 +100,7 @@ async def start_postgres(home: Home, *, durable: bool = True) -> Child:
     """
     runner = who_runs(home.postgres, postgres_bin() / "postgres")
     await asyncio.to_thread(_initialise_cluster, home, runner, durable)
+    _take_over(home.postgres, runner)
     sockets = socket_folder(home.postgres, ".s.PGSQL.5432")
     make_private(sockets, runner.uid, runner.gid)
     options = {
@@ -118,6 +134,7 @@ async def start_redis(home: Home, *, durable: bool = True) -> Child:
     """
     binary = Path(get_binary_path())
     runner = who_runs(home.redis, binary)
+    _take_over(home.redis, runner)
     make_private(home.redis, runner.uid, runner.gid)
     sockets = socket_folder(home.redis, "redis.sock")
     make_private(sockets, runner.uid, runner.gid)
@@ -145,34 +162,64 @@ async def start_redis(home: Home, *, durable: bool = True) -> Child:
 
 
 def who_runs(data: Path, binary: Path) -> Unprivileged:
-    """An ordinary user runs the servers itself; root hands them to `UNPRIVILEGED_USER`.
+    """An ordinary user runs the servers itself; root hands those of a home to one of `SERVER_IDS`.
 
-    Raises: EmbeddedError if that user or setpriv(1) is missing.
+    Raises: EmbeddedError if setpriv(1) is missing or no id is free.
     """
     if shutil.which("setpriv") is None:
         raise EmbeddedError("setpriv (Debian and Ubuntu: package util-linux) is not installed")
     if os.geteuid() != 0:
         return Unprivileged(os.geteuid(), os.getegid())
-    try:
-        user = pwd.getpwnam(UNPRIVILEGED_USER)
-    except KeyError:
-        raise EmbeddedError(
-            f"Postgres does not run as root and there is no user {UNPRIVILEGED_USER!r}; set "
-            "TOLLGATE_DATABASE_URL and TOLLGATE_REDIS_URL, or start as an ordinary user"
-        ) from None
-    become = [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-    become.append("--no-new-privs")
+    number = _server_id(data.parent)
+    runner = Unprivileged(number, number)
     probe = ["/bin/sh", "-c", 'test -x "$1" && cd "$2"', "sh", str(binary), str(data.parent)]
-    reaches = subprocess.run(["setpriv", *become, "--", *probe], capture_output=True, check=False)
-    if reaches.returncode != 0:
-        become += ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
-    return Unprivileged(user.pw_uid, user.pw_gid, tuple(become))
+    command = ["setpriv", *runner.credentials, "--", *probe]
+    if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+        return runner
+    return Unprivileged(number, number, REACH_EVERYTHING)
+
+
+def _server_id(root: Path) -> int:
+    """The same one at every start of a home, and another one for another home."""
+    digest: bytes = hashlib.sha256(os.fsencode(root)).digest()
+    start = int.from_bytes(digest, "big") % len(SERVER_IDS)
+    for number in chain(SERVER_IDS[start:], SERVER_IDS[:start]):
+        if not _has_account(number):
+            return number
+    raise EmbeddedError(f"all user ids from {SERVER_IDS[0]} to {SERVER_IDS[-1]} have accounts")
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _take_over(folder: Path, runner: Unprivileged) -> None:
+    """Root gives data to `runner` that another user id of ours had: in a home that was moved, or
+    copied back by root, or made when the servers ran as `NOBODY`. An account's is left, and refused
+    by the server.
+    """
+    if os.geteuid() != 0 or not folder.exists():
+        return
+    folder = folder.resolve()
+    if (owner := folder.stat().st_uid) == runner.uid or owner not in (0, NOBODY, *SERVER_IDS):
+        return
+    for path, folders, files in os.walk(folder, topdown=False):
+        for name in (*folders, *files):
+            os.chown(Path(path, name), runner.uid, runner.gid, follow_symlinks=False)
+    os.chown(folder, runner.uid, runner.gid)  # last: it says that the rest is done
 
 
 def _initialise_cluster(home: Home, runner: Unprivileged, durable: bool) -> None:
     """initdb into a sibling folder that takes its place when it is whole: a start may be killed
     half-way.
     """
+    unfinished = home.postgres.with_name("postgres.new")
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
     version = home.postgres / "PG_VERSION"
     if version.exists():
         if (found := version.read_text().strip()) != POSTGRES_MAJOR:
@@ -181,27 +228,48 @@ def _initialise_cluster(home: Home, runner: Unprivileged, durable: bool) -> None
                 "move the data with pg_dump, or set TOLLGATE_DATABASE_URL"
             )
         return
-    unfinished = home.postgres.with_name("postgres.new")
-    if unfinished.exists():
-        shutil.rmtree(unfinished)
-    make_private(unfinished, runner.uid, runner.gid)
-    initdb = subprocess.run(
-        [
-            *("setpriv", *runner.credentials, "--pdeathsig", "KILL", "--"),
-            *(str(postgres_bin() / "initdb"), "-D", str(unfinished), "-U", DATABASE, "-A", "trust"),
-            *("-E", "UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
-            *("--locale=C", "--no-instructions"),
-            *(() if durable else ("--no-sync",)),
-        ],
-        env=PLAIN_ENV,
-        capture_output=True,
-        text=True,
-        timeout=START_TIMEOUT_S,
-        check=False,
-    )
+    unfinished.mkdir(mode=0o700)
+    maker = runner
+    if os.geteuid() == 0:
+        # initdb wants an account, so it runs as NOBODY, behind a door for the runner's group alone.
+        os.chown(unfinished, 0, runner.gid)
+        unfinished.chmod(0o710)
+        maker = msgspec.structs.replace(runner, uid=NOBODY)
+    data = unfinished / "data"
+    make_private(data, maker.uid, maker.gid)
+    _run_initdb(data, maker, durable)
+    _take_over(data, runner)
+    data.rename(home.postgres)
+    unfinished.rmdir()
+
+
+def _run_initdb(data: Path, maker: Unprivileged, durable: bool) -> None:
+    """Raises: EmbeddedError."""
+    account: tuple[str, ...] = ()
+    if not _has_account(maker.uid):  # a container's arbitrary user, say
+        account = ("unshare", "--user", f"--map-user={NOBODY}", "--")
+    command = [
+        *account,
+        *("setpriv", *maker.credentials, "--pdeathsig", "KILL", "--"),
+        *(str(postgres_bin() / "initdb"), "-D", str(data), "-U", DATABASE, "-A", "trust"),
+        *("-E", "UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
+        *("--locale=C", "--no-instructions"),
+        *(() if durable else ("--no-sync",)),
+    ]
+    try:
+        initdb = subprocess.run(
+            command,
+            env=PLAIN_ENV,
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise EmbeddedError(f"initdb: not done in {START_TIMEOUT_S:.0f} s") from None
     if initdb.returncode != 0:
-        raise EmbeddedError(f"initdb failed: {initdb.stderr.strip()}")
-    unfinished.rename(home.postgres)
+        wants = f" (it wants an account for user id {maker.uid})" if account else ""
+        raise EmbeddedError(f"initdb failed{wants}: {initdb.stderr.strip()}")
 
 
 async def _until_ready(child: Child, attempt: Callable[[], Awaitable[bool]]) -> None:

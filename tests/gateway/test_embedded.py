@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway import credentials, embedded
 from gateway.children import end_leftovers
 from gateway.db import create_engine
-from gateway.home import MAX_SOCKET_PATH_BYTES, Home, HomeLock, make_private
+from gateway.home import MAX_SOCKET_PATH_BYTES, Home, HomeLock, make_private, socket_folder
 from gateway.secret import Secret
 from migrations.runner import migrate
 
@@ -81,7 +81,7 @@ async def test_as_root_in_a_folder_that_nobody_cannot_enter(folder: Path) -> Non
     assert "--ambient-caps=+dac_override" in runner.credentials
     await start_both_and_stop(home)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert home.postgres.stat().st_uid == NOBODY
+    assert home.postgres.stat().st_uid == runner.uid in embedded.SERVER_IDS
     assert stat.S_IMODE(home.postgres.stat().st_mode) == 0o700
 
 
@@ -94,7 +94,7 @@ def test_root_keeps_no_privilege_for_servers_that_do_not_need_it(folder: Path) -
     for private in (home.run, home.logs, home.spool):
         assert stat.S_IMODE(private.stat().st_mode) == 0o700
     runner = embedded.who_runs(home.postgres, Path("/bin/sh"))
-    assert runner.uid == NOBODY
+    assert runner.uid in embedded.SERVER_IDS
     assert not [option for option in runner.credentials if "caps" in option]
     credentials.write(
         home.credentials,
@@ -109,6 +109,83 @@ def test_root_keeps_no_privilege_for_servers_that_do_not_need_it(folder: Path) -
         assert b"ermission denied" in tried.stderr or b"can't cd" in tried.stderr, reach
 
 
+INTRUDER = """
+import os, socket, sys
+home, pids, doors = sys.argv[1], sys.argv[2].split(","), sys.argv[3].split(",")
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+reached = []
+def attempt(what, act):
+    try:
+        act()
+    except PermissionError:
+        return
+    reached.append(what)
+os.stat(f"{home}/postgres")  # it may pass through the home, or this shows nothing
+for folder in ("postgres", "redis"):
+    attempt(folder, lambda: os.listdir(f"{home}/{folder}"))
+for door in doors:
+    attempt(door, lambda: socket.socket(socket.AF_UNIX).connect(door))
+for pid in pids:
+    attempt("signal", lambda: os.kill(int(pid), 0))
+    attempt("working folder", lambda: os.listdir(f"/proc/{pid}/cwd"))
+print(reached)
+"""
+"""What a service of user nobody may try; prints where it came in."""
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root can become somebody else")
+@pytest.mark.parametrize("name", ["home", "long" * (MAX_SOCKET_PATH_BYTES // 4)])
+async def test_what_runs_as_nobody_cannot_reach_the_servers_of_root(
+    folder: Path, name: str
+) -> None:
+    folder.chmod(0o755)
+    home = Home(folder / name)
+    home.create()
+    postgres = await embedded.start_postgres(home, durable=False)
+    valkey = await embedded.start_redis(home, durable=False)
+    doors = (
+        socket_folder(home.postgres, ".s.PGSQL.5432") / ".s.PGSQL.5432",
+        socket_folder(home.redis, "redis.sock") / "redis.sock",
+    )
+    assert [stat.S_ISSOCK(door.stat().st_mode) for door in doors] == [True, True]
+    arguments = [str(home.root), f"{postgres.pid},{valkey.pid}", ",".join(map(str, doors))]
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", INTRUDER, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        await asyncio.gather(postgres.stop(20), valkey.stop(20))
+        for door in doors:
+            if not door.is_relative_to(home.root):
+                shutil.rmtree(door.parent)
+    assert (tried.stdout, tried.stderr) == ("[]\n", "")
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root changes owners")
+async def test_data_that_was_nobodys_or_was_copied_back_is_taken_over(folder: Path) -> None:
+    home = Home(folder / "home")
+    home.create()
+    await start_both_and_stop(home)
+    for owner in (NOBODY, 0):
+        for data in (home.postgres, home.redis):
+            for path in (data, *data.rglob("*")):
+                os.chown(path, owner, owner)
+        child = await embedded.start_postgres(home)
+        connection = await asyncpg.connect(embedded.postgres_url(home).replace("+asyncpg", "", 1))
+        assert await connection.fetchval("SELECT answer FROM kept") == 42
+        await connection.close()
+        await child.stop(20)
+        valkey = await embedded.start_redis(home)
+        await valkey.stop(20)
+    os.chown(home.redis, 4321, 4321)
+    with pytest.raises(PermissionError, match="mode 0700"):
+        await embedded.start_redis(home)
+
+
 @pytest.mark.skipif(not AS_ROOT, reason="only root makes a home that others pass through")
 def test_a_home_that_was_there_keeps_its_mode(folder: Path) -> None:
     home = Home(folder)
@@ -118,24 +195,26 @@ def test_a_home_that_was_there_keeps_its_mode(folder: Path) -> None:
 
 AS_SOMEBODY = """
 import asyncio, os, sys
+uid = int(sys.argv[2])
 import gateway.administration, sqlalchemy.dialects.postgresql.asyncpg
 from tests.gateway.test_embedded import start_both_and_stop
 from gateway.home import Home
 asyncio.run(asyncio.sleep(0))
 b"x".decode("idna"), "x".encode("latin-1")
-os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
 home = Home(__import__("pathlib").Path(sys.argv[1]))
 home.create()
 asyncio.run(start_both_and_stop(home))
-assert home.postgres.stat().st_uid == 65534
+assert home.postgres.stat().st_uid == uid
 """
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="every other test here already runs as an ordinary user")
-def test_as_an_ordinary_user(folder: Path) -> None:
-    os.chown(folder, NOBODY, NOBODY)
+@pytest.mark.parametrize("uid", [NOBODY, 54_321], ids=["an account", "a number"])
+def test_as_an_ordinary_user(folder: Path, uid: int) -> None:
+    os.chown(folder, uid, uid)
     done = subprocess.run(
-        [sys.executable, "-c", AS_SOMEBODY, str(folder / "home")],
+        [sys.executable, "-c", AS_SOMEBODY, str(folder / "home"), str(uid)],
         cwd=ROOT,
         capture_output=True,
         text=True,
