@@ -21,6 +21,7 @@ from gateway.embedded import (
     start_redis,
 )
 from gateway.home import Home, HomeBusy, HomeLock
+from gateway.reachability import check_databases
 from gateway.settings import Settings
 
 
@@ -29,8 +30,9 @@ async def database_urls(settings: Settings) -> AsyncIterator[tuple[str, str]]:
     """(Postgres, Redis): the configured ones, those of the running `tollgate up`, or embedded ones
     that live as long as this context.
 
-    Raises: EmbeddedError, OSError.
+    Raises: SettingsError if a configured one does not answer, EmbeddedError, OSError.
     """
+    await check_databases(settings)
     home = Home(settings.home)
     home.create()
     urls = (settings.database_url or postgres_url(home), settings.redis_url or redis_url(home))
@@ -49,7 +51,11 @@ async def database_urls(settings: Settings) -> AsyncIterator[tuple[str, str]]:
 
 @asynccontextmanager
 async def connections(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, Redis]]:
-    """Clients of both, closed at the end. Raises: EmbeddedError, OSError."""
+    """Clients of both, closed at the end, of a home that is there already.
+
+    Raises: NoHome, and what `database_urls` raises.
+    """
+    Home(settings.home).check()
     async with database_urls(settings) as (database_url, redis_address):
         db = create_engine(database_url, pool_size=1)
         redis = Redis.from_url(redis_address)

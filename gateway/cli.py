@@ -12,12 +12,13 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+import msgspec
 
 from gateway.settings import Settings, SettingsError, load, restore
 
@@ -43,14 +44,20 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 STATE = (
-    click.option("--home", type=FOLDER, help="All state lives here. Default: .tollgate"),
-    click.option("--config", type=FOLDER, help="A TOML file. Default: tollgate.toml"),
+    click.option("--home", type=FOLDER, help="The folder of all state. Default: .tollgate"),
+    click.option("--config", type=FOLDER, help="Settings, as TOML. Default: tollgate.toml"),
 )
 ADDRESS = (
     click.option("--host", help="Address to listen on. Default: 127.0.0.1"),
     click.option("--port", type=int, help="Port to listen on; 0: any free one. Default: 8000"),
 )
-MODEL = click.option("--model", type=FOLDER, help="Serve this Hugging Face folder alone.")
+MODEL = click.option(
+    *("--model", "model"),
+    type=FOLDER,
+    help="Serve this Hugging Face folder, and no model of the settings. Default, where they name "
+    "none: models/penny",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="For scripts: a JSON object per line.")
 
 
 def main() -> None:
@@ -73,7 +80,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
     from billing.errors import BillingError
     from gateway.embedded import EmbeddedError
-    from gateway.home import HomeBusy
+    from gateway.home import HomeBusy, NoHome
     from gateway.listener import AddressError
     from gateway.secret import SecretError
     from gateway.supervisor import StartError
@@ -82,7 +89,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
     try:
         asyncio.run(work)
-    except (HomeBusy, AddressError, SecretError, SettingsError) as error:
+    except (HomeBusy, NoHome, AddressError, SecretError, SettingsError) as error:
         refuse(error, status=2)
     except (TenancyError, BillingError) as error:
         refuse(error, status=2)
@@ -100,8 +107,11 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 def tollgate() -> None:
     """A multi-tenant LLM gateway with its own inference engine.
 
-    Settings come from tollgate.toml, then TOLLGATE_HOME, _PORT, _HOST, _MODEL, _DATABASE_URL,
-    _REDIS_URL, _CONFIG, _SECRET_KEY_FILE and _WORKERS, then flags; the last one wins.
+    `tollgate up` is all that a first start needs; it prints an example to call.
+
+    Settings come from tollgate.toml, then from the environment (TOLLGATE_HOME, TOLLGATE_HOST,
+    TOLLGATE_PORT, TOLLGATE_MODEL, TOLLGATE_WORKERS, TOLLGATE_CONFIG, TOLLGATE_DATABASE_URL,
+    TOLLGATE_REDIS_URL, TOLLGATE_SECRET_KEY_FILE), then from flags; the last one wins.
     """
 
 
@@ -112,16 +122,19 @@ def up(**flags: Flags) -> None:
     """Start everything: databases, engines, gateway workers.
 
     Postgres and Redis are embedded unless TOLLGATE_DATABASE_URL and TOLLGATE_REDIS_URL are set.
-    Ctrl-C stops all of it, a second Ctrl-C at once. SIGHUP replaces the workers one by one.
+    The first start makes an API key and an admin key and writes them to credentials.json in the
+    home. Ctrl-C stops all of it, a second Ctrl-C at once. SIGHUP replaces the workers one by one.
     """
     settings = load(flags)
     check_models(settings)
     from gateway import logs
+    from gateway.reachability import check_databases
     from gateway.supervisor import Supervisor
 
     logs.configure(settings.log_level, json_lines=False)
 
     async def supervise() -> None:
+        await check_databases(settings)
         await Supervisor(settings, click.echo).run()
 
     run(supervise())
@@ -207,11 +220,12 @@ def migrate(**flags: Flags) -> None:
 
 @tollgate.group()
 def keys() -> None:
-    """Make, list and revoke API keys."""
+    """Make, list and revoke API keys, while `tollgate up` runs or not."""
 
 
 @keys.command("create")
 @with_options(*STATE)
+@JSON
 @click.option("--name", required=True, help="For people: whose key it is, or what for.")
 @click.option("--org", default="default", show_default=True, help="Name of the organization.")
 @click.option("--project", default="default", show_default=True, help="Name of the project.")
@@ -222,9 +236,9 @@ def keys() -> None:
     show_default=True,
     help="inference, usage:read or admin:*; may be given several times.",
 )
-@click.option("--plan", help="A [plan.NAME] of the settings; none: the project's limits alone.")
+@click.option("--plan", help="A [plan.NAME] of the settings. Default: only the project's limits.")
 @click.option(
-    "--expires-in-days", type=click.IntRange(1, MAX_LIFETIME_DAYS), help="Default: never."
+    "--expires-in-days", type=click.IntRange(1, MAX_LIFETIME_DAYS), help="Default: it never does."
 )
 def create(
     name: str,
@@ -233,6 +247,7 @@ def create(
     scopes: tuple[str, ...],
     plan: str | None,
     expires_in_days: int | None,
+    as_json: bool,
     **flags: Flags,
 ) -> None:
     """Make a key and print it. It is shown this once and stored nowhere."""
@@ -246,8 +261,8 @@ def create(
     lifetime = None if expires_in_days is None else timedelta(days=expires_in_days)
 
     async def work() -> None:
-        pepper = Secret.load_or_create(settings.secret_key_file).current
         async with administration.connections(settings) as (db, _), db.begin() as conn:
+            pepper = Secret.load(settings.secret_key_file).current
             owner = await find_project(conn, org_name=org, name=project)
             made = await create_key(
                 conn,
@@ -259,15 +274,19 @@ def create(
                 plan=plan,
                 expires_at=None if lifetime is None else datetime.now(tz=UTC) + lifetime,
             )
-        click.echo(f"{made.row.id}: keep the key, it is not shown again.", err=True)
-        click.echo(made.secret)
+        if as_json:
+            shown = msgspec.structs.asdict(made.row) | {"key": made.secret}
+            click.echo(msgspec.json.encode(shown).decode())
+        else:
+            click.echo(to_record(made.row, made.secret))
 
     run(work())
 
 
 @keys.command("list")
 @with_options(*STATE)
-def list_(**flags: Flags) -> None:
+@JSON
+def list_(as_json: bool, **flags: Flags) -> None:
     """List all keys, oldest first: revoked and expired ones too, never the keys themselves."""
     from gateway import administration
     from gateway.tenancy.keys import list_keys
@@ -276,23 +295,63 @@ def list_(**flags: Flags) -> None:
 
     async def work() -> None:
         async with administration.connections(settings) as (db, _), db.connect() as conn:
-            after = ""
-            while page := await list_keys(conn, after=after):
+            page = await list_keys(conn, after="")
+            if not as_json:
+                click.echo(in_columns([name for name, _ in COLUMNS]))
+            while page:
                 for key in page:
-                    click.echo(to_line(key))
-                after = page[-1].id
+                    if as_json:
+                        shown = msgspec.structs.asdict(key) | {"state": state_of(key)}
+                        click.echo(msgspec.json.encode(shown).decode())
+                    else:
+                        click.echo(to_line(key))
+                page = await list_keys(conn, after=page[-1].id)
 
     run(work())
 
 
+COLUMNS = (
+    ("ID", 36),
+    ("KEY", 19),
+    ("STATE", 7),
+    ("CREATED", 10),
+    ("PROJECT", 37),
+    ("PLAN", 10),
+    ("SCOPES", 18),
+    ("NAME", 0),
+)
+"""Of `keys list`, each with its width: pages are printed as they come, so nobody knows the widest
+value."""
+
+
+def in_columns(values: Sequence[str]) -> str:
+    return "  ".join(v.ljust(width) for v, (_, width) in zip(values, COLUMNS, strict=True))
+
+
 def to_line(key: KeyRow) -> str:
-    """Columns: id, key, state, since when, project, plan, scopes, name."""
-    now = datetime.now(tz=UTC)
-    expired = key.expires_at is not None and key.expires_at <= now
-    state = "revoked" if key.revoked_at is not None else "expired" if expired else "active"
     since = key.created_at.strftime("%Y-%m-%d")
-    columns = (key.id, key.hint, state, since, key.project_id, key.plan or "-")
-    return "  ".join((*columns, ",".join(key.scopes), key.name))
+    columns = (key.id, key.hint, state_of(key), since, key.project_id, key.plan or "-")
+    return in_columns((*columns, ",".join(key.scopes), key.name))
+
+
+def to_record(key: KeyRow, secret: str) -> str:
+    """A new key as a person reads it."""
+    fields = {
+        "id": key.id,
+        "name": key.name,
+        "project": key.project_id,
+        "plan": key.plan or "-",
+        "scopes": ", ".join(key.scopes),
+        "expires": "never" if key.expires_at is None else key.expires_at.isoformat(" ", "minutes"),
+        "key": secret,
+    }
+    lines = [f"{name:<9}{value}" for name, value in fields.items()]
+    return "\n".join((*lines, "", "Keep the key: it is stored nowhere and not shown again."))
+
+
+def state_of(key: KeyRow) -> str:
+    expired = key.expires_at is not None and key.expires_at <= datetime.now(tz=UTC)
+    return "revoked" if key.revoked_at is not None else "expired" if expired else "active"
 
 
 @keys.command("revoke")

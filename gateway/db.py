@@ -30,6 +30,10 @@ def normalise(database_url: str) -> str:
         url: URL = make_url(database_url)
     except ArgumentError:
         raise ValueError("not a database URL") from None
+    except ValueError:  # its text is a part of the URL, of a password perhaps
+        raise ValueError("its port is not a number") from None
+    if "@" in (url.host or ""):
+        raise ValueError("an '@' in the user or the password is written %40")
     if url.drivername not in ("postgres", "postgresql", DRIVER):
         raise ValueError(f"Postgres only, not {url.drivername!r}")
     if not url.database:

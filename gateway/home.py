@@ -24,6 +24,10 @@ class HomeBusy(Exception):
     """Another `tollgate up` holds this home."""
 
 
+class NoHome(Exception):
+    """What should be the home of an installation is none."""
+
+
 class Home:
     """Paths under one home folder. Constructing it creates nothing."""
 
@@ -45,6 +49,12 @@ class Home:
         self.root.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
         for folder in (self.run, self.logs, self.spool):
             folder.mkdir(mode=0o700, exist_ok=True)
+
+    def check(self) -> None:
+        """Raises: NoHome if nothing was ever started here, OSError."""
+        if not self.run.is_dir():
+            found = "is not the home of a Tollgate" if self.root.exists() else "does not exist"
+            raise NoHome(f"home: {self.root} {found}; `tollgate up` makes one (see --home)")
 
     def engine_socket(self, position: int) -> Path:
         """The socket of the engine that serves the configuration's model number `position`."""

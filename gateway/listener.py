@@ -6,6 +6,7 @@ Above: `supervisor`, `cli`, `worker`. Below: the kernel. Knows no HTTP.
 from __future__ import annotations
 
 import socket
+from errno import EADDRINUSE
 
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -30,7 +31,8 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
-        raise AddressError(f"host, port: {host}:{port}: {error.strerror}") from None
+        hint = "; --port or TOLLGATE_PORT chooses another" if error.errno == EADDRINUSE else ""
+        raise AddressError(f"host, port: {host}:{port}: {error.strerror}{hint}") from None
     return listener
 
 

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -358,6 +359,8 @@ def _complete(file: _File, source: str, model: Path | None) -> Settings:
         plans = {name: _to_plan(name, table) for name, table in file.plan.items()}
         plans.setdefault(DEFAULT_PLAN.name, DEFAULT_PLAN)
         database_url = None if file.database_url is None else _database_url(file.database_url)
+        if file.redis_url is not None:
+            _check_redis_url(file.redis_url)
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     shipped = sorted((PACKAGE_ROOT / "billing" / "price_books").glob("*.toml"))
@@ -448,3 +451,17 @@ def _database_url(url: str) -> str:
         return normalise(url)
     except ValueError as error:
         raise SettingsError(f"database_url: {error}") from None
+
+
+def _check_redis_url(url: str) -> None:
+    """The parts are never quoted: where one is wrong, another may hold the password."""
+    found = urlsplit(url)
+    try:
+        number = found.port
+    except ValueError:
+        number = -1
+    if number == -1 or "@" in found.path + found.query + found.fragment:
+        raise SettingsError(
+            "redis_url: its port is not a number (a '/', '#' or '?' in the password is written "
+            "%2F, %23, %3F)"
+        )

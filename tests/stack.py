@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import sqlalchemy as sa
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.ports import free_port
 from gateway import embedded
 from gateway.db import create_engine
 from gateway.home import Home
@@ -31,13 +31,6 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Stack:
@@ -207,7 +200,9 @@ class Stack:
     def create_key(self, *options: str) -> str:
         """`tollgate keys create`; the key, as it is shown this once."""
         name = f"key-{time.monotonic_ns()}"
-        return self.run("keys", "create", "--name", name, *options).strip()
+        made = json.loads(self.run("keys", "create", "--json", "--name", name, *options))
+        key: str = made["key"]
+        return key
 
     def run(self, *arguments: str) -> str:
         """`tollgate ARGUMENTS --home HOME`, which must succeed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import tollgate
+from gateway.cli import COLUMNS, tollgate
 from gateway.home import Home, HomeLock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,14 +70,15 @@ def invoke(environ: dict[str, str], *arguments: str) -> Result:
         (("migrate",), ("--home", "--config", "schema")),
         (("keys",), ("create", "list", "revoke")),
         (("keys", "create"), ("--name", "--project", "--scope", "--plan", "--expires-in-days")),
-        (("keys", "list"), ("--home", "oldest first")),
+        (("keys", "list"), ("--home", "--json", "oldest first")),
         (("keys", "revoke"), ("KEY_ID", "within a second")),
     ],
 )
 def test_help_says_what_there_is(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     done = invoke({}, *arguments, "--help")
     assert done.exit_code == 0
-    assert [word for word in words if word not in done.output] == []
+    text = " ".join(done.output.split())
+    assert [word for word in words if word not in text] == []
 
 
 def test_the_engine_gets_its_arguments_untouched() -> None:
@@ -95,13 +97,18 @@ def test_the_engine_gets_its_arguments_untouched() -> None:
         (("up", "--model", "no/model"), {}, "model model: "),
         (("gateway",), {}, "database_url: set TOLLGATE_DATABASE_URL"),
         (("keys", "list"), {"TOLLGATE_PORT": "x"}, "TOLLGATE_PORT: expected `int`"),
+        (("keys", "list"), {}, "home: "),
+        (("keys", "create", "--name", "x"), {}, "home: "),
+        (("keys", "revoke", "key_x"), {}, "home: "),
         (
-            ("keys", "list"),
-            {
-                "TOLLGATE_DATABASE_URL": "postgresql://u@127.0.0.1:1/d",
-                "TOLLGATE_REDIS_URL": "unix://x",
-            },
-            "",
+            ("up",),
+            {"TOLLGATE_DATABASE_URL": "postgresql://u:p@127.0.0.1:1/d"},
+            "database_url (TOLLGATE_DATABASE_URL): 127.0.0.1:1: Connection refused\n",
+        ),
+        (
+            ("migrate",),
+            {"TOLLGATE_REDIS_URL": "redis://:p@127.0.0.1:1/0"},
+            "redis_url (TOLLGATE_REDIS_URL): 127.0.0.1:1: Connection refused\n",
         ),
     ],
 )
@@ -109,9 +116,10 @@ def test_a_mistake_is_one_line(
     folder: Path, arguments: tuple[str, ...], environ: dict[str, str], line: str
 ) -> None:
     done = command(*arguments, TOLLGATE_HOME=str(folder / "home"), **environ)
-    assert done.returncode == (2 if line else 1), done.stderr
+    assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"tollgate: {line}")
     assert done.stderr.count("\n") == 1 and done.stdout == ""
+    assert not (folder / "home").exists()
 
 
 def test_a_key_of_an_upstream_that_is_not_there_is_told_before_the_start(folder: Path) -> None:
@@ -150,21 +158,59 @@ def test_first_keys_and_their_life(environ: dict[str, str], folder: Path) -> Non
 
     made = invoke(environ, "keys", "create", "--name", "ci", "--expires-in-days", "1")
     assert made.exit_code == 0, made.output
-    assert KEY.fullmatch(made.stdout.strip()), "stdout holds the key and nothing else"
-    key_id = made.stderr.partition(":")[0]
+    assert made.stderr == ""
+    shown = dict(line.split(maxsplit=1) for line in made.stdout.splitlines()[:7])
+    assert (shown["name"], shown["scopes"], shown["plan"]) == ("ci", "inference", "-")
+    assert KEY.findall(made.stdout) != [] and KEY.fullmatch(shown["key"])
+    assert "not shown again" in made.stdout
+    key_id = shown["id"]
 
     def state_of_ci() -> list[str]:
         listed = invoke(environ, "keys", "list")
         assert listed.exit_code == 0, listed.output
         assert KEY.search(listed.output) is None, "a whole key is listed"
-        (line,) = (line for line in listed.output.splitlines() if line.startswith(key_id))
-        return line.split("  ")
+        header, *lines = listed.output.splitlines()
+        assert header.split() == [name for name, _ in COLUMNS]
+        (line,) = (line for line in lines if line.startswith(key_id))
+        assert {each.index(" active") for each in lines if " active" in each} <= {
+            header.index(" STATE")
+        }
+        return line.split()
 
-    assert state_of_ci()[1:3] == [f"sk-tg-...{made.stdout.strip()[-4:]}", "active"]
+    assert state_of_ci()[1:3] == [f"sk-tg-...{shown['key'][-4:]}", "active"]
     assert state_of_ci()[-2:] == ["inference", "ci"]
     revoked = invoke(environ, "keys", "revoke", key_id)
     assert (revoked.exit_code, revoked.output) == (0, f"{key_id} is revoked.\n")
     assert state_of_ci()[2] == "revoked"
+
+
+def test_keys_for_scripts(environ: dict[str, str]) -> None:
+    assert invoke(environ, "migrate").exit_code == 0
+    made = invoke(environ, "keys", "create", "--name", "ci", "--json")
+    assert (made.exit_code, made.stderr) == (0, "")
+    shown = json.loads(made.stdout)
+    assert KEY.fullmatch(shown.pop("key")) and shown["name"] == "ci"
+    listed = invoke(environ, "keys", "list", "--json")
+    keys = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert [key["name"] for key in keys] == ["default", "admin", "ci"]
+    assert keys[-1] == shown | {"state": "active"}
+
+
+def test_a_folder_that_is_no_home_gets_no_database(folder: Path) -> None:
+    done = invoke({"TOLLGATE_HOME": str(folder)}, "keys", "list")
+    line = f"tollgate: home: {folder} is not the home of a Tollgate; `tollgate up` makes one"
+    assert (done.exit_code, done.stderr) == (2, f"{line} (see --home)\n")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_key_is_never_made_under_a_secret_that_no_gateway_knows(
+    environ: dict[str, str], folder: Path
+) -> None:
+    assert invoke(environ, "migrate").exit_code == 0
+    (folder / "home" / "secret.json").unlink()
+    done = invoke(environ, "keys", "create", "--name", "x")
+    assert done.exit_code == 2 and done.stderr.startswith("tollgate: secret_key_file: ")
+    assert len(invoke(environ, "keys", "list").stdout.splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -227,9 +273,10 @@ def wait_for_address(process: subprocess.Popen[bytes]) -> str:
 def test_keys_without_any_server_running(folder: Path) -> None:
     """The embedded databases live as long as the command."""
     environ = {"TOLLGATE_HOME": str(folder / "home")}
+    Home(folder / "home").create()
     empty = invoke(environ, "keys", "list")
     assert empty.exit_code == 2
     assert "run `tollgate migrate` first" in empty.stderr
     assert invoke(environ, "migrate").exit_code == 0
-    assert len(invoke(environ, "keys", "list").output.splitlines()) == 2
+    assert len(invoke(environ, "keys", "list").output.splitlines()) == 3
     assert list((folder / "home" / "run").glob("*.pid")) == []

@@ -201,7 +201,10 @@ def test_a_port_in_use_is_one_line_and_starts_nothing(up: Up) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert up.launch("--port", str(port)).wait(START_TIMEOUT_S) == 2
-    assert up.said() == f"tollgate: host, port: 127.0.0.1:{port}: Address already in use\n"
+    assert up.said() == (
+        f"tollgate: host, port: 127.0.0.1:{port}: Address already in use; "
+        "--port or TOLLGATE_PORT chooses another\n"
+    )
     assert up.pids() == {}
 
 
