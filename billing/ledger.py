@@ -4,6 +4,7 @@
     waste       debit house:waste                 credit house:production      (never the org)
     suspense    debit receivable:{org} or waste   credit suspense              (0, until a price is)
     repriced    as usage or waste; corrects the suspense transfer
+    reversed    the other way round; corrects waste that an event made its org's after all
 
 Above: `ingest`, `reconcile`, tests and operators (`check`). Below: `tables`. Knows no price.
 Balances change in the order of account ids, so that two batches never wait for each other.

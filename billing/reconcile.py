@@ -1,14 +1,16 @@
 """Put right what could not be booked in full at first: usage without a price, and tokens that were
 generated and never billed because the gateway vanished.
 
-Above: the gateway (`settle_orphan`, for the engine's OrphanedUsage) and operators
-(`reprice_suspense`). Below: `ingest`, `ledger`. Knows no engine: it gets quantities.
+Above: the gateway (`settle_orphan`, for the engine's OrphanedUsage), the shipper (`settle_late`)
+and operators (`reprice_suspense`). Below: `ingest`, `ledger`. Knows no engine: it gets quantities.
 
 How an orphan finds its attempt: recovery books every attempt that was left open, at its last
 checkpoint, or with quantities of zero where there was none, so the event's row names its org, model
 and prices. What is missing to the generated quantities is waste. An attempt that was voided, or
 opened in the last instant before a power cut, has no row and never will: after ORPHAN_WAIT_S all of
-it is waste of nobody in particular.
+it is waste of nobody in particular. Should the row come all the same (its spool lay on a machine
+that was away for longer), that waste is reversed, and only what is missing is booked: whichever of
+the two is booked last sees the other.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
@@ -44,7 +47,8 @@ ORPHAN_WAIT_S = 60.0
 ORPHAN_RETRY_S = 1.0
 REPRICE_BATCH = 500
 HOUSE = "house"
-_REPRICE_LOCK = 0x7265707269636501
+_CORRECTION_LOCK = 0x7265707269636501
+"""A transfer is corrected once: what corrects is one at a time."""
 
 
 class Wasted(msgspec.Struct, frozen=True):
@@ -73,7 +77,10 @@ async def settle_orphan(
             return posted
         if time.monotonic() >= deadline:
             log.warning("no event for attempt %s: all of it is waste", attempt_id)
-            return await _post(db, nobodys_attempt(attempt_id, model, book), generated)
+            attempt = nobodys_attempt(attempt_id, model, book)
+            posted = await _post(db, attempt, nobodys_waste_id(attempt_id), generated)
+            # Who booked the event meanwhile saw no waste yet.
+            return await _take_back(db, attempt_id, generated) or posted
         await asyncio.sleep(min(ORPHAN_RETRY_S, wait_s))
 
 
@@ -99,7 +106,39 @@ async def post_waste(db: AsyncEngine, attempt_id: str, generated: Quantities) ->
         if difference < 0:
             log.error("attempt %s: %d %s over-billed", attempt_id, -difference, component)
         missing[component] = max(0, difference)
-    return await _post(db, _attempt_of(row), Quantities(**missing))
+    waste_id = str(uuid5(NAMESPACE_OID, f"{attempt_id}:waste"))
+    return await _post(db, _attempt_of(row), waste_id, Quantities(**missing))
+
+
+async def settle_late(db: AsyncEngine, events: Sequence[UsageEvent]) -> None:
+    """Put right what was booked as nobody's waste before these `events`, booked by now, came.
+
+    Raises: as `settle_orphan`; safe to repeat.
+    """
+    latest = time.time() - ORPHAN_WAIT_S / 2  # clocks differ
+    late = {nobodys_waste_id(it.id): it.id for it in events if it.attempt.admitted_at < latest}
+    if not late:
+        return
+    query = sa.select(usage_events).where(usage_events.c.id.in_(list(late)))
+    async with db.connect() as connection:
+        rows = (await connection.execute(query)).all()
+    for row in rows:
+        generated = {component: row._mapping[component] for component in COMPONENTS}
+        await _take_back(db, late[row.id], Quantities(**generated))
+
+
+async def _take_back(db: AsyncEngine, attempt_id: str, generated: Quantities) -> Wasted | None:
+    """Reverse nobody's waste for what is the attempt's own. None: its event is not here."""
+    wasted = await post_waste(db, attempt_id, generated)
+    if wasted is not None:
+        async with db.begin() as connection:
+            await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CORRECTION_LOCK)))
+            await connection.execute(_REVERSE, {"event_id": nobodys_waste_id(attempt_id)})
+    return wasted
+
+
+def nobodys_waste_id(attempt_id: str) -> str:
+    return str(uuid5(NAMESPACE_OID, f"{attempt_id}:nobody"))
 
 
 def nobodys_attempt(attempt_id: str, model: str, book: PriceBook) -> Attempt:
@@ -118,9 +157,8 @@ def nobodys_attempt(attempt_id: str, model: str, book: PriceBook) -> Attempt:
     )
 
 
-async def _post(db: AsyncEngine, attempt: Attempt, missing: Quantities) -> Wasted:
+async def _post(db: AsyncEngine, attempt: Attempt, waste_id: str, missing: Quantities) -> Wasted:
     if missing.total:
-        waste_id = str(uuid5(NAMESPACE_OID, f"{attempt.id}:waste"))
         event = UsageEvent(
             attempt=msgspec.structs.replace(attempt, id=waste_id),
             quantities=missing,
@@ -144,6 +182,18 @@ def _attempt_of(row: sa.Row[tuple[object, ...]]) -> Attempt:
         admitted_at=columns["admitted_at"].timestamp(),
     )
 
+
+_REVERSE = sa.text(f"""
+    WITH legs AS (
+        SELECT t.id || '.reversed' AS id, t.event_id, t.credit AS debit, t.debit AS credit,
+            t.amount_pico, 'reversed' AS kind, t.id AS corrects, t.admitted_at
+        FROM transfers t
+        WHERE t.event_id = :event_id AND t.kind <> 'reversed'
+            AND NOT EXISTS (SELECT FROM transfers c WHERE c.corrects = t.id)
+    ),
+    {POST_LEGS}
+    SELECT count(*) FROM legs
+""")
 
 _REPRICE = sa.text(f"""
     WITH incoming AS (
@@ -175,8 +225,8 @@ async def reprice_suspense(db: AsyncEngine, book: PriceBook) -> int:
     repriced, after = 0, ""
     while True:
         async with db.begin() as connection:
-            # One at a time: what is still in suspense is read and posted under this lock.
-            await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_REPRICE_LOCK)))
+            # What is still in suspense is read and posted under this lock.
+            await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CORRECTION_LOCK)))
             rows = await _suspended(connection, after)
             rated = {row.id: _rate_suspended(row, book) for row in rows}
             priced = {event_id: it for event_id, it in rated.items() if not it.unpriced}

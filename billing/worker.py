@@ -6,7 +6,7 @@
 
 The cursor moves only after Postgres has committed; what ships twice is booked once. An outage means
 backoff and a growing backlog, never a lost event and never a close that waits. Above: the gateway's
-lifespan. Below: `spool`, `ingest`.
+lifespan. Below: `spool`, `ingest`, `reconcile`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.errors import SpoolLocked
 from billing.events import UsageEvent
 from billing.ingest import MAX_BATCH, ingest
+from billing.reconcile import settle_late
 from billing.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ async def ship_batch(db: AsyncEngine, spool: Spool, alarms: Alarms) -> None:
     """Book the oldest events that have not shipped, then move the cursor behind them."""
     batch = await spool.read_closed(MAX_BATCH)
     await _book(db, spool, batch.events, alarms)
+    await settle_late(db, batch.events)
     await spool.commit(batch)
     alarms.refused += batch.lost
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from billing import reconcile
 from billing.events import Price, Quantities, stop_waste_id
 from billing.ingest import ingest
 from billing.ledger import check
 from billing.price_book import PriceBook
-from billing.reconcile import Wasted, nobodys_attempt, post_waste, reprice_suspense, settle_orphan
+from billing.reconcile import (
+    Wasted,
+    nobodys_attempt,
+    post_waste,
+    reprice_suspense,
+    settle_late,
+    settle_orphan,
+)
 
 from .samples import NOON, PRICES, an_attempt, an_event
 from .test_ingest import balances, rows
@@ -106,6 +114,80 @@ async def test_an_orphan_without_an_event_is_the_houses(
     attempt = nobodys_attempt(UUID7, "penny", book)
     assert (attempt.org, attempt.admitted_at) == ("house", 0x019A9C1E5E80 / 1000)
     assert await check(db) == []
+
+
+async def test_an_event_that_comes_later_than_that_is_not_wasted_twice(
+    db: AsyncEngine, book: PriceBook
+) -> None:
+    """Of the orphan's tokens some had no price when nobody's waste was booked."""
+    await settle_orphan(db, UUID7, UNBILLED, model="penny", book=book, wait_s=0)
+    assert (await balances(db))["house:waste"] == (50 * 400_000, 0)
+    event = an_event(an_attempt(UUID7), finish="recovered")
+    await ingest(db, [event])
+    for _ in range(2):
+        await settle_late(db, [event, an_event()])
+        settled = await settle_orphan(db, UUID7, UNBILLED, model="penny", book=book, wait_s=0)
+        assert settled == Wasted(Quantities(output=30))
+    found = await balances(db)
+    assert found["house:waste"] == (80 * 400_000, 50 * 400_000), "30 of 80, once"
+    assert found["house:production"] == (50 * 400_000, 80 * 400_000)
+    assert found["receivable:org_a"] == (18_160_000, 0)
+    assert await reprice_suspense(db, book) == 0
+    assert await check(db) == []
+
+
+async def test_waste_that_was_repriced_is_reversed_too(
+    db: AsyncEngine, book: PriceBook, tmp_path: Path
+) -> None:
+    await settle_orphan(db, UUID7, UNBILLED, model="penny", book=book, wait_s=0)
+    (tmp_path / "later.toml").write_text(
+        '[[price]]\nmodel = "penny"\nvalid_from = 2025-11-01\nuncached_input = 1\n'
+        "cache_read = 1\noutput = 0.40\n"
+    )
+    (tmp_path / "book.toml").unlink()
+    assert await reprice_suspense(db, PriceBook.load([tmp_path])) == 1
+    debits, credits = (await balances(db))["house:waste"]
+    assert (debits, credits) == (116 * 1_000_000 + 50 * 400_000, 0)
+    event = an_event(an_attempt(UUID7), UNBILLED, kind="waste")
+    await ingest(db, [event])
+    await settle_late(db, [event])
+    own = 100 * 100_000 + 16 * 10_000 + 50 * 400_000
+    assert (await balances(db))["house:waste"] == (debits + own, debits)
+    assert await check(db) == []
+
+
+async def test_an_event_and_nobodys_waste_that_are_booked_at_once_see_each_other(
+    db: AsyncEngine, book: PriceBook
+) -> None:
+    ids = [UUID7[:-1] + f"{number:x}" for number in range(8)]
+
+    async def arrive(attempt_id: str) -> None:
+        event = an_event(an_attempt(attempt_id), finish="recovered")
+        await ingest(db, [event])
+        await settle_late(db, [event])
+
+    orphans = (
+        settle_orphan(db, each, UNBILLED, model="penny", book=book, wait_s=0) for each in ids
+    )
+    await asyncio.gather(*orphans, *(arrive(each) for each in ids))
+    debits, credits = (await balances(db))["house:waste"]
+    assert debits - credits == 8 * 30 * 400_000
+    assert await check(db) == []
+
+
+async def test_events_that_are_in_time_are_not_looked_up() -> None:
+    nowhere = create_async_engine("postgresql+asyncpg://nobody@/none?host=/nonexistent")
+    await settle_late(nowhere, [an_event(an_attempt(admitted_at=time.time()))])
+    await nowhere.dispose()
+
+
+async def test_nobodys_waste_stays_while_the_event_is_not_booked(
+    db: AsyncEngine, book: PriceBook
+) -> None:
+    """It may be in quarantine."""
+    await settle_orphan(db, UUID7, UNBILLED, model="penny", book=book, wait_s=0)
+    await settle_late(db, [an_event(an_attempt(UUID7))])
+    assert (await balances(db))["house:waste"] == (50 * 400_000, 0)
 
 
 async def test_suspense_is_posted_once_when_a_price_is_there(

@@ -20,6 +20,8 @@ from billing.errors import SpoolLocked
 from billing.events import Price, Quantities, UsageEvent
 from billing.ingest import ingest
 from billing.ledger import check
+from billing.price_book import PriceBook
+from billing.reconcile import settle_orphan
 from billing.spool import Spool
 from billing.worker import Alarms, Shipper, adopt, ship_batch
 from gateway import embedded
@@ -136,6 +138,19 @@ async def test_other_content_under_one_id_is_counted(spool: Spool, db: AsyncEngi
     alarms = Alarms()
     await ship_batch(db, spool, alarms)
     assert alarms == Alarms(conflicts=1)
+    assert spool.backlog == 0
+
+
+async def test_an_event_that_ships_late_takes_its_orphans_waste_back(
+    spool: Spool, db: AsyncEngine
+) -> None:
+    event = an_event(an_attempt("019a9c1e-5e80-7000-8000-000000000001"))
+    book = PriceBook(())
+    await settle_orphan(db, event.id, event.quantities, model="penny", book=book, wait_s=0)
+    await spool.close(event)
+    await ship_batch(db, spool, Alarms())
+    found = await rows(db, "SELECT kind FROM transfers ORDER BY kind")
+    assert [row.kind for row in found] == ["reversed", "suspense", "usage"]
     assert spool.backlog == 0
 
 
