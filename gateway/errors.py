@@ -7,6 +7,7 @@
     auth: AuthUnavailable              503     server_error            service_unavailable
     fleet: ContextTooLong              400     invalid_request_error   context_length_exceeded
     fleet: UnknownModel                404     invalid_request_error   model_not_found
+    fleet: UnsupportedField            400     invalid_request_error   unsupported_parameter
     fleet: BadField                    400     invalid_request_error   (null)
     fleet: UpstreamRefused             as the upstream said
     fleet: ReplicaOverloaded           503     server_error            overloaded
@@ -14,6 +15,7 @@
     fleet: ReplicaLost                 500     server_error            (null)
     RateLimited                        429     tokens | requests       rate_limit_exceeded
     LimiterUnavailable, NotAccepting   503     server_error            service_unavailable
+    EncodedBody                        415     invalid_request_error   unsupported_content_encoding
     litestar: HTTPException            its own
     anything else                      500     server_error            (null)
 
@@ -39,6 +41,7 @@ from gateway.fleet.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
     UnknownModel,
+    UnsupportedField,
     UpstreamRefused,
 )
 from gateway.inference import NotAccepting, RateLimited
@@ -48,6 +51,10 @@ from gateway.limits.limiter import LimiterUnavailable, Refusal
 log = logging.getLogger(__name__)
 
 RETRY_LATER_S = 1.0
+
+
+class EncodedBody(Exception):
+    """A request body in a content coding: nothing is decompressed here."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +132,14 @@ def to_face(error: Exception) -> Face:
         case ReportQueryError():
             message = f"Invalid value for '{error.param}': {error}."
             return face(400, message, INVALID, param=error.param)
+        case EncodedBody():
+            message = (
+                "The header 'Content-Encoding' is not supported: send the request body as it is."
+            )
+            code = "unsupported_content_encoding"
+            # RFC 9110, 15.5.16: what would be accepted.
+            headers = {"accept-encoding": "identity"}
+            return face(415, message, INVALID, code=code, param="Content-Encoding", headers=headers)
         case BadField() | ReplicaUnavailable() | UpstreamRefused() | ReplicaLost():
             return from_fleet(error)
         case _:
@@ -139,6 +154,9 @@ def from_fleet(error: Exception) -> Face:
         case UnknownModel():
             code = "model_not_found"
             return face(404, error.message, INVALID, code=code, param=error.param)
+        case UnsupportedField():
+            code = "unsupported_parameter"
+            return face(400, error.message, INVALID, code=code, param=error.param)
         case BadField():
             return face(400, error.message, INVALID, param=error.param)
         case ReplicaOverloaded():

@@ -3,6 +3,7 @@
 FleetError                  code
 ├── BadField                invalid_request     a field that cannot be honoured (names `param`)
 │   ├── ContextTooLong      context_length_exceeded
+│   ├── UnsupportedField    unsupported_parameter   known, and cannot be honoured here
 │   └── UnknownModel        model_not_found
 ├── ReplicaUnavailable      replica_unavailable nothing ran; another replica may be tried
 │   └── ReplicaOverloaded   replica_overloaded  its bounded queue is full
@@ -30,6 +31,10 @@ class BadField(FleetError):
 
 class ContextTooLong(BadField):
     code = "context_length_exceeded"
+
+
+class UnsupportedField(BadField):
+    code = "unsupported_parameter"
 
 
 class UnknownModel(BadField):

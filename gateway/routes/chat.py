@@ -8,6 +8,7 @@ from typing import Any
 from litestar import Request, post
 from litestar.types import ASGIApp
 
+from gateway.errors import EncodedBody
 from gateway.inference import Call, start
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import needs, services
@@ -30,7 +31,7 @@ from gateway.wire.to_openai import to_openai
 )
 async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
     found = services(request)
-    body = await request.body()
+    body = await plain_body(request)
     peeked = peek(body)
     state = request.scope["state"]
     state[MODEL] = peeked.model
@@ -47,6 +48,14 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
         meter=meter,
     )
     return Reply(start(found.desk, call), stream=generate.stream)
+
+
+async def plain_body(request: Request[Principal, Any, Any]) -> bytes:
+    """Raises EncodedBody."""
+    codings = request.headers.get("content-encoding", "").lower().split(",")
+    if any(coding.strip() not in ("", "identity") for coding in codings):
+        raise EncodedBody
+    return await request.body()
 
 
 routes = [chat_completions]

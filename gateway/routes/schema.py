@@ -24,7 +24,8 @@ from litestar.openapi.spec import (
 )
 
 from gateway.routes.access import PUBLIC
-from gateway.wire.openai import ChatCompletionRequest
+from gateway.wire.json_place import MAX_VALUES
+from gateway.wire.openai import MAX_MESSAGES, MAX_PARTS, ChatCompletionRequest
 
 VERSION = "0.1.0"
 TEMPLATE = "#/components/schemas/{name}"
@@ -53,7 +54,11 @@ class ChatOperation(Operation):
         reference = Reference(ref=TEMPLATE.format(name=ChatCompletionRequest.__name__))
         self.request_body = RequestBody(
             required=True,
-            description="As OpenAI's; a field that cannot be honoured is refused by name.",
+            description=(
+                "As OpenAI's; a field that cannot be honoured is refused by name. At most "
+                f"{MAX_VALUES:,} values in arrays and objects, of which {MAX_MESSAGES:,} messages "
+                f"and {MAX_PARTS:,} parts of content; no Content-Encoding."
+            ),
             content={"application/json": OpenAPIMediaType(schema=reference)},
         )
 

@@ -1,15 +1,14 @@
 """A chat completion's body to a `GenerateRequest`, or the name of the field that is in the way.
 
 Above: `routes.chat`: first `peek`, then `from_openai` with the kind of what serves that model.
-Below: the shapes in `openai`, the rules for upstreams in `openai_forward`. Knows no HTTP and no
-replica. Every refusal is a `BadField` that names its field the way a client wrote it:
-`messages[0].content[1].type`.
+Below: the shapes in `openai`, the rules for upstreams in `openai_forward`, the words in `refusals`.
+Knows no HTTP and no replica. Every refusal is a `BadField` that names its field the way a client
+wrote it: `messages[0].content[1].type`.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,6 +24,7 @@ from gateway.wire.openai import (
     UserMessage,
 )
 from gateway.wire.openai_forward import check_forward
+from gateway.wire.refusals import check_values, decode, unsupported
 from gateway.wire.request import ChatPrompt, GenerateRequest
 
 ModelKind = Literal["engine", "upstream"]
@@ -32,13 +32,7 @@ ModelKind = Literal["engine", "upstream"]
 forwarded.
 """
 
-T = TypeVar("T")
-
 MAX_MODEL_CHARS = 256
-MAX_BRACKETS = 1_000_000
-"""That open an array or an object in a body for an upstream. Those in text count too: a prompt with
-as many is beyond any model. Decoding more would keep the event loop for seconds."""
-BROKEN_JSON = "We could not parse the JSON body of your request."
 
 
 class Peek(msgspec.Struct, frozen=True):
@@ -72,9 +66,8 @@ def peek(body: bytes) -> Peek:
 
 def from_openai(body: bytes, kind: ModelKind) -> GenerateRequest:
     """Raises BadField."""
+    check_values(body)
     if kind == "upstream":
-        if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
-            raise BadField("The request body has too many arrays and objects.")
         return to_forward(decode(_any_decoder, body))
     return to_generate(decode(_request_decoder, body))
 
@@ -91,12 +84,12 @@ def to_forward(body: Any) -> GenerateRequest:
 
 
 def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
-    check_parts(request.messages)
+    check_contents(request.messages)
     check_stream_options(request)
     if request.store:
-        raise unsupported("store", "nothing is stored")
+        raise unsupported("store", "not supported: nothing is stored")
     if request.min_tokens and request.stop:
-        raise unsupported("min_tokens", "not together with 'stop'")
+        raise unsupported("min_tokens", "not supported together with 'stop'")
     greedy_by_top_p = request.top_p == 0  # only the most likely token is left of the nucleus
     return GenerateRequest(
         model=request.model,
@@ -129,8 +122,14 @@ def default(value: float | None, absent: float) -> float:
     return absent if value is None else value
 
 
-def check_parts(messages: list[Message]) -> None:
-    contents = (message.content for message in messages)
+def check_contents(messages: list[Message]) -> None:
+    contents = [message.content for message in messages]
+    if None in contents:
+        param = f"messages[{contents.index(None)}].content"
+        raise BadField(
+            f"Invalid type for '{param}': expected a string or an array, but got null instead.",
+            param=param,
+        )
     if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
         raise BadField(
             f"Invalid value for 'messages': more than {MAX_PARTS} parts of content.",
@@ -148,7 +147,9 @@ def check_stream_options(request: ChatCompletionRequest) -> None:
             param="stream_options",
         )
     if options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "chunks are not padded")
+        raise unsupported(
+            "stream_options.include_obfuscation", "not supported: chunks are not padded"
+        )
 
 
 def max_tokens(request: ChatCompletionRequest) -> int | None:
@@ -194,56 +195,9 @@ def to_template(message: Message) -> dict[str, Any]:
     return templated
 
 
-def joined(content: Content) -> str:
+def joined(content: Content | None) -> str:
     """Text parts are lines of one text, as in vLLM."""
+    assert content is not None  # `check_contents`
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content)
-
-
-# ---- from msgspec's words to OpenAI's
-
-
-def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Raises BadField for what is not JSON, not UTF-8, nested too deep or of another shape."""
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise to_bad_field(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadField(f"{BROKEN_JSON} ({error})") from error
-    except RecursionError as error:
-        raise BadField(f"{BROKEN_JSON} (it is nested too deep)") from error
-
-
-_AT = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
-_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
-_MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
-MAX_NAMED_CHARS = 200
-"""Of a field's name that a client made up."""
-
-
-def to_bad_field(text: str) -> BadField:
-    """msgspec says "Expected `int`, got `str` - at `$.n`"."""
-    found = _AT.match(text)
-    assert found is not None  # the pattern takes any text
-    reason, path = found["reason"], (found["path"] or "").replace("[...]", "")
-    if unknown := _UNKNOWN.match(reason):
-        param = under(path, unknown["field"][:MAX_NAMED_CHARS])
-        return BadField(f"Unrecognized request argument supplied: {param}", param=param)
-    if missing := _MISSING.match(reason):
-        param = under(path, missing["field"])
-        return BadField(f"Missing required parameter: '{param}'.", param=param)
-    if not path:
-        return BadField(f"{BROKEN_JSON} ({reason})")
-    if reason.startswith("Expected `null`, got"):
-        return unsupported(path, "this model cannot honour it")
-    return BadField(f"Invalid value for '{path}': {reason}.", param=path)
-
-
-def under(path: str, field: str) -> str:
-    return f"{path}.{field}" if path else field
-
-
-def unsupported(param: str, reason: str) -> BadField:
-    return BadField(f"Unsupported parameter: '{param}' ({reason}).", param=param)

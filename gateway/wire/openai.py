@@ -40,6 +40,21 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
+Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIASES)]
+
+NOT_YET = {
+    "messages[].role": frozenset({"tool", "function"}),
+    "messages[].content[].type": frozenset(
+        {"image_url", "input_audio", "file", "refusal", "audio_url", "video_url"}
+    ),
+    "modalities[]": frozenset({"audio", "image"}),
+    "response_format.type": frozenset({"json_object", "json_schema", "structural_tag"}),
+    "service_tier": frozenset({"flex", "priority", "scale"}),
+}
+"""Values that OpenAI or vLLM know and our engine cannot honour: refused as such. Others nobody
+knows."""
+
+
 class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pass
 
@@ -50,6 +65,11 @@ class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class TextPart(Strict):
     type: Literal["text"]
     text: str
+    image_url: Unsupported = None
+    input_audio: Unsupported = None
+    file: Unsupported = None
+    prompt_cache_breakpoint: Unsupported = None
+    cache_control: Unsupported = None
 
 
 Content = str | list[TextPart]
@@ -73,7 +93,8 @@ class UserMessage(Strict, tag_field="role", tag="user"):
 class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     """Takes back what a response's `message` holds, so that a client may append it as it came."""
 
-    content: Content
+    content: Content | None = None
+    """Absent beside a tool call only, which is refused by its own name."""
     name: str | None = None
     refusal: Unsupported = None
     annotations: Annotated[list[None], Meta(max_length=0)] | None = None
@@ -92,6 +113,7 @@ class StreamOptions(Strict):
 
 class ResponseFormat(Strict):
     type: Literal["text"]
+    json_schema: Unsupported = None
 
 
 class ChatCompletionRequest(Strict):
@@ -106,7 +128,7 @@ class ChatCompletionRequest(Strict):
     top_p: Probability | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIASES)] | None = None
+    logit_bias: Biases | None = None
     stop: StopString | StopStrings | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=MAX_INT64)] | None = None
     logprobs: bool | None = None

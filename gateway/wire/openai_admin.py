@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from billing.money import to_decimal
 from gateway.fleet.errors import BadField
-from gateway.wire.from_openai import to_bad_field
+from gateway.wire.refusals import to_bad_value
 
 MAX_QUERY_FIELDS = 500
 MAX_FILTERS = 100
@@ -81,7 +81,7 @@ def parse_query(query_string: str, kind: type[Q]) -> Q:
         pairs = parse_qsl(
             query_string,
             keep_blank_values=True,
-            errors="strict",
+            errors="surrogateescape",
             max_num_fields=MAX_QUERY_FIELDS,
         )
     except ValueError as error:
@@ -89,16 +89,27 @@ def parse_query(query_string: str, kind: type[Q]) -> Q:
     fields: dict[str, Any] = {}
     for written, value in pairs:
         name = written.removesuffix("[]")
+        check_text(value, readable(name))
         if name in LISTS:
             fields.setdefault(name, []).append(value)
         elif name in fields:
             raise BadField(f"Invalid value for '{name}': given more than once.", param=name)
         else:
-            fields[written] = value
+            fields[readable(written)] = value
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise to_bad_field(str(error)) from error
+        raise to_bad_value(str(error)) from error
+
+
+def check_text(value: str, param: str) -> None:
+    """What was no UTF-8 is a surrogate by now. Postgres knows no NUL."""
+    if value != readable(value) or "\0" in value:
+        raise BadField(f"Invalid value for '{param}': it is no UTF-8 text.", param=param)
+
+
+def readable(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 # ---- pages

@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.fleet.errors import BadField
 from gateway.wire.openai import MAX_CHOICES, MAX_MESSAGES, MAX_PARTS
+from gateway.wire.refusals import unsupported
 
 MAX_TOOLS = 10_000
 MAX_TOKENS = 2**31 - 1
@@ -171,4 +172,4 @@ def invalid(param: str, reason: str) -> BadField:
 
 
 def refused(param: str, reason: str) -> BadField:
-    return BadField(f"Unsupported parameter: '{param}' ({reason}).", param=param)
+    return unsupported(param, f"not supported: {reason}")

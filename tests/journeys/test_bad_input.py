@@ -13,7 +13,7 @@ from tests.stack import Stack
 
 pytestmark = pytest.mark.slow
 
-HELLO = [{"role": "user", "content": "Hello"}]
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
 def post(stack: Stack, body: bytes | dict[str, Any], **headers: str) -> httpx.Response:
@@ -26,6 +26,8 @@ def post(stack: Stack, body: bytes | dict[str, Any], **headers: str) -> httpx.Re
         timeout=30,
     )
 
+
+INVALID_UTF8 = b'{"model": "penny", "messages": [{"role": "user", "content": "\xff\xfe"}]}'
 
 CASES: list[tuple[str, Any, int, str | None]] = [
     ("unknown model", {"model": "gpt-99", "messages": HELLO}, 404, "model"),
@@ -61,11 +63,31 @@ CASES: list[tuple[str, Any, int, str | None]] = [
         400,
         "messages",
     ), ("max_tokens beyond", {"model": "penny", "messages": HELLO, "max_tokens": 10**6}, 400, None),
-    ("broken JSON", b'{"model": "penny", "messages": [', 400, None),
+    ("broken JSON", b'{"model": "penny", "messages": [', 400, "messages[0]"),
     ("not an object", b"[1, 2]", 400, None),
-    ("invalid UTF-8", b'{"model": "penny", "messages": ["\xff\xfe"]}', 400, None),
+    ("invalid UTF-8", INVALID_UTF8, 400, "messages[0].content"),
+    (
+        "lone surrogate",
+        b'{"model": "penny", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        400,
+        "messages[0].content",
+    ),
+    (
+        "bad bias",
+        {"model": "penny", "messages": HELLO, "logit_bias": {"5": 1, "abc": 1}},
+        400,
+        "logit_bias.abc",
+    ),
+    (
+        "many parts",
+        b'{"model": "penny", "messages": [{"role": "user", "content": ['
+        + b'{"type": "text", "text": ""},' * 300_000
+        + b'{"type": "text", "text": ""}]}]}',
+        400,
+        None,
+    ),
     ("empty", b"", 400, None),
-    ("NaN", b'{"model": "penny", "messages": [], "top_p": NaN}', 400, None),
+    ("NaN", b'{"model": "penny", "top_p": NaN, "messages": []}', 400, "top_p"),
     ("deep", b"[" * 100_000, 400, None),
 ]  # fmt: skip
 
@@ -87,6 +109,91 @@ def test_each_mistake_is_named_and_costs_nothing(
         assert error["param"] == param
     assert answer.headers["x-request-id"].startswith("req_")
     assert stack.metric("tollgate_tokens_total") == tokens
+
+
+UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
+    ("response_format", {"response_format": {"type": "json_object"}}, "response_format.type"),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ("function_call", {"function_call": "auto", "functions": []}, "function_call"),
+    (
+        "tool message",
+        {"messages": [{"role": "tool", "tool_call_id": "1", "content": "x"}]},
+        "messages[0].role",
+    ),
+    (
+        "audio part",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+                    ],
+                }
+            ]
+        },
+        "messages[0].content[0].type",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), [case[1:] for case in UNSUPPORTED], ids=[case[0] for case in UNSUPPORTED]
+)
+def test_what_is_not_supported_yet_is_said_to_the_sdk(
+    stack: Stack, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        stack.client(max_retries=0).chat.completions.create(
+            model="penny", messages=HELLO, extra_body=fields
+        )
+    error = caught.value
+    assert (error.code, error.param) == ("unsupported_parameter", param)
+    assert param in error.message and "not support" in error.message
+
+
+@pytest.mark.parametrize("coding", ["gzip", "identity, br"])
+def test_a_compressed_body_is_a_415_that_names_the_header(stack: Stack, coding: str) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        stack.client(max_retries=0).chat.completions.create(
+            model="penny", messages=HELLO, extra_headers={"content-encoding": coding}
+        )
+    error = caught.value
+    assert (error.status_code, error.param) == (415, "Content-Encoding")
+    assert "Content-Encoding" in error.message and error.code == "unsupported_content_encoding"
+
+
+def test_identity_is_no_coding(stack: Stack) -> None:
+    body = {"model": "penny", "messages": HELLO, "max_tokens": 1}
+    assert post(stack, body, **{"content-encoding": "identity"}).status_code == 200
+
+
+@pytest.mark.parametrize("route", ["usage/completions", "costs"])
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("", "start_time"),
+        ("start_time=soon", "start_time"),
+        ("start_time=1&limit=0", "limit"),
+        ("start_time=1&limit=1000", "limit"),
+        ("start_time=5&end_time=4", "end_time"),
+        ("start_time=1&bucket_width=1w", "bucket_width"),
+        ("start_time=1&group_by[]=colour", "group_by[0]"),
+        ("start_time=1&page=x", "page"),
+        ("start_time=1&project_ids[]=%00", "project_ids"),
+        ("start_time=1&project_ids[]=%ff", "project_ids"),
+        ("start_time=1&colour=red", "colour"),
+    ],
+)
+def test_a_bad_query_is_named(stack: Stack, route: str, query: str, param: str) -> None:
+    answer = httpx.get(
+        f"{stack.base_url}/v1/organization/{route}?{query}",
+        headers={"authorization": f"Bearer {stack.credentials['admin_key']}"},
+        timeout=30,
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert param.split("[")[0] in error["message"]
 
 
 def test_a_body_that_is_too_large_is_a_413(stack: Stack) -> None:

@@ -119,7 +119,14 @@ def test_lists_may_be_written_without_brackets() -> None:
         ("start_time=1&line_items=x", "line_items"),
         ("start_time=1&" + "&".join(f"models[]=m{i}" for i in range(101)), "models"),
         ("start_time=1&" * 501, None),
-        ("start_time=%ff", None),
+        ("start_time=%ff", "start_time"),
+        ("start_time=1&models[]=a&models[]=%80b", "models"),
+        ("start_time=1&page=\udcff", "page"),
+        ("start_time=1&project_ids=%00", "project_ids"),
+        ("start_time=1&%ff=1", "?"),
+        ("start_time=1&limit=" + "9" * 30, "limit"),
+        ("start_time=1&limit=", "limit"),
+        ("start_time=1&end_time=-1", "end_time"),
     ],
 )
 def test_what_is_refused_is_named(query: str, param: str | None) -> None:

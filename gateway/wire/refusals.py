@@ -1,0 +1,189 @@
+"""From the decoder's words to OpenAI's: a body or a query that is refused, by the name of the field
+that is in the way.
+
+Above: `from_openai`, `openai_forward`, `openai_admin`. Below: msgspec, and `json_place` for what
+msgspec does not name: bytes that are no JSON, text that is no UTF-8, the keys of a map. It looks at
+a body a second time only after it was refused.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import TypeVar
+
+import msgspec
+
+from gateway.fleet.errors import BadField, UnsupportedField
+from gateway.wire.json_place import (
+    MAX_PATH_CHARS,
+    MAX_VALUES,
+    describe,
+    has_more_values,
+    invalid_utf8,
+    locate,
+    lone_surrogate,
+    number_out_of_range,
+    start_of_literal,
+)
+from gateway.wire.openai import MAX_LOGIT_BIASES, NOT_YET, Biases
+
+T = TypeVar("T")
+
+BROKEN_JSON = "We could not parse the JSON body of your request."
+
+_AT = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
+_TYPE = re.compile(r"^Expected `(?P<wanted>.*)`, got `(?P<found>.*)`$")
+_VALUE = re.compile(r"^Invalid (?:enum )?value '(?P<value>.*)'$", re.DOTALL)
+_BYTE = re.compile(r"^(?:JSON is malformed: )?(?P<reason>.*) \(byte (?P<byte>[0-9]+)\)$")
+_INDEX = re.compile(r"\[[0-9]+\]")
+_RANGE = ("Number out of range", "Integer value out of range")
+_BIAS = re.compile(rb'"(?P<key>[^"\\]*+(?:\\.[^"\\]*+)*+)"\s*+:\s*+[^,}]*+', re.DOTALL)
+
+WORDS = {
+    "array": "an array",
+    "bool": "a boolean",
+    "float": "a number",
+    "int": "an integer",
+    "null": "null",
+    "object": "an object",
+    "str": "a string",
+}
+FOUND = WORDS | {"float": "a decimal number"}
+"""Beside an integer that was wanted: `256.0` is none."""
+
+
+class _Biased(msgspec.Struct):
+    logit_bias: msgspec.Raw = msgspec.Raw(b"")
+
+
+_biased_decoder = msgspec.json.Decoder(_Biased)
+_biases_decoder = msgspec.json.Decoder(Biases)
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Raises BadField for what is not JSON, not UTF-8, nested too deep or of another shape."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise to_bad_value(str(error), body) from error
+    except msgspec.DecodeError as error:
+        raise to_bad_json(str(error), body) from error
+    except UnicodeDecodeError as error:
+        raise broken_at(body, "invalid UTF-8", invalid_utf8(body)) from error
+    except RecursionError as error:
+        raise broken("it is nested too deep", locate(body, len(body))) from error
+
+
+def check_values(body: bytes) -> None:
+    """Before a body is decoded, because that keeps the event loop. Raises BadField."""
+    offset = has_more_values(body)
+    if offset is not None:
+        param = locate(body, offset)
+        place = f", at '{param}' already" if param else ""
+        raise BadField(
+            f"The request body has more than {MAX_VALUES} values in arrays and objects{place}.",
+            param=param,
+        )
+
+
+# ---- what is no JSON
+
+
+def to_bad_json(text: str, body: bytes) -> BadField:
+    """msgspec says "JSON is malformed: invalid character (byte 6)" or "Input data was truncated",
+    the latter of half a surrogate pair near the end, too."""
+    found = _BYTE.match(text)
+    if found is None:
+        lone = lone_surrogate(body)
+        if lone is not None:
+            return broken_at(body, "invalid utf-16 surrogate pair", lone)
+        return broken_at(body, "it ends too early", len(body))
+    reason, offset = found["reason"], int(found["byte"])
+    if reason == "trailing characters":
+        return broken(f"{reason} at {describe(body, offset)}", None)
+    return broken_at(body, reason, offset)
+
+
+def broken_at(body: bytes, reason: str, offset: int | None) -> BadField:
+    if offset is None:
+        return broken(reason, None)
+    param = locate(body, start_of_literal(body, offset))
+    return broken(f"{reason} at {describe(body, offset)}", param)
+
+
+def broken(reason: str, param: str | None) -> BadField:
+    where = f", in or after '{param}'" if param else ""
+    return BadField(f"{BROKEN_JSON} ({reason}{where})", param=param)
+
+
+# ---- what has another shape
+
+
+def to_bad_value(text: str, body: bytes | None = None) -> BadField:
+    """msgspec says "Expected `int`, got `str` - at `$.n`". Of what stands in a map it does not say
+    the key; that is in the body."""
+    found = _AT.match(text)
+    assert found is not None  # the pattern takes any text
+    reason, path = found["reason"], found["path"] or ""
+    if unknown := _UNKNOWN.match(reason):
+        param = under(path, unknown["field"][:MAX_PATH_CHARS])
+        return BadField(f"Unrecognized request argument supplied: {param}", param=param)
+    if missing := _MISSING.match(reason):
+        param = under(path, missing["field"])
+        return BadField(f"Missing required parameter: '{param}'.", param=param)
+    if body is not None and path.removesuffix("[...]") == "logit_bias":
+        path = biased(body)
+    elif body is not None and "[...]" in path and reason in _RANGE:
+        path = locate(body, number_out_of_range(body) or 0) or ""
+    path = path.replace("[...]", "")
+    if not path:
+        return broken(reason, None)
+    if wrong := _TYPE.match(reason):
+        return wrong_type(path, wrong["wanted"], wrong["found"])
+    if value := _VALUE.match(reason):
+        return wrong_value(path, value["value"])
+    return BadField(f"Invalid value for '{path}': {reason}.", param=path)
+
+
+def wrong_type(path: str, wanted: str, found: str) -> BadField:
+    if wanted == "null":
+        return unsupported(path, "not supported by this model yet")
+    kinds = " or ".join(WORDS.get(kind, kind) for kind in wanted.split(" | "))
+    got = FOUND.get(found, found)
+    return BadField(
+        f"Invalid type for '{path}': expected {kinds}, but got {got} instead.", param=path
+    )
+
+
+def wrong_value(path: str, value: str) -> BadField:
+    """One that OpenAI knows and this model cannot honour, or one that nobody knows."""
+    value = value[:MAX_PATH_CHARS]
+    if value in NOT_YET.get(_INDEX.sub("[]", path), ()):
+        return UnsupportedField(
+            f"Unsupported value: '{path}' does not support '{value}' with this model yet.",
+            param=path,
+        )
+    return BadField(f"Invalid value for '{path}': '{value}'.", param=path)
+
+
+def biased(body: bytes) -> str:
+    """The first entry of `logit_bias` that is none."""
+    raw = bytes(_biased_decoder.decode(body).logit_bias)
+    for entry in islice(_BIAS.finditer(raw), MAX_LOGIT_BIASES):
+        try:
+            _biases_decoder.decode(b"{%b}" % entry[0])
+        except msgspec.DecodeError:
+            key = entry["key"].decode(errors="replace")
+            return f"logit_bias.{key}"[:MAX_PATH_CHARS]
+    return "logit_bias"
+
+
+def under(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field
+
+
+def unsupported(param: str, reason: str) -> UnsupportedField:
+    return UnsupportedField(f"Unsupported parameter: '{param}' is {reason}.", param=param)

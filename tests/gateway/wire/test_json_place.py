@@ -1,0 +1,222 @@
+"""Bytes to fields: any body, broken anywhere, is answered fast with the place or with none."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.fleet.errors import BadField
+from gateway.wire.from_openai import from_openai
+from gateway.wire.json_place import (
+    MAX_PATH_CHARS,
+    MAX_VALUES,
+    has_more_values,
+    locate,
+    lone_surrogate,
+)
+
+MARK = "\u00a7"
+KEYS = st.text(st.characters(exclude_characters=MARK + ".[", codec="utf-8"), max_size=5)
+LEAVES = st.none() | st.integers() | st.sampled_from(['a, "b": [{', "\\", "}]", ""])
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=6,
+)
+STEPS = st.lists(st.integers(0, 3) | KEYS, min_size=1, max_size=6)
+
+
+def around(path: list[int | str], before: Any, after: Any) -> Any:
+    """The marked leaf at `path`, with neighbours on both sides at each level."""
+    value: Any = f"x{MARK}"
+    for step in reversed(path):
+        if isinstance(step, int):
+            value = [before] * step + [value, after]
+        else:
+            value = {step + "0": before, step: value, step + "1": after}
+    return value
+
+
+def written(path: list[int | str]) -> str:
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            # As it stands in the body: a key's escapes are not resolved.
+            key = json.dumps(step, ensure_ascii=False)[1:-1]
+            text += f".{key}" if text else key
+    return text
+
+
+@given(STEPS, VALUES, VALUES, st.sampled_from([None, 1, "\t"]))
+def test_a_byte_of_any_document_is_found(
+    path: list[int | str], before: Any, after: Any, indent: Any
+) -> None:
+    text = json.dumps(around(path, before, after), ensure_ascii=False, indent=indent)
+    body = text.encode()
+    offset = body.index(MARK.encode())
+    assert locate(body, offset) == (written(path) or None)
+    assert locate(body[:offset], offset) == (written(path) or None), "cut off there"
+
+
+def count_values(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return len(inner) + sum(count_values(each) for each in inner)
+
+
+@given(VALUES, st.integers(0, 40))
+def test_values_are_counted_and_text_is_not(value: Any, most: int) -> None:
+    body = json.dumps(value).encode()
+    empty = json.dumps(value).count("[]") + json.dumps(value).count("{}")
+    count = count_values(value)
+    more = has_more_values(body, most) is not None
+    # An empty array or object counts as if it held one value.
+    assert more or count <= most
+    assert not more or count + empty > most
+
+
+MESSAGES = b'{"model": "m", "messages": [{"role": "user", "content": %b}]}'
+CONTENT = "messages[0].content"
+BROKEN = {
+    "UTF-8": (MESSAGES % b'"ab\xff"', CONTENT, "invalid UTF-8"),
+    "cut UTF-8": (MESSAGES % b'"ab\xe2\x82"', CONTENT, "invalid UTF-8"),
+    "surrogate as UTF-8": (MESSAGES % b'"\xed\xa0\x80"', CONTENT, "invalid UTF-8"),
+    "UTF-8 in a part": (
+        MESSAGES % b'[{"type": "text", "text": "a"}, {"type": "text", "text": "\xff"}]',
+        "messages[0].content[1].text",
+        "invalid UTF-8",
+    ),
+    "UTF-8 in a key": (
+        b'{"model": "m", "messages": [{"role": "user", "x\xff": 1}]}',
+        "messages[0].x\ufffd",
+        "invalid UTF-8",
+    ),
+    "high surrogate at the end": (MESSAGES % b'"\\ud800"', CONTENT, "surrogate"),
+    "high surrogate": (MESSAGES % b'"\\ud800 and more"', CONTENT, "surrogate"),
+    "low surrogate": (MESSAGES % b'"a \\udc00 b"', CONTENT, "surrogate"),
+    "bad escape": (MESSAGES % b'"a\\q"', CONTENT, "escape"),
+    "control character": (MESSAGES % b'"a\x01"', CONTENT, "invalid character"),
+    "no comma": (MESSAGES % b'"a" x', CONTENT, "expected ','"),
+    "NaN": (b'{"model": "m", "top_p": NaN}', "top_p", "invalid character"),
+    "bad literal": (b'{"model": "m", "stream": tru}', "stream", "invalid character"),
+    "bad literal, then more": (b'{"model": "m", "stream": tru, "n": 1}', "stream", "invalid"),
+    "leading zero": (b'{"model": "m", "n": 01}', "n", "invalid number"),
+    "trailing comma": (b'{"model": "m", "n": 1,}', "n", "trailing comma"),
+    "no value": (b'{"model": "m", "n": }', "n", "invalid character"),
+    "no colon": (b'{"model": "m", "n" 1}', "n", "expected ':'"),
+    "cut in text": (b'{"model": "m", "messages": [{"role": "us', "messages[0].role", "too early"),
+    "cut in an array": (b'{"model": "m", "messages": [', "messages[0]", "too early"),
+    "cut after a comma": (b'{"model": "m", "n": 1,', "n", "too early"),
+    "empty": (b"", None, "too early"),
+    "no JSON": (b"model=m", None, "line 1, column 1, byte 0"),
+    "more behind it": (b'{"model": "m"} x', None, "trailing characters"),
+    "deep": (b'{"model": "m", "x": ' + b"[" * 90_000, "x" + "[0]" * 32, "too deep"),
+    "deep keys": (b'{"model": "m", "x": ' + b'{"%b": ' % (b"y" * 99) * 9_000, None, "too deep"),
+}
+
+
+@pytest.mark.parametrize("kind", ["engine", "upstream"])
+@pytest.mark.parametrize(("body", "param", "words"), BROKEN.values(), ids=BROKEN.keys())
+def test_what_is_broken_is_named(body: bytes, param: str | None, words: str, kind: Any) -> None:
+    with pytest.raises(BadField) as caught:
+        from_openai(body, kind)
+    error = caught.value
+    if error.message.startswith(("Unrecognized", "Missing")):
+        # Our engine's shapes refuse an unknown field, or a missing one, before what is broken.
+        assert kind == "engine"
+        return
+    assert words in error.message and "could not parse" in error.message
+    assert error.param == param or (words == "too deep" and error.param)
+    assert error.param is None or len(error.param) <= MAX_PATH_CHARS
+
+
+def test_a_place_has_a_line_and_a_column() -> None:
+    with pytest.raises(BadField, match=r"at line 3, column 8, byte 25, in or after 'n'"):
+        from_openai(b'{\n  "model": "m",\n  "n": x\n}', "upstream")
+
+
+def test_an_escaped_backslash_begins_no_surrogate() -> None:
+    assert lone_surrogate(b'"\\\\ud800"') is None
+    assert lone_surrogate(b'"\\ud83d\\ude00"') is None
+    assert lone_surrogate(b'"\\\\\\ud800"') is not None
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(b"1e999", "Number out of range"), (b"7" * 5_000, "Integer value out of range")],
+)
+def test_a_number_beyond_all_bounds_is_named(number: bytes, reason: str) -> None:
+    body = b'{"model": "m", "x": 1e3, "vendor": [1, {"size": -%b}]}' % number
+    with pytest.raises(BadField) as caught:
+        from_openai(body, "upstream")
+    assert caught.value.param == "vendor[1].size" and reason in caught.value.message
+
+
+# ---- large bodies
+
+SIZE = 4 * 2**20
+HEAD = b'{"model": "m", "messages": ['
+
+
+def repeated(item: bytes, head: bytes = HEAD, tail: bytes = b"]}") -> bytes:
+    return head + b",".join([item] * (SIZE // (len(item) + 1))) + tail
+
+
+LARGE = {
+    "messages": (repeated(b'{"role":"user","content":""}'), "messages"),
+    "parts": (
+        repeated(b'{"type":"text","text":""}', HEAD + b'{"role":"user","content":[', b"]}]}"),
+        "messages[0].content",
+    ),
+    "empty objects": (repeated(b"{ }"), "messages"),
+    "empty arrays": (repeated(b"[]"), "messages"),
+    "nested": (repeated(b"[{}]"), "messages"),
+    "scalars": (repeated(b"1"), "messages"),
+    "entries": (repeated(b'"x": 1', b'{"model": "m", "logit_bias": {', b"}}"), "logit_bias"),
+}
+MAX_REFUSAL_S = 1.0
+"""Of processor time: a refusal takes about 0.1 s."""
+
+
+@pytest.mark.parametrize("kind", ["engine", "upstream"])
+@pytest.mark.parametrize(("body", "param"), LARGE.values(), ids=LARGE.keys())
+def test_megabytes_of_small_values_are_refused_undecoded(
+    body: bytes, param: str, kind: Any
+) -> None:
+    begun = time.process_time()
+    with pytest.raises(BadField, match=f"more than {MAX_VALUES} values") as caught:
+        from_openai(body, kind)
+    assert caught.value.param is not None and caught.value.param.startswith(param)
+    assert time.process_time() - begun < MAX_REFUSAL_S
+
+
+@pytest.mark.parametrize("kind", ["engine", "upstream"])
+def test_megabytes_of_text_are_not(kind: Any) -> None:
+    text = '[1, {"x": "y"}], ' * (SIZE // 24)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+    assert from_openai(body, kind).n == 1
+
+
+HOSTILE = {
+    "escapes": b'{"model": "' + b'\\"' * (SIZE // 2),
+    "backslashes": b'{"model": "' + b"\\" * SIZE,
+    "quotes": b'"' * SIZE,
+    "spaces": b'{"model": "m", "x": ' + b" " * SIZE,
+    "digits": b'{"model": "m", "x": ' + b"1" * SIZE + b"e999}",
+    "surrogates": b'{"model": "' + b"\\ud83d\\ude00" * (SIZE // 12),
+    "bad at the end": b'{"model": "m", "messages": "' + b"x" * SIZE + b'\xff"}',
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_broken_body_takes_linear_time(body: bytes) -> None:
+    begun = time.process_time()
+    with pytest.raises(BadField):
+        from_openai(body, "upstream")
+    assert time.process_time() - begun < MAX_REFUSAL_S
