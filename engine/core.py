@@ -78,8 +78,9 @@ class EngineCore:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or EngineOverloaded."""
         self._scheduler.add(request)
 
-    def abort(self, request_id: str) -> EngineOutput | None:
-        """End a request now; its last output, or None when the id is unknown or finished."""
+    def abort(self, request_id: str) -> list[EngineOutput]:
+        """End a request now; a last output for each open choice, none when the id is unknown or
+        finished."""
         return self._scheduler.abort(request_id)
 
     def has_work(self) -> bool:

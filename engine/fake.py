@@ -18,12 +18,7 @@ from pathlib import Path
 
 from engine.client import OnOrphan, OutputStream
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
-from engine.errors import (
-    ContextLengthExceeded,
-    EngineOverloaded,
-    EngineUnavailable,
-    InvalidRequest,
-)
+from engine.errors import EngineOverloaded, EngineUnavailable, InvalidRequest
 from engine.protocol import (
     PROTOCOL_VERSION,
     EngineOutput,
@@ -34,6 +29,7 @@ from engine.protocol import (
     TokenLogprobs,
     Usage,
 )
+from engine.validation import check_request
 
 Respond = Callable[[EngineRequest, int], Iterator[int]]
 """The token ids of choice `index` of a request. Where they end the choice has met its EOS."""
@@ -84,14 +80,17 @@ class _FakeRequest:
         self.prefilled = True
         return [self._advance(index) for index in sorted(self.open)]
 
-    def end(self, reason: FinishReason) -> EngineOutput:
-        return EngineOutput(
-            request_id=self.request.request_id,
-            usage=self.usage,
-            index=min(self.open),
-            finish_reason=reason,
-            finished=True,
-        )
+    def end(self, reason: FinishReason) -> list[EngineOutput]:
+        return [
+            EngineOutput(
+                request_id=self.request.request_id,
+                usage=self.usage,
+                index=index,
+                finish_reason=reason,
+                finished=index == max(self.open),
+            )
+            for index in sorted(self.open)
+        ]
 
     def _advance(self, index: int) -> EngineOutput:
         token_id = next(self.answers[index], EOS_TOKEN_ID)
@@ -157,7 +156,8 @@ class FakeCore:
         self._engine_id = str(uuid.uuid4())
 
     def add(self, request: EngineRequest) -> None:
-        self._validate(request)
+        resolved = self.resolved
+        check_request(request, vocab_size=resolved.vocab_size, max_model_len=resolved.max_model_len)
         config = self.resolved.config
         if len(self._waiting) >= config.max_waiting:
             raise EngineOverloaded(f"{config.max_waiting} requests are waiting")
@@ -166,14 +166,14 @@ class FakeCore:
             raise InvalidRequest("n choices of this length never fit", param="n")
         self._waiting.append(fake)
 
-    def abort(self, request_id: str) -> EngineOutput | None:
+    def abort(self, request_id: str) -> list[EngineOutput]:
         if fake := self._running.pop(request_id, None):
             return fake.end("abort")
         for fake in self._waiting:
             if fake.request.request_id == request_id:
                 self._waiting.remove(fake)
                 return fake.end("abort")
-        return None
+        return []
 
     def step(self) -> list[EngineOutput]:
         while self._waiting and self._fits(self._waiting[0]):
@@ -217,20 +217,6 @@ class FakeCore:
     def check_integrity(self) -> None:
         assert self._num_held_blocks() <= self.resolved.num_blocks
         assert all(fake.open for fake in self._running.values())
-
-    def _validate(self, request: EngineRequest) -> None:
-        prompt = request.prompt_token_ids
-        if not prompt or not all(0 <= token < self.resolved.vocab_size for token in prompt):
-            raise InvalidRequest("empty, or ids out of range", param="prompt_token_ids")
-        if len(prompt) >= self.resolved.max_model_len:
-            raise ContextLengthExceeded(
-                f"{len(prompt)} prompt tokens, the context has {self.resolved.max_model_len}",
-                param="prompt_token_ids",
-            )
-        if request.sampling.max_tokens < 1:
-            raise InvalidRequest("at least 1", param="max_tokens")
-        if request.n < 1:
-            raise InvalidRequest("at least 1", param="n")
 
     def _fits(self, fake: _FakeRequest) -> bool:
         return (
@@ -309,7 +295,7 @@ class FakeEngine:
             self.core.abort(request_id)
 
     async def abort(self, request_id: str) -> None:
-        if last := self.core.abort(request_id):
+        for last in self.core.abort(request_id):
             self._streams[request_id].push(last)
 
     async def acknowledge(self, request_id: str) -> None:

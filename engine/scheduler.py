@@ -157,11 +157,11 @@ class Scheduler:
         # The other choices find the prompt in the cache when choice 0 has computed it (`update`).
         self._waiting.extend(sequences[:1] if self.cache.enabled else sequences)
 
-    def abort(self, request_id: str) -> EngineOutput | None:
-        """End a request and free its blocks now. Its last output ends every open choice and
-        carries the final usage; None when the id is unknown or finished."""
+    def abort(self, request_id: str) -> list[EngineOutput]:
+        """End a request and free its blocks now. A last output for each open choice, all with the
+        final usage; none when the id is unknown or finished."""
         state = self._requests.get(request_id)
-        return None if state is None else self._end(state, "abort", None)
+        return [] if state is None else self._end(state, "abort", None)
 
     # The step
 
@@ -213,11 +213,14 @@ class Scheduler:
 
     def fail_batch(self, output: SchedulerOutput) -> list[EngineOutput]:
         """The step raised: end every request in it. What it computed is not trusted, so nothing
-        of it enters the prefix cache. One last output per request."""
+        of it enters the prefix cache. A last output for each of their open choices."""
         return [
-            self._end(self._requests[entry.seq.request_id], "error", "engine_step_failed")
+            last
             for entry in output.scheduled
-            if entry.stands()
+            if entry.stands()  # not ended with an earlier choice of the same request
+            for last in self._end(
+                self._requests[entry.seq.request_id], "error", "engine_step_failed"
+            )
         ]
 
     # What there is
@@ -468,19 +471,23 @@ class Scheduler:
 
     def _end(
         self, state: RequestState, reason: FinishReason, error_code: str | None
-    ) -> EngineOutput:
-        """End all open choices of a request at once, in one output that names the first of them."""
+    ) -> list[EngineOutput]:
+        """End all open choices of a request at once, each with an output of its own."""
         ended = [s for s in state.sequences if s.status is not SequenceStatus.FINISHED]
         for seq in ended:
             self._finish(state, seq, reason)
-        return EngineOutput(
-            request_id=state.request_id,
-            usage=state.usage(),
-            index=ended[0].index,
-            finish_reason=reason,
-            finished=True,
-            error_code=error_code,
-        )
+        usage = state.usage()
+        return [
+            EngineOutput(
+                request_id=state.request_id,
+                usage=usage,
+                index=seq.index,
+                finish_reason=reason,
+                finished=seq is ended[-1],
+                error_code=error_code,
+            )
+            for seq in ended
+        ]
 
     def _is_parked(self, seq: Sequence) -> bool:
         """Whether the choice waits for choice 0 to compute the prompt that they share."""

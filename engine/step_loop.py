@@ -55,8 +55,9 @@ class Core(Protocol):
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises `InvalidRequest` or `EngineOverloaded`."""
 
-    def abort(self, request_id: str) -> EngineOutput | None:
-        """Free what a request holds; its last output, or None if it is not (or no longer) known."""
+    def abort(self, request_id: str) -> list[EngineOutput]:
+        """Free what a request holds; a last output for each choice that was still open, none if it
+        is not (or no longer) known."""
 
     def step(self) -> list[EngineOutput]:
         """Run one batch."""
@@ -155,25 +156,25 @@ class StepLoop:
     def _pass(self, commands: list[Submit | Abort]) -> None:
         # What the commands caused is delivered before the step: a refusal or the end of an
         # aborted request does not wait for a batch that it has no part in.
-        answers = [self._apply(command) for command in commands]
-        self._deliver([answer for answer in answers if answer is not None])
+        self._deliver([answer for command in commands for answer in self._apply(command)])
         if self._core.has_work():
             self._deliver(self._core.step())
         self._report_status()
 
-    def _apply(self, command: Submit | Abort) -> Result | None:
+    def _apply(self, command: Submit | Abort) -> Sequence[Result]:
         if isinstance(command, Abort):
             return self._core.abort(command.request_id)
         try:
             self._core.add(command.request)
         except EngineError as error:
-            return Rejected(
+            refusal = Rejected(
                 request_id=command.request.request_id,
                 code=error.code,
                 message=error.message,
                 param=error.param,
             )
-        return None
+            return [refusal]
+        return []
 
     def _wait_for_work(self) -> list[Submit | Abort] | None:
         """The commands since the last pass; None when the loop is to end. Sleeps while idle, but

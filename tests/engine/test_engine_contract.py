@@ -103,6 +103,8 @@ async def test_choices_stop_ids_and_logprobs(any_engine: Engine) -> None:
         (ask(prompt=[1] * 4096), ContextLengthExceeded, "prompt_token_ids"),
         (ask(max_tokens=0), InvalidRequest, "max_tokens"),
         (ask(n=0), InvalidRequest, "n"),
+        (ask(temperature=-1), InvalidRequest, "temperature"),
+        (ask(stop_token_ids=(99_999,)), InvalidRequest, "stop_token_ids"),
         (ask(n=300, max_tokens=250), InvalidRequest, "n"),
     ],
 )
@@ -142,6 +144,22 @@ async def test_abort_ends_a_stream_with_its_usage(
     assert not core.has_work()
     await connected.abort("r")  # finished
     await connected.abort("never heard of")
+
+
+async def test_an_abort_ends_every_open_choice_and_counts_once(any_engine: Engine) -> None:
+    stop = next(drawn(ask(seed=1), 1))
+    outputs: list[EngineOutput] = []
+    request = ask(n=3, seed=1, max_tokens=LONG, stop_token_ids=(stop,))
+    async for output in any_engine.generate(request):
+        outputs.append(output)
+        if len(outputs) == 6:
+            await any_engine.abort("r")
+    reasons = [(o.index, o.finish_reason) for o in outputs if o.finish_reason]
+    assert sorted(reasons) == [(0, "abort"), (1, "stop"), (2, "abort")]
+    assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
+    usage = outputs[-1].usage
+    assert usage.generated_tokens == sum(len(o.token_ids) for o in outputs)
+    assert usage.prompt_tokens == 3
 
 
 async def test_closing_a_stream_early_aborts_it(

@@ -128,15 +128,15 @@ class World:
                 self.memory[block, position % size] = ("garbage", ())
         answers = self.scheduler.fail_batch(output)
         assert {a.request_id for a in answers} == {s.seq.request_id for s in output.scheduled}
-        for answer in answers:
-            assert answer.error_code == "engine_step_failed"
-            self.end(answer, "error")
+        assert all(answer.error_code == "engine_step_failed" for answer in answers)
+        for request_id in {answer.request_id for answer in answers}:
+            self.end([a for a in answers if a.request_id == request_id], "error")
 
     def abort(self, request_id: str) -> None:
-        answer = self.scheduler.abort(request_id)
-        assert answer is not None
-        self.end(answer, "abort")
-        assert self.scheduler.abort(request_id) is None
+        answers = self.scheduler.abort(request_id)
+        assert {answer.request_id for answer in answers} == {request_id}
+        self.end(answers, "abort")
+        assert self.scheduler.abort(request_id) == []
 
     def schedule(self) -> SchedulerOutput:
         """One schedule(), held to the rules that need no memory."""
@@ -217,12 +217,15 @@ class World:
             self.ended.add(answer.request_id)
             del self.open[answer.request_id]
 
-    def end(self, answer: EngineOutput, reason: FinishReason) -> None:
-        expected = self.open.pop(answer.request_id)
-        self.ended.add(answer.request_id)
-        assert answer.finished and answer.finish_reason == reason and not answer.token_ids
-        assert expected.reasons[answer.index] is None
-        self.bill(expected, answer)
+    def end(self, answers: list[EngineOutput], reason: FinishReason) -> None:
+        expected = self.open.pop(answers[0].request_id)
+        self.ended.add(answers[0].request_id)
+        still_open = [index for index, ended in enumerate(expected.reasons) if ended is None]
+        assert [answer.index for answer in answers] == still_open, "one for each open choice"
+        assert [answer.finished for answer in answers] == [False] * (len(answers) - 1) + [True]
+        for answer in answers:
+            assert answer.finish_reason == reason and not answer.token_ids
+            self.bill(expected, answer)
 
     def bill(self, expected: Expected, answer: EngineOutput) -> None:
         usage, before = answer.usage, expected.usage

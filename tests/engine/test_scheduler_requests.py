@@ -6,6 +6,7 @@ import hashlib
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.errors import ContextLengthExceeded, EngineError, EngineOverloaded, InvalidRequest
@@ -129,7 +130,7 @@ def test_the_queue_is_bounded_in_requests_that_never_ran() -> None:
     with pytest.raises(EngineOverloaded) as caught:
         scheduler.add(request("d", 2))
     assert isinstance(caught.value, EngineError) and caught.value.code == "engine_overloaded"
-    assert scheduler.abort("c") is not None
+    assert scheduler.abort("c")
     scheduler.add(request("d", 2))
     scheduler.check_integrity()
     drain(scheduler)
@@ -256,10 +257,12 @@ def test_a_first_choice_that_ends_at_once_still_lets_the_others_run() -> None:
 def test_aborting_what_waits_bills_nothing() -> None:
     scheduler = make()
     scheduler.add(request("a", 5, n=2))
-    answer = scheduler.abort("a")
-    assert answer == EngineOutput(
-        request_id="a", usage=Usage(prompt_tokens=5), finish_reason="abort", finished=True
+    first, last = scheduler.abort("a")
+    unbilled = EngineOutput(
+        request_id="a", usage=Usage(prompt_tokens=5), finish_reason="abort", finished=False
     )
+    assert first == unbilled
+    assert last == msgspec.structs.replace(unbilled, index=1, finished=True)
     assert not scheduler.has_unfinished() and scheduler.num_waiting == 0
     scheduler.check_integrity()
 
@@ -269,8 +272,9 @@ def test_aborting_a_prompt_under_way_bills_nothing_and_frees_its_blocks() -> Non
     scheduler.add(request("a", 40, n=3))
     step(scheduler)
     assert scheduler.num_free_blocks < 64
-    answer = scheduler.abort("a")
-    assert answer is not None and answer.finished and not answer.usage.prefilled
+    answers = scheduler.abort("a")
+    assert [(o.index, o.finished) for o in answers] == [(0, False), (1, False), (2, True)]
+    assert not any(o.usage.prefilled for o in answers)
     assert scheduler.num_free_blocks == 64
     scheduler.check_integrity()
 
@@ -280,28 +284,30 @@ def test_aborting_an_answer_bills_what_was_generated() -> None:
     scheduler.add(request("a", 5, n=2))
     for _ in range(3):
         step(scheduler)
-    answer = scheduler.abort("a")
-    assert answer is not None and answer.usage.prefilled and answer.usage.generated_tokens == 5
-    assert answer.finish_reason == "abort" and answer.finished and answer.token_ids == []
+    answers = scheduler.abort("a")
+    assert [(o.index, o.finished) for o in answers] == [(0, False), (1, True)]
+    for answer in answers:
+        assert answer.usage.prefilled and answer.usage.generated_tokens == 5
+        assert answer.finish_reason == "abort" and answer.token_ids == []
     assert scheduler.num_free_blocks == 64
     scheduler.check_integrity()
 
 
-def test_abort_names_the_first_choice_that_was_still_open() -> None:
+def test_abort_ends_only_the_choices_that_were_still_open() -> None:
     scheduler = make(enabled=False)
     scheduler.add(request("a", 2, n=2))
     sampled = {("a", 0): [(EOS, None)], ("a", 1): [(1, None)]}
     scheduler.update(scheduler.schedule(), sampled)
-    answer = scheduler.abort("a")
-    assert answer is not None and answer.index == 1 and answer.usage.generated_tokens == 2
+    (answer,) = scheduler.abort("a")
+    assert answer.finished and answer.index == 1 and answer.usage.generated_tokens == 2
 
 
 def test_unknown_and_finished_ids_are_nothing_to_abort() -> None:
     scheduler = make()
-    assert scheduler.abort("a") is None
+    assert scheduler.abort("a") == []
     scheduler.add(request("a", 2))
     drain(scheduler)
-    assert scheduler.abort("a") is None
+    assert scheduler.abort("a") == []
 
 
 def test_a_step_passes_over_what_was_aborted_meanwhile() -> None:
@@ -336,9 +342,10 @@ def test_a_failed_step_ends_its_requests_and_no_others() -> None:
     scheduler, outputs = failing()
     assert [(o.request_id, o.finish_reason, o.error_code, o.finished) for o in outputs] == [
         ("a", "error", "engine_step_failed", True),
+        ("b", "error", "engine_step_failed", False),
         ("b", "error", "engine_step_failed", True),
     ]
-    assert [o.usage.generated_tokens for o in outputs] == [1, 0]
+    assert [(o.index, o.usage.generated_tokens) for o in outputs] == [(0, 1), (0, 0), (1, 0)]
     assert [o.request_id for o in drain(scheduler)] == ["c"]
 
 
@@ -351,9 +358,10 @@ def test_what_a_failed_step_computed_is_not_cached() -> None:
     assert answer.usage.cached_tokens == 0
 
 
-def test_one_last_output_even_if_several_choices_were_in_the_failed_step() -> None:
+def test_one_last_output_for_each_choice_that_was_in_the_failed_step() -> None:
     scheduler = make(enabled=False)
     scheduler.add(request("a", 2, n=3))
-    (answer,) = scheduler.fail_batch(scheduler.schedule())
-    assert answer.finished and not scheduler.has_unfinished()
+    answers = scheduler.fail_batch(scheduler.schedule())
+    assert [(o.index, o.finished) for o in answers] == [(0, False), (1, False), (2, True)]
+    assert not scheduler.has_unfinished()
     scheduler.check_integrity()

@@ -174,7 +174,7 @@ async def test_a_dead_step_thread_ends_the_server_at_once(
                 outputs.append(msgspec.structs.replace(outputs[0], request_id="nobody's"))
             return outputs
 
-        def abort(self, request_id: str) -> EngineOutput | None:
+        def abort(self, request_id: str) -> list[EngineOutput]:
             assert where != "abort", "broken abort"
             return super().abort(request_id)
 
@@ -215,6 +215,24 @@ def test_a_receiver_that_falls_behind_stops_the_loop(monkeypatch: pytest.MonkeyP
 
 
 # ---- addresses
+
+
+async def test_a_closing_engine_leaves_its_successors_socket(
+    join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since the drain began nobody listened there; inode numbers are given away again at once."""
+    path = tmp_path / "s"
+    old, new = (EngineServer(FakeCore(CONFIG), f"unix:{path}") for _ in range(2))
+    await old.start()
+    await old.drain(1)
+    await new.start()
+    await old.close()
+    assert path.exists()
+    peer = await join(new)
+    peer.say(submit("a"))
+    await peer.last_of("a")
+    await new.close()
+    assert not path.exists()
 
 
 async def test_a_socket_is_this_users_alone_and_is_removed(tmp_path: Path) -> None:

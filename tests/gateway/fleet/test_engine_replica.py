@@ -368,6 +368,19 @@ async def test_a_failed_step_is_a_loss_only_after_the_first_output(make: Make, s
     assert [event.finished for event in events] == [False]
 
 
+async def test_a_failed_step_ends_all_choices_and_is_one_loss(make: Make, says: Says) -> None:
+    failed = [
+        output(3, [], index=i, finish_reason="error", error_code="failed", finished=i == 1)
+        for i in range(2)
+    ]
+    begun = [output(1, [70]), output(3, [70, 71], index=1)]
+    events: list[ReplicaEvent] = []
+    scripted = Scripted(says("x"), [*begun, *failed], EngineUnavailable("gone"))
+    with pytest.raises(ReplicaLost):
+        await run(make(scripted), chat(n=2), events)
+    assert events[-1].usage is not None and events[-1].usage.output == 3
+
+
 async def test_an_engine_lost_after_the_whole_answer_was_given_is_no_loss(
     make: Make, says: Says, tokenizer: Tokenizer
 ) -> None:
