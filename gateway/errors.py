@@ -9,7 +9,7 @@
     fleet: UnknownModel                404     invalid_request_error   model_not_found
     fleet: UnsupportedField            400     invalid_request_error   unsupported_parameter
     fleet: BadField                    400     invalid_request_error   (null)
-    fleet: UpstreamRefused             as the upstream said
+    fleet: UpstreamRefused             its 4xx  invalid_request_error   one of OpenAI's, or null
     fleet: ReplicaOverloaded           503     server_error            overloaded
     fleet: ReplicaUnavailable          503     server_error            service_unavailable
     fleet: ReplicaLost                 500     server_error            (null)
