@@ -1,5 +1,6 @@
 # make run | make test | make setup | make lint | make lock
-# Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
+# Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line; a VENV that
+# is there already (`make setup VENV=...`) is used as it is.
 SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
@@ -31,14 +32,17 @@ $(BIN)/python:
 	  { echo "tollgate needs Python >= 3.11; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) requirements/make_venv.py $(VENV)
 
-# The CPU build where there is no GPU: first as the configured indexes have it, then from PyTorch's own CPU index.
+# The CPU build where there is no GPU: first as the configured indexes have it, then from PyTorch's own CPU index, and
+# where that cannot be reached the large build that every index has.
 $(VENV)/.torch: requirements/torch.txt $(BIN)/python
 	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
 	  $(PIP) install -q -r requirements/torch.txt; \
 	else \
 	  $(PIP) install -q --no-deps "$$(cat requirements/torch.txt)+cpu" 2>/dev/null || \
 	  { $(PIP) install -q -r requirements/uv.txt && \
-	    $(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu --no-deps -r requirements/torch.txt; }; \
+	    $(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu --no-deps -r requirements/torch.txt; } || \
+	  { echo "PyTorch's CPU index cannot be reached: installing its much larger CUDA build instead"; \
+	    $(PIP) install -q -r requirements/torch.txt; }; \
 	fi
 	@touch $@
 
@@ -57,7 +61,7 @@ lock: $(BIN)/python
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  pyproject.toml requirements/engine.in --extra dev -o requirements/dev.lock
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	  pyproject.toml requirements/engine.in -c requirements/dev.lock -o requirements/runtime.lock
+	  pyproject.toml requirements/engine.in requirements/examples.in -c requirements/dev.lock -o requirements/runtime.lock
 
 clean:
 	rm -rf $(VENV) build *.egg-info

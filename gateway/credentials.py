@@ -7,6 +7,7 @@ at the first start and are kept nowhere else; the address follows each start.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,7 @@ def examples(base_url: str, model: str, path: Path, api_key: str | None) -> str:
         python_key = f'json.load(open("{path}"))["api_key"]'
     else:
         sed, python_key = api_key, f'"{api_key}"'
+    sdk = f"# {sys.executable} has this package; elsewhere: pip install openai"
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     imports = "import json\n\n" if api_key is None else ""
     return f"""curl {base_url}/chat/completions \\
@@ -61,7 +63,7 @@ def examples(base_url: str, model: str, path: Path, api_key: str | None) -> str:
   -H "Content-Type: application/json" \\
   -d '{body}'
 
-{imports}from openai import OpenAI
+{imports}from openai import OpenAI  {sdk}
 
 client = OpenAI(base_url="{base_url}", api_key={python_key})
 stream = client.chat.completions.create(
