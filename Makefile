@@ -1,6 +1,5 @@
 # make run | make test | make setup | make lint | make lock
-# Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line; a VENV that
-# is there already (`make setup VENV=...`) is used as it is.
+# Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
