@@ -64,23 +64,10 @@ async def _serve(core: Core, address: str, drain_timeout_s: float) -> None:
 
 
 def _config(arguments: argparse.Namespace) -> EngineConfig:
-    return EngineConfig(
-        model=arguments.model,
-        served_name=arguments.served_name,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        max_model_len=arguments.max_model_len,
-        max_num_batched_tokens=arguments.max_num_batched_tokens,
-        max_num_seqs=arguments.max_num_seqs,
-        max_waiting=arguments.max_waiting,
-        kv_cache_bytes=arguments.kv_cache_bytes,
-        kv_cache_fraction=arguments.kv_cache_fraction,
-        num_blocks=arguments.num_blocks,
-        enable_prefix_caching=arguments.prefix_caching,
-        num_threads=arguments.num_threads,
-        step_timeout_s=arguments.step_timeout_s,
-        seed=arguments.seed,
-    )
+    """Every argument that is named like a field is that field."""
+    given = vars(arguments)
+    fields = {name: given[name] for name in EngineConfig.__struct_fields__ if name in given}
+    return EngineConfig(**fields)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,9 +77,16 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     default = EngineConfig(model=Path())
-    add = parser.add_argument
+    _add_model(parser.add_argument_group("model"), default)
+    _add_steps(parser.add_argument_group("steps"), default)
+    _add_memory(parser.add_argument_group("memory"), default)
+    _add_process(parser.add_argument_group("process"), default)
+    return parser
+
+
+def _add_model(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
+    add = group.add_argument
     add("--model", type=Path, required=True, help="a Hugging Face folder")
-    add("--listen", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port")
     add("--served-name", default="", help="the model's name; empty: the folder's")
     add("--device", choices=("auto", "cpu", "cuda"), default=default.device, help="where to run")
     add(
@@ -102,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
         help="auto: the checkpoint's, but float32 for a small model on a CPU",
     )
     add("--max-model-len", type=_positive, help="context length; unset: the checkpoint's")
+    add("--seed", type=int, default=default.seed, help="for requests that bring no seed")
+
+
+def _add_steps(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
+    add = group.add_argument
     add(
         "--max-num-batched-tokens",
         type=_positive,
@@ -120,6 +119,29 @@ def _parser() -> argparse.ArgumentParser:
         default=default.max_waiting,
         help="requests queued before more are refused",
     )
+    add(
+        "--itl-target-s",
+        type=float,
+        default=default.itl_target_s,
+        help="how long a step with decodes should take at most; prompt chunks are sized for it. "
+        "0: no target",
+    )
+    add(
+        "--speculative",
+        choices=("off", "ngram"),
+        default=default.speculative,
+        help="ngram: guess that what followed the last tokens before follows them again",
+    )
+    add(
+        "--num-draft-tokens",
+        type=_positive,
+        default=default.num_draft_tokens,
+        help="guesses verified in a step, for each sequence",
+    )
+
+
+def _add_memory(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
+    add = group.add_argument
     add("--kv-cache-bytes", type=_positive, help="KV memory; unset: --kv-cache-fraction")
     add(
         "--kv-cache-fraction",
@@ -128,27 +150,24 @@ def _parser() -> argparse.ArgumentParser:
         help="KV memory as a part of what is free once the weights are loaded",
     )
     add("--num-blocks", type=_positive, help="KV blocks; overrides both of the above")
-    add("--num-threads", type=_positive, help="CPU threads for matrix work; unset: torch's choice")
     add(
         "--no-prefix-caching",
-        dest="prefix_caching",
+        dest="enable_prefix_caching",
         action="store_false",
         help="compute every prompt in full",
     )
+
+
+def _add_process(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
+    add = group.add_argument
+    add("--listen", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port")
+    add("--num-threads", type=_positive, help="CPU threads for matrix work; unset: torch's choice")
     add(
         "--step-timeout-s",
         type=_seconds,
         help="longer than any step; an engine silent for so long is given up, and killed when it "
         "was silent twice as long. Unset: derived from the model's size",
     )
-    add("--seed", type=int, default=default.seed, help="for requests that bring no seed")
-    _add_process_flags(parser)
-    return parser
-
-
-def _add_process_flags(parser: argparse.ArgumentParser) -> None:
-    """What is the process's business and not the engine's."""
-    add = parser.add_argument
     add(
         "--drain-timeout-s",
         type=float,

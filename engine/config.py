@@ -26,6 +26,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: the checkpoint's own on CUDA, float32 on a CPU for models under 100 M parameters, else
     the checkpoint's."""
+    quantization: Literal["none", "int8", "fp8"] = "none"
+    """What dense linear layers become when they are loaded: int8 or float8, a scale for every
+    output. A checkpoint that is quantised is served as it is stored."""
     max_model_len: int | None = None
     """None: what the checkpoint says, cut to what the KV cache can hold."""
     max_num_batched_tokens: int = 512
@@ -42,6 +45,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_blocks: int | None = None
     """Overrides both of the above (tests)."""
     enable_prefix_caching: bool = True
+    itl_target_s: float = 0.2
+    """A step with decodes carries only so much of a prompt that it should take no longer; 0: no
+    target, the token budget alone bounds a step."""
+    speculative: Literal["off", "ngram"] = "off"
+    """ngram: guess that what followed the last tokens before will follow them again."""
+    num_draft_tokens: int = 4
+    """Guesses verified in a step, at most, for each sequence."""
+    run_ahead: bool | None = None
+    """Schedule a step while the one before runs. None: on CUDA, unless speculating."""
     num_threads: int | None = None
     """CPU threads for matrix work; None leaves torch's choice."""
     status_interval_s: float = 0.25
@@ -67,4 +79,5 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     kv_bytes_per_token: int
     step_timeout_s: float
+    max_steps_in_flight: int
     block_size: int = BLOCK_SIZE

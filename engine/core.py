@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable
 
-import msgspec
 import torch
 
 from engine.block_pool import BlockPool
@@ -20,18 +19,16 @@ from engine.errors import ConfigError
 from engine.kernels.paged_attention import AttentionShape, KVLayer
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.prefix_cache import PrefixCache
+from engine.pace import Pace
+from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
 from engine.protocol import PROTOCOL_VERSION, EngineOutput, EngineRequest, ReplicaStatus
 from engine.runner.kv_cache import allocate_kv_cache, attention_shape, kv_bytes_per_token
 from engine.runner.memory import free_bytes
 from engine.runner.model_runner import ModelRunner
-from engine.scheduler import (
-    ScheduledSequence,
-    Scheduler,
-    SchedulerOutput,
-    max_blocks_per_sequence,
-)
+from engine.runner.speculative import Guesser, NgramProposer
+from engine.scheduler import Scheduler
 from engine.step_timeout import derive_step_timeout_s
+from engine.stepping import Stepper
 from engine.weights.loader import load_model
 
 logger = logging.getLogger(__name__)
@@ -59,13 +56,21 @@ class EngineCore:
         self.engine_id = str(uuid.uuid4())
         cache = _allocate(shape, model.config.num_layers, self.resolved)
         self._scheduler = _scheduler(self.resolved, clock)
-        self._runner = ModelRunner(
+        runner = ModelRunner(
             model,
             cache,
             shape,
             eos_token_ids=frozenset(self.resolved.eos_token_ids),
         )
-        self._num_steps = 0
+        guesser = None
+        if config.speculative == "ngram":
+            guesser = Guesser(NgramProposer(config.num_draft_tokens))
+        self._stepper = Stepper(
+            self._scheduler,
+            runner,
+            max_steps_in_flight=self.resolved.max_steps_in_flight,
+            guesser=guesser,
+        )
         self._generated_tokens = 0
         logger.info(
             "engine for %s ready in %.2f s, max_model_len %d",
@@ -84,35 +89,13 @@ class EngineCore:
         return self._scheduler.abort(request_id)
 
     def has_work(self) -> bool:
-        return self._scheduler.has_unfinished()
+        return self._stepper.has_work()
 
     def step(self) -> list[EngineOutput]:
-        """Compute one batch and return what it added to each request.
-
-        Requests of a batch that raised, and those whose logits are not finite numbers, end with
-        finish_reason "error"; the engine lives on.
-        """
-        output = self._scheduler.schedule()
-        if not output.scheduled:
-            return []
-        self._num_steps += 1
-        try:
-            sampled = self._runner.execute(output)
-        except Exception:
-            logger.exception("step %d with %d tokens failed", self._num_steps, output.num_tokens)
-            return self._scheduler.fail_batch(output)
-        lost = [
-            entry
-            for entry in output.scheduled
-            if entry.samples and (entry.seq.request_id, entry.seq.index) not in sampled
-        ]
-        if not lost:
-            outputs = self._scheduler.update(output, sampled)
-        else:
-            logger.error("step %d: logits of %d sequences not finite", self._num_steps, len(lost))
-            kept = [entry for entry in output.scheduled if entry not in lost]
-            outputs = self._scheduler.update(_part(output, kept), sampled)
-            outputs += self._scheduler.fail_batch(_part(output, lost))
+        """Compute one batch and return what it, or the one before, added to each request. Requests
+        of a batch that raised, and those whose logits are not finite numbers, end with
+        finish_reason "error"; the engine lives on."""
+        outputs = self._stepper.step()
         self._generated_tokens += sum(len(out.token_ids) for out in outputs)
         return outputs
 
@@ -134,7 +117,7 @@ class EngineCore:
             prefix_cache_query_tokens=scheduler.prefix_cache_query_tokens,
             prefix_cache_hit_tokens=scheduler.prefix_cache_hit_tokens,
             num_preemptions=scheduler.num_preemptions,
-            num_steps=self._num_steps,
+            num_steps=self._stepper.num_steps,
             generated_tokens=self._generated_tokens,
             engine_id=self.engine_id,
             step_timeout_s=resolved.step_timeout_s,
@@ -157,7 +140,8 @@ def _resolve(config: EngineConfig, model: Decoder, shape: AttentionShape) -> Res
     """Size the KV cache from what is free and cut max_model_len to what it can hold."""
     per_token = kv_bytes_per_token(shape, model.config.num_layers)
     num_blocks = _num_blocks(config, shape, per_token)
-    max_model_len = _max_model_len(config, model.config, num_blocks)
+    max_steps_in_flight = _max_steps_in_flight(config, shape.device)
+    max_model_len = _max_model_len(config, model.config, num_blocks, max_steps_in_flight)
     return ResolvedConfig(
         config=config,
         served_name=config.served_name or config.model.resolve().name,
@@ -169,6 +153,7 @@ def _resolve(config: EngineConfig, model: Decoder, shape: AttentionShape) -> Res
         sliding_window=model.config.sliding_window,
         num_blocks=num_blocks,
         kv_bytes_per_token=per_token,
+        max_steps_in_flight=max_steps_in_flight,
         step_timeout_s=config.step_timeout_s
         or derive_step_timeout_s(
             model.config,
@@ -179,7 +164,20 @@ def _resolve(config: EngineConfig, model: Decoder, shape: AttentionShape) -> Res
     )
 
 
-def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
+def _max_steps_in_flight(config: EngineConfig, device: torch.device) -> int:
+    speculates = config.speculative != "off"
+    if config.run_ahead and speculates:
+        raise ConfigError(
+            "run_ahead and speculative exclude each other: a guess needs the last token"
+        )
+    if config.run_ahead is None:
+        return 2 if device.type == "cuda" and not speculates else 1
+    return 2 if config.run_ahead else 1
+
+
+def _max_model_len(
+    config: EngineConfig, model: ModelConfig, num_blocks: int, max_steps_in_flight: int
+) -> int:
     """As asked, or the checkpoint's, cut to what the blocks hold of one sequence."""
     longest = model.max_position_embeddings
     asked = config.max_model_len or longest
@@ -190,6 +188,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) ->
         block_size=BLOCK_SIZE,
         sliding_window=model.sliding_window,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_steps_in_flight=max_steps_in_flight,
     )
     if needed <= num_blocks:
         return asked
@@ -252,10 +251,6 @@ def _scheduler(resolved: ResolvedConfig, clock: Callable[[], float]) -> Schedule
         eos_token_ids=resolved.eos_token_ids,
         clock=clock,
         seed=config.seed,
-    )
-
-
-def _part(output: SchedulerOutput, entries: list[ScheduledSequence]) -> SchedulerOutput:
-    return msgspec.structs.replace(
-        output, scheduled=entries, num_tokens=sum(entry.num_new_tokens for entry in entries)
+        pace=Pace(config.itl_target_s or None),
+        max_steps_in_flight=resolved.max_steps_in_flight,
     )

@@ -147,6 +147,7 @@ class FakeCore:
             num_blocks=config.num_blocks or 4096,
             kv_bytes_per_token=0,
             step_timeout_s=config.step_timeout_s or STEP_TIMEOUT_S,
+            max_steps_in_flight=1,
         )
         self._respond = respond
         self._waiting: deque[_FakeRequest] = deque()

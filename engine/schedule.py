@@ -35,6 +35,11 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     draft_token_ids: list[int] = []
     """The last of the new tokens, which are guesses: the step samples behind each, too."""
 
+    @property
+    def decodes(self) -> bool:
+        """One known token, and drafts behind it."""
+        return self.samples and self.num_new_tokens == 1 + len(self.draft_token_ids)
+
     def stands(self) -> bool:
         """Whether what the step computed is still wanted: the sequence has not ended since, nor
         was it preempted."""

@@ -180,11 +180,8 @@ class Scheduler:
             entry.seq.num_in_flight += entry.num_new_tokens
             entry.seq.num_pending += entry.samples
             entry.seq.draft_token_ids = []
-        return SchedulerOutput(
-            scheduled=list(step.scheduled.values()),
-            preempted=step.preempted,
-            num_tokens=step.num_tokens,
-        )
+        entries = list(step.scheduled.values())
+        return SchedulerOutput(entries, step.preempted, step.num_tokens)
 
     def update(self, output: SchedulerOutput, sampled: Sampled) -> list[EngineOutput]:
         """Take in what the step computed: `sampled` has exactly the entries that sample. Returns an
@@ -227,6 +224,11 @@ class Scheduler:
 
     def has_unfinished(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that hold blocks, in order of arrival; not to be changed."""
+        return self._running
 
     @property
     def num_running(self) -> int:
@@ -295,7 +297,10 @@ class Scheduler:
                 step.put(seq, 1)
 
     def _goes_on(self, seq: Sequence) -> bool:
-        """Whether what is pending leaves anything to sample."""
+        """Whether what is pending leaves anything to sample, and lets it be sampled now: penalties
+        look at all that was said, so they wait for it."""
+        if seq.num_pending and seq.is_penalised:
+            return False
         return seq.num_output_tokens + seq.num_pending < seq.sampling.max_tokens
 
     def _drafts(self, seq: Sequence, room: int) -> list[int]:
@@ -328,8 +333,8 @@ class Scheduler:
         return step.budget - step.budget // LEAVE_SHARE
 
     def _shorter_behind(self, seq: Sequence, missing: int) -> bool:
-        behind = self._running[bisect_left(self._running, seq.order, key=_order) + 1 :]
-        if any(1 < other.num_missing < missing for other in behind):
+        at = bisect_left(self._running, seq.order, key=_order)
+        if any(1 < other.num_missing < missing for other in self._running[at + 1 :]):
             return True
         if len(self._running) >= self.max_num_seqs:
             return False

@@ -109,6 +109,12 @@ class Sequence:
         return known - self.num_computed_tokens - self.num_in_flight
 
     @property
+    def is_penalised(self) -> bool:
+        """Whether what is sampled depends on all that was said before."""
+        p = self.sampling
+        return p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
+
+    @property
     def num_held_blocks(self) -> int:
         return len(self.block_table) - self.num_freed_blocks
 

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from engine.protocol import SamplingParams
-from engine.sequence import Sequence
+from engine.runner.batch import SampleRow
 
 
-def adjust_logits(logits: Tensor, seqs: Rows[Sequence], eos_token_ids: frozenset[int]) -> None:
+def adjust_logits(logits: Tensor, seqs: Rows[SampleRow], eos_token_ids: frozenset[int]) -> None:
     """logits: float32 [S, vocab], row i for `seqs[i]`; changed in place."""
     _add_bias(logits, seqs)
     _forbid_early_stop(logits, seqs, eos_token_ids)
     _penalise(logits, seqs)
 
 
-def _add_bias(logits: Tensor, seqs: Rows[Sequence]) -> None:
+def _add_bias(logits: Tensor, seqs: Rows[SampleRow]) -> None:
     biases = [
         (row, token_id, bias)
         for row, seq in enumerate(seqs)
@@ -35,25 +35,28 @@ def _add_bias(logits: Tensor, seqs: Rows[Sequence]) -> None:
         logits[list(rows), list(token_ids)] += torch.tensor(values, device=logits.device)
 
 
-def _forbid_early_stop(logits: Tensor, seqs: Rows[Sequence], eos_token_ids: frozenset[int]) -> None:
+def _forbid_early_stop(
+    logits: Tensor, seqs: Rows[SampleRow], eos_token_ids: frozenset[int]
+) -> None:
     """Whatever would end a sequence cannot be drawn before `min_tokens` others."""
     forbidden = [
         (row, token_id)
         for row, seq in enumerate(seqs)
         if seq.num_output_tokens < seq.sampling.min_tokens
-        for token_id in _stop_ids(seq.sampling, eos_token_ids)
+        for token_id in stop_ids(seq.sampling, eos_token_ids)
     ]
     if forbidden:
         rows, token_ids = zip(*forbidden, strict=True)
         logits[list(rows), list(token_ids)] = float("-inf")
 
 
-def _stop_ids(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+def stop_ids(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """What ends a sequence."""
     asked = frozenset(sampling.stop_token_ids)
     return asked if sampling.ignore_eos else asked | eos_token_ids
 
 
-def _penalise(logits: Tensor, seqs: Rows[Sequence]) -> None:
+def _penalise(logits: Tensor, seqs: Rows[SampleRow]) -> None:
     """Repetition first, over prompt and output (arXiv:1909.05858); then frequency and presence,
     over the output alone."""
     rows, token_ids, counts, factors = [], [], [], []

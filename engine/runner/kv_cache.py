@@ -28,14 +28,23 @@ def attention_shape(model: Decoder, block_size: int) -> AttentionShape:
 
 def kv_bytes_per_token(shape: AttentionShape, num_layers: int) -> int:
     """Keys and values of all layers."""
-    return 2 * num_layers * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+    stored = (shape.cache_dtype or shape.dtype).itemsize
+    return 2 * num_layers * shape.num_kv_heads * shape.head_dim * stored
 
 
 def allocate_kv_cache(shape: AttentionShape, num_layers: int, num_blocks: int) -> list[KVLayer]:
-    """One `KVLayer` a layer. The memory is not touched: the system hands it out as it is used."""
+    """One `KVLayer` a layer. The memory is not touched: the system hands it out as it is used.
+
+    A float8 cache gets scales of 1: e4m3 holds what keys and values of trained models are."""
     size = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    dtype = shape.cache_dtype or shape.dtype
 
     def tensor() -> torch.Tensor:
-        return torch.empty(size, dtype=shape.dtype, device=shape.device)
+        return torch.empty(size, dtype=dtype, device=shape.device)
 
-    return [KVLayer(tensor(), tensor()) for _ in range(num_layers)]
+    def scale() -> torch.Tensor | None:
+        if dtype != torch.float8_e4m3fn:
+            return None
+        return torch.ones(shape.num_kv_heads, dtype=torch.float32, device=shape.device)
+
+    return [KVLayer(tensor(), tensor(), scale(), scale()) for _ in range(num_layers)]

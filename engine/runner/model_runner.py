@@ -2,23 +2,39 @@
 
 Above: `core.py`. Below: `batch.py`, `models/decoder.py`, `sampler.py`. Knows neither queues nor
 blocks but as numbers in a table, and keeps nothing between steps except the KV cache.
+
+`launch` only hands work to the device; `collect` waits for what it sampled. A step may be launched
+before the one before it was collected: tokens that only the device knows are fed to it there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.kernels.paged_attention import AttentionShape, KVLayer, plan_attention
 from engine.models.decoder import Decoder
-from engine.runner.batch import build_batch
-from engine.runner.sampler import Sampler
+from engine.runner.batch import Batch, Key, SampleRow, build_batch
+from engine.runner.sampler import Drawing, Sampler
 from engine.schedule import SampledTokens, SchedulerOutput
-from engine.sequence import Sequence
 
-Sampled = dict[tuple[str, int], SampledTokens]
+Sampled = dict[Key, SampledTokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on the device."""
+
+    rows: list[SampleRow]
+    drawing: Drawing | None
+    """What is being sampled, a row each; None when the step samples nothing."""
+
+    def token_of(self) -> dict[Key, int]:
+        """Row of the only token that each sequence samples."""
+        return {(row.seq.request_id, row.seq.index): i for i, row in enumerate(self.rows)}
 
 
 class ModelRunner:
@@ -36,25 +52,55 @@ class ModelRunner:
         self._windows = frozenset(model.config.windows)
         self._sampler = Sampler(eos_token_ids)
 
-    def execute(self, output: SchedulerOutput) -> Sampled:
-        """(request_id, index) -> next token of each sequence that samples in this step. One whose
-        logits are not finite numbers has no next token and is left out."""
-        with torch.inference_mode():
-            seqs, logits = self.logits(output)
-            drawn = self._sampler(logits, seqs) if seqs else []
-        return {
-            (seq.request_id, seq.index): [token]
-            for seq, token in zip(seqs, drawn, strict=True)
-            if token is not None
-        }
+    @torch.inference_mode()
+    def launch(self, output: SchedulerOutput, before: Launched | None = None) -> Launched:
+        """Start a step. `before` is the step launched last, if it was not collected yet."""
+        rows, logits = self.logits(output, before)
+        return Launched(rows, self._sampler(logits, rows) if rows else None)
+
+    def collect(self, launched: Launched) -> Sampled:
+        """Wait for a step: (request_id, index) -> the drafts that were right and the token behind
+        them, for each sequence that samples. One whose logits are not finite numbers has no next
+        token and is left out."""
+        sampled: Sampled = {}
+        if launched.drawing is None:
+            return sampled
+        drawn = launched.drawing.results()
+        goes_on = True
+        for row, token in zip(launched.rows, drawn, strict=True):
+            key = (row.seq.request_id, row.seq.index)
+            if not row.drafts:
+                goes_on = True
+            elif goes_on:  # the row before was sampled; was the draft behind it right?
+                goes_on = sampled[key][-1][0] == row.drafts[-1]
+            goes_on = goes_on and token is not None
+            if goes_on and token is not None:
+                sampled.setdefault(key, []).append(token)
+        return sampled
 
     @torch.inference_mode()
-    def logits(self, output: SchedulerOutput) -> tuple[list[Sequence], Tensor]:
-        """Compute the step. The sequences that sample and their logits, float32 [S, vocab]."""
+    def logits(
+        self, output: SchedulerOutput, before: Launched | None = None
+    ) -> tuple[list[SampleRow], Tensor]:
+        """Compute the step. The rows that sample and their logits, float32 [S, vocab]."""
         shape = self._shape
         batch = build_batch(output, block_size=shape.block_size, device=shape.device)
+        self._feed(batch, before)
         plans = {window: plan_attention(batch.attention, shape, window) for window in self._windows}
         logits = self._model(
             batch.token_ids, batch.positions, plans, self._cache, batch.sampling_rows
         )
-        return batch.sampling, logits.float()
+        return batch.rows, logits.float()
+
+    @staticmethod
+    def _feed(batch: Batch, before: Launched | None) -> None:
+        """Fill in, on the device, the tokens that the step before samples."""
+        if not batch.unknown:
+            return
+        assert before is not None and before.drawing is not None, "tokens that nobody samples"
+        token_of = before.token_of()
+        places, keys = zip(*batch.unknown, strict=True)
+        device = batch.token_ids.device
+        at = torch.tensor(places, device=device)
+        sampled = before.drawing.token_ids
+        batch.token_ids[at] = sampled[torch.tensor([token_of[key] for key in keys], device=device)]

@@ -1,7 +1,8 @@
 """From logits to the next token of each sequence, and its log-probabilities.
 
-Above: `model_runner.py`. Below: `adjust.py`, `philox.py`, torch. Knows no batch but its rows: each
-row's outcome depends on its own logits, parameters, seed and position alone.
+Above: `model_runner.py`. Below: `adjust.py`, `philox.py`, torch; where Triton runs,
+`device_sampler.py`, for which this is the reference. Knows no batch but its rows: each row's
+outcome depends on its own logits, parameters, seed and position alone.
 
 min_p, top_k and top_p each keep the tokens above some logit, so together they are one threshold a
 row, and equal logits share one fate. Only values are sorted and only where a few of the largest do
@@ -17,43 +18,67 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kernels.backend import uses_triton
+from engine.kernels.sampling import GREEDY_TEMPERATURE
 from engine.protocol import TokenLogprob, TokenLogprobs
 from engine.runner.adjust import adjust_logits
+from engine.runner.batch import SampleRow
+from engine.runner.device_sampler import DeviceDrawing, DeviceSampler
 from engine.runner.philox import uniforms
-from engine.sequence import Sequence
 
-GREEDY_TEMPERATURE = 1e-5
-"""Below it the most likely token is taken, as for 0."""
 NUCLEUS_FIRST = 128
 """Tokens looked at for top_p; rows whose nucleus is larger are sorted."""
 
 Drawn = tuple[int, TokenLogprobs | None]
 
 
+class TorchDrawing:
+    """What was drawn for each row, first of all on the device."""
+
+    def __init__(
+        self, token_ids: Tensor, sound: Tensor, raw: dict[int, Tensor], rows: Rows[SampleRow]
+    ) -> None:
+        self.token_ids = token_ids
+        """int64 [S]; arbitrary ids of the vocabulary where nothing could be drawn"""
+        self._sound = sound
+        self._raw = raw
+        self._rows = rows
+
+    def results(self) -> list[Drawn | None]:
+        """Waits for the device. None for a row from which nothing can be drawn, because its logits
+        leave no distribution: the other rows are not touched by that."""
+        token_ids: list[int] = self.token_ids.tolist()
+        sound: list[bool] = self._sound.tolist()
+        return [
+            (token_id, _logprobs(self._raw.get(i), token_id, row)) if sound[i] else None
+            for i, (row, token_id) in enumerate(zip(self._rows, token_ids, strict=True))
+        ]
+
+
+Drawing = TorchDrawing | DeviceDrawing
+
+
 class Sampler:
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
         self._eos_token_ids = eos_token_ids
+        self._on_device = DeviceSampler(eos_token_ids)
 
-    def __call__(self, logits: Tensor, seqs: Rows[Sequence]) -> list[Drawn | None]:
-        """logits: float32 [S, vocab], row i for `seqs[i]`; used up. None for a row from which
-        nothing can be drawn, because its logits leave no distribution: the other rows are not
-        touched by that."""
-        raw = self._raw_logprobs(logits, seqs)
-        adjust_logits(logits, seqs, self._eos_token_ids)
+    def __call__(self, logits: Tensor, rows: Rows[SampleRow]) -> Drawing:
+        """logits: float32 [S, vocab], row i for `rows[i]`; used up."""
+        if uses_triton(logits.device):
+            return self._on_device(logits, rows)
+        raw = self._raw_logprobs(logits, rows)
+        adjust_logits(logits, rows, self._eos_token_ids)
         best, chosen = logits.max(dim=-1)
-        drawn = [i for i, s in enumerate(seqs) if s.sampling.temperature >= GREEDY_TEMPERATURE]
+        drawn = [i for i, r in enumerate(rows) if r.sampling.temperature >= GREEDY_TEMPERATURE]
         if drawn:
-            rows = torch.tensor(drawn, device=logits.device)
-            chosen[rows] = _draw(logits[rows], best[rows], [seqs[i] for i in drawn])
-        token_ids: list[int] = chosen.tolist()
-        sound: list[bool] = (best.isfinite() & (chosen < logits.shape[1])).tolist()
-        return [
-            (token_ids[i], _logprobs(raw.get(i), token_ids[i], seq)) if sound[i] else None
-            for i, seq in enumerate(seqs)
-        ]
+            at = torch.tensor(drawn, device=logits.device)
+            chosen[at] = _draw(logits[at], best[at], [rows[i] for i in drawn])
+        last = logits.shape[1] - 1
+        return TorchDrawing(chosen.clamp(max=last), best.isfinite() & (chosen <= last), raw, rows)
 
     @staticmethod
-    def _raw_logprobs(logits: Tensor, seqs: Rows[Sequence]) -> dict[int, Tensor]:
+    def _raw_logprobs(logits: Tensor, seqs: Rows[SampleRow]) -> dict[int, Tensor]:
         """Row -> log-softmax [vocab] of the logits as the model gave them, where asked for."""
         asked = [i for i, seq in enumerate(seqs) if seq.sampling.logprobs is not None]
         if not asked:
@@ -62,7 +87,7 @@ class Sampler:
         return dict(zip(asked, logits[rows].log_softmax(dim=-1), strict=True))
 
 
-def _draw(logits: Tensor, best: Tensor, seqs: Rows[Sequence]) -> Tensor:
+def _draw(logits: Tensor, best: Tensor, seqs: Rows[SampleRow]) -> Tensor:
     """Token ids int64 [R] from logits [R, vocab] whose row maxima are `best` [R]; `vocab` itself
     for a row whose mass is not a finite number."""
     device = logits.device
@@ -129,7 +154,7 @@ def _largest(scaled: Tensor, count: int) -> Tensor:
     return scaled.sort(dim=-1, descending=True).values
 
 
-def _logprobs(raw: Tensor | None, token_id: int, seq: Sequence) -> TokenLogprobs | None:
+def _logprobs(raw: Tensor | None, token_id: int, seq: SampleRow) -> TokenLogprobs | None:
     """raw: [vocab], None where no log-probabilities were asked for."""
     if raw is None:
         return None

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.schedule import Sampled, ScheduledSequence
 from engine.sequence import Sequence
 
 LONGEST_NGRAM, SHORTEST_NGRAM = 4, 2
@@ -33,6 +34,41 @@ RETRY_TOKENS = 64
 """A request that was given up is tried again after so many tokens: texts change."""
 
 Key = tuple[str, int]
+
+
+class Guesser:
+    """Puts guesses where they are worth it, and learns what they were worth."""
+
+    def __init__(self, proposer: NgramProposer) -> None:
+        self._proposer = proposer
+        self._worth = Worth()
+        self.num_guessed = self.num_right = 0
+
+    def guess(self, running: list[Sequence]) -> None:
+        """Set `draft_token_ids` of those whose next step could verify some."""
+        self._proposer.keep_only(running)
+        self._worth.keep_only(running)
+        if self._worth.wants_plain_step():
+            return
+        for seq in running:
+            if seq.num_missing == 1 and self._worth.is_worth_it(seq):
+                seq.draft_token_ids = self._proposer.propose(seq)
+
+    def learn(
+        self, decodes: list[ScheduledSequence], sampled: Sampled, step_s: float | None
+    ) -> None:
+        """A step verified the drafts of `decodes`. step_s: how long it took, if that says what
+        verifying costs."""
+        verifying = False
+        for entry in decodes:
+            tokens = sampled.get((entry.seq.request_id, entry.seq.index))
+            if entry.draft_token_ids and tokens is not None:
+                verifying = True
+                self.num_guessed += len(entry.draft_token_ids)
+                self.num_right += len(tokens) - 1
+                self._worth.observe(entry.seq, len(tokens) - 1, len(decodes))
+        if decodes and step_s is not None:
+            self._worth.observe_step(verifying=verifying, step_s=step_s, num_decodes=len(decodes))
 
 
 class NgramProposer:

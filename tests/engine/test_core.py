@@ -18,8 +18,7 @@ from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
-from engine.runner.model_runner import ModelRunner
-from engine.scheduler import SchedulerOutput
+from engine.runner.model_runner import Launched, ModelRunner
 from tests.engine import checkpoints
 
 POISON = 100
@@ -179,17 +178,17 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives_on(
 ) -> None:
     core = start(folder, max_num_seqs=2)
     before = ids(run(core, request("before", ignore_eos=True)))
-    execute = ModelRunner.execute
+    collect = ModelRunner.collect
 
-    def fail_once(self: ModelRunner, output: SchedulerOutput) -> Any:
-        monkeypatch.setattr(ModelRunner, "execute", execute)
-        execute(self, output)
+    def fail_once(self: ModelRunner, launched: Launched) -> Any:
+        monkeypatch.setattr(ModelRunner, "collect", collect)
+        collect(self, launched)
         raise RuntimeError("out of memory")
 
     core.add(request("a", ignore_eos=True))
     core.add(request("b", [8] * 40, ignore_eos=True, n=2))
     core.add(request("later", ignore_eos=True))
-    monkeypatch.setattr(ModelRunner, "execute", fail_once)
+    monkeypatch.setattr(ModelRunner, "collect", fail_once)
     failed = core.step()
     core.check_integrity()
     assert {o.request_id for o in failed} == {"a", "b"}
@@ -296,7 +295,7 @@ def test_random_traffic_leaves_nothing_behind(folder: Path) -> None:
                     n=rng.choice([1, 1, 1, 3]),
                     temperature=rng.choice([0.0, 1.0]),
                     top_p=rng.choice([1.0, 0.9]),
-                    max_tokens=rng.randrange(1, 30),
+                    max_tokens=rng.randrange(1, 60),
                     logprobs=rng.choice([None, 1]),
                 )
             )
@@ -376,3 +375,74 @@ def test_transformers_is_not_needed(folder: Path) -> None:
         [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=120
     )
     assert done.stdout.strip() == str(checkpoints.VOCAB), done.stderr
+
+
+def varied_requests() -> list[EngineRequest]:
+    """Greedy and sampled, penalised, stopped, with log-probabilities, several choices; prompts that
+    repeat themselves, so that there is something to guess from."""
+    rng = random.Random(3)
+    asked = []
+    for i in range(12):
+        pattern = [rng.randrange(3, 20) for _ in range(rng.randint(2, 6))]
+        sampling: dict[str, Any] = {"max_tokens": rng.randint(1, 40), "ignore_eos": i % 2 == 0}
+        if i % 3:
+            sampling |= {"temperature": 0.3, "seed": i, "top_p": 0.9}
+        if i % 4 == 1:
+            sampling |= {"frequency_penalty": 0.3, "repetition_penalty": 1.1}
+        if i % 4 == 2:
+            sampling |= {"logprobs": 2, "n": 2}
+        if i % 5 == 3:
+            sampling |= {"stop_token_ids": (pattern[0],), "min_tokens": 2}
+        asked.append(request(f"r{i}", pattern * rng.randint(2, 8), **sampling))
+    return asked
+
+
+def texts(core: EngineCore) -> dict[tuple[str, int], tuple[list[int], list[Any], str | None, int]]:
+    """What each choice said, with which log-probabilities, why it ended, and its bill."""
+    for asked in varied_requests():
+        core.add(asked)
+    said: dict[tuple[str, int], tuple[list[int], list[Any], str | None, int]] = {}
+    for output in finish(core):
+        before = said.get((output.request_id, output.index), ([], [], None, 0))
+        said[output.request_id, output.index] = (
+            before[0] + output.token_ids,
+            before[1] + (output.logprobs or []),
+            output.finish_reason,
+            output.usage.generated_tokens,
+        )
+    return said
+
+
+@pytest.mark.parametrize("num_blocks", [64, 20])
+def test_running_ahead_changes_no_token_and_no_bill(folder: Path, num_blocks: int) -> None:
+    """What a late step computed behind a stop is never seen, with and without preemption."""
+    options: dict[str, Any] = {"num_blocks": num_blocks, "max_model_len": 128}
+    plain = texts(start(folder, **options))
+    core = start(folder, **options, run_ahead=True)
+    ahead = texts(core)
+    assert {k: (v[0], v[2]) for k, v in ahead.items()} == {
+        k: (v[0], v[2]) for k, v in plain.items()
+    }
+    for (request_id, _), (_, _, _, generated) in ahead.items():
+        total = sum(len(v[0]) for k, v in ahead.items() if k[0] == request_id)
+        assert generated <= total
+    assert core.status().num_preemptions > 0 or num_blocks == 64
+
+
+@pytest.mark.parametrize("num_blocks", [64, 20])
+def test_guessing_changes_no_token(folder: Path, num_blocks: int) -> None:
+    """Greedy and sampled, drafts right and wrong: the draw depends on seed and position alone."""
+    options: dict[str, Any] = {"num_blocks": num_blocks, "max_model_len": 128}
+    plain = texts(start(folder, **options))
+    core = start(folder, **options, speculative="ngram", num_draft_tokens=3)
+    guessed = texts(core)
+    assert {k: (v[0], v[2]) for k, v in guessed.items()} == {
+        k: (v[0], v[2]) for k, v in plain.items()
+    }
+    guesser = core._stepper._guesser
+    assert guesser is not None and 0 < guesser.num_right < guesser.num_guessed
+
+
+def test_guessing_ahead_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        start(folder, speculative="ngram", run_ahead=True)

@@ -137,7 +137,8 @@ def test_logits_agree(name: str, folders: dict[str, Path]) -> None:
         scheduler.add(greedy(i, prompt, max_tokens=6))
     while scheduler.has_unfinished():
         output = scheduler.schedule()
-        seqs, logits = runner.logits(output)
+        rows, logits = runner.logits(output)
+        seqs = [row.seq for row in rows]
         for seq, row in zip(seqs, logits, strict=True):
             reference = checkpoints.logits(name, seq.token_ids)[-1]
             torch.testing.assert_close(row, reference, rtol=0, atol=TOLERANCE)

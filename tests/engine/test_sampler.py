@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.protocol import SamplingParams
 from engine.runner import sampler as sampler_module
 from engine.runner.adjust import adjust_logits
+from engine.runner.batch import SampleRow
 from engine.runner.philox import philox4x32, uniforms
 from engine.runner.sampler import Sampler
 from engine.sequence import Sequence
@@ -28,8 +29,8 @@ def sequence(
     output: list[int] | None = None,
     derived_seed: int = 0,
     **sampling: Any,
-) -> Sequence:
-    return Sequence(
+) -> SampleRow:
+    seq = Sequence(
         request_id="r",
         index=0,
         order=(0, 0),
@@ -39,10 +40,11 @@ def sequence(
         cache_salt="",
         output_token_ids=output or [],
     )
+    return SampleRow(seq, seq.num_output_tokens, [])
 
 
-def draw(logits: Tensor, seqs: list[Sequence]) -> list[int]:
-    drawn = Sampler(EOS)(logits.clone(), seqs)
+def draw(logits: Tensor, seqs: list[SampleRow]) -> list[int]:
+    drawn = Sampler(EOS)(logits.clone(), seqs).results()
     assert all(d is not None for d in drawn)
     return [d[0] for d in drawn if d is not None]
 
@@ -200,7 +202,8 @@ def test_extreme_temperatures(temperature: float) -> None:
 def test_a_row_that_is_not_finite_draws_nothing(bad: float, temperature: float) -> None:
     logits = torch.zeros(3, 10)
     logits[1, 4] = bad
-    drawn = Sampler(EOS)(logits, [sequence(temperature=temperature) for _ in range(3)])
+    rows = [sequence(temperature=temperature) for _ in range(3)]
+    drawn = Sampler(EOS)(logits, rows).results()
     assert [d is None for d in drawn] == [False, True, False]
 
 
@@ -241,14 +244,14 @@ def naive(logits: list[float], seq: Sequence) -> list[float]:
     p, adjusted = seq.sampling, list(logits)
     for token_id, bias in p.logit_bias.items():
         adjusted[token_id] += bias
-    if len(seq.output_token_ids) < p.min_tokens:
+    if len(seq.seq.output_token_ids) < p.min_tokens:
         for token_id in {*p.stop_token_ids, *(() if p.ignore_eos else EOS)}:
             adjusted[token_id] = -math.inf
     for token_id in range(len(adjusted)):
         if token_id in seq.token_ids:
             x = adjusted[token_id]
             adjusted[token_id] = x / p.repetition_penalty if x > 0 else x * p.repetition_penalty
-        count = seq.output_token_ids.count(token_id)
+        count = seq.seq.output_token_ids.count(token_id)
         adjusted[token_id] -= p.frequency_penalty * count + p.presence_penalty * (count > 0)
     return adjusted
 
@@ -263,7 +266,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         sequence(temperature=0.4, top_k=2, logprobs=0),
         sequence(temperature=0.0, logprobs=20),
     ]
-    drawn = Sampler(EOS)(logits.clone(), seqs)
+    drawn = Sampler(EOS)(logits.clone(), seqs).results()
     reference = logits.double().log_softmax(dim=-1)
     assert drawn[0] is not None and drawn[0][0] == 7
     for i, k in ((0, 3), (2, 0), (3, 20)):

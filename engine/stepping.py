@@ -1,0 +1,132 @@
+"""Schedule, run, update; and, on a device that need not wait for its host, a step ahead.
+
+Above: `core.py` builds it. Below: the scheduler's stack, which knows no tensors, and the runner's,
+which knows no queues. Knows no configuration and no requests but through the scheduler.
+
+With `max_steps_in_flight` of 1 a step is launched and collected at once. With 2, a step is launched
+before the one before it is collected: the host schedules and builds tensors while the device works.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.protocol import EngineOutput
+from engine.runner.model_runner import Launched, ModelRunner, Sampled
+from engine.runner.speculative import Guesser
+from engine.schedule import ScheduledSequence, SchedulerOutput
+from engine.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    output: SchedulerOutput
+    launched: Launched
+    started_s: float
+
+
+class Stepper:
+    """Not thread-safe."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        *,
+        max_steps_in_flight: int = 1,
+        guesser: Guesser | None = None,
+    ) -> None:
+        """A guesser must know what was said, so it excludes running ahead."""
+        assert max_steps_in_flight == 1 or guesser is None, "guessing ahead of what is known"
+        self.num_steps = 0
+        self._scheduler = scheduler
+        self._runner = runner
+        self._guesser = guesser
+        self._max_in_flight = max_steps_in_flight
+        self._in_flight: deque[_InFlight] = deque()
+        self._collected_s = 0.0
+
+    def has_work(self) -> bool:
+        return self._scheduler.has_unfinished() or bool(self._in_flight)
+
+    def step(self) -> list[EngineOutput]:
+        """Launch a step if there is one to launch, and collect the oldest if enough are in flight.
+
+        Requests of a batch that raised, and those whose logits are not finite numbers, end with
+        finish_reason "error"; the next step knows nothing of it.
+        """
+        if self._guesser is not None:
+            self._guesser.guess(self._scheduler.running)
+        output = self._scheduler.schedule()
+        if not output.scheduled:
+            return self._collect() if self._in_flight else []
+        self.num_steps += 1
+        started_s = time.perf_counter()
+        before = self._in_flight[-1].launched if self._in_flight else None
+        try:
+            launched = self._runner.launch(output, before)
+        except Exception:
+            return self._drain() + self._fail(output)
+        self._in_flight.append(_InFlight(output, launched, started_s))
+        return self._collect() if len(self._in_flight) >= self._max_in_flight else []
+
+    def _drain(self) -> list[EngineOutput]:
+        outputs: list[EngineOutput] = []
+        while self._in_flight:
+            outputs += self._collect()
+        return outputs
+
+    def _collect(self) -> list[EngineOutput]:
+        """Wait for the oldest step and take it in."""
+        step = self._in_flight.popleft()
+        output = step.output
+        try:
+            sampled = self._runner.collect(step.launched)
+        except Exception:
+            return self._fail(output)
+        now_s = time.perf_counter()
+        # A step launched behind another one began when that one ended.
+        step_s = now_s - max(step.started_s, self._collected_s)
+        self._collected_s = now_s
+        self._learn(output, sampled, step_s)
+        return self._take_in(output, sampled)
+
+    def _take_in(self, output: SchedulerOutput, sampled: Sampled) -> list[EngineOutput]:
+        lost = [
+            entry
+            for entry in output.scheduled
+            if entry.samples and (entry.seq.request_id, entry.seq.index) not in sampled
+        ]
+        if not lost:
+            return self._scheduler.update(output, sampled)
+        logger.error("step %d: logits of %d sequences not finite", self.num_steps, len(lost))
+        kept = [entry for entry in output.scheduled if entry not in lost]
+        outputs = self._scheduler.update(_part(output, kept), sampled)
+        return outputs + self._scheduler.fail_batch(_part(output, lost))
+
+    def _fail(self, output: SchedulerOutput) -> list[EngineOutput]:
+        logger.exception("step %d with %d tokens failed", self.num_steps, output.num_tokens)
+        return self._scheduler.fail_batch(output)
+
+    def _learn(self, output: SchedulerOutput, sampled: Sampled, step_s: float) -> None:
+        """What the step cost, for the sizes of the next ones."""
+        decodes = [entry for entry in output.scheduled if entry.decodes]
+        num_verified = sum(len(entry.draft_token_ids) for entry in decodes)
+        num_prompt_tokens = output.num_tokens - len(decodes) - num_verified
+        if num_verified == 0:
+            self._scheduler.pace.observe(len(decodes), num_prompt_tokens, step_s)
+        if self._guesser is not None:
+            self._guesser.learn(decodes, sampled, step_s if num_prompt_tokens == 0 else None)
+
+
+def _part(output: SchedulerOutput, entries: list[ScheduledSequence]) -> SchedulerOutput:
+    return msgspec.structs.replace(
+        output, scheduled=entries, num_tokens=sum(entry.num_new_tokens for entry in entries)
+    )
