@@ -5,6 +5,7 @@ Above: `weights/loader.py`. Below: one module of `engine.models` for each family
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import msgspec
 from engine.errors import ConfigError, UnsupportedModel
 from engine.models import llama, mistral, qwen2, qwen3
 from engine.models.config import HFConfig, ModelConfig, parse, token_ids
+from engine.tokenizer import Tokenizer, read_tokenizer_config, special_tokens
+
+log = logging.getLogger(__name__)
 
 FAMILIES: dict[str, Callable[[HFConfig], ModelConfig]] = {
     "LlamaForCausalLM": llama.from_hf,
@@ -24,7 +28,8 @@ FAMILIES: dict[str, Callable[[HFConfig], ModelConfig]] = {
 
 
 def load_model_config(folder: Path) -> ModelConfig:
-    """Read config.json and, where it names other EOS ids, generation_config.json.
+    """Read config.json and, where it names other EOS ids, generation_config.json; where neither
+    names any, the EOS is that of tokenizer_config.json.
 
     Raises ConfigError (absent, broken or misfitting), UnsupportedModel (not built here).
     """
@@ -41,16 +46,33 @@ def load_model_config(folder: Path) -> ModelConfig:
         supported = ", ".join(FAMILIES)
         raise UnsupportedModel(f"{folder}: architecture {named} is unknown; supported: {supported}")
     config = family(parse(raw))
+    ids = (
+        _generation_eos(folder, config.vocab_size)
+        or config.eos_token_ids
+        or _tokenizer_eos(folder, config.vocab_size)
+    )
+    return msgspec.structs.replace(config, eos_token_ids=ids)
+
+
+def _generation_eos(folder: Path, vocab_size: int) -> tuple[int, ...]:
     generation = folder / "generation_config.json"
     if not generation.exists():
-        return config
+        return ()
     value = _read_json(generation).get("eos_token_id")
     try:
         chosen = msgspec.convert(value, int | list[int] | None)
     except msgspec.ValidationError as error:
         raise ConfigError(f"generation_config.json: eos_token_id: {error}") from error
-    ids = token_ids("generation_config.json: eos_token_id", chosen, config.vocab_size)
-    return msgspec.structs.replace(config, eos_token_ids=ids or config.eos_token_ids)
+    return token_ids("generation_config.json: eos_token_id", chosen, vocab_size)
+
+
+def _tokenizer_eos(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """A model whose EOS nobody names never stops by itself: that is told, and no reason to fail."""
+    named = special_tokens(read_tokenizer_config(folder)).get("eos_token")
+    found = None if named is None else Tokenizer.load(folder).eos_token_id
+    if found is None:
+        log.warning("%s: no file says which token ends a text", folder)
+    return token_ids("tokenizer_config.json: eos_token", found, vocab_size)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
