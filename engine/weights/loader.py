@@ -1,6 +1,6 @@
 """A folder becomes a model: dtype chosen, weights taken, nothing left over.
 
-Above: `core.py`. Below: registry, checkpoint, `models/decoder.py`.
+Above: `core.py`. Below: registry, checkpoint, dummy, `models/decoder.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import torch
 from engine.layers.parallel import SINGLE_RANK, ParallelGroup
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.startup import GIB, Startup
 from engine.weights.checkpoint import Checkpoint, CheckpointWeights
+from engine.weights.dummy import DummyWeights
+from engine.weights.reading import TensorReader
 from engine.weights.registry import load_model_config
 
 logger = logging.getLogger(__name__)
@@ -33,26 +36,73 @@ def load_model(
     dtype: Literal["auto", "float32", "bfloat16", "float16"],
     device: torch.device,
     group: ParallelGroup = SINGLE_RANK,
+    load_format: Literal["safetensors", "dummy"] = "safetensors",
+    seed: int = 0,
+    startup: Startup | None = None,
 ) -> Decoder:
-    """Raises ConfigError or UnsupportedModel, naming the file, field or tensor."""
-    start = time.perf_counter()
-    config = load_model_config(folder)
-    checkpoint = Checkpoint(folder)
-    num_parameters = checkpoint.num_parameters()
-    chosen = _choose_dtype(dtype, config, device, num_parameters)
-    weights = CheckpointWeights(checkpoint, dtype=chosen, device=device)
-    model = Decoder(config, weights, dtype=chosen, device=device, group=group)
-    weights.check_all_taken(optional=TIED if config.tie_word_embeddings else frozenset())
+    """load_format: dummy needs config.json alone and draws the weights from `seed`.
+
+    Raises ConfigError or UnsupportedModel, naming the file, field or tensor.
+    """
+    startup = startup or Startup()
+    with startup.phase("config"):
+        config = load_model_config(folder)
+    build = _build_dummy if load_format == "dummy" else _build_stored
+    model, num_parameters = build(folder, config, dtype, device, group, seed, startup)
     logger.info(
-        "loaded %s: %s, %.1f M parameters, %s on %s, %.2f s",
+        "loaded %s: %s, %.1f M %sparameters, %s on %s",
         folder.name,
         config.architecture,
         num_parameters / 1e6,
-        str(chosen).removeprefix("torch."),
+        "random " if load_format == "dummy" else "",
+        str(model.dtype).removeprefix("torch."),
         device,
-        time.perf_counter() - start,
     )
     return model
+
+
+def _build_stored(
+    folder: Path,
+    config: ModelConfig,
+    dtype: str,
+    device: torch.device,
+    group: ParallelGroup,
+    seed: int,
+    startup: Startup,
+) -> tuple[Decoder, int]:
+    began = time.perf_counter()
+    checkpoint = Checkpoint(folder)
+    num_parameters = checkpoint.num_parameters()
+    chosen = _choose_dtype(dtype, config, device, num_parameters)
+    with TensorReader(device) as reader:
+        weights = CheckpointWeights(checkpoint, reader, dtype=chosen, device=device)
+        model = Decoder(config, weights, dtype=chosen, device=device, group=group)
+    weights.check_all_taken(optional=TIED if config.tie_word_embeddings else frozenset())
+    whole_s, convert_s = time.perf_counter() - began, weights.taken_s * reader.convert_share
+    read_s = weights.taken_s - convert_s
+    rate = reader.bytes_read / max(weights.taken_s, 1e-9) / GIB
+    amount = f"{reader.bytes_read / GIB:.2f} GiB from disk, {rate:.1f} GiB/s with the conversion"
+    startup.spent("weights: read", read_s, amount)
+    startup.spent("weights: convert and copy", convert_s)
+    startup.spent("weights: pack", whole_s - weights.taken_s)
+    return model, num_parameters
+
+
+def _build_dummy(
+    folder: Path,
+    config: ModelConfig,
+    dtype: str,
+    device: torch.device,
+    group: ParallelGroup,
+    seed: int,
+    startup: Startup,
+) -> tuple[Decoder, int]:
+    num_parameters = _num_matrix_elements(config)
+    chosen = _choose_dtype(dtype, config, device, num_parameters)
+    with startup.phase("weights: random"):
+        weights = DummyWeights(dtype=chosen, device=device, seed=seed)
+        model = Decoder(config, weights, dtype=chosen, device=device, group=group)
+    return model, num_parameters
 
 
 def _choose_dtype(
@@ -63,3 +113,11 @@ def _choose_dtype(
     if device.type == "cpu" and num_parameters < SMALL_MODEL_PARAMETERS:
         return torch.float32
     return DTYPES[config.dtype or "float32"]
+
+
+def _num_matrix_elements(config: ModelConfig) -> int:
+    """Parameters without biases and norms, which are a part in thousands."""
+    embeddings = 1 if config.tie_word_embeddings else 2
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads
+    layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+    return config.vocab_size * config.hidden_size * embeddings + config.num_layers * layer
