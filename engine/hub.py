@@ -1,0 +1,148 @@
+"""A model named `org/name` becomes a folder: fetched from a hub once, and kept in its cache.
+
+Above: `__main__.py`, and the gateway's supervisor, which fetches for the engines it starts. Below:
+huggingface_hub, imported when a model is to be fetched: it reads HF_ENDPOINT, HF_HUB_OFFLINE,
+HF_TOKEN and HF_HOME, keeps the cache, checks sizes, takes up a cut connection where it broke, and
+shows progress on a terminal. Knows neither torch nor what the files mean.
+
+What is fetched are files of the repository's top folder only: weights in safetensors, as many as
+the index names, JSON, and the texts of tokenizer and chat template. Never a pickle or a program.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import re
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+TEXTS = re.compile(r"[^/]+\.(json|jinja)|merges\.txt|vocab\.txt")
+"""Fetched beside the weights. None is a program: a chat template is rendered in a sandbox."""
+GIB = 1 << 30
+
+
+class Fetched(NamedTuple):
+    """A model in the hub's cache."""
+
+    folder: Path
+    commit: str
+
+
+def names_a_repository(model: str | Path) -> bool:
+    """Whether `model` is `org/name` and no folder of that name is there."""
+    return NAME.fullmatch(str(model)) is not None and not Path(model).exists()
+
+
+def fetch(name: str, *, revision: str | None = None, weights: bool = True) -> Fetched:
+    """The folder of `name` at `revision` (a branch, a tag or a commit; None: the default branch).
+
+    weights: False leaves them out: a gateway needs the texts alone. A commit that is in the cache
+    whole is taken from there without a word to the hub. While the hub cannot be reached, a branch
+    is what it was last. Raises ConfigError: one line that says what is the matter.
+    """
+    from huggingface_hub import HfApi, constants, errors
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # its HTTP library's
+
+    at = name if revision is None else f"{name}@{revision}"
+    hub = constants.ENDPOINT
+    try:
+        commit = HfApi().resolve_revision(name, revision=revision).resolved
+        try:
+            return _cached(name, commit, weights)
+        except errors.LocalEntryNotFoundError as error:
+            log.debug("%s is not in the cache whole: %s", at, _one_line(error))
+        return _download(name, commit, weights)
+    except errors.GatedRepoError as error:
+        what = f"{at} is gated: accept its terms on {hub}/{name} and set HF_TOKEN"
+        raise ConfigError(what) from error
+    except errors.RepositoryNotFoundError as error:
+        what = f"{name} is no folder here and no model on {hub} (a private one wants HF_TOKEN)"
+        raise ConfigError(what) from error
+    except errors.RevisionNotFoundError as error:
+        raise ConfigError(f"{name} has no revision {revision!r} on {hub}") from error
+    except (errors.RevisionResolutionError, HTTPError, OSError) as error:
+        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
+        what = offline or f"{hub}: {_one_line(error)}"
+        raise ConfigError(
+            f"{at} is not whole in the cache and cannot be fetched: {what}"
+        ) from error
+
+
+def _download(name: str, commit: str, weights: bool) -> Fetched:
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would log every request
+    began = time.monotonic()
+    info = HfApi().model_info(name, revision=commit, files_metadata=True)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    wanted = {file for file in sizes if TEXTS.fullmatch(file)}
+    if "config.json" not in wanted:
+        raise ConfigError(f"{name}@{commit} has no config.json: it is no model for this engine")
+    if weights:
+        shards = [SINGLE_FILE]
+        if INDEX_FILE in sizes:
+            shards = _shards(Path(hf_hub_download(name, INDEX_FILE, revision=commit)))
+        _check_there(f"{name}@{commit}", shards, frozenset(sizes))
+        wanted |= set(shards)
+    total = sum(sizes[file] for file in wanted)
+    log.info("fetching %s@%s: %d files, %.2f GiB", name, commit, len(wanted), total / GIB)
+    exactly = [glob.escape(file) for file in sorted(wanted)]
+    folder = snapshot_download(name, revision=commit, allow_patterns=exactly)
+    log.info("%s@%s is complete after %.1f s", name, commit, time.monotonic() - began)
+    return Fetched(Path(folder), commit)
+
+
+def _cached(name: str, commit: str, weights: bool) -> Fetched:
+    """Raises LocalEntryNotFoundError when the cache lacks it, or a part of it."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    # Which files make it whole is asked here: the library would want those of an allowed pattern.
+    found = snapshot_download(name, revision=commit, local_files_only=True, allow_patterns=[])
+    folder = Path(found)
+    needed = ["config.json", "tokenizer.json"]
+    if weights:
+        index = folder / INDEX_FILE
+        needed += _shards(index) if index.exists() else [SINGLE_FILE]
+    for file in needed:
+        if not (folder / file).exists():
+            raise LocalEntryNotFoundError(f"{folder / file} is missing")
+    return Fetched(folder, commit)
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names."""
+    try:
+        return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index} is no index of safetensors files: {error}") from error
+
+
+def _check_there(at: str, shards: list[str], there: frozenset[str]) -> None:
+    """ConfigError unless every shard is there, as safetensors in the top folder."""
+    for shard in shards:
+        if shard in there and "/" not in shard and shard.endswith(".safetensors"):
+            continue
+        others = sorted(file for file in there if file.endswith((".bin", ".pt", ".pth", ".gguf")))
+        only = f", only {', '.join(others[:3])}" if others else ""
+        raise ConfigError(f"{at} has no weights in safetensors: {shard} is missing{only}")
+
+
+def _one_line(error: Exception) -> str:
+    """The cause counts where the library wrapped it in advice."""
+    cause = error.__cause__ or error
+    return " ".join(str(cause).split()) or type(cause).__name__
