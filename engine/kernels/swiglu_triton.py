@@ -25,7 +25,8 @@ def _swiglu_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr
     gate_ptr = gate_up_ptr + row * (2 * SIZE) + channel
     gate = tl.load(gate_ptr, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptr + SIZE, mask=inside, other=0.0).to(tl.float32)
-    out = gate * tl.sigmoid(gate) * up
+    small = tl.exp(-tl.abs(gate))  # exp(-gate) would overflow
+    out = gate * (tl.where(gate >= 0, 1.0, small) / (1.0 + small)) * up
     tl.store(out_ptr + row * SIZE + channel, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 

@@ -1,0 +1,130 @@
+"""The sampling parameters of a batch as tensors, for the kernels that draw on the device.
+
+Above: `device_sampler.py`. Below: `adjust.py` (what ends a sequence), `kernels/sampling.py` (what
+the tensors are). Copies to the device only, from pinned memory: the host never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kernels.sampling import LogitAdjustments, SamplingTensors
+from engine.protocol import SamplingParams
+from engine.runner.adjust import stop_ids
+from engine.runner.batch import SampleRow
+
+
+class SamplingScratch:
+    """The two [rows, vocab] buffers of the adjustments, kept between steps and grown at need."""
+
+    def __init__(self) -> None:
+        self._counts: Tensor | None = None
+        self._adjusted: Tensor | None = None
+
+    def take(self, rows: int, vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """counts int32, all zero, and adjusted float32; both [>= rows, vocab]."""
+        held = self._counts
+        if held is None or self._adjusted is None or held.shape[0] < rows:
+            self._counts = torch.zeros(rows, vocab, dtype=torch.int32, device=device)
+            self._adjusted = torch.empty(rows, vocab, dtype=torch.float32, device=device)
+        assert self._counts is not None and self._adjusted is not None
+        return self._counts, self._adjusted
+
+
+def sampling_tensors(
+    rows: Rows[SampleRow],
+    vocab: int,
+    eos_token_ids: frozenset[int],
+    device: torch.device,
+    scratch: SamplingScratch,
+) -> SamplingTensors:
+    """Row i for `rows[i]`."""
+    params = [row.sampling for row in rows]
+    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32)
+    seeds = np.array([row.seed for row in rows], np.uint64).view(np.int64)
+    return SamplingTensors(
+        temperature=to_device([p.temperature for p in params], np.float32, device),
+        log_min_p=to_device(min_p.log().numpy(), np.float32, device),
+        top_k=to_device([min(p.top_k, vocab) for p in params], np.int32, device),
+        top_p=to_device([p.top_p for p in params], np.float64, device),
+        seeds=to_device(seeds, np.int64, device),
+        positions=to_device([row.num_output_tokens for row in rows], np.int64, device),
+        adjustments=_adjustments(rows, vocab, eos_token_ids, device, scratch),
+    )
+
+
+def to_device(
+    values: Rows[float] | Rows[Rows[float]] | NDArray[np.generic],
+    dtype: type[np.generic],
+    device: torch.device,
+) -> Tensor:
+    """A copy on `device`, under way."""
+    host = torch.from_numpy(np.array(values, dtype))
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def _adjustments(
+    rows: Rows[SampleRow],
+    vocab: int,
+    eos_token_ids: frozenset[int],
+    device: torch.device,
+    scratch: SamplingScratch,
+) -> LogitAdjustments | None:
+    if not any(_adjusts(row) for row in rows):
+        return None
+    params = [row.sampling for row in rows]
+    early = [row.num_output_tokens < row.sampling.min_tokens for row in rows]
+    stops = [
+        sorted(stop_ids(p, eos_token_ids)) if yes else []
+        for p, yes in zip(params, early, strict=True)
+    ]
+    said = [row.token_ids if _penalises(row.sampling) else [] for row in rows]
+    lengths = [
+        len(tokens) or row.num_prompt_tokens + row.num_output_tokens
+        for tokens, row in zip(said, rows, strict=True)
+    ]
+    counts, adjusted = scratch.take(len(rows), vocab, device)
+    floats, ints = np.float32, np.int32
+    return LogitAdjustments(
+        repetition=to_device([p.repetition_penalty for p in params], floats, device),
+        frequency=to_device([p.frequency_penalty for p in params], floats, device),
+        presence=to_device([p.presence_penalty for p in params], floats, device),
+        history=to_device(_padded(said), ints, device),
+        lengths=to_device(lengths, ints, device),
+        prompt_lengths=to_device([row.num_prompt_tokens for row in rows], ints, device),
+        bias_ids=to_device(_padded([list(p.logit_bias) for p in params]), ints, device),
+        bias_values=to_device(
+            _padded([list(p.logit_bias.values()) for p in params]), floats, device
+        ),
+        num_bias=to_device([len(p.logit_bias) for p in params], ints, device),
+        stop_ids=to_device(_padded(stops), ints, device),
+        num_stop=to_device([len(stop) for stop in stops], ints, device),
+        min_tokens=to_device([p.min_tokens for p in params], ints, device),
+        counts=counts,
+        adjusted=adjusted,
+    )
+
+
+def _adjusts(row: SampleRow) -> bool:
+    p = row.sampling
+    return bool(p.logit_bias) or row.num_output_tokens < p.min_tokens or _penalises(p)
+
+
+def _penalises(p: SamplingParams) -> bool:
+    factors = (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
+    return factors != (1.0, 0.0, 0.0)
+
+
+def _padded(rows: Rows[Rows[float]]) -> NDArray[np.float64]:
+    """[S, longest], zeros behind the ends; at least one column."""
+    padded = np.zeros((len(rows), max(1, *map(len, rows))))
+    for line, row in zip(padded, rows, strict=True):
+        line[: len(row)] = row
+    return padded
