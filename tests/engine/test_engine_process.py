@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,13 @@ import pytest_asyncio
 from engine.client import EngineClient
 from engine.errors import EngineUnavailable
 from engine.protocol import (
-    EngineOutput,
     EngineRequest,
     OrphanedUsage,
     ReplicaStatus,
     SamplingParams,
 )
 from tests.engine import checkpoints
+from tests.engine.peers import collect, until
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
@@ -77,12 +77,6 @@ def ask(request_id: str, max_tokens: int = 400) -> EngineRequest:
     return EngineRequest(request_id=request_id, prompt_token_ids=PROMPT, sampling=sampling)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def idle(status: ReplicaStatus) -> bool:
     return (
         status.num_running == status.num_waiting == 0
@@ -123,7 +117,7 @@ async def test_a_killed_gateway_frees_its_blocks_and_its_usage_is_kept(process: 
     seen = int([first, *gateway.stdout.read().splitlines()][-1])
     gateway.wait(20)
     gateway.stdout.close()
-    await until(lambda: idle(stays.status))
+    await until(lambda: idle(stays.status), timeout_s=20)
 
     offered: list[OrphanedUsage] = []
 
@@ -131,7 +125,7 @@ async def test_a_killed_gateway_frees_its_blocks_and_its_usage_is_kept(process: 
         offered.append(orphan)
 
     back = await EngineClient.connect(process.address, timeout_s=5, on_orphan=record)
-    await until(lambda: bool(offered))
+    await until(lambda: bool(offered), timeout_s=20)
     usage = offered[0].usage
     assert offered[0].request_id == "orphan" and usage.prefilled
     assert usage.prompt_tokens == len(PROMPT)
@@ -144,10 +138,6 @@ async def test_a_killed_gateway_frees_its_blocks_and_its_usage_is_kept(process: 
     assert len(offered) == 1
     await again.close()
     await stays.close()
-
-
-async def collect(client: EngineClient, request: EngineRequest) -> list[EngineOutput]:
-    return [output async for output in client.generate(request)]
 
 
 async def test_a_killed_engine_is_known_at_once_and_its_successor_found(process: Process) -> None:
