@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.linear import pack_linear
+from engine.kernels.linear import pack_linear, pack_parts
 from engine.layers.parallel import ParallelGroup
 from engine.layers.weight_source import WeightSource
 
@@ -31,11 +31,9 @@ class ColumnParallelLinear:
     ) -> None:
         """parts: (name of the projection in the checkpoint, out_features over all ranks)."""
         part = (group.rank, group.size)
-        weight = torch.cat(
-            [source.take(f"{name}.weight", (out, in_features), part=part) for name, out in parts]
-        )
+        weights = [source.linear(name, out, in_features, part=part) for name, out in parts]
         biases = [source.take(f"{name}.bias", (out,), part=part) for name, out in parts if bias]
-        self._product = pack_linear(weight, torch.cat(biases) if biases else None)
+        self._product = pack_parts(weights, torch.cat(biases) if biases else None)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x)
@@ -55,9 +53,8 @@ class RowParallelLinear:
         group: ParallelGroup,
     ) -> None:
         self._group = group
-        weight = source.take(
-            f"{name}.weight", (out_features, in_features), dim=1, part=(group.rank, group.size)
-        )
+        part = (group.rank, group.size)
+        weight = source.linear(name, out_features, in_features, dim=1, part=part)
         # Taken by every rank, added by one: the sum over ranks must hold it once.
         taken = source.take(f"{name}.bias", (out_features,)) if bias else None
         self._product = pack_linear(weight, taken if group.rank == 0 else None)

@@ -1,7 +1,7 @@
 """Where layers get their weights from while they are built.
 
 Above: every layer with weights; `engine.weights` implements it for checkpoint folders. Below:
-torch.
+torch, `kernels/linear_weights.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from torch import Tensor
+
+from engine.kernels.linear_weights import LinearWeight
 
 
 class WeightSource(Protocol):
@@ -19,4 +21,17 @@ class WeightSource(Protocol):
 
         part: (i, n) takes the i-th of n equal parts along `dim`.
         Raises ConfigError that names the tensor when it is absent or has another shape.
+        """
+
+    def linear(
+        self,
+        name: str,
+        out_features: int,
+        in_features: int,
+        *,
+        dim: int = 0,
+        part: tuple[int, int] = (0, 1),
+    ) -> LinearWeight:
+        """The weight of the linear layer `name`, in the form it is stored in, or in the one it is
+        to be served in; dim 0 cuts outputs, 1 inputs. Otherwise as `take`.
         """

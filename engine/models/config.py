@@ -43,6 +43,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DtypeName | None
     """What the checkpoint says it is stored in."""
     eos_token_ids: tuple[int, ...]
+    quantization: dict[str, Any] | None = None
+    """The checkpoint's quantization_config, which `weights/quantization.py` reads."""
 
     @property
     def num_layers(self) -> int:
@@ -136,6 +138,7 @@ def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig
         windows=traits.windows,
         dtype=_dtype(hf),
         eos_token_ids=token_ids("config.json: eos_token_id", hf.eos_token_id, hf.vocab_size),
+        quantization=hf.quantization_config,
     )
 
 
@@ -149,9 +152,6 @@ def token_ids(field: str, value: int | list[int] | None, vocab_size: int) -> tup
 
 
 def _refuse_unsupported(hf: HFConfig) -> None:
-    if hf.quantization_config is not None:
-        method = hf.quantization_config.get("quant_method", "unknown")
-        raise UnsupportedModel(f"config.json: quantization_config ({method}) is not supported")
     if hf.hidden_act not in ("silu", "swish"):
         raise UnsupportedModel(f"config.json: hidden_act {hf.hidden_act!r} is not supported (silu)")
     if hf.partial_rotary_factor != 1.0:

@@ -1,6 +1,6 @@
 """The tensors of one checkpoint folder: safetensors, in one file or sharded with an index.
 
-Above: `weights/loader.py`. Implements `layers/weight_source.py`. Below: safetensors checks the
+Above: `weights/linear_source.py`, which hands the tensors to layers. Below: safetensors checks the
 files, `weights/reading.py` reads them. Knows names and shapes, not what they mean.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,8 +36,8 @@ DTYPES = {
     "U8": torch.uint8,
 }
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-BUFFERS = re.compile(r"rotary_emb\.inv_freq$")
-"""Derived values that old checkpoints store; they are recomputed."""
+BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.[kv]_scale$")
+"""Derived values that old checkpoints store, recomputed here; and scales of a float8 KV cache."""
 LENGTH_BYTES = 8
 """A safetensors file: the header's length, little-endian; the header, JSON; the data."""
 
@@ -97,6 +98,12 @@ class Checkpoint:
             )
         return stored
 
+    def dtype_of(self, name: str) -> str | None:
+        return self._stored[name].dtype if name in self._stored else None
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        return self._stored[name].shape if name in self._stored else None
+
     def _locate(self) -> dict[str, Stored]:
         index = self.folder / INDEX_FILE
         if not index.exists():
@@ -138,7 +145,7 @@ def _read_header(path: Path) -> dict[str, Stored]:
 
 
 class CheckpointWeights:
-    """A `WeightSource` over a checkpoint that converts, and remembers what was taken."""
+    """A `TensorSource` over a checkpoint that converts, and remembers what was taken."""
 
     def __init__(
         self,
@@ -149,28 +156,43 @@ class CheckpointWeights:
         device: torch.device,
     ) -> None:
         """reader: open for as long as tensors are taken, on the same device."""
+        self.dtype = dtype
+        self.taken_s = 0.0
+        """Spent in reading and converting."""
         self._checkpoint = checkpoint
         self._reader = reader
-        self._dtype = dtype
         self._device = device
         self._taken: set[str] = set()
-        self.taken_s = 0.0
-        """Spent in `take`: reading and converting."""
 
     def take(
         self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
     ) -> Tensor:
         """See `WeightSource.take`. The bytes go from the file to the tensor that is returned: there
         is no whole copy between them, and the model does not depend on the file once loaded."""
-        began = time.perf_counter()
-        stored = self._checkpoint.find(name, shape)
-        if stored.dtype not in FLOATS:
-            raise ConfigError(f"{stored.path}: tensor {name} is {stored.dtype}, not a float")
-        source = Source(stored.path, stored.offset, DTYPES[stored.dtype], shape)
-        tensor = self._reader.read(source, dtype=self._dtype, dim=dim, part=part)
+        return self._read(name, shape, FLOATS, self.dtype, dim, part)
+
+    def take_stored(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: Collection[str],
+        *,
+        dim: int = 0,
+        part: tuple[int, int] = (0, 1),
+    ) -> Tensor:
+        """As `take`, in the dtype it is stored in, which must be one of `dtypes`."""
+        return self._read(name, shape, dtypes, None, dim, part)
+
+    def dtype_of(self, name: str) -> str | None:
+        """As safetensors writes it; None when there is no such tensor."""
+        return self._checkpoint.dtype_of(name)
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        return self._checkpoint.shape_of(name)
+
+    def pass_over(self, name: str) -> None:
+        """Nobody needs this tensor, should it be there."""
         self._taken.add(name)
-        self.taken_s += time.perf_counter() - began
-        return tensor
 
     def check_all_taken(self, *, optional: frozenset[str]) -> None:
         """ConfigError names tensors no layer asked for: the model would not be the one stored."""
@@ -182,3 +204,26 @@ class CheckpointWeights:
                 f"{self._checkpoint.folder}: {len(extra)} tensors belong to no layer of this "
                 f"architecture: {shown}"
             )
+
+    def _read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: Collection[str],
+        dtype: torch.dtype | None,
+        dim: int,
+        part: tuple[int, int],
+    ) -> Tensor:
+        stored = self._checkpoint.find(name, shape)
+        if stored.dtype not in dtypes:
+            kind = "a float" if dtypes is FLOATS else "/".join(sorted(dtypes))
+            raise ConfigError(f"{stored.path}: tensor {name} is {stored.dtype}, not {kind}")
+        if shape and shape[dim] % part[1]:
+            raise ConfigError(f"{stored.path}: {name} {list(shape)} does not fall into {part[1]}")
+        self._taken.add(name)
+        began = time.perf_counter()
+        kept = DTYPES[stored.dtype]
+        source = Source(stored.path, stored.offset, kept, stored.shape)
+        tensor = self._reader.read(source, dtype=dtype or kept, dim=dim, part=part)
+        self.taken_s += time.perf_counter() - began
+        return tensor

@@ -39,7 +39,7 @@ class DummyWeights:
         activations neither vanish nor overflow, norms are 1, and other vectors 0."""
         index, count = part
         size = shape[dim] // count
-        if dim > 0 and count > 1:
+        if dim > 0:
             return self.take(name, shape).narrow(dim, index * size, size).contiguous()
         own = (size, *shape[1:])
         tensor = torch.empty(own, dtype=self.dtype, device=self._device)

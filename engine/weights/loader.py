@@ -18,6 +18,7 @@ from engine.models.decoder import Decoder
 from engine.startup import GIB, Startup
 from engine.weights.checkpoint import Checkpoint, CheckpointWeights
 from engine.weights.dummy import DummyWeights
+from engine.weights.linear_source import LinearSource, Quantization
 from engine.weights.reading import TensorReader
 from engine.weights.registry import load_model_config
 
@@ -37,10 +38,12 @@ def load_model(
     device: torch.device,
     group: ParallelGroup = SINGLE_RANK,
     load_format: Literal["safetensors", "dummy"] = "safetensors",
+    quantization: Quantization = "none",
     seed: int = 0,
     startup: Startup | None = None,
 ) -> Decoder:
     """load_format: dummy needs config.json alone and draws the weights from `seed`.
+    quantization: what dense linear layers become; a checkpoint that is quantised stays as it is.
 
     Raises ConfigError or UnsupportedModel, naming the file, field or tensor.
     """
@@ -48,7 +51,7 @@ def load_model(
     with startup.phase("config"):
         config = load_model_config(folder)
     build = _build_dummy if load_format == "dummy" else _build_stored
-    model, num_parameters = build(folder, config, dtype, device, group, seed, startup)
+    model, num_parameters = build(folder, config, dtype, device, group, quantization, seed, startup)
     logger.info(
         "loaded %s: %s, %.1f M %sparameters, %s on %s",
         folder.name,
@@ -67,6 +70,7 @@ def _build_stored(
     dtype: str,
     device: torch.device,
     group: ParallelGroup,
+    quantization: Quantization,
     seed: int,
     startup: Startup,
 ) -> tuple[Decoder, int]:
@@ -76,7 +80,8 @@ def _build_stored(
     chosen = _choose_dtype(dtype, config, device, num_parameters)
     with TensorReader(device) as reader:
         weights = CheckpointWeights(checkpoint, reader, dtype=chosen, device=device)
-        model = Decoder(config, weights, dtype=chosen, device=device, group=group)
+        source = LinearSource(weights, stored=config.quantization, asked=quantization)
+        model = Decoder(config, source, dtype=chosen, device=device, group=group)
     weights.check_all_taken(optional=TIED if config.tie_word_embeddings else frozenset())
     whole_s, convert_s = time.perf_counter() - began, weights.taken_s * reader.convert_share
     read_s = weights.taken_s - convert_s
@@ -94,6 +99,7 @@ def _build_dummy(
     dtype: str,
     device: torch.device,
     group: ParallelGroup,
+    quantization: Quantization,
     seed: int,
     startup: Startup,
 ) -> tuple[Decoder, int]:
@@ -101,7 +107,8 @@ def _build_dummy(
     chosen = _choose_dtype(dtype, config, device, num_parameters)
     with startup.phase("weights: random"):
         weights = DummyWeights(dtype=chosen, device=device, seed=seed)
-        model = Decoder(config, weights, dtype=chosen, device=device, group=group)
+        source = LinearSource(weights, asked=quantization)
+        model = Decoder(config, source, dtype=chosen, device=device, group=group)
     return model, num_parameters
 
 

@@ -68,15 +68,20 @@ def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> 
 
 def logits(model: Decoder) -> Tensor:
     """Of all tokens of PROMPT, [len(PROMPT), vocab]."""
+    return logits_of(model, PROMPT)
+
+
+def logits_of(model: Decoder, prompt: list[int]) -> Tensor:
+    """[len(prompt), vocab]; the prompt fits in two blocks."""
     shape = attention_shape(model, BLOCK_SIZE)
     cache = allocate_kv_cache(shape, model.config.num_layers, 4)
-    length = torch.tensor([len(PROMPT)]).numpy()
+    length = torch.tensor([len(prompt)]).numpy()
     metadata = AttentionMetadata(length, length, torch.tensor([[2, 0]]).numpy(), 0)
     windows = set(model.config.windows)
     plans = {window: plan_attention(metadata, shape, window) for window in windows}
-    rows = torch.arange(len(PROMPT))
+    rows = torch.arange(len(prompt))
     with torch.inference_mode():
-        return model(torch.tensor(PROMPT), rows, plans, cache, rows).float()
+        return model(torch.tensor(prompt), rows, plans, cache, rows).float()
 
 
 def load(folder: Path, dtype: Any = "float32", group: ParallelGroup = SINGLE_RANK) -> Decoder:
@@ -277,7 +282,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "partial rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     "activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-    "quantization": ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+    "quantization": ({"quantization_config": {"quant_method": "higgs"}}, "higgs"),
     "dtype": ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
 }
 
@@ -344,16 +349,20 @@ class ThreadRank:
         return torch.cat(self._exchange(x), dim=-1)
 
 
+def ranks(size: int) -> list[ThreadRank]:
+    barrier, desk = threading.Barrier(size), [torch.empty(0)] * size
+    return [ThreadRank(rank, size, barrier, desk) for rank in range(size)]
+
+
 def test_two_ranks_make_one_model(tmp_path: Path) -> None:
     """Column- and row-parallel layers over two ranks, each with half of the heads and the cache."""
     folder = checkpoints.save("llama_biases", tmp_path)
-    barrier, desk = threading.Barrier(2), [torch.empty(0)] * 2
-    ranks = [ThreadRank(rank, 2, barrier, desk) for rank in range(2)]
+    pair = ranks(2)
     with pytest.raises(ConfigError, match=r"vocab_size \(199\) cannot be shared evenly by 2"):
-        load(folder, group=ranks[0])
+        load(folder, group=pair[0])
     _pad_vocabulary(folder, 200)
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(lambda rank: logits(load(folder, group=rank)), ranks))
+        found = list(threads.map(lambda rank: logits(load(folder, group=rank)), pair))
     assert torch.equal(found[0], found[1])
     reference = checkpoints.logits("llama_biases", PROMPT)
     torch.testing.assert_close(found[0][:, :199], reference, rtol=0, atol=1e-4)

@@ -1,0 +1,162 @@
+"""y[t, n] = sum over groups g of s[g, n] * (sum over k in g of x[t, k] * (c[n, k] - z[g, n])) + b.
+
+A code less its zero point is a small integer, exact in bfloat16 and float16 (9 bits at most), so
+it is what the matrix units multiply; scales meet the float32 sums of a group. The codes' layout is
+that of `int4_linear.py`. Grid: tiles of N times tiles of T, those of one strip of N side by side.
+Moves N K / 2 bytes of codes, 4 (scale) or 2 and 2 (zero) bytes for each group of an output, 2 T K
+of tokens for each strip of N that the L2 does not hold, and writes 2 N T.
+
+Above: `int4_linear.py`. Below: triton. Fits inside a CUDA graph: no size is read from the device.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.aot import AotCase
+from engine.kernels.tuning import launch_config
+
+
+@triton.jit
+def multiply_kernel(
+    x,
+    codes,
+    scales,
+    zeros,
+    bias,
+    out,
+    num_tokens,
+    num_outputs,
+    num_spans,
+    stride_x,
+    BITS: tl.constexpr,
+    SPAN: tl.constexpr,
+    SPANS_PER_GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    tiles_m = tl.cdiv(num_tokens, BLOCK_M)
+    row = (tl.program_id(0) % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = (tl.program_id(0) // tiles_m) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_in, column_in = row < num_tokens, column < num_outputs
+    row64 = row.to(tl.int64)
+    BYTES: tl.constexpr = SPAN * BITS // 8
+    inner = tl.arange(0, BYTES)
+    x_at = x + row64[:, None] * stride_x + inner[None, :]
+    c_at = codes + column[None, :].to(tl.int64) * (num_spans * BYTES) + inner[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for span in range(num_spans):
+        group_at = (span // SPANS_PER_GROUP) * num_outputs + column
+        zero = tl.load(zeros + group_at, mask=column_in, other=0)[None, :]
+        scale = tl.load(scales + group_at, mask=column_in, other=0.0).to(tl.float32)
+        byte = tl.load(c_at, mask=column_in[None, :], other=0).to(tl.int16)
+        a = tl.load(x_at, mask=row_in[:, None], other=0.0)
+        if BITS == 4:
+            part = tl.dot(a, ((byte & 15) - zero).to(a.dtype), input_precision="ieee")
+            a = tl.load(x_at + BYTES, mask=row_in[:, None], other=0.0)
+            part = tl.dot(a, ((byte >> 4) - zero).to(a.dtype), part, input_precision="ieee")
+        else:
+            part = tl.dot(a, (byte - zero).to(a.dtype), input_precision="ieee")
+        total += part * scale[None, :]
+        x_at += SPAN
+        c_at += BYTES
+    if HAS_BIAS:
+        total += tl.load(bias + column, mask=column_in, other=0.0).to(tl.float32)[None, :]
+    at = row64[:, None] * num_outputs + column[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])
+
+
+def multiply(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    bias: Tensor | None,
+    *,
+    bits: int,
+    span: int,
+    spans_per_group: int,
+) -> Tensor:
+    """x [T, K], rows contiguous; codes uint8 [N, K * bits / 8]; scales, zeros [groups, N]"""
+    num_tokens, num_inputs = x.shape
+    num_outputs = codes.shape[0]
+    out = x.new_empty(num_tokens, num_outputs)
+    if num_tokens == 0:
+        return out
+    config = launch_config("int4_linear", _shape_class(num_tokens), _default(num_tokens))
+    grid = (
+        triton.cdiv(num_tokens, config["BLOCK_M"]) * triton.cdiv(num_outputs, config["BLOCK_N"]),
+    )
+    multiply_kernel[grid](
+        x,
+        codes,
+        scales,
+        zeros,
+        bias,
+        out,
+        num_tokens,
+        num_outputs,
+        num_inputs // span,
+        x.stride(0),
+        BITS=bits,
+        SPAN=span,
+        SPANS_PER_GROUP=spans_per_group,
+        HAS_BIAS=bias is not None,
+        **config,
+    )
+    return out
+
+
+def _shape_class(num_tokens: int) -> str:
+    return "m16" if num_tokens <= 16 else "m64"
+
+
+def _default(num_tokens: int) -> dict[str, int]:
+    if num_tokens <= 16:
+        return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 5}
+    return {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+
+
+def _aot() -> list[AotCase]:
+    listed = []
+    for dtype in ("bf16", "fp16"):
+        for bits, span in ((4, 128), (4, 32), (8, 128)):
+            for num_tokens in (16, 64):
+                config = _default(num_tokens)
+                constexprs = {
+                    "BITS": bits,
+                    "SPAN": span,
+                    "SPANS_PER_GROUP": 1,
+                    "HAS_BIAS": True,
+                    "BLOCK_M": config["BLOCK_M"],
+                    "BLOCK_N": config["BLOCK_N"],
+                }
+                signature = {
+                    "x": f"*{dtype}",
+                    "codes": "*u8",
+                    "scales": "*fp16",
+                    "zeros": "*i16",
+                    "bias": f"*{dtype}",
+                    "out": f"*{dtype}",
+                    "num_tokens": "i32",
+                    "num_outputs": "i32:16",
+                    "num_spans": "i32",
+                    "stride_x": "i32:16",
+                }
+                listed.append(
+                    AotCase(
+                        f"multiply_{dtype}_int{bits}_span{span}_m{num_tokens}",
+                        multiply_kernel,
+                        signature | dict.fromkeys(constexprs, "constexpr"),
+                        constexprs,
+                        config["num_warps"],
+                        config["num_stages"],
+                    )
+                )
+    return listed
+
+
+AOT = _aot()

@@ -1,0 +1,77 @@
+"""Tensors become the weights of layers: which linear layer is quantised, and how.
+
+Above: `weights/loader.py`. Implements `layers/weight_source.py` over any source of tensors. Below:
+`quantization.py` reads what checkpoints store. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.kernels.linear_weights import DenseWeight, LinearWeight, quantise_fp8, quantise_int8
+from engine.weights.quantization import LayerShape, Tensors, quantization_method
+
+Quantization = Literal["none", "int8", "fp8"]
+"""What dense linear layers become when they are loaded."""
+REQUANTISE: dict[Quantization, Callable[[Tensor], LinearWeight]] = {
+    "none": DenseWeight,
+    "int8": quantise_int8,
+    "fp8": quantise_fp8,
+}
+
+
+class TensorSource(Tensors, Protocol):
+    def take(
+        self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> Tensor:
+        """See `WeightSource.take`."""
+
+
+class LinearSource:
+    """A `WeightSource`. The tensors decide, layer by layer, whether one is stored quantised: what a
+    configuration lists as not converted is simply dense."""
+
+    def __init__(
+        self,
+        tensors: TensorSource,
+        *,
+        stored: dict[str, Any] | None = None,
+        asked: Quantization = "none",
+    ) -> None:
+        """stored: the checkpoint's quantization_config. Raises UnsupportedModel or ConfigError."""
+        if stored is not None and asked != "none":
+            method = stored.get("quant_method")
+            raise ConfigError(
+                f"quantization is {asked}, but the checkpoint is quantised ({method}) already"
+            )
+        self._tensors = tensors
+        self._method = quantization_method(stored)
+        self._requantise = REQUANTISE[asked]
+
+    def take(
+        self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> Tensor:
+        """See `WeightSource.take`."""
+        return self._tensors.take(name, shape, dim=dim, part=part)
+
+    def linear(
+        self,
+        name: str,
+        out_features: int,
+        in_features: int,
+        *,
+        dim: int = 0,
+        part: tuple[int, int] = (0, 1),
+    ) -> LinearWeight:
+        """See `WeightSource.linear`."""
+        if self._method is not None:
+            layer = LayerShape(name, out_features, in_features, dim, part)
+            weight = self._method(self._tensors, layer)
+            if weight is not None:
+                return weight
+        shape = (out_features, in_features)
+        return self._requantise(self._tensors.take(f"{name}.weight", shape, dim=dim, part=part))
