@@ -23,6 +23,12 @@ class WeightSource(Protocol):
         Raises ConfigError that names the tensor when it is absent or has another shape.
         """
 
+    def has(self, name: str) -> bool:
+        """Whether a tensor of this name is stored."""
+
+    def dense(self, weight: Tensor) -> LinearWeight:
+        """What a dense weight [out, in], taken as part of something larger, is served as."""
+
     def linear(
         self,
         name: str,

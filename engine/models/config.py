@@ -19,6 +19,21 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 DEFAULT_ROPE_THETA = 10_000.0
 
 
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture of experts in place of the feed-forward layer."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Of one expert."""
+    normalise: bool
+    """The weights of a token's experts sum to 1."""
+    layers: tuple[bool, ...]
+    """One a layer: whether it has experts."""
+    names: tuple[str, str, str, str]
+    """The block's in a layer; and gate, up and down of an expert in the block."""
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything `Decoder` needs to know."""
 
@@ -43,6 +58,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DtypeName | None
     """What the checkpoint says it is stored in."""
     eos_token_ids: tuple[int, ...]
+    experts: Experts | None = None
     quantization: dict[str, Any] | None = None
     """The checkpoint's quantization_config, which `weights/quantization.py` reads."""
 
@@ -89,6 +105,13 @@ class HFConfig(msgspec.Struct, kw_only=True):
     dtype: str | None = None
     eos_token_id: int | list[int] | None = None
     quantization_config: dict[str, Any] | None = None
+    num_experts: int | None = None
+    num_local_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: int | None = None
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] = []
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +124,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: bool = False
     head_dim: int | None = None
     """For checkpoints that do not name one; None is hidden_size / num_attention_heads."""
+    experts: Experts | None = None
 
 
 def parse(raw: dict[str, Any]) -> HFConfig:
@@ -117,6 +141,8 @@ def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     head_dim = hf.head_dim or traits.head_dim or hf.hidden_size // hf.num_attention_heads
     _check_sizes(hf, num_kv_heads, head_dim, traits.windows)
+    if traits.experts is not None:
+        _check_experts(traits.experts)
     theta, scaling = _rope(hf)
     return ModelConfig(
         architecture=architecture,
@@ -138,8 +164,16 @@ def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig
         windows=traits.windows,
         dtype=_dtype(hf),
         eos_token_ids=token_ids("config.json: eos_token_id", hf.eos_token_id, hf.vocab_size),
+        experts=traits.experts,
         quantization=hf.quantization_config,
     )
+
+
+def needed(field: str, value: int | None) -> int:
+    """ConfigError where config.json does not say."""
+    if value is None:
+        raise ConfigError(f"config.json: {field} is missing")
+    return value
 
 
 def token_ids(field: str, value: int | list[int] | None, vocab_size: int) -> tuple[int, ...]:
@@ -182,6 +216,16 @@ def _check_sizes(
         )
     if head_dim % 2:
         raise ConfigError(f"config.json: head_dim ({head_dim}) must be even for rotary embedding")
+
+
+def _check_experts(experts: Experts) -> None:
+    if not 1 <= experts.experts_per_token <= experts.num_experts:
+        raise ConfigError(
+            f"config.json: num_experts_per_tok ({experts.experts_per_token}) is not between 1 and "
+            f"the number of experts ({experts.num_experts})"
+        )
+    if experts.intermediate_size < 1:
+        raise ConfigError("config.json: moe_intermediate_size must be positive")
 
 
 def _rope(hf: HFConfig) -> tuple[float, RopeScaling | None]:

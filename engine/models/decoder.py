@@ -1,4 +1,4 @@
-"""The pre-norm decoder that Llama, Mistral, Qwen2 and Qwen3 share.
+"""The pre-norm decoder that Llama, Mistral, Qwen2, Qwen3 and their mixtures of experts share.
 
 Above: `weights/loader.py` builds it, `runner/model_runner.py` runs it. Below: `engine.layers`.
 Knows no sequences: a step's tokens lie flat behind each other, attention plans tell them apart.
@@ -17,6 +17,7 @@ from engine.kernels.rotary_cache import Rotation
 from engine.layers.attention import Attention
 from engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from engine.layers.mlp import GatedMLP
+from engine.layers.moe import ExpertNames, MixtureOfExperts
 from engine.layers.norm import RMSNorm
 from engine.layers.parallel import SINGLE_RANK, ParallelGroup
 from engine.layers.rotary import RotaryEmbedding, inverse_frequencies
@@ -26,8 +27,9 @@ from engine.models.config import ModelConfig
 
 class DecoderLayer:
     def __init__(
-        self, source: WeightSource, name: str, config: ModelConfig, group: ParallelGroup
+        self, source: WeightSource, index: int, config: ModelConfig, group: ParallelGroup
     ) -> None:
+        name = f"model.layers.{index}"
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self._attention_norm = RMSNorm(source, f"{name}.input_layernorm", hidden, eps)
         self._attention = Attention(
@@ -43,14 +45,7 @@ class DecoderLayer:
             group=group,
         )
         self._mlp_norm = RMSNorm(source, f"{name}.post_attention_layernorm", hidden, eps)
-        self._mlp = GatedMLP(
-            source,
-            f"{name}.mlp",
-            hidden,
-            config.intermediate_size,
-            bias=config.mlp_bias,
-            group=group,
-        )
+        self._mlp = _feed_forward(source, index, config, group)
 
     def __call__(
         self,
@@ -69,6 +64,26 @@ class DecoderLayer:
             normed = self._attention_norm.add(delta, residual)
         delta = self._attention(normed, rotation, plan, cache)
         return self._mlp(self._mlp_norm.add(delta, residual))
+
+
+def _feed_forward(
+    source: WeightSource, index: int, config: ModelConfig, group: ParallelGroup
+) -> GatedMLP | MixtureOfExperts:
+    name, experts = f"model.layers.{index}", config.experts
+    if experts is None or not experts.layers[index]:
+        sizes = (config.hidden_size, config.intermediate_size)
+        return GatedMLP(source, f"{name}.mlp", *sizes, bias=config.mlp_bias, group=group)
+    return MixtureOfExperts(
+        source,
+        name,
+        ExpertNames(*experts.names),
+        hidden=config.hidden_size,
+        intermediate=experts.intermediate_size,
+        num_experts=experts.num_experts,
+        experts_per_token=experts.experts_per_token,
+        normalise=experts.normalise,
+        group=group,
+    )
 
 
 class Decoder:
@@ -93,8 +108,7 @@ class Decoder:
         frequency = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         self._rotary = RotaryEmbedding(frequency.to(device), dtype, config.max_position_embeddings)
         self._layers = [
-            DecoderLayer(source, f"model.layers.{i}", config, group)
-            for i in range(config.num_layers)
+            DecoderLayer(source, index, config, group) for index in range(config.num_layers)
         ]
         self._norm = RMSNorm(source, "model.norm", config.hidden_size, config.rms_norm_eps)
         self._lm_head = ParallelLMHead(self._lm_head_weight(source), group)

@@ -58,6 +58,14 @@ class LinearSource:
         """See `WeightSource.take`."""
         return self._tensors.take(name, shape, dim=dim, part=part)
 
+    def has(self, name: str) -> bool:
+        """See `WeightSource.has`."""
+        return self._tensors.dtype_of(name) is not None
+
+    def dense(self, weight: Tensor) -> LinearWeight:
+        """See `WeightSource.dense`."""
+        return self._requantise(weight)
+
     def linear(
         self,
         name: str,

@@ -126,5 +126,12 @@ def _num_matrix_elements(config: ModelConfig) -> int:
     """Parameters without biases and norms, which are a part in thousands."""
     embeddings = 1 if config.tie_word_embeddings else 2
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
-    layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
-    return config.vocab_size * config.hidden_size * embeddings + config.num_layers * layer
+    width = config.num_layers * heads * config.head_dim + 3 * _num_neurons(config)
+    return config.hidden_size * (config.vocab_size * embeddings + width)
+
+
+def _num_neurons(config: ModelConfig) -> int:
+    """Of the feed-forward layers of all layers, experts included."""
+    routed = [False] * config.num_layers if config.experts is None else config.experts.layers
+    expert = config.experts.num_experts * config.experts.intermediate_size if config.experts else 0
+    return sum(expert if has_experts else config.intermediate_size for has_experts in routed)

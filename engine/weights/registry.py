@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigError, UnsupportedModel
-from engine.models import llama, mistral, qwen2, qwen3
+from engine.models import llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from engine.models.config import HFConfig, ModelConfig, parse, token_ids
 from engine.tokenizer import Tokenizer, read_tokenizer_config, special_tokens
 
@@ -24,6 +24,8 @@ FAMILIES: dict[str, Callable[[HFConfig], ModelConfig]] = {
     "MistralForCausalLM": mistral.from_hf,
     "Qwen2ForCausalLM": qwen2.from_hf,
     "Qwen3ForCausalLM": qwen3.from_hf,
+    "MixtralForCausalLM": mixtral.from_hf,
+    "Qwen3MoeForCausalLM": qwen3_moe.from_hf,
 }
 
 

@@ -53,6 +53,25 @@ def _qwen3(**changes: Any) -> transformers.PreTrainedModel:
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**(SHAPE | changes)))
 
 
+def _mixtral(**changes: Any) -> transformers.PreTrainedModel:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**(SHAPE | experts | changes))
+    )
+
+
+def _qwen3_moe(**changes: Any) -> transformers.PreTrainedModel:
+    experts = {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "head_dim": 16,
+    }
+    return transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(**(SHAPE | experts | changes))
+    )
+
+
 MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama2": lambda: _llama(num_key_value_heads=4, tie_word_embeddings=False),
     "llama2_linear_rope": lambda: _llama(
@@ -68,6 +87,13 @@ MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     ),
     "qwen3": lambda: _qwen3(head_dim=32, tie_word_embeddings=False),
     "qwen3_tied": lambda: _qwen3(head_dim=16, tie_word_embeddings=True),
+    "mixtral": _mixtral,
+    "mixtral_window": lambda: _mixtral(sliding_window=WINDOW, num_local_experts=3),
+    "qwen3_moe": lambda: _qwen3_moe(norm_topk_prob=True),
+    "qwen3_moe_some_layers": lambda: _qwen3_moe(
+        mlp_only_layers=[1], norm_topk_prob=False, tie_word_embeddings=True
+    ),
+    "qwen3_moe_every_second": lambda: _qwen3_moe(decoder_sparse_step=2),
 }
 
 
@@ -79,8 +105,8 @@ def build(name: str) -> transformers.PreTrainedModel:
     model.generation_config.eos_token_id = None  # `generate` goes on to the end
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=1.6 / parameter.shape[1] ** 0.5)
+            if parameter.dim() >= 2:
+                parameter.normal_(std=1.6 / parameter.shape[-1] ** 0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         # Tied or not, embeddings of unit variance keep neighbours apart.

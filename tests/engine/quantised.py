@@ -8,7 +8,7 @@ no code and no trick with the reader it checks.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -220,12 +220,15 @@ def build(family: str, seed: int) -> transformers.PreTrainedModel:
     if family == "qwen2":
         shape.pop("head_dim")
         model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
+    elif family == "qwen3_moe":
+        shape |= {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**shape))
     else:
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=1.6 / parameter.shape[1] ** 0.5)
+            if parameter.dim() >= 2:
+                parameter.normal_(std=1.6 / parameter.shape[-1] ** 0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         model.get_input_embeddings().weight.normal_(std=1.0 / HIDDEN**0.25)
@@ -241,18 +244,18 @@ def save(
     model, rng = build(family, len(form)), np.random.default_rng(len(form))
     tensors: dict[str, Tensor] = {}
     orders: dict[str, np.random.Generator] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in _by_projection(model):
         layer = name.removesuffix(".weight")
         if "_proj" not in layer or name.endswith(".bias") or layer.endswith(dense):
             tensors[name] = parameter.detach().half()
-            parameter.data = tensors[name].float()
+            parameter.data.copy_(tensors[name])
             continue
         # Projections of one input share its order, as where their Hessian is one.
         shared = layer.rsplit(".", 1)[0] if "down" not in layer and "o_proj" not in layer else layer
         state = orders.setdefault(shared, np.random.default_rng(rng.integers(1 << 30)))
         packed, exact = pack(parameter.detach(), np.random.default_rng(_seed_of(state)))
         tensors |= {f"{layer}.{suffix}": tensor for suffix, tensor in packed.items()}
-        parameter.data = exact
+        parameter.data.copy_(exact)
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
     model.config.save_pretrained(folder)
@@ -260,6 +263,23 @@ def save(
     raw |= {"architectures": [type(model).__name__], "dtype": "float16"}
     (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": config}))
     return model
+
+
+def _by_projection(model: transformers.PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Parameters by their published names: what `transformers` fuses for all experts is a view for
+    each projection of each."""
+    for name, parameter in model.named_parameters():
+        if "mlp.experts." not in name:
+            yield name, parameter
+            continue
+        block, fused = name.rsplit(".", 1)
+        for i, expert in enumerate(parameter):
+            if fused == "down_proj":
+                yield f"{block}.{i}.down_proj.weight", expert
+            else:
+                gate, up = expert.chunk(2)
+                yield f"{block}.{i}.gate_proj.weight", gate
+                yield f"{block}.{i}.up_proj.weight", up
 
 
 def _seed_of(state: np.random.Generator) -> int:

@@ -77,6 +77,14 @@ def test_a_quantised_checkpoint_is_the_model_it_stands_for(form: str, stored: St
     torch.testing.assert_close(found, reference(exact, PROMPT), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("form", ["fp8 blocks", "compressed int8", "awq", "gptq"])
+def test_so_is_a_mixture_of_experts(form: str, tmp_path: Path) -> None:
+    """One projection of one layer's experts is left dense."""
+    exact = quantised.save(tmp_path, form, "qwen3_moe", dense="layers.1.mlp.experts.2.up_proj")
+    found = logits_of(load(tmp_path), PROMPT)
+    torch.testing.assert_close(found, reference(exact, PROMPT), rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("form", quantised.FORMATS)
 def test_it_is_served_by_name(form: str, stored: Stored) -> None:
     folder, exact = stored(form)

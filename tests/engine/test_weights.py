@@ -378,6 +378,72 @@ def _pad_vocabulary(folder: Path, size: int) -> None:
     change_json(folder / "config.json", vocab_size=size)
 
 
+def _stack_experts(folder: Path, block: str, gate: str, up: str, down: str) -> None:
+    """As transformers 5 holds them: gate and up of all experts in one tensor, down in another."""
+
+    def stack(tensors: dict[str, Tensor]) -> None:
+        for layer in [f"model.layers.{i}" for i in range(3)]:
+            old = f"{layer}.{block}"
+            experts = range(sum(f"{old}.experts.{i}.{gate}.weight" in tensors for i in range(9)))
+            parts = {
+                name: [tensors.pop(f"{old}.experts.{i}.{name}.weight") for i in experts]
+                for name in (gate, up, down)
+            }
+            pairs = zip(parts[gate], parts[up], strict=True)
+            tensors[f"{layer}.mlp.experts.gate_up_proj"] = torch.stack([*map(torch.cat, pairs)])
+            tensors[f"{layer}.mlp.experts.down_proj"] = torch.stack(parts[down])
+            tensors[f"{layer}.mlp.gate.weight"] = tensors.pop(f"{old}.gate.weight")
+
+    change_tensors(folder, stack)
+
+
+MIXTURES = {
+    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_stored_in_one_tensor_are_the_same_experts(name: str, tmp_path: Path) -> None:
+    folder = checkpoints.save(name, tmp_path)
+    single = logits(load(folder))
+    _stack_experts(folder, *MIXTURES[name])
+    assert torch.equal(logits(load(folder)), single)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_two_ranks_share_every_expert(name: str, stacked: bool, tmp_path: Path) -> None:
+    folder = checkpoints.save(name, tmp_path)
+    _pad_vocabulary(folder, 200)
+    if stacked:
+        _stack_experts(folder, *MIXTURES[name])
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda rank: logits(load(folder, group=rank)), ranks(2)))
+    assert torch.equal(found[0], found[1])
+    reference = checkpoints.logits(name, PROMPT)
+    torch.testing.assert_close(found[0][:, :199], reference, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mixtral", {"num_local_experts": ...}, "num_local_experts is missing"),
+        ("mixtral", {"num_experts_per_tok": 5}, r"num_experts_per_tok \(5\)"),
+        ("qwen3_moe", {"moe_intermediate_size": ...}, "moe_intermediate_size is missing"),
+        ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size must be positive"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step must be positive"),
+    ],
+)
+def test_experts_that_cannot_be_are_named(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = checkpoints.save(name, tmp_path)
+    change_json(folder / "config.json", **changes)
+    with pytest.raises(ConfigError, match=message):
+        load(folder)
+
+
 def write(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,40 @@
+"""Qwen 3 with a mixture of experts (arXiv:2505.09388): Qwen 3 whose layers, all or some, route.
+Above: `weights/registry.py`. Below: `models/config.py`, `models/qwen2.py`."""
+
+from __future__ import annotations
+
+from engine.errors import ConfigError
+from engine.models.config import Experts, HFConfig, ModelConfig, Traits, model_config, needed
+from engine.models.qwen2 import layer_windows
+from engine.models.qwen3 import UNNAMED_HEAD_DIM
+
+EXPERTS_PER_TOKEN = 8
+"""What a config.json without the field means."""
+
+
+def from_hf(hf: HFConfig) -> ModelConfig:
+    # transformers 5 writes the number of experts under Mixtral's name.
+    num_experts = hf.num_experts or needed("num_experts", hf.num_local_experts)
+    if hf.decoder_sparse_step < 1:
+        raise ConfigError("config.json: decoder_sparse_step must be positive")
+    routed = tuple(
+        index not in hf.mlp_only_layers and (index + 1) % hf.decoder_sparse_step == 0
+        for index in range(hf.num_hidden_layers)
+    )
+    experts = Experts(
+        num_experts=num_experts,
+        experts_per_token=hf.num_experts_per_tok or EXPERTS_PER_TOKEN,
+        intermediate_size=needed("moe_intermediate_size", hf.moe_intermediate_size),
+        normalise=hf.norm_topk_prob,
+        layers=routed,
+        names=("mlp", "gate_proj", "up_proj", "down_proj"),
+    )
+    traits = Traits(
+        windows=layer_windows(hf),
+        qkv_bias=hf.attention_bias,
+        output_bias=hf.attention_bias,
+        qk_norm=True,
+        head_dim=UNNAMED_HEAD_DIM,
+        experts=experts,
+    )
+    return model_config("Qwen3MoeForCausalLM", hf, traits)
