@@ -59,10 +59,11 @@ def _spans(
     seq_len, num_queries, num_splits,
     BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MIN_SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """First key, first span's begin, keys of a span, number of spans of one sequence."""
-    first = 0
+    """First key seen, its tile, first span's begin, keys of a span, number of spans."""
+    first_key = 0
     if WINDOW > 0:
-        first = tl.maximum(seq_len - num_queries - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        first_key = tl.maximum(seq_len - num_queries - WINDOW + 1, 0)
+    first = first_key // BLOCK_N * BLOCK_N
     if SPLIT > 0:
         origin = first // SPLIT * SPLIT
         length = SPLIT
@@ -70,7 +71,7 @@ def _spans(
         origin = first
         length = tl.cdiv(tl.cdiv(seq_len - first, num_splits), BLOCK_N) * BLOCK_N
         length = tl.maximum(length, MIN_SPLIT)
-    return first, origin, length, tl.cdiv(seq_len - origin, length)
+    return first_key, first, origin, length, tl.cdiv(seq_len - origin, length)
 
 
 @triton.jit
@@ -89,7 +90,7 @@ def decode_kernel(
     row_start = tl.load(query_start_ptr + seq)
     num_queries = tl.load(query_start_ptr + seq + 1) - row_start
     seq_len = tl.load(seq_lens_ptr + seq)
-    first, origin, length, spans = _spans(
+    first_key, first, origin, length, spans = _spans(
         seq_len, num_queries, num_splits, BLOCK_N, WINDOW, SPLIT, MIN_SPLIT
     )
     # A padding sequence of a graph has no queries.
@@ -112,6 +113,7 @@ def decode_kernel(
         v_ptr + kv_head * BLOCK_SIZE * HEAD_DIM,
         block_tables_ptr + seq.to(tl.int64) * table_stride,
         seq_len - num_queries + query,
+        first_key,
         tl.maximum(start, first), tl.minimum(start + length, seq_len),
         scale_log2, block_stride, HEAD_DIM, D, BLOCK_SIZE, BLOCK_N, WINDOW, True
     )  # fmt: skip
@@ -146,7 +148,7 @@ def merge_kernel(
     row_start = tl.load(query_start_ptr + seq)
     num_queries = tl.load(query_start_ptr + seq + 1) - row_start
     seq_len = tl.load(seq_lens_ptr + seq)
-    first, origin, length, spans = _spans(
+    first_key, first, origin, length, spans = _spans(
         seq_len, num_queries, num_splits, BLOCK_N, WINDOW, SPLIT, MIN_SPLIT
     )
     if (query >= num_queries) | (spans == 1):
@@ -225,7 +227,8 @@ def decode_config(
             same.split,
             same.split,
         )
-    default = {"block_n": 32 if head_dim > 128 else 64, "num_warps": 4, "num_stages": 3}
+    # One stage goes to the block table, whose entries the addresses wait for.
+    default = {"block_n": 32 if head_dim > 128 else 64, "num_warps": 4, "num_stages": 4}
     default |= {"waves": WAVES, "long_split": LONG_SPLIT}
     tuned = launch_config("decode_attention", f"d{head_dim}-m{max(16, rows)}", default)
     block_n = tuned["block_n"]

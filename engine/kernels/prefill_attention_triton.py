@@ -46,25 +46,28 @@ DETERMINISTIC_SPLIT = 512
 
 @triton.jit
 def attend_span(
-    q, m, total, acc, k_head, v_head, table, position, start, stop, scale_log2, block_stride,
-    HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    q, m, total, acc, k_head, v_head, table, position, first_key, start, stop, scale_log2,
+    block_stride, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add keys [start, stop) to the sums of a tile of rows.
 
     q, acc: [M, D]. m (maximum, base 2), total, position: [M]. table: the sequence's blocks.
-    start is a multiple of BLOCK_N; so is stop, unless no row sees a key from it on. Without MASKED
-    every row sees every key.
+    start is a multiple of BLOCK_N; so is stop, unless no row sees a key from it on. No row sees a
+    key before first_key. Without MASKED every row sees every key.
     """
     dims = tl.arange(0, D)
     for first in tl.range(start, stop, BLOCK_N):
         keys = first + tl.arange(0, BLOCK_N)
         if MASKED:
-            # What lies behind the end may be uninitialised, and 0 * NaN is NaN.
-            blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < stop, other=0)
+            # Keys behind the end or before the window may be nobody's, and 0 * NaN is NaN.
+            owned = keys < stop
+            if WINDOW > 0:
+                owned = owned & (keys >= first_key)
+            blocks = tl.load(table + keys // BLOCK_SIZE, mask=owned, other=0)
             rows = blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * HEAD_DIM
-            k_mask = (keys < stop)[None, :] & (dims < HEAD_DIM)[:, None]
-            v_mask = (keys < stop)[:, None] & (dims < HEAD_DIM)[None, :]
+            k_mask = owned[None, :] & (dims < HEAD_DIM)[:, None]
+            v_mask = owned[:, None] & (dims < HEAD_DIM)[None, :]
             k = tl.load(k_head + rows[None, :] + dims[:, None], mask=k_mask, other=0.0)
             v = tl.load(v_head + rows[:, None] + dims[None, :], mask=v_mask, other=0.0)
         elif HEAD_DIM != D:
@@ -147,9 +150,9 @@ def _find_tile(query_start_ptr, tile, first_seq, num_seqs, BLOCK_Q: tl.constexpr
 
 @triton.jit
 def _attend_at_once(
-    q, k_head, v_head, table, position, start, stop, first_position, scale_log2, block_stride,
-    BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
+    q, k_head, v_head, table, position, first_key, start, stop, first_position, scale_log2,
+    block_stride, BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Sums over keys [start, stop): those at the window's edge, whole tiles, the diagonal."""
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -165,7 +168,7 @@ def _attend_at_once(
     for PHASE in tl.static_range(0 if WINDOW > 0 else 1, 3):
         end = whole_start if PHASE == 0 else (whole_stop if PHASE == 1 else stop)
         m, total, acc = attend_span(
-            q, m, total, acc, k_head, v_head, table, position, begin, end, scale_log2,
+            q, m, total, acc, k_head, v_head, table, position, first_key, begin, end, scale_log2,
             block_stride, HEAD_DIM, D, BLOCK_SIZE, BLOCK_N, WINDOW, PHASE != 1
         )  # fmt: skip
         begin = end
@@ -174,7 +177,7 @@ def _attend_at_once(
 
 @triton.jit
 def _attend_in_spans(
-    q, k_head, v_head, table, position, start, stop, scale_log2, block_stride,
+    q, k_head, v_head, table, position, first_key, start, stop, scale_log2, block_stride,
     BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
@@ -188,7 +191,7 @@ def _attend_in_spans(
             tl.full([BLOCK_M], float("-inf"), tl.float32),
             tl.zeros([BLOCK_M], tl.float32),
             tl.zeros([BLOCK_M, D], tl.float32),
-            k_head, v_head, table, position,
+            k_head, v_head, table, position, first_key,
             tl.maximum(span, start), tl.minimum(span + SPLIT, stop),
             scale_log2, block_stride, HEAD_DIM, D, BLOCK_SIZE, BLOCK_N, WINDOW, True
         )  # fmt: skip
@@ -233,18 +236,19 @@ def prefill_kernel(
 
     first_position = before + first_query
     stop = tl.minimum(first_position + BLOCK_Q, seq_len)
-    start = 0
+    first_key = 0
     if WINDOW > 0:
-        start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        first_key = tl.maximum(first_position - WINDOW + 1, 0)
+    start = first_key // BLOCK_N * BLOCK_N
     if SPLIT > 0:
         total, acc = _attend_in_spans(
-            q, k_head, v_head, table, position, start, stop, scale_log2, block_stride,
+            q, k_head, v_head, table, position, first_key, start, stop, scale_log2, block_stride,
             BLOCK_M, HEAD_DIM, D, BLOCK_SIZE, BLOCK_N, WINDOW, SPLIT
         )  # fmt: skip
     else:
         total, acc = _attend_at_once(
-            q, k_head, v_head, table, position, start, stop, first_position, scale_log2,
-            block_stride, BLOCK_M, HEAD_DIM, D, BLOCK_SIZE, BLOCK_N, WINDOW
+            q, k_head, v_head, table, position, first_key, start, stop, first_position,
+            scale_log2, block_stride, BLOCK_M, HEAD_DIM, D, BLOCK_SIZE, BLOCK_N, WINDOW
         )  # fmt: skip
     acc = acc / total[:, None]
     if SCALED:

@@ -15,7 +15,6 @@ from engine.kernels.paged_attention import (
     KVLayer,
     to_device,
 )
-from engine.kernels.paged_attention_triton import TritonAttentionPlan
 
 BLOCK_SIZE = 16
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -39,18 +38,23 @@ class Step:
         lens = np.array([new for new, _ in self.seqs])
         seq_lens = np.array([total for _, total in self.seqs])
         blocks = -(-seq_lens // BLOCK_SIZE)
+        # The first token that any query of this step sees.
+        seen = np.zeros_like(seq_lens)
+        if self.window is not None:
+            seen = np.maximum(seq_lens - lens - self.window + 1, 0)
         num_blocks = int(blocks.sum()) + 2
         free = draw.permutation(num_blocks)
-        # Entries behind a sequence's end are never read: let them point to nowhere.
+        # Entries behind a sequence's end or before its window are never read: let them point to
+        # nowhere.
         tables = np.full((len(lens), int(blocks.max())), 1 << 30, np.int64)
-        for row, count in zip(tables, blocks, strict=True):
-            row[:count], free = free[:count], free[count:]
+        for row, count, first in zip(tables, blocks, seen // BLOCK_SIZE, strict=True):
+            row[first:count], free = free[first:count], free[count:]
         self.metadata = AttentionMetadata(lens, seq_lens, tables, int((lens == 1).sum()))
         size = (num_blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
         # What no token owns is not a number, and must not be read into any result.
         stored = torch.full((2, *size), torch.nan)
-        for row, total in zip(tables, seq_lens, strict=True):
-            for i in range(total):
+        for row, first, total in zip(tables, seen, seq_lens, strict=True):
+            for i in range(first, total):
                 stored[:, row[i // BLOCK_SIZE], :, i % BLOCK_SIZE] = torch.randn(2, *size[1::2])
         # Rows of queries lie inside rows of a wider product.
         wide = torch.randn(int(lens.sum()), shape.num_heads + 2, shape.head_dim)
@@ -75,7 +79,8 @@ class Step:
             )
         )
         for (new, total), table in zip(self.seqs, self.metadata.block_tables, strict=True):
-            at = torch.arange(total)
+            first = 0 if self.window is None else max(0, total - new - self.window + 1)
+            at = torch.arange(first, total)
             blocks = torch.from_numpy(table)[at // BLOCK_SIZE]
             keys = k[blocks, :, at % BLOCK_SIZE].repeat_interleave(group, 1)
             values = v[blocks, :, at % BLOCK_SIZE].repeat_interleave(group, 1)
@@ -92,6 +97,8 @@ class Step:
 
     def run(self, metadata: DeviceMetadata | None = None) -> Tensor:
         """What the kernels write over poison."""
+        from engine.kernels.paged_attention_triton import TritonAttentionPlan
+
         shape = self.shape
         out = torch.full(
             (len(self.q), shape.num_heads * shape.head_dim),
@@ -103,6 +110,16 @@ class Step:
             metadata or to_device(self.metadata, shape), shape, self.window, out=out
         )
         return plan.attend(self.q, self.cache)
+
+
+def part(whole: Step, row: int, first: int, last: int) -> tuple[AttentionMetadata, slice]:
+    """Tokens [first, last) of one sequence of `whole`, whose cache holds the keys of all; and their
+    rows of its queries. Every sequence of `whole` must be all new."""
+    start = sum(total for _, total in whole.seqs[:row]) + first
+    table = whole.metadata.block_tables[row : row + 1]
+    lens = np.array([last - first])
+    meta = AttentionMetadata(lens, np.array([last]), table, int(last - first == 1))
+    return meta, slice(start, start + last - first)
 
 
 def _plain(stored: Tensor, scale: Tensor | None) -> Tensor:
