@@ -36,7 +36,7 @@ def several_tiles_a_row() -> Any:
     """Small tiles, so that small vocabularies take several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling_triton, "TILE", 128)
-        patch.setattr(sampling_triton, "DEFAULT", {"BLOCK": 64, "num_warps": 1})
+        patch.setattr(sampling_triton, "DEFAULT", {"BLOCK": 64, "ROOM": 70, "num_warps": 1})
         patch.setattr(sampling_logprobs_triton, "DEFAULT", {"BLOCK": 64, "num_warps": 1})
         yield
 
@@ -147,6 +147,23 @@ def test_uniforms_bit_for_bit() -> None:
     params = params._replace(positions=torch.tensor(positions, device=DEVICE))
     wanted = np.floor(uniforms(seeds, positions) * 256).astype(int).tolist()
     assert kernels.sample(logits, params).tolist() == wanted
+
+
+@pytest.mark.parametrize("params", [{"top_p": 0.8}, {"top_k": 90}], ids=str)
+def test_a_list_of_what_is_left_changes_nothing(
+    params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether no key, some or all fit in the list that the later passes of a search read."""
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(6))
+    rows = [row(seed=i, temperature=1.0, **params) for i in range(3)]
+    tensors = sampling_tensors(rows, 200, EOS, DEVICE, SamplingScratch())
+    for room in (1, 70, 256):
+        changed = {**sampling_triton.DEFAULT, "ROOM": room}
+        monkeypatch.setattr(sampling_triton, "DEFAULT", changed)
+        lists = torch.full((3, room), -1, dtype=torch.int32, device=DEVICE)
+        drawn = sampling_triton.draw(logits.to(DEVICE), tensors, lists=lists)
+        assert drawn.tolist() == by_torch(logits, rows)
+        assert (lists[:, 0] >= 0).all(), "no list was made"
 
 
 def test_the_same_alone_and_in_any_batch() -> None:
