@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=2 python -m models.penny.evaluate
 
 Answers are greedy, in fp32, by transformers. Tools, names, number pairs and wordings of the prompts
-occur nowhere in training (`words.py`).
+occur nowhere in training (`words.py`). Figures of "known tools" are of fresh conversations as well,
+but with the words, the tools and the kinds of composed tools that training draws from.
 Above: nobody. Below: `corpus.py`, `train.py` (for the loss) and transformers.
 """
 
@@ -28,6 +29,8 @@ from models.penny.talk import table
 from models.penny.train import HERE, TURN_END, examples, held_out_loss
 
 SEED = 7
+FRESH_SEED = 9_001
+"""Not among the seeds of training, which start at two million."""
 MAX_NEW_TOKENS = 480
 BATCH = 16
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
@@ -119,16 +122,23 @@ def main() -> None:
     loss = measure_loss(asked.folder, asked.count)
     print(f"held-out loss {loss:.4f} nats per assistant token", flush=True)
     drawn = list(conversations(SEED, asked.count, held_out=True))
+    known = conversations(FRESH_SEED, asked.count, held_out=False)
+    report(asked.folder, drawn, asked.show, "")
+    report(asked.folder, [c for c in known if c.topic == "tool_call"], asked.show, "known tools, ")
+
+
+def report(folder: Path, drawn: list[Conversation], show: int, prefix: str) -> None:
+    """Print the figures, and `show` failures of each."""
     drawn = [c for c in drawn if len(render(c.messages, c.tools)) < 3 * Shape().vocab_size]
     figures: dict[str, list[bool]] = defaultdict(list)
-    for conversation, (answer, ended) in zip(drawn, answers(asked.folder, drawn), strict=True):
+    for conversation, (answer, ended) in zip(drawn, answers(folder, drawn), strict=True):
         for figure, good in judge(conversation, answer, ended).items():
             figures[figure].append(good)
-            if not good and figures[figure].count(False) <= asked.show:
+            if not good and figures[figure].count(False) <= show:
                 question, expected = conversation.messages[-2:]
                 print(f"--- {figure}\n{question['content']}\n>>> {answer}\nnot {expected}")
     for figure, goods in sorted(figures.items()):
-        print(f"{figure:45} {sum(goods) / len(goods):6.1%} of {len(goods)}")
+        print(f"{prefix + figure:58} {sum(goods) / len(goods):6.1%} of {len(goods)}", flush=True)
 
 
 if __name__ == "__main__":
