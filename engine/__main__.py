@@ -20,7 +20,9 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineStepFailed
 from engine.frames import parse_address
+from engine.hub import fetch, names_a_repository
 from engine.server import EngineServer
+from engine.startup import Startup
 from engine.step_loop import Core
 
 log = logging.getLogger("engine")
@@ -37,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         parse_address(arguments.listen)  # a typo is told before the weights are loaded
-        core = _load(_config(arguments))
+        startup = Startup()
+        with startup.phase("hub"):
+            _fetch_model(arguments)
+        core = _load(_config(arguments), startup)
         asyncio.run(_serve(core, arguments.listen, arguments.drain_timeout_s))
     except ConfigError as error:
         print(f"engine: {error.message}", file=sys.stderr)
@@ -50,10 +55,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _load(config: EngineConfig) -> Core:
-    from engine.core import EngineCore
+def _fetch_model(arguments: argparse.Namespace) -> None:
+    """A model that is named like one on a hub becomes the folder it was fetched to."""
+    if not names_a_repository(arguments.model):
+        if arguments.revision is not None:
+            raise ConfigError(f"--revision is for a model on a hub; {arguments.model} is none")
+        return
+    name = str(arguments.model)
+    arguments.served_name = arguments.served_name or name
+    weights = arguments.load_format != "dummy"
+    arguments.model = fetch(name, revision=arguments.revision, weights=weights).folder
 
-    return EngineCore(config)
+
+def _load(config: EngineConfig, startup: Startup) -> Core:
+    with startup.phase("import"):
+        from engine.core import EngineCore
+
+    return EngineCore(config, startup=startup)
 
 
 async def _serve(core: Core, address: str, drain_timeout_s: float) -> None:
@@ -86,8 +104,26 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_model(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
     add = group.add_argument
-    add("--model", type=Path, required=True, help="a Hugging Face folder")
-    add("--served-name", default="", help="the model's name; empty: the folder's")
+    add(
+        "--model",
+        type=Path,
+        required=True,
+        help="a Hugging Face folder, or org/name: fetched from a hub (HF_ENDPOINT)",
+    )
+    add("--revision", help="of a model on a hub: a branch, a tag or a commit; unset: its default")
+    add(
+        "--load-format",
+        choices=("safetensors", "dummy"),
+        default=default.load_format,
+        help="dummy: random weights from config.json alone, for benchmarks",
+    )
+    add(
+        "--quantization",
+        choices=("none", "int8", "fp8"),
+        default=default.quantization,
+        help="what dense linear layers become when they are loaded; a quantised checkpoint stays",
+    )
+    add("--served-name", default="", help="the model's name; empty: the folder's or org/name")
     add("--device", choices=("auto", "cpu", "cuda"), default=default.device, help="where to run")
     add(
         "--dtype",

@@ -29,6 +29,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: Literal["none", "int8", "fp8"] = "none"
     """What dense linear layers become when they are loaded: int8 or float8, a scale for every
     output. A checkpoint that is quantised is served as it is stored."""
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    """dummy: random weights of the right size, from config.json alone; for benchmarks."""
     max_model_len: int | None = None
     """None: what the checkpoint says, cut to what the KV cache can hold."""
     max_num_batched_tokens: int = 512

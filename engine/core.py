@@ -23,17 +23,17 @@ from engine.pace import Pace
 from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
 from engine.protocol import PROTOCOL_VERSION, EngineOutput, EngineRequest, ReplicaStatus
 from engine.runner.kv_cache import allocate_kv_cache, attention_shape, kv_bytes_per_token
-from engine.runner.memory import free_bytes
+from engine.runner.memory import free_bytes, used_bytes
 from engine.runner.model_runner import ModelRunner
 from engine.runner.speculative import Guesser, NgramProposer
+from engine.runner.step_memory import largest_step_bytes, warm_up
 from engine.scheduler import Scheduler
+from engine.startup import GIB, Startup
 from engine.step_timeout import derive_step_timeout_s
 from engine.stepping import Stepper
 from engine.weights.loader import load_model
 
 logger = logging.getLogger(__name__)
-
-GIB = 1 << 30
 
 
 class EngineCore:
@@ -43,18 +43,33 @@ class EngineCore:
     """
 
     def __init__(
-        self, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        startup: Startup | None = None,
     ) -> None:
-        """clock: monotonic seconds, for the times in `Usage`."""
-        start = time.perf_counter()
+        """clock: monotonic seconds, for the times in `Usage`. startup: what was measured so far."""
+        startup = startup or Startup()
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         device = _device(config.device)
-        model = load_model(config.model, dtype=config.dtype, device=device)
+        used_before = used_bytes(device)
+        model = load_model(
+            config.model,
+            dtype=config.dtype,
+            device=device,
+            quantization=config.quantization,
+            load_format=config.load_format,
+            seed=config.seed,
+            startup=startup,
+        )
+        startup.took("weights", used_bytes(device) - used_before)
         shape = attention_shape(model, BLOCK_SIZE)
-        self.resolved = _resolve(config, model, shape)
+        self.resolved = _resolve(config, model, shape, startup)
         self.engine_id = str(uuid.uuid4())
-        cache = _allocate(shape, model.config.num_layers, self.resolved)
+        with startup.phase("KV cache"):
+            cache = _allocate(shape, model.config.num_layers, self.resolved)
         self._scheduler = _scheduler(self.resolved, clock)
         runner = ModelRunner(
             model,
@@ -72,11 +87,14 @@ class EngineCore:
             guesser=guesser,
         )
         self._generated_tokens = 0
+        with startup.phase("warm-up"):
+            warm_up(runner, block_size=BLOCK_SIZE, num_blocks=self.resolved.num_blocks)
         logger.info(
-            "engine for %s ready in %.2f s, max_model_len %d",
+            "engine for %s ready in %.2f s, max_model_len %d; where time and memory went:\n%s",
             self.resolved.served_name,
-            time.perf_counter() - start,
+            startup.total_s,
             self.resolved.max_model_len,
+            startup.table(),
         )
 
     def add(self, request: EngineRequest) -> None:
@@ -136,10 +154,20 @@ def _device(asked: str) -> torch.device:
     return torch.device(asked)
 
 
-def _resolve(config: EngineConfig, model: Decoder, shape: AttentionShape) -> ResolvedConfig:
+def _resolve(
+    config: EngineConfig, model: Decoder, shape: AttentionShape, startup: Startup
+) -> ResolvedConfig:
     """Size the KV cache from what is free and cut max_model_len to what it can hold."""
     per_token = kv_bytes_per_token(shape, model.config.num_layers)
-    num_blocks = _num_blocks(config, shape, per_token)
+    with startup.phase("step's memory"):
+        step_bytes = largest_step_bytes(
+            model,
+            shape,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len or model.config.max_position_embeddings,
+        )
+    num_blocks = _num_blocks(config, shape, per_token, step_bytes, startup)
     max_steps_in_flight = _max_steps_in_flight(config, shape.device)
     max_model_len = _max_model_len(config, model.config, num_blocks, max_steps_in_flight)
     return ResolvedConfig(
@@ -197,28 +225,40 @@ def _max_model_len(
     return capacity
 
 
-def _num_blocks(config: EngineConfig, shape: AttentionShape, bytes_per_token: int) -> int:
-    """num_blocks as asked, or as many as fit in kv_cache_bytes or the fraction of free memory."""
+def _num_blocks(
+    config: EngineConfig,
+    shape: AttentionShape,
+    bytes_per_token: int,
+    step_bytes: int,
+    startup: Startup,
+) -> int:
+    """num_blocks as asked, or as many as fit in kv_cache_bytes or the fraction of what is free
+    beside a step. ConfigError on CUDA when what was asked leaves a step too little; host memory
+    is taken as it is used, and may be free by then."""
     block_bytes = bytes_per_token * BLOCK_SIZE
     free = free_bytes(shape.device)
     room = config.kv_cache_bytes
     if room is None:
-        room = int(free * config.kv_cache_fraction)
+        room = int(max(0, free - step_bytes) * config.kv_cache_fraction)
     num_blocks = room // block_bytes if config.num_blocks is None else config.num_blocks
     if num_blocks < 1:
         raise ConfigError(
             f"no KV block fits: {room} bytes are allowed, a block of {BLOCK_SIZE} tokens takes "
-            f"{block_bytes}"
+            f"{block_bytes}; {free} bytes are free, a step takes up to {step_bytes}"
         )
-    logger.info(
-        "KV cache: %d blocks = %d tokens of %d bytes = %.2f GiB, of %.2f GiB free on %s",
-        num_blocks,
-        num_blocks * BLOCK_SIZE,
-        bytes_per_token,
-        num_blocks * block_bytes / GIB,
-        free / GIB,
-        shape.device,
-    )
+    size = num_blocks * block_bytes
+    if size + step_bytes > free:
+        what = (
+            f"a KV cache of {size / GIB:.2f} GiB and a step of up to {step_bytes / GIB:.2f} GiB "
+            f"do not fit in the {free / GIB:.2f} GiB that are free on {shape.device}"
+        )
+        if shape.device.type == "cuda":
+            raise ConfigError(what)
+        logger.warning("%s", what)
+    tokens = num_blocks * BLOCK_SIZE
+    startup.took("KV cache", size, f"{num_blocks} blocks, {tokens} tokens of {bytes_per_token} B")
+    startup.took("a step, at most", step_bytes)
+    startup.took("free beside them", free - size - step_bytes, f"of {free / GIB:.2f} GiB")
     return num_blocks
 
 

@@ -23,7 +23,7 @@ class Startup:
         self._begun = clock()
         self._seconds: dict[str, float] = {}
         self._bytes: dict[str, int] = {}
-        self._remarks: dict[str, str] = {}
+        self._remarks: dict[tuple[str, str], str] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -35,12 +35,12 @@ class Startup:
     def spent(self, name: str, seconds: float, remark: str = "") -> None:
         """Adds to what `name` took so far."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-        self._remarks[name] = remark
+        self._remarks[name, "s"] = remark
 
     def took(self, name: str, num_bytes: int, remark: str = "") -> None:
         """So many bytes of the device's memory are, or will be, `name`'s."""
         self._bytes[name] = num_bytes
-        self._remarks[name] = remark
+        self._remarks[name, "GiB"] = remark
 
     @property
     def total_s(self) -> float:
@@ -50,10 +50,12 @@ class Startup:
         """Lines for a person: seconds by phase with what no phase claims, then GiB."""
         total = self.total_s
         other = total - sum(self._seconds.values())
-        lines = [self._line(name, f"{seconds:9.2f} s") for name, seconds in self._seconds.items()]
-        lines += [self._line("other", f"{other:9.2f} s"), self._line("total", f"{total:9.2f} s")]
-        lines += [self._line(name, f"{size / GIB:9.2f} GiB") for name, size in self._bytes.items()]
+        seconds = self._seconds | {"other": other, "total": total}
+        lines = [self._line(name, f"{value:9.2f}", "s") for name, value in seconds.items()]
+        for name, size in self._bytes.items():
+            lines.append(self._line(name, f"{size / GIB:10.3f}", "GiB"))
         return "\n".join(lines)
 
-    def _line(self, name: str, amount: str) -> str:
-        return f"  {name:<{NAME_WIDTH}}{amount:<14} {self._remarks.get(name, '')}".rstrip()
+    def _line(self, name: str, amount: str, unit: str) -> str:
+        remark = self._remarks.get((name, unit), "")
+        return f"  {name:<{NAME_WIDTH}}{f'{amount} {unit}':<15} {remark}".rstrip()

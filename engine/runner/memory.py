@@ -23,6 +23,15 @@ def free_bytes(device: torch.device) -> int:
     return host_free_bytes(Path("/"))
 
 
+def used_bytes(device: torch.device) -> int:
+    """What this process holds on `device`: of host memory, what is no file's."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    status = Path("/proc/self/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in status)
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
 def host_free_bytes(root: Path) -> int:
     """The least of MemAvailable and of what each enclosing control group leaves. `root` is "/"."""
     rooms = [_mem_available(root), *_cgroup_rooms(root)]

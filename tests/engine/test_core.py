@@ -326,7 +326,7 @@ def test_the_cache_is_sized_from_bytes_and_cuts_the_context(
     assert core.resolved.kv_bytes_per_token == 768
     assert core.resolved.num_blocks == 10
     assert core.resolved.max_model_len == 160
-    assert "10 blocks = 160 tokens" in caplog.text
+    assert "10 blocks, 160 tokens of 768 B" in caplog.text
     assert "max_model_len cut from 512 to the 160 tokens" in caplog.text
     assert "M parameters, float32 on cpu" in caplog.text
     free = start(folder, num_blocks=None, kv_cache_fraction=0.01)

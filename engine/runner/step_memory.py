@@ -1,0 +1,118 @@
+"""What the largest step takes beside the weights and the KV cache; and a first, small step.
+
+Above: `core.py`, which leaves that much free when it sizes the KV cache. Below: `model_runner.py`.
+Knows no queues. On CUDA the step is run and measured, on a CPU it is computed from the shapes: host
+memory is not accounted for by anybody, and a step of full size would cost a start seconds.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.errors import ConfigError
+from engine.kernels.paged_attention import MAX_SCORES, AttentionShape
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.protocol import SamplingParams
+from engine.runner.kv_cache import allocate_kv_cache
+from engine.runner.model_runner import ModelRunner
+from engine.schedule import ScheduledSequence, SchedulerOutput
+from engine.sequence import Sequence
+
+WARM_UP_TOKENS = 24
+WARM_UP_SEQS = 2
+SAMPLER_BYTES_PER_LOGIT = 32
+"""float32 logits, probabilities, sorted and summed up; int64 indices of the order; masks."""
+INDEX_BYTES = 8
+
+
+def largest_step_bytes(
+    model: Decoder,
+    shape: AttentionShape,
+    *,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> int:
+    """An upper bound of what a step allocates and gives back. Raises ConfigError when it does not
+    fit beside the weights."""
+    num_seqs = min(max_num_seqs, max_num_batched_tokens)
+    if shape.device.type == "cuda":
+        try:
+            return _measure(model, shape, max_num_batched_tokens, num_seqs)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"a step of {max_num_batched_tokens} tokens does not fit beside the weights on "
+                f"{shape.device}: lower max_num_batched_tokens"
+            ) from error
+    return _compute(model.config, shape, max_num_batched_tokens, num_seqs, max_model_len)
+
+
+def warm_up(runner: ModelRunner, *, block_size: int, num_blocks: int) -> None:
+    """Load what a first step loads. Writes to the first blocks, which nobody owns yet."""
+    if num_blocks * block_size >= WARM_UP_TOKENS + WARM_UP_SEQS * block_size:
+        runner.collect(runner.launch(_step(WARM_UP_TOKENS, WARM_UP_SEQS, block_size)))
+
+
+def _measure(model: Decoder, shape: AttentionShape, num_tokens: int, num_seqs: int) -> int:
+    """Run it over a cache of its own; what the allocator held at the highest."""
+    num_blocks = -(-num_tokens // shape.block_size) + num_seqs
+    cache = allocate_kv_cache(shape, model.config.num_layers, num_blocks)
+    runner = ModelRunner(model, cache, shape, eos_token_ids=frozenset())
+    torch.cuda.synchronize(shape.device)
+    torch.cuda.reset_peak_memory_stats(shape.device)
+    before = torch.cuda.memory_allocated(shape.device)
+    runner.collect(runner.launch(_step(num_tokens, num_seqs, shape.block_size)))
+    torch.cuda.synchronize(shape.device)
+    return torch.cuda.max_memory_allocated(shape.device) - before
+
+
+def _compute(
+    config: ModelConfig,
+    shape: AttentionShape,
+    num_tokens: int,
+    num_seqs: int,
+    max_model_len: int,
+) -> int:
+    """As if nothing was given back before the step's end, within a layer."""
+    item = shape.dtype.itemsize
+    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    row = 4 * config.hidden_size + 4 * width + 4 * config.intermediate_size
+    activations = num_tokens * row * item
+    rotation = num_tokens * shape.head_dim * 4 * 4
+    keys = max(max_model_len, num_tokens)
+    gathered = (
+        len(set(config.windows))
+        * keys
+        * shape.num_kv_heads
+        * (2 * shape.head_dim * item + INDEX_BYTES)
+    )
+    # Scores, their softmax and the mask; a tile holds no more than all queries against all keys.
+    scores = min(MAX_SCORES, shape.num_heads * num_tokens * keys) * (2 * item + 1)
+    logits = num_seqs * config.vocab_size * (item + SAMPLER_BYTES_PER_LOGIT)
+    return activations + rotation + gathered + max(scores, logits)
+
+
+def _step(num_tokens: int, num_seqs: int, block_size: int) -> SchedulerOutput:
+    """Prompts that together have `num_tokens`, all of which sample."""
+    scheduled = []
+    next_block = 0
+    for number in range(num_seqs):
+        length = num_tokens // num_seqs + (number < num_tokens % num_seqs)
+        sampling = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
+        seq = Sequence(
+            request_id=f"warm-up-{number}",
+            index=0,
+            order=(number, 0),
+            prompt_token_ids=[0] * length,
+            sampling=sampling,
+            seed=0,
+            cache_salt="",
+        )
+        num_blocks = -(-length // block_size)
+        seq.block_table = list(range(next_block, next_block + num_blocks))
+        next_block += num_blocks
+        scheduled.append(
+            ScheduledSequence(seq, length, start=0, samples=True, output_index=0, attempt=0)
+        )
+    return SchedulerOutput(scheduled=scheduled, preempted=[], num_tokens=num_tokens)
