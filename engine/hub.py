@@ -75,7 +75,7 @@ def fetch(name: str, *, revision: str | None = None, weights: bool = True) -> Fe
         offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
         what = offline or f"{hub}: {_one_line(error)}"
         raise ConfigError(
-            f"{at} is not whole in the cache and cannot be fetched: {what}"
+            f"{at} is no folder here, not whole in the cache, and cannot be fetched: {what}"
         ) from error
 
 

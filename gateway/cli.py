@@ -51,11 +51,13 @@ ADDRESS = (
     click.option("--host", help="Address to listen on. Default: 127.0.0.1"),
     click.option("--port", type=int, help="Port to listen on; 0: any free one. Default: 8000"),
 )
-MODEL = click.option(
-    *("--model", "model"),
-    type=FOLDER,
-    help="Serve this Hugging Face folder, and no model of the settings. Default, where they name "
-    "none: models/penny",
+MODEL = (
+    click.option(
+        "--model",
+        help="Serve this Hugging Face folder, or org/name from a hub (HF_ENDPOINT), and no model "
+        "of the settings. Default, where they name none: models/penny",
+    ),
+    click.option("--revision", help="Of a --model from a hub: a branch, a tag or a commit."),
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="For scripts: a JSON object per line.")
 
@@ -116,7 +118,7 @@ def tollgate() -> None:
 
 
 @tollgate.command()
-@with_options(*STATE, *ADDRESS, MODEL)
+@with_options(*STATE, *ADDRESS, *MODEL)
 @click.option("--workers", type=int, help="Gateway processes that share the port. Default: 1")
 def up(**flags: Flags) -> None:
     """Start everything: databases, engines, gateway workers.
@@ -126,12 +128,13 @@ def up(**flags: Flags) -> None:
     home. Ctrl-C stops all of it, a second Ctrl-C at once. SIGHUP replaces the workers one by one.
     """
     settings = load(flags)
-    check_models(settings)
     from gateway import logs
-    from gateway.reachability import check_databases
-    from gateway.supervisor import Supervisor
 
     logs.configure(settings.log_level, json_lines=False)
+    settings = fetch_models(settings, weights=True)
+    check_models(settings)
+    from gateway.reachability import check_databases
+    from gateway.supervisor import Supervisor
 
     async def supervise() -> None:
         await check_databases(settings)
@@ -141,7 +144,7 @@ def up(**flags: Flags) -> None:
 
 
 @tollgate.command()
-@with_options(*STATE, *ADDRESS, MODEL)
+@with_options(*STATE, *ADDRESS, *MODEL)
 def gateway(**flags: Flags) -> None:
     """Run one gateway worker alone, in the foreground.
 
@@ -153,6 +156,7 @@ def gateway(**flags: Flags) -> None:
     for key in ("database_url", "redis_url"):
         if getattr(settings, key) is None:
             raise SettingsError(f"{key}: set TOLLGATE_{key.upper()}; only `tollgate up` embeds one")
+    settings = fetch_models(settings, weights=False)
     check_models(settings)
     from gateway import listener, worker
     from gateway.home import Home
@@ -370,6 +374,13 @@ def revoke(key_id: str, **flags: Flags) -> None:
         click.echo(f"{key_id} is revoked.")
 
     run(work())
+
+
+def fetch_models(settings: Settings, *, weights: bool) -> Settings:
+    """The settings with a folder for every model that is named like one on a hub."""
+    from gateway.fetched import with_folders
+
+    return with_folders(settings, weights=weights, say=click.echo)
 
 
 def check_models(settings: Settings) -> None:

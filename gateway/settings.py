@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct
 
+from engine.hub import names_a_repository
 from gateway.home import Home
 from gateway.principal import Plan
 
@@ -88,9 +89,14 @@ class ModelConfig(_Strict, frozen=True, kw_only=True):
 
     name: Name
     path: Path | None = None
-    """A Hugging Face folder. Absolute."""
+    """A Hugging Face folder. Absolute. None for an upstream, and for a repository that is not
+    fetched yet (`gateway.fetched`)."""
+    repository: str | None = None
+    """`org/name` on a hub."""
+    revision: str | None = None
+    """Of the repository: a branch, a tag or a commit; None: its default branch."""
     engine: EngineAddress | None = None
-    """Where its engine listens; set for every model with a path."""
+    """Where its engine listens; set for every model with a path or a repository."""
     starts_engine: bool = False
     """True where `tollgate up` runs that engine; False where somebody else does."""
     replicas: tuple[ReplicaConfig, ...] = ()
@@ -106,6 +112,7 @@ class EngineOptions(_Strict, frozen=True, kw_only=True):
 
     device: Literal["auto", "cpu", "cuda"] | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    load_format: Literal["safetensors", "dummy"] | None = None
     max_model_len: PositiveInt | None = None
     max_num_batched_tokens: PositiveInt | None = None
     max_num_seqs: PositiveInt | None = None
@@ -170,6 +177,8 @@ class _Model(_Strict, frozen=True, kw_only=True):
 
     name: Name
     path: Path | None = None
+    """A folder, or `org/name` on a hub."""
+    revision: Name | None = None
     engine: EngineAddress | None = None
     upstream: Url | None = None
     upstream_model: str | None = None
@@ -224,14 +233,14 @@ class _File(_Scalars, frozen=True, kw_only=True):
 
 FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in _Scalars.__struct_fields__}
 POINTERS = {"TOLLGATE_CONFIG": "config", "TOLLGATE_MODEL": "model"}
-"""A file to read, and one model folder in the place of all configured ones."""
+"""A file to read, and one model, a folder or a repository, in the place of all configured ones."""
 
 
 def load(
     flags: Mapping[str, str | int | Path | None], environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Read everything once. `flags`: names of settings, and `config` and `model`; None is not
-    given.
+    """Read everything once. `flags`: names of settings, and `config`, `model` and `revision` (of
+    `model`); None is not given.
 
     An empty variable counts as not set. Raises: SettingsError.
     """
@@ -239,6 +248,9 @@ def load(
     named = _read_environment(environ)
     config = given.pop("config", named.pop("config", None))
     model = given.pop("model", named.pop("model", None))
+    revision = given.pop("revision", None)
+    if revision is not None and model is None:
+        raise SettingsError("--revision: only for a model that --model or TOLLGATE_MODEL names")
     table, source = _read_file(None if config is None else Path(config))
     for name, value in named.items():
         table[name] = _convert_one(name, value, f"TOLLGATE_{name.upper()}")
@@ -248,7 +260,8 @@ def load(
         file = msgspec.convert(table, _File, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source}: {_explain(error)}") from None
-    return _complete(file, source, None if model is None else Path(model))
+    alone = None if model is None else _alone(str(model), revision)
+    return _complete(file, source, alone)
 
 
 def save(settings: Settings, path: Path) -> None:
@@ -347,12 +360,19 @@ def _explain(error: msgspec.ValidationError, inside: str = "") -> str:
     return f"{path or 'table'}: {kind[0].lower()}{kind[1:]}"
 
 
-def _complete(file: _File, source: str, model: Path | None) -> Settings:
+def _alone(model: str, revision: Any = None) -> _Model:
+    """The only model that is served, named after its repository or its folder."""
+    path = Path(model).absolute() if model.startswith(".") else Path(model)
+    repository = _repository(path)
+    name = repository or path.absolute().name or "model"
+    return _Model(name=name, path=path, revision=None if revision is None else str(revision))
+
+
+def _complete(file: _File, source: str, alone: _Model | None) -> Settings:
     home = file.home.absolute()
     written = file.model
-    if model is not None or not written:
-        folder = model or DEFAULT_MODEL
-        written = [_Model(name=folder.absolute().name or "model", path=folder)]
+    if alone is not None or not written:
+        written = [alone or _alone(str(DEFAULT_MODEL))]
     try:
         models = tuple(_to_model(each, at, Home(home)) for at, each in enumerate(written))
         _refuse_duplicates([each.name for each in models])
@@ -391,14 +411,20 @@ def _to_model(model: _Model, position: int, home: Home) -> ModelConfig:
         for key in ("upstream_model", "api_key_env", "tokenizer", "context_window"):
             if getattr(model, key) is not None:
                 raise SettingsError(f"{at}.{key}: only for an upstream; this model has a path")
+        repository = _repository(model.path)
+        if model.revision is not None and repository is None:
+            raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
         return ModelConfig(
             name=model.name,
-            path=_find(model.path),
+            path=None if repository is not None else _find(model.path),
+            repository=repository,
+            revision=model.revision,
             engine=model.engine or f"unix:{home.engine_socket(position)}",
             starts_engine=model.engine is None,
         )
-    if model.engine is not None:
-        raise SettingsError(f"{at}.engine: only for a model with a path")
+    if model.engine is not None or model.revision is not None:
+        key = "revision" if model.engine is None else "engine"
+        raise SettingsError(f"{at}.{key}: only for a model with a path")
     if model.replica and (model.upstream_model or model.api_key_env):
         raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")
     replicas = model.replica or [
@@ -430,6 +456,11 @@ def _to_plan(name: str, table: Any) -> Plan:
     except msgspec.ValidationError as error:
         raise SettingsError(_explain(error, f"plan.{name}")) from None
     return Plan(name=name, **msgspec.structs.asdict(limits))
+
+
+def _repository(path: Path) -> str | None:
+    """`path` if it names a repository on a hub, and no folder here or of Tollgate's."""
+    return str(path) if names_a_repository(path) and not _find(path).exists() else None
 
 
 def _find(path: Path) -> Path:

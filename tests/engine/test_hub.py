@@ -123,7 +123,7 @@ def test_without_a_hub_the_cache_serves(hub: Hub, tmp_path: Path) -> None:
     offline = environment | {"HF_HUB_OFFLINE": "1"}
     assert folder_of(run_fetch(offline, NAME)) == folder
     unknown = run_fetch(offline, "acme/other")
-    assert "acme/other is not whole in the cache" in unknown.stderr
+    assert "acme/other is no folder here, not whole in the cache" in unknown.stderr
     assert "HF_HUB_OFFLINE is set" in unknown.stderr
     assert hub.requests == []
     environment["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nobody listens there
@@ -131,7 +131,7 @@ def test_without_a_hub_the_cache_serves(hub: Hub, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     broken = run_fetch(environment, NAME, commit)
     assert broken.returncode == 1
-    assert "not whole in the cache and cannot be fetched: http://127.0.0.1:9" in broken.stderr
+    assert "not whole in the cache, and cannot be fetched: http://127.0.0.1:9" in broken.stderr
     assert one_line(broken)
 
 

@@ -94,7 +94,13 @@ def test_the_engine_gets_its_arguments_untouched() -> None:
         (("up",), {"TOLLGATE_PROT": "1"}, "TOLLGATE_PROT: unknown; known are "),
         (("up", "--port", "70000"), {}, "--port: expected `int` <= 65535"),
         (("up", "--config", "no.toml"), {}, "config: no.toml does not exist"),
-        (("up", "--model", "no/model"), {}, "model model: "),
+        (("up", "--model", "./no/model"), {}, "model model: "),
+        (
+            ("up", "--model", "no/model"),
+            {"HF_HUB_OFFLINE": "1"},
+            "model no/model: no/model is no folder here, not whole in the cache, and cannot be "
+            "fetched: HF_HUB_OFFLINE is set",
+        ),
         (("gateway",), {}, "database_url: set TOLLGATE_DATABASE_URL"),
         (("keys", "list"), {"TOLLGATE_PORT": "x"}, "TOLLGATE_PORT: expected `int`"),
         (("keys", "list"), {}, "home: "),

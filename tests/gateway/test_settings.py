@@ -261,15 +261,17 @@ def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
 
 def test_every_engine_option_is_a_flag_of_the_engine() -> None:
     values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "prefix_caching": False}
-    values |= {"kv_cache_fraction": 0.25}
+    values |= {"kv_cache_fraction": 0.25, "load_format": "dummy"}
     options = EngineOptions(
         **{name: values.get(name, 7) for name in EngineOptions.__struct_fields__}
     )
     flags = ["--model", "m", "--listen", "unix:/s", *options.to_flags()]
     parsed: argparse.Namespace = engine_main._parser().parse_args(flags)
-    assert {name: getattr(parsed, name) for name in EngineOptions.__struct_fields__} == (
-        msgspec.structs.asdict(options)
-    )
+    fields = {"prefix_caching": "enable_prefix_caching"}
+    found = {
+        name: getattr(parsed, fields.get(name, name)) for name in EngineOptions.__struct_fields__
+    }
+    assert found == msgspec.structs.asdict(options)
     assert EngineOptions().to_flags() == []
 
 
