@@ -227,8 +227,8 @@ def decode_config(
             same.split,
             same.split,
         )
-    # One stage goes to the block table, whose entries the addresses wait for.
-    default = {"block_n": 32 if head_dim > 128 else 64, "num_warps": 4, "num_stages": 4}
+    # The addresses wait for the block table, so that two tiles in flight take four stages and one.
+    default = {"block_n": 32 if head_dim > 128 else 64, "num_warps": 4, "num_stages": 5}
     default |= {"waves": WAVES, "long_split": LONG_SPLIT}
     tuned = launch_config("decode_attention", f"d{head_dim}-m{max(16, rows)}", default)
     block_n = tuned["block_n"]
@@ -248,6 +248,28 @@ def decode_config(
 def sums_size(num_rows: int, num_heads: int, head_dim: int, num_splits: int) -> int:
     """float32 numbers that the spans of `num_rows` tokens need between the kernels."""
     return num_rows * num_heads * num_splits * (head_dim + 2) if num_splits > 1 else 0
+
+
+def _constants(
+    cache: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    group: int,
+    window: int | None,
+    config: DecodeConfig,
+) -> dict[str, int]:
+    """What both kernels are specialised for."""
+    head_dim = cache[0].shape[-1]
+    return {
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "D": triton.next_power_of_2(head_dim),
+        "BLOCK_N": config.block_n,
+        "WINDOW": window or 0,
+        "SPLIT": config.split,
+        "MIN_SPLIT": config.min_split,
+        "SCALED": cache[2] is not None,
+        # One compiler may fuse a product into a sum where another does not.
+        "enable_fp_fusion": config.split == 0,
+    }
 
 
 def launch_decode(
@@ -278,18 +300,7 @@ def launch_decode(
     assert config.block_m >= max_queries * group
     num_sums = sums.numel() // (head_dim + 2) * head_dim
     sums, peaks = sums[:num_sums], sums[num_sums:]
-    shape = {
-        "GROUP": group,
-        "HEAD_DIM": head_dim,
-        "D": triton.next_power_of_2(head_dim),
-        "BLOCK_N": config.block_n,
-        "WINDOW": window or 0,
-        "SPLIT": config.split,
-        "MIN_SPLIT": config.min_split,
-        "SCALED": k_scale is not None,
-        # One compiler may fuse a product into a sum where another does not.
-        "enable_fp_fusion": config.split == 0,
-    }
+    shape = _constants(cache, group, window, config)
     decode_kernel[(kv_heads, config.num_splits, num_seqs)](
         out,
         sums,

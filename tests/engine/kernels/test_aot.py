@@ -40,7 +40,7 @@ def test_kernels_compile_and_do_not_spill(module: str, capability: int) -> None:
     assert done.returncode == 0, done.stderr[-10_000:]
     found = json.loads(done.stdout)[str(capability)]
     assert found, "a module of kernels lists what is served in AOT"
-    assert spilled(found) == []
+    assert spilled(found, capability) == []
 
 
 def test_spills_are_named() -> None:
