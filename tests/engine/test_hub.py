@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.client import EngineClient
 from engine.hub import names_a_repository
+from tests.engine import checkpoints
 from tests.engine.hub_server import FETCH, ROOT, Hub, run_fetch
 
 NAME = "acme/tiny-1.5B"
@@ -206,3 +209,19 @@ def test_a_terminal_shows_progress(hub: Hub, tmp_path: Path) -> None:
         reader.join(10)
         os.close(ours)
     assert b"100%|" in b"".join(shown)
+
+
+async def test_the_engine_serves_a_model_by_its_name(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.push_folder(NAME, checkpoints.save("llama3", tmp_path / "stored"))
+    address = f"unix:{tmp_path}/engine.sock"
+    command = [sys.executable, "-m", "engine", "--model", NAME, "--revision", commit]
+    command += ["--listen", address, "--num-blocks", "64", "--num-threads", "1"]
+    environment = hub.environment(tmp_path / "cache", OMP_NUM_THREADS="1")
+    process = subprocess.Popen(command, cwd=ROOT, env=environment)
+    try:
+        client = await EngineClient.connect(address, timeout_s=60)
+        assert client.status.model == NAME
+        await client.close()
+    finally:
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, 30) == 0
