@@ -27,9 +27,9 @@ from engine.runner.memory import free_bytes, used_bytes
 from engine.runner.model_runner import ModelRunner
 from engine.runner.speculative import Guesser, NgramProposer
 from engine.runner.step_memory import largest_step_bytes, warm_up
+from engine.runner.step_timeout import derive_step_timeout_s
 from engine.scheduler import Scheduler
 from engine.startup import GIB, Startup
-from engine.step_timeout import derive_step_timeout_s
 from engine.stepping import Stepper
 from engine.weights.loader import load_model
 

@@ -23,12 +23,12 @@ from engine.frames import open_connection
 from engine.models import llama
 from engine.models.config import ModelConfig, parse
 from engine.protocol import EngineOutput, OrphanedUsage, ReplicaStatus, ServerMessage
-from engine.server import EngineServer
-from engine.step_timeout import (
+from engine.runner.step_timeout import (
     MIN_STEP_TIMEOUT_S,
     derive_step_timeout_s,
     operations_per_token,
 )
+from engine.server import EngineServer
 from tests.engine.peers import CONFIG, LONG, GatedCore, Join, Serve, ask, collect, paced, until
 
 TIMEOUT_S = 0.5
