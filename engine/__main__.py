@@ -85,7 +85,14 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
     """Every argument that is named like a field is that field."""
     given = vars(arguments)
     fields = {name: given[name] for name in EngineConfig.__struct_fields__ if name in given}
-    return EngineConfig(**fields)
+    return EngineConfig(**(fields | {"adapters": _by_name(arguments.adapters)}))
+
+
+def _by_name(adapters: Sequence[tuple[str, Path]]) -> dict[str, Path]:
+    found = dict(adapters)
+    if len(found) < len(adapters):
+        raise ConfigError("--adapter: a name is given twice")
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,6 +129,15 @@ def _add_model(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         choices=("none", "int8", "fp8"),
         default=default.quantization,
         help="what dense linear layers become when they are loaded; a quantised checkpoint stays",
+    )
+    add(
+        "--adapter",
+        dest="adapters",
+        type=_adapter,
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="a LoRA adapter in PEFT's folder, by the name that requests ask for; may be repeated",
     )
     add("--served-name", default="", help="the model's name; empty: the folder's or org/name")
     add("--device", choices=("auto", "cpu", "cuda"), default=default.device, help="where to run")
@@ -216,6 +232,13 @@ def _add_process(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         default="info",
         help="what goes to stderr",
     )
+
+
+def _adapter(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH")
+    return name, Path(path)
 
 
 def _positive(text: str) -> int:

@@ -31,6 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     output. A checkpoint that is quantised is served as it is stored."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """dummy: random weights of the right size, from config.json alone; for benchmarks."""
+    adapters: dict[str, Path] = {}
+    """LoRA adapters over the model, PEFT's folders by the name that requests ask for."""
     max_model_len: int | None = None
     """None: what the checkpoint says, cut to what the KV cache can hold."""
     max_num_batched_tokens: int = 512

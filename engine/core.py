@@ -31,6 +31,7 @@ from engine.runner.step_timeout import derive_step_timeout_s
 from engine.scheduler import Scheduler
 from engine.startup import GIB, Startup
 from engine.stepping import Stepper
+from engine.validation import check_adapter
 from engine.weights.loader import load_model
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class EngineCore:
             dtype=config.dtype,
             device=device,
             quantization=config.quantization,
+            adapters=config.adapters,
             load_format=config.load_format,
             seed=config.seed,
             startup=startup,
@@ -99,6 +101,7 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or EngineOverloaded."""
+        check_adapter(request, self.resolved.config.adapters)
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> list[EngineOutput]:

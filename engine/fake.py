@@ -29,7 +29,7 @@ from engine.protocol import (
     TokenLogprobs,
     Usage,
 )
-from engine.validation import check_request
+from engine.validation import check_adapter, check_request
 
 Respond = Callable[[EngineRequest, int], Iterator[int]]
 """The token ids of choice `index` of a request. Where they end the choice has met its EOS."""
@@ -159,6 +159,7 @@ class FakeCore:
     def add(self, request: EngineRequest) -> None:
         resolved = self.resolved
         check_request(request, vocab_size=resolved.vocab_size, max_model_len=resolved.max_model_len)
+        check_adapter(request, resolved.config.adapters)
         config = self.resolved.config
         if len(self._waiting) >= config.max_waiting:
             raise EngineOverloaded(f"{config.max_waiting} requests are waiting")
@@ -233,7 +234,7 @@ class FakeCore:
         if not self.resolved.config.enable_prefix_caching:
             return
         prompt = fake.request.prompt_token_ids
-        prefix = fake.request.cache_salt.encode()
+        prefix = fake.request.cache_namespace.encode()
         for start in range(0, len(prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
             block = repr(prompt[start : start + BLOCK_SIZE]).encode()
             prefix = hashlib.blake2b(prefix + block, digest_size=16).digest()

@@ -8,11 +8,12 @@ side). Below: nothing. Counts are tokens, durations are seconds.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
@@ -62,6 +63,17 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cache_salt: str = ""
     """Prefix-cache namespace; one per org, so that timing tells no tenant what another one
     asked."""
+    adapter: str = ""
+    """One of `EngineConfig.adapters`; empty: the model as it is."""
+
+    @property
+    def cache_namespace(self) -> str:
+        """What KV is shared within: requests of one salt and one adapter. With an adapter it is the
+        BLAKE2b-256 (RFC 7693) of salt, NUL and adapter in hex, personalised "adapter"."""
+        if not self.adapter:
+            return self.cache_salt
+        text = f"{self.cache_salt}\0{self.adapter}".encode()
+        return hashlib.blake2b(text, digest_size=32, person=b"adapter").hexdigest()
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,8 +1,7 @@
 """Who runs next: one token budget a step, shared by decodes and chunks of prompts.
 
 Above: `core.py` calls schedule(), runs the model on the output, hands the sampled ids to update().
-Below: `prefix_cache.py` owns the blocks. Knows no tensors, no tenants, no sockets; time is a clock
-that is passed in.
+Below: `prefix_cache.py` owns the blocks. Knows no tensors, tenants or sockets; the clock is given.
 
 There are no phases. A sequence has `num_tokens` known tokens, of which `num_computed_tokens` have
 their KV; each step brings some sequences closer to catching up, and one that catches up samples a
@@ -144,7 +143,8 @@ class Scheduler:
                 prompt_token_ids=request.prompt_token_ids,
                 sampling=sampling,
                 seed=choice_seed(seed, index),
-                cache_salt=request.cache_salt,
+                cache_salt=request.cache_namespace,
+                adapter=request.adapter,
             )
             for index in range(request.n)
         )

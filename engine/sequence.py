@@ -50,6 +50,8 @@ class Sequence:
     seed: int
     """Resolved, 0 <= seed < 2**64 (`choice_seed`)."""
     cache_salt: str
+    """`EngineRequest.cache_namespace`"""
+    adapter: str = ""
     output_token_ids: list[int] = field(default_factory=list)
     """Generated so far, a final EOS or stop token included."""
     num_computed_tokens: int = 0

@@ -6,6 +6,8 @@ Above: `scheduler.py`, and any other engine that wants to refuse the same things
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.protocol import EngineRequest, SamplingParams
 
@@ -43,6 +45,12 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int
             f" {max_model_len}",
             param="prompt_token_ids",
         )
+
+
+def check_adapter(request: EngineRequest, adapters: Collection[str]) -> None:
+    """InvalidRequest unless the engine has the adapter."""
+    if request.adapter and request.adapter not in adapters:
+        raise InvalidRequest("the engine has no such adapter", param="adapter")
 
 
 def check_sampling(params: SamplingParams, *, vocab_size: int) -> None:

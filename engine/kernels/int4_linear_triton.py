@@ -117,7 +117,7 @@ def _shape_class(num_tokens: int) -> str:
 def _default(num_tokens: int) -> dict[str, int]:
     if num_tokens <= 16:
         return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 5}
-    return {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+    return {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
 
 
 def _aot() -> list[AotCase]:

@@ -356,7 +356,7 @@ def _shape_class(num_assignments: int, num_experts: int, kind: WeightKind) -> st
 
 _DEFAULTS = {
     "m16": {"BLOCK_M": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 4},
-    "m64": {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 3},
+    "m64": {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3},
     "m16_scaled": {"BLOCK_M": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 4},
     "m64_scaled": {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3},
 }

@@ -1,7 +1,7 @@
 """Linear layers cut over a group of ranks by output (column) or by input (row), arXiv:1909.08053.
 
-Above: attention and MLP. Below: `kernels/linear.py` multiplies. Knows checkpoint names only as they
-are handed in.
+Above: attention and MLP. Below: `kernels/linear.py` multiplies, `lora.py` adds adapters. Knows
+checkpoint names only as they are handed in.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ class ColumnParallelLinear:
         weights = [source.linear(name, out, in_features, part=part) for name, out in parts]
         biases = [source.take(f"{name}.bias", (out,), part=part) for name, out in parts if bias]
         self._product = pack_parts(weights, torch.cat(biases) if biases else None)
+        self._lora = source.lora(parts, in_features, part=part)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x)
+        y = self._product(x)
+        if self._lora is not None:
+            self._lora.add(y, x)
+        return y
 
 
 class RowParallelLinear:
@@ -58,6 +62,10 @@ class RowParallelLinear:
         # Taken by every rank, added by one: the sum over ranks must hold it once.
         taken = source.take(f"{name}.bias", (out_features,)) if bias else None
         self._product = pack_linear(weight, taken if group.rank == 0 else None)
+        self._lora = source.lora(((name, out_features),), in_features, dim=1, part=part)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.all_reduce(self._product(x))
+        y = self._product(x)
+        if self._lora is not None:  # linear in x, so the sum over the ranks completes it, too
+            self._lora.add(y, x)
+        return self._group.all_reduce(y)

@@ -6,14 +6,31 @@ torch, `kernels/linear_weights.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from engine.kernels.linear_weights import LinearWeight
+from engine.layers.lora import AdapterBatch, LoraLinear
 
 
 class WeightSource(Protocol):
+    @property
+    def adapters(self) -> AdapterBatch | None:
+        """Shared by all layers that `lora` gave adapters to; None without any."""
+
+    def lora(
+        self,
+        parts: Sequence[tuple[str, int]],
+        in_features: int,
+        *,
+        dim: int = 0,
+        part: tuple[int, int] = (0, 1),
+    ) -> LoraLinear | None:
+        """What the adapters add to linear layers of one input, (name, out_features) side by side;
+        None where none does. Cut like `linear`."""
+
     def take(
         self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
     ) -> Tensor:

@@ -102,6 +102,8 @@ class Decoder:
         self.group = group
         self.dtype = dtype
         self.device = device
+        self.adapters = source.adapters
+        """Whoever runs a step tells it first which tokens have which; None without adapters."""
         self._embedding = VocabParallelEmbedding(
             source, "model.embed_tokens", config.vocab_size, config.hidden_size, group
         )

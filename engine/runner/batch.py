@@ -61,6 +61,8 @@ class Batch:
     """S of them, in the order of `sampling_rows`; those of one sequence lie side by side"""
     unknown: list[tuple[int, Key]]
     """Index into the T tokens, and whose token it is that the step before samples"""
+    adapters: list[tuple[str, int]]
+    """Adapter of each sequence, "" for none, and how many of the T tokens are its"""
 
 
 def build_batch(output: SchedulerOutput, *, block_size: int, device: torch.device) -> Batch:
@@ -96,6 +98,7 @@ def build_batch(output: SchedulerOutput, *, block_size: int, device: torch.devic
         sampling_rows=torch.tensor(wanted, dtype=torch.int64, device=device),
         rows=rows,
         unknown=unknown,
+        adapters=[(entry.seq.adapter, entry.num_new_tokens) for entry in entries],
     )
 
 

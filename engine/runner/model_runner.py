@@ -86,6 +86,8 @@ class ModelRunner:
         shape = self._shape
         batch = build_batch(output, block_size=shape.block_size, device=shape.device)
         self._feed(batch, before)
+        if self._model.adapters is not None:
+            self._model.adapters.assign(batch.adapters)
         plans = {window: plan_attention(batch.attention, shape, window) for window in self._windows}
         logits = self._model(
             batch.token_ids, batch.positions, plans, self._cache, batch.sampling_rows

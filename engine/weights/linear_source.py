@@ -1,18 +1,22 @@
 """Tensors become the weights of layers: which linear layer is quantised, and how.
 
 Above: `weights/loader.py`. Implements `layers/weight_source.py` over any source of tensors. Below:
-`quantization.py` reads what checkpoints store. Knows no files.
+`quantization.py` and `adapters.py` read what is stored. Knows no files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels.linear_weights import DenseWeight, LinearWeight, quantise_fp8, quantise_int8
+from engine.kernels.lora import stack_adapters
+from engine.layers.lora import AdapterBatch, LoraLinear
+from engine.weights.adapters import Adapter
 from engine.weights.quantization import LayerShape, Tensors, quantization_method
 
 Quantization = Literal["none", "int8", "fp8"]
@@ -39,8 +43,10 @@ class LinearSource:
         self,
         tensors: TensorSource,
         *,
+        device: torch.device,
         stored: dict[str, Any] | None = None,
         asked: Quantization = "none",
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """stored: the checkpoint's quantization_config. Raises UnsupportedModel or ConfigError."""
         if stored is not None and asked != "none":
@@ -51,12 +57,44 @@ class LinearSource:
         self._tensors = tensors
         self._method = quantization_method(stored)
         self._requantise = REQUANTISE[asked]
+        self._adapters = adapters
+        self._example = torch.empty(0, dtype=tensors.dtype, device=device)
+        names = [adapter.name for adapter in adapters]
+        self.adapters = AdapterBatch(names, device) if adapters else None
+        """See `WeightSource.adapters`."""
 
     def take(
         self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
     ) -> Tensor:
         """See `WeightSource.take`."""
         return self._tensors.take(name, shape, dim=dim, part=part)
+
+    def lora(
+        self,
+        parts: Sequence[tuple[str, int]],
+        in_features: int,
+        *,
+        dim: int = 0,
+        part: tuple[int, int] = (0, 1),
+    ) -> LoraLinear | None:
+        """See `WeightSource.lora`."""
+        found = [
+            [
+                adapter.take(name, out, in_features, dim=dim, part=part, example=self._example)
+                for name, out in parts
+            ]
+            for adapter in self._adapters
+        ]
+        if self.adapters is None or not any(pair for pairs in found for pair in pairs):
+            return None
+        share = part[1] if dim == 0 else 1
+        stack = stack_adapters(found, [out // share for _, out in parts], self._example)
+        return LoraLinear(stack, self.adapters)
+
+    def check_adapters(self) -> None:
+        """UnsupportedModel when an adapter has tensors that no layer asked for."""
+        for adapter in self._adapters:
+            adapter.check_all_taken()
 
     def has(self, name: str) -> bool:
         """See `WeightSource.has`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from engine.layers.parallel import SINGLE_RANK, ParallelGroup
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.startup import GIB, Startup
+from engine.weights.adapters import Adapter
 from engine.weights.checkpoint import Checkpoint, CheckpointWeights
 from engine.weights.dummy import DummyWeights
 from engine.weights.linear_source import LinearSource, Quantization
@@ -39,19 +41,24 @@ def load_model(
     group: ParallelGroup = SINGLE_RANK,
     load_format: Literal["safetensors", "dummy"] = "safetensors",
     quantization: Quantization = "none",
+    adapters: Mapping[str, Path] | None = None,
     seed: int = 0,
     startup: Startup | None = None,
 ) -> Decoder:
     """load_format: dummy needs config.json alone and draws the weights from `seed`.
     quantization: what dense linear layers become; a checkpoint that is quantised stays as it is.
+    adapters: PEFT's folders by name.
 
     Raises ConfigError or UnsupportedModel, naming the file, field or tensor.
     """
     startup = startup or Startup()
     with startup.phase("config"):
         config = load_model_config(folder)
+    read = [Adapter(name, path) for name, path in (adapters or {}).items()]
     build = _build_dummy if load_format == "dummy" else _build_stored
-    model, num_parameters = build(folder, config, dtype, device, group, quantization, seed, startup)
+    model, num_parameters = build(
+        folder, config, dtype, device, group, quantization, read, seed, startup
+    )
     logger.info(
         "loaded %s: %s, %.1f M %sparameters, %s on %s",
         folder.name,
@@ -71,6 +78,7 @@ def _build_stored(
     device: torch.device,
     group: ParallelGroup,
     quantization: Quantization,
+    adapters: Sequence[Adapter],
     seed: int,
     startup: Startup,
 ) -> tuple[Decoder, int]:
@@ -80,8 +88,15 @@ def _build_stored(
     chosen = _choose_dtype(dtype, config, device, num_parameters)
     with TensorReader(device) as reader:
         weights = CheckpointWeights(checkpoint, reader, dtype=chosen, device=device)
-        source = LinearSource(weights, stored=config.quantization, asked=quantization)
+        source = LinearSource(
+            weights,
+            device=device,
+            stored=config.quantization,
+            asked=quantization,
+            adapters=adapters,
+        )
         model = Decoder(config, source, dtype=chosen, device=device, group=group)
+    source.check_adapters()
     weights.check_all_taken(optional=TIED if config.tie_word_embeddings else frozenset())
     whole_s, convert_s = time.perf_counter() - began, weights.taken_s * reader.convert_share
     read_s = weights.taken_s - convert_s
@@ -100,6 +115,7 @@ def _build_dummy(
     device: torch.device,
     group: ParallelGroup,
     quantization: Quantization,
+    adapters: Sequence[Adapter],
     seed: int,
     startup: Startup,
 ) -> tuple[Decoder, int]:
@@ -107,8 +123,9 @@ def _build_dummy(
     chosen = _choose_dtype(dtype, config, device, num_parameters)
     with startup.phase("weights: random"):
         weights = DummyWeights(dtype=chosen, device=device, seed=seed)
-        source = LinearSource(weights, asked=quantization)
+        source = LinearSource(weights, device=device, asked=quantization, adapters=adapters)
         model = Decoder(config, source, dtype=chosen, device=device, group=group)
+    source.check_adapters()
     return model, num_parameters
 
 
