@@ -29,18 +29,25 @@ MIN_SCALE = 1e-12
 
 def keeps(weight: Fp8Weight) -> bool:
     """Whether a kernel multiplies this weight as it is."""
-    device, columns = weight.values.device, weight.block[1]
-    if not uses_triton(device):
-        return False
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+    columns = weight.block[1]
+    if not reads_fp8(weight.values.device):
         return False
     return weight.block[0] == 1 or (columns >= 32 and columns & (columns - 1) == 0)
+
+
+def reads_fp8(device: torch.device) -> bool:
+    """Whether kernels take float8 on this device."""
+    if not uses_triton(device):
+        return False
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
 
 def pack(weight: Fp8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     num_outputs, num_inputs = weight.values.shape
     whole = num_outputs % CUBLAS_MULTIPLE == 0 and num_inputs % CUBLAS_MULTIPLE == 0
-    if weight.block == (1, num_inputs) and weight.values.device.type == "cuda" and whole:
+    # cuBLAS scales rows for bfloat16 results only.
+    fits = weight.values.device.type == "cuda" and weight.dtype == torch.bfloat16 and whole
+    if weight.block == (1, num_inputs) and fits:
         return _pack_cublas(weight, bias)
     from engine.kernels import fp8_linear_triton
 

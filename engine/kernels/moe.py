@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.backend import uses_triton
+from engine.kernels.fp8_linear import reads_fp8
 from engine.kernels.int4_linear import MIN_SPAN, pack_codes, span_of
 from engine.kernels.linear import pack_linear
 from engine.kernels.linear_weights import (
@@ -139,7 +140,7 @@ def stack(weights: Sequence[LinearWeight]) -> Stack:
     num_inputs = _numbers(first).shape[1]
     if all(isinstance(weight, Int8Weight) for weight in weights):
         return _stack_scaled(weights, WeightKind.CHANNEL, num_inputs)
-    if isinstance(first, Fp8Weight):
+    if isinstance(first, Fp8Weight) and reads_fp8(first.values.device):
         columns = first.block[1]
         power = columns >= 16 and columns & (columns - 1) == 0
         if all(isinstance(w, Fp8Weight) and w.block == first.block for w in weights):

@@ -59,6 +59,7 @@ def route_kernel(
     for j in tl.static_range(TOP_K):
         best = tl.max(left, axis=0)
         chosen = tl.min(tl.where(left == best, expert, EXPERTS), axis=0)
+        chosen = tl.minimum(chosen, num_experts - 1)  # NaN equals nothing, and must go somewhere
         tl.store(weights + row * TOP_K + j, best)
         tl.store(experts + row * TOP_K + j, chosen)
         left = tl.where(expert == chosen, -1.0, left)

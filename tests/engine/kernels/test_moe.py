@@ -118,6 +118,23 @@ def test_a_tie_goes_to_the_lower_expert(device: torch.device) -> None:
     assert moe.route(logits, 2, normalise=True)[1].tolist() == [[1, 2]]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy, in the interpreter
+def test_a_token_that_is_no_number_spoils_only_itself(device: torch.device) -> None:
+    torch.manual_seed(4)
+    gate_up = [weight("dense", 2 * INTERMEDIATE, HIDDEN, torch.float32) for _ in range(EXPERTS)]
+    down = [weight("dense", HIDDEN, INTERMEDIATE, torch.float32) for _ in range(EXPERTS)]
+    run = moe.pack_experts(gate_up, down)
+    x, logits = torch.randn(6, HIDDEN), torch.randn(6, EXPERTS)
+    whole = run(x, *moe.route(logits, 2, normalise=True))
+    x[2], logits[2] = torch.nan, torch.nan
+    shares, experts = moe.route(logits, 2, normalise=True)
+    assert bool(((experts >= 0) & (experts < EXPERTS)).all())
+    found = run(x, shares, experts)
+    assert bool(found[2].isnan().all())
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(found[others], whole[others])
+
+
 @given(
     chosen=st.lists(st.integers(0, 6), min_size=1, max_size=40),
     block_m=st.sampled_from([16, 32]),
