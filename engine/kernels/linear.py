@@ -4,11 +4,12 @@ Above: `layers/linear.py`, `layers/embedding.py`, `kernels/moe.py`. Below: `line
 in which forms a weight comes; `fp8_linear.py`, `int8_linear.py` and `int4_linear.py` keep a
 quantised one quantised where a kernel reads it. Knows no sharding and no names.
 
-On a CPU a dense weight is reordered once into oneDNN's blocked layout: measured 1.1-5 times faster
-than `F.linear` for every batch of 1 to 512 rows in float32 and bfloat16, and the result is that of
-an ordinary product in the same dtype. Quantised weights are made dense there when they are loaded
-(their values are kept, rounded to the activations' dtype), because torch's own products with packed
-int4 are slower than that at every batch; int8 keeps a second copy for the smallest batches.
+On a CPU a dense weight is copied once into panels for the kernel of `cpu_linear.py`; without that
+kernel into oneDNN's blocked layout, 1.1-5 times faster than `F.linear` for every batch of 1 to 512
+rows. The result is that of an ordinary product in the same dtype. Quantised weights are made dense
+there when they are loaded (their values are kept, rounded to the activations' dtype), because
+torch's own products with packed int4 are slower than that at every batch; int8 keeps a second copy
+for the smallest batches.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels import fp8_linear, int4_linear, int8_linear
+from engine.kernels import cpu_linear, fp8_linear, int4_linear, int8_linear
 from engine.kernels.backend import uses_triton
 from engine.kernels.linear_weights import (
     DenseWeight,
@@ -72,6 +73,8 @@ def pack_parts(weights: Sequence[LinearWeight], bias: Tensor | None) -> LinearKe
 
 
 def _pack_dense(weight: Tensor, bias: Tensor | None) -> LinearKernel:
+    if cpu_linear.cpu_multiplies(weight):
+        return cpu_linear.pack(weight, bias)
     if weight.device.type == "cpu" and _onednn_packs(weight.dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         product = torch.ops.mkldnn._linear_pointwise.default

@@ -125,7 +125,11 @@ def plan_attention(
         if isinstance(metadata, AttentionMetadata):
             metadata = to_device(metadata, shape)
         return TritonAttentionPlan(metadata, shape, window)
-    assert isinstance(metadata, AttentionMetadata), "the reference plans on the host"
+    assert isinstance(metadata, AttentionMetadata), "processors plan on the host"
+    from engine.kernels.cpu_attention import CpuAttentionPlan, cpu_attends
+
+    if cpu_attends(shape):
+        return CpuAttentionPlan(metadata, shape, window)
     return TorchAttentionPlan(metadata, shape, window)
 
 

@@ -2,8 +2,9 @@
 
     rms_norm(x)_i = x_i / sqrt(mean(x^2) + eps) * weight_i        over the last axis, in float32
 
-Above: `layers/norm.py`. Below: torch, or `rms_norm_triton.py`. Knows no model. The residual is
-rounded to its dtype before it is normalised, on every device: it is what the next block reads.
+Above: `layers/norm.py`. Below: torch, `rms_norm_triton.py` or `cpu_rows.py`. Knows no
+model. The residual is rounded to its dtype before it is normalised, on every device: it is what the
+next block reads.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels import cpu_rows
 from engine.kernels.backend import uses_triton
+from engine.kernels.cpu_backend import serves
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,6 +23,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from engine.kernels import rms_norm_triton
 
         return rms_norm_triton.rms_norm(x, weight, eps)
+    if serves(x):
+        return cpu_rows.add_rms_norm(None, x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -29,5 +34,7 @@ def add_rms_norm(delta: Tensor, residual: Tensor, weight: Tensor, eps: float) ->
         from engine.kernels import rms_norm_triton
 
         return rms_norm_triton.add_rms_norm(delta, residual, weight, eps)
+    if serves(residual) and delta.is_contiguous():
+        return cpu_rows.add_rms_norm(delta, residual, weight, eps)
     residual += delta
     return F.rms_norm(residual, weight.shape, weight, eps)

@@ -4,8 +4,8 @@
     (a, b) <- (a cos - b sin, b cos + a sin)    q and k; channels i and i + head_dim / 2 are a pair
     cache[slot of token] <- k, v                (RoFormer, arXiv:2104.09864)
 
-Above: `layers/rotary.py` makes the `Rotation` of a step, `layers/attention.py` calls. Below: torch,
-or `rotary_cache_triton.py`, which does all of it in one pass. Knows no frequencies.
+Above: `layers/rotary.py` makes the `Rotation` of a step, `layers/attention.py` calls. Below: torch;
+`rotary_cache_triton.py` and `cpu_attention.py` do all of it in one pass. Knows no frequencies.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.backend import uses_triton
+from engine.kernels.cpu_attention import CpuAttentionPlan
 from engine.kernels.paged_attention import AttentionPlan, KVLayer
 
 
@@ -48,9 +49,7 @@ class QKNorm(NamedTuple):
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """x [T, heads, head_dim] turned by each token's angles; a new tensor."""
-    cos, sin = rotation.cos, rotation.sin
-    if rotation.positions is not None:
-        cos, sin = cos[rotation.positions], sin[rotation.positions]
+    cos, sin = _angles(rotation)
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     out = x * cos
@@ -73,12 +72,22 @@ def rotate_and_store(
         from engine.kernels import rotary_cache_triton
 
         return rotary_cache_triton.rotate_and_store(qkv, heads, norm, rotation, plan.slots, cache)
+    if isinstance(plan, CpuAttentionPlan):
+        cos, sin = _angles(rotation)
+        return plan.rotate_and_store(qkv, heads.num_heads, cos, sin, norm, cache)
     each = qkv.view(qkv.shape[0], -1, heads.head_dim)
     # Queries and keys lie side by side, so one rotation turns both.
     num_qk = heads.num_heads + heads.num_kv_heads
     turned = rotate(_normalise(each[:, :num_qk], heads, norm), rotation)
     plan.write(turned[:, heads.num_heads :], each[:, num_qk:], cache)
     return turned[:, : heads.num_heads]
+
+
+def _angles(rotation: Rotation) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, a row for each token."""
+    if rotation.positions is None:
+        return rotation.cos, rotation.sin
+    return rotation.cos[rotation.positions], rotation.sin[rotation.positions]
 
 
 def _normalise(qk: Tensor, heads: QKVHeads, norm: QKNorm | None) -> Tensor:

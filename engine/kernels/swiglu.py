@@ -1,6 +1,7 @@
 """The gate of SwiGLU (arXiv:2002.05202): silu(gate) * up, where silu(z) = z / (1 + exp(-z)).
 
-Above: `layers/mlp.py`, `layers/moe.py`. Below: torch, or `swiglu_triton.py`. Knows no weights.
+Above: `layers/mlp.py`, `layers/moe.py`. Below: torch, `swiglu_triton.py` or
+`cpu_rows.py`. Knows no weights.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels import cpu_rows
 from engine.kernels.backend import uses_triton
+from engine.kernels.cpu_backend import LANES, serves
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -17,5 +20,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
         from engine.kernels import swiglu_triton
 
         return swiglu_triton.swiglu(gate_up)
+    if serves(gate_up) and gate_up.shape[-1] % (2 * LANES) == 0:
+        return cpu_rows.swiglu(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

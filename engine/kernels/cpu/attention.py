@@ -1,0 +1,209 @@
+"""Causal attention straight from the paged cache, and how keys and values get there.
+
+    out[m] = sum_j p[m, j] V[j] / sum_j p[m, j],  p[m, j] = exp(scale (q[m] K[j] - max_j q[m] K[j]))
+
+Above: `kernels/cpu_attention.py`. Below: `products.py`. Nothing is gathered: products read blocks
+where they lie, so the layout is made for them. For a block and head, with P numbers in a word:
+
+    keys     [head_dim / P, 16] words: step d of a product meets the 16 keys side by side
+    values   [16 / P, head_dim] words: step j meets the channels, of two keys at once where P is 2
+
+A thread draws items, each up to 12 and mostly as many rows that share their keys: the query heads
+of a group for one decoded token, or tokens of a prompt for one head. It computes all scores of the
+item, then their softmax in float32, then the mix: two passes and no rescaling, so a row's result
+depends neither on its neighbours nor on how a prompt was cut. What lies behind a sequence's end is
+never multiplied: 0 * NaN is NaN.
+"""
+
+from __future__ import annotations
+
+from numba import cfunc, njit, types
+
+from engine.kernels.cpu import vectors as v
+from engine.kernels.cpu.products import multiply, store
+
+SIGNATURE = types.void(types.CPointer(types.int64))
+BLOCK = 16
+"""Keys of a block: as many as there are lanes."""
+
+(
+    COUNTER,
+    SLOT,
+    Q,
+    Q_STRIDE,
+    OUT,
+    OUT_STRIDE,
+    K,
+    V,
+    TABLES,
+    TABLE_WIDTH,
+    ITEMS,
+    NUM_ITEMS,
+    SCRATCH,
+    SCRATCH_BYTES,
+    SCORE_STRIDE,
+    KV_HEADS,
+    GROUP,
+    HEAD_DIM,
+    WINDOW,
+    HALF,
+    SCALE,
+) = range(21)
+"""Arguments of `attend`, all int64; strides and sizes are bytes, tables int64 [S, TABLE_WIDTH],
+WINDOW 0 for none, SCALE the bits of a float32. SLOT counts the threads that took scratch."""
+
+ITEM_WIDTH = 6
+SEQ, HEAD, TOKEN, NUM_ROWS, VALID, VALID_STEP = range(ITEM_WIDTH)
+"""Of an item: row of the tables, first query head and token, rows, the keys that row 0 sees (from
+the sequence's start on), and how many more each next row sees. With VALID_STEP 0 rows are heads of
+one token, with 1 tokens of one head."""
+
+
+@njit(error_model="numpy")
+def _block_at(args, item, index):
+    """Byte offset, in K and in V, of the item's head in the block that has entry `index`."""
+    block = v.read_long(args[TABLES] + (item[SEQ] * args[TABLE_WIDTH] + index) * 8)
+    head = item[HEAD] // args[GROUP]
+    size = BLOCK * args[HEAD_DIM] * (4 >> args[HALF])
+    return (block * args[KV_HEADS] + head) * size
+
+
+@njit(error_model="numpy")
+def _score(args, item, q, q_stride, rows, first_block, stop_block, scores):
+    """scores[m, j] = q[m] K[j], not scaled; blocks two by two, the last one twice if it is odd."""
+    zero = v.splat(types.float32(0.0))
+    stride, half = args[SCORE_STRIDE], args[HALF]
+    steps = args[HEAD_DIM] >> half
+    for index in range(first_block, stop_block, 2):
+        at = scores + (index - first_block) * 64
+        for row in range(rows):
+            v.store(at + row * stride, zero)
+            v.store(at + row * stride + 64, zero)
+        one = args[K] + _block_at(args, item, index)
+        two = args[K] + _block_at(args, item, min(index + 1, stop_block - 1))
+        multiply(half, rows, q, q_stride, one, two, 64, steps, at, stride)
+
+
+@njit(error_model="numpy")
+def _soften(args, scores, blocks, low, high):
+    """A row's scores become weights, 0 outside [low, high); in place, as the cache's dtype. Returns
+    their sum."""
+    scale = v.splat(v.float_of(args[SCALE]))
+    lowest = types.float32(-3.0e38)
+    best = v.splat(lowest)
+    for j in range(blocks):
+        seen = v.keep(v.load(scores + j * 64), low - j * 16, high - j * 16, lowest)
+        best = v.larger(seen, best)
+    top = v.splat(v.largest(best))
+    summed = v.splat(types.float32(0.0))
+    for j in range(blocks):
+        above = v.times(v.subtract(v.load(scores + j * 64), top), scale)
+        weight = v.exponential(above)
+        weight = v.keep(weight, low - j * 16, high - j * 16, types.float32(0.0))
+        summed = v.add(summed, weight)
+        store(args[HALF], scores + (j * 64 >> args[HALF]), weight)
+    return v.total(summed)
+
+
+@njit(error_model="numpy")
+def _single(args, values, second, spare):
+    """Of two keys in a row of words one; the other may be nobody's. Into `spare`."""
+    for d in range(args[HEAD_DIM]):
+        word = types.uint32(v.read_short(values + d * 4 + second * 2))
+        v.write_word(spare + d * 4, word << types.uint32(16 * second))
+
+
+@njit(error_model="numpy")
+def _mix_steps(args, rows, weights, values, steps, mixed):
+    """mixed[m] += so many words of weights and rows of values"""
+    dim = args[HEAD_DIM]
+    for d in range(0, dim * 4, 128):
+        b, c = values + d, mixed + d
+        multiply(
+            args[HALF], rows, weights, args[SCORE_STRIDE], b, b + 64, dim * 4, steps, c, dim * 4
+        )
+
+
+@njit(error_model="numpy")
+def _mix(args, item, rows, first, last, weights, mixed, spare):
+    """mixed[m] = sum_j weights[m, j] V[j] over the keys [first, last); weights begin with the block
+    of `first`."""
+    half, dim = args[HALF], args[HEAD_DIM]
+    zero = v.splat(types.float32(0.0))
+    for i in range(rows * dim // 16):
+        v.store(mixed + i * 64, zero)
+    for index in range(first // BLOCK, (last + BLOCK - 1) // BLOCK):
+        values = args[V] + _block_at(args, item, index)
+        a = weights + ((index - first // BLOCK) * 64 >> half)
+        begin, end = max(first - index * BLOCK, 0), min(last - index * BLOCK, BLOCK)
+        step, stop = (begin + half) >> half, end >> half
+        if step << half > begin:
+            _single(args, values + (step - 1) * dim * 4, 1, spare)
+            _mix_steps(args, rows, a + (step - 1) * 4, spare, 1, mixed)
+        if stop > step:
+            _mix_steps(args, rows, a + step * 4, values + step * dim * 4, stop - step, mixed)
+        if end > stop << half:
+            _single(args, values + stop * dim * 4, 0, spare)
+            _mix_steps(args, rows, a + stop * 4, spare, 1, mixed)
+
+
+@njit(error_model="numpy")
+def _attend_rows(args, item, q, q_stride, out, out_stride, start, rows, scratch):
+    """Rows [start, start + rows) of an item."""
+    half, dim = args[HALF], args[HEAD_DIM]
+    valid = item[VALID] + start * item[VALID_STEP]
+    last = valid + (rows - 1) * item[VALID_STEP]
+    first = max(0, valid - args[WINDOW]) if args[WINDOW] > 0 else 0
+    first_block, stop_block = first // BLOCK, (last + BLOCK - 1) // BLOCK
+    spare = scratch
+    mixed = spare + dim * 4
+    scores = mixed + v.MAX_ROWS * dim * 4
+    sums = v.tile_memory()
+    _score(args, item, q, q_stride, rows, first_block, stop_block, scores)
+    for row in range(rows):
+        high = valid + row * item[VALID_STEP]
+        low = max(0, high - args[WINDOW]) if args[WINDOW] > 0 else 0
+        origin = first_block * BLOCK
+        summed = _soften(
+            args,
+            scores + row * args[SCORE_STRIDE],
+            stop_block - first_block,
+            low - origin,
+            high - origin,
+        )
+        v.write_float(sums + row * 4, summed)
+    _mix(args, item, rows, first, last, scores, mixed, spare)
+    for row in range(rows):
+        share = v.splat(types.float32(1.0) / v.read_float(sums + row * 4))
+        for i in range(dim // 16):
+            value = v.times(v.load(mixed + row * dim * 4 + i * 64), share)
+            store(half, out + row * out_stride + (i * 64 >> half), value)
+
+
+@cfunc(SIGNATURE, error_model="numpy", cache=True)
+def attend(args):
+    counter = v.address_of(args)
+    scratch = args[SCRATCH] + v.next_index(counter + SLOT * 8) * args[SCRATCH_BYTES]
+    row_bytes = args[HEAD_DIM] * (4 >> args[HALF])
+    while True:
+        index = v.next_index(counter)
+        if index >= args[NUM_ITEMS]:
+            return
+        item = v.pointer_to(args[ITEMS] + index * ITEM_WIDTH * 8)
+        q_stride = args[Q_STRIDE] if item[VALID_STEP] else row_bytes
+        out_stride = args[OUT_STRIDE] if item[VALID_STEP] else row_bytes
+        q = args[Q] + item[TOKEN] * args[Q_STRIDE] + item[HEAD] * row_bytes
+        out = args[OUT] + item[TOKEN] * args[OUT_STRIDE] + item[HEAD] * row_bytes
+        for start in range(0, item[NUM_ROWS], v.MAX_ROWS):
+            rows = min(v.MAX_ROWS, item[NUM_ROWS] - start)
+            _attend_rows(
+                args,
+                item,
+                q + start * q_stride,
+                q_stride,
+                out + start * out_stride,
+                out_stride,
+                start,
+                rows,
+                scratch,
+            )

@@ -1,0 +1,79 @@
+"""y = x W^T + b over weights packed in panels of 32 outputs.
+
+    y[m, n] = sum_k x[m, k] W[n, k] + b[n]        in float32, rounded once
+
+Above: `kernels/cpu_linear.py`. Below: `products.py`. A panel is [steps, 32] words: for each step
+the words of all 32 outputs, so that one pass reads it from end to end. Threads draw (block of rows,
+panel) pairs from a counter; all rows of a block meet a panel while it is in the cache.
+"""
+
+from __future__ import annotations
+
+from numba import cfunc, njit, types
+
+from engine.kernels.cpu import vectors as v
+from engine.kernels.cpu.products import multiply, store
+
+BLOCK_ROWS = 96
+"""x of that many rows stays in the cache while panels pass."""
+
+COUNTER, X, X_STRIDE, WEIGHT, STEPS, Y, Y_STRIDE, BIAS, ROWS, OUTPUTS, PANELS, HALF = range(12)
+"""Arguments, all int64; strides are bytes, BIAS is float32 [PANELS * 32] or 0."""
+SIGNATURE = types.void(types.CPointer(types.int64))
+
+
+@njit(error_model="numpy")
+def _start(args, tile, panel, rows):
+    """Fill a tile with the bias, or nothing."""
+    zero = v.splat(types.float32(0.0))
+    first, second = zero, zero
+    if args[BIAS] != 0:
+        first = v.load(args[BIAS] + panel * 128)
+        second = v.load(args[BIAS] + panel * 128 + 64)
+    for row in range(rows):
+        v.store(tile + row * 128, first)
+        v.store(tile + row * 128 + 64, second)
+
+
+@njit(error_model="numpy")
+def _put(args, tile, panel, row, rows):
+    """Round a finished tile and write it."""
+    half = args[HALF]
+    size = 4 >> half
+    left = min(32, args[OUTPUTS] - panel * 32)
+    for i in range(rows):
+        at = args[Y] + (row + i) * args[Y_STRIDE] + panel * 32 * size
+        source = tile + i * 128
+        one, two = v.load(source), v.load(source + 64)
+        if left == 32:
+            store(half, at, one)
+            store(half, at + 16 * size, two)
+        else:
+            store(half, source, one)
+            store(half, source + 16 * size, two)
+            for j in range(left):
+                if half:
+                    v.write_short(at + j * 2, v.read_short(source + j * 2))
+                else:
+                    v.write_float(at + j * 4, v.read_float(source + j * 4))
+
+
+@cfunc(SIGNATURE, error_model="numpy", cache=True)
+def linear(args):
+    tile = v.tile_memory()
+    blocks = (args[ROWS] + BLOCK_ROWS - 1) // BLOCK_ROWS
+    steps, half = args[STEPS], args[HALF]
+    counter = v.address_of(args)
+    while True:
+        index = v.next_index(counter)
+        if index >= blocks * args[PANELS]:
+            return
+        first, panel = index // args[PANELS] * BLOCK_ROWS, index % args[PANELS]
+        weight = args[WEIGHT] + panel * steps * 128
+        last = min(first + BLOCK_ROWS, args[ROWS])
+        for row in range(first, last, v.MAX_ROWS):
+            rows = min(v.MAX_ROWS, last - row)
+            _start(args, tile, panel, rows)
+            x, stride = args[X] + row * args[X_STRIDE], args[X_STRIDE]
+            multiply(half, rows, x, stride, weight, weight + 64, 128, steps, tile, 128)
+            _put(args, tile, panel, row, rows)

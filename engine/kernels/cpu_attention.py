@@ -1,0 +1,165 @@
+"""The attention of one step on a processor: which rows each thread takes, and the calls.
+
+Above: `paged_attention.py` and `rotary_cache.py` choose it. Below: `cpu/attention.py`,
+`cpu/rotary.py`. Knows no layers. The cache's memory is that of `KVLayer`, its layout the kernels'
+own: whoever writes through this plan attends through it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kernels.cpu_backend import (
+    DTYPES,
+    LANES,
+    float_bits,
+    half,
+    kernel,
+    start,
+    uses_cpu_kernels,
+)
+from engine.kernels.paged_attention import AttentionMetadata, AttentionShape, KVLayer, new_slots
+
+ROWS = 12
+"""Tokens of a prompt computed together for one head."""
+SPARE_BLOCKS = 2
+"""Scores are computed for two blocks at once."""
+ITEM_WIDTH = 6
+MIN_TOKENS_A_THREAD = 8
+"""A team is not worth calling for fewer tokens to turn."""
+
+
+def cpu_attends(shape: AttentionShape) -> bool:
+    """Whether the kernels serve this shape."""
+    return (
+        shape.dtype in DTYPES
+        and shape.cache_dtype in (None, shape.dtype)
+        and shape.block_size == LANES
+        and shape.head_dim % (2 * LANES) == 0
+        and uses_cpu_kernels(shape.device)
+    )
+
+
+class CpuAttentionPlan:
+    """An `AttentionPlan`."""
+
+    def __init__(
+        self, metadata: AttentionMetadata, shape: AttentionShape, window: int | None
+    ) -> None:
+        self._shape = shape
+        self._half = half(shape.dtype)
+        self._threads = torch.get_num_threads()
+        self.slots = torch.from_numpy(new_slots(metadata, shape.block_size))
+        self._tables = np.ascontiguousarray(metadata.block_tables)
+        self._items = _items(metadata, shape)
+        longest = int(metadata.seq_lens.max())
+        stride = (-(-longest // LANES) + SPARE_BLOCKS) * LANES * 4
+        scratch = shape.head_dim * 4 * (ROWS + 1) + ROWS * stride
+        self._scratch = torch.empty(self._threads, scratch, dtype=torch.uint8)
+        self._fixed = (
+            self._tables.ctypes.data,
+            self._tables.shape[1],
+            self._items.ctypes.data,
+            len(self._items),
+            self._scratch.data_ptr(),
+            scratch,
+            stride,
+            shape.num_kv_heads,
+            shape.num_heads // shape.num_kv_heads,
+            shape.head_dim,
+            window or 0,
+            self._half,
+            float_bits(shape.head_dim**-0.5),
+        )
+
+    def write(self, k: Tensor, v: Tensor, cache: KVLayer) -> None:
+        """See `AttentionPlan.write`: keys that are turned by no angle."""
+        num_tokens, num_kv_heads, head_dim = k.shape
+        cos = k.new_ones(num_tokens, 1, head_dim)
+        sin = k.new_zeros(num_tokens, 1, head_dim // 2)
+        self.rotate_and_store(torch.cat((k, v), dim=1).flatten(1), 0, cos, sin, None, cache)
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        norm: tuple[Tensor, Tensor, float] | None,
+        cache: KVLayer,
+    ) -> Tensor:
+        """qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] is turned in place; see
+        `rotary_cache.rotate_and_store`. norm: weights for queries and keys, and epsilon."""
+        shape, num_tokens = self._shape, len(qkv)
+        q_weight, k_weight, eps = norm or (None, None, 0.0)
+        start(
+            kernel("rotary", "rotate_and_store"),
+            (
+                0,
+                qkv.data_ptr(),
+                qkv.stride(0) * qkv.itemsize,
+                num_tokens,
+                num_heads,
+                shape.num_kv_heads,
+                shape.head_dim,
+                cos.data_ptr(),
+                sin.data_ptr(),
+                self.slots.data_ptr(),
+                cache.k.data_ptr(),
+                cache.v.data_ptr(),
+                0 if q_weight is None else q_weight.data_ptr(),
+                0 if k_weight is None else k_weight.data_ptr(),
+                float_bits(eps),
+                self._half,
+            ),
+            min(self._threads, -(-num_tokens // MIN_TOKENS_A_THREAD)),
+        )
+        return qkv.view(num_tokens, -1, shape.head_dim)[:, :num_heads]
+
+    def attend(self, q: Tensor, cache: KVLayer) -> Tensor:
+        """See `AttentionPlan.attend`; heads of a token lie side by side."""
+        width = self._shape.num_heads * self._shape.head_dim
+        out = q.new_empty(len(q), width)
+        size = out.itemsize
+        start(
+            kernel("attention", "attend"),
+            (
+                0,
+                0,
+                q.data_ptr(),
+                q.stride(0) * size,
+                out.data_ptr(),
+                width * size,
+                cache.k.data_ptr(),
+                cache.v.data_ptr(),
+                *self._fixed,
+            ),
+            min(self._threads, len(self._items)),
+        )
+        return out
+
+
+def _items(metadata: AttentionMetadata, shape: AttentionShape) -> NDArray[np.int64]:
+    """What threads draw, [n, ITEM_WIDTH] as `cpu/attention.py` reads it; the longest come first."""
+    group = shape.num_heads // shape.num_kv_heads
+    num_single = metadata.num_single
+    seq = np.repeat(np.arange(num_single), shape.num_kv_heads)
+    head = np.tile(np.arange(shape.num_kv_heads) * group, num_single)
+    alike = np.ones_like(seq)
+    singles = [seq, head, seq, group * alike, metadata.seq_lens[seq], 0 * alike]
+    parts = [np.stack(singles, axis=1)]
+    token = num_single
+    for row in range(num_single, len(metadata.query_lens)):
+        num_queries = int(metadata.query_lens[row])
+        before = int(metadata.seq_lens[row]) - num_queries
+        at = np.repeat(np.arange(0, num_queries, ROWS)[::-1], shape.num_heads)
+        head = np.tile(np.arange(shape.num_heads), len(at) // shape.num_heads)
+        alike = np.ones_like(at)
+        rows = np.minimum(ROWS, num_queries - at)
+        tiles = [row * alike, head, token + at, rows, before + at + 1, alike]
+        parts.append(np.stack(tiles, axis=1))
+        token += num_queries
+    return np.ascontiguousarray(np.concatenate(parts[::-1]))

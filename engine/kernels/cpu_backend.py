@@ -1,0 +1,124 @@
+"""Whether the processor's own kernels run here, and how one is started.
+
+Above: `cpu_attention.py`, `cpu_linear.py`, `cpu_rows.py`. Below: numba and libgomp. Knows no
+operation.
+
+Kernels run on the threads that torch's operators run on: libgomp is asked for a team exactly as
+torch asks for one. A pool of their own would compete with torch's, whose threads spin for work.
+What numba has compiled is kept in a folder named by the kernels' own text, so that a first start
+compiles (some seconds) and others load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import logging
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.kernels.backend import interpreted
+
+logger = logging.getLogger(__name__)
+
+DTYPES = (torch.float32, torch.bfloat16)
+LANES = 16
+SOURCES = Path(__file__).parent / "cpu"
+SLOW_S = 3.0
+"""A start of the kernels that takes longer compiled them, and is told."""
+
+
+def uses_cpu_kernels(device: torch.device) -> bool:
+    """On a CPU with numba, and libgomp under torch; not while Triton's interpreter is on, which
+    is there to try the other kernels."""
+    return device.type == "cpu" and not interpreted() and _team() is not None
+
+
+def serves(x: Tensor) -> bool:
+    """Whether a row-wise kernel can take `x`."""
+    return (
+        x.is_cpu
+        and x.dtype in DTYPES
+        and x.is_contiguous()
+        and x.shape[-1] % LANES == 0
+        and uses_cpu_kernels(x.device)
+    )
+
+
+def half(dtype: torch.dtype) -> int:
+    """How kernels are told the dtype."""
+    return int(dtype == torch.bfloat16)
+
+
+def float_bits(value: float) -> int:
+    """A float32 as the integer that a kernel takes it from."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def start(kernel: int, arguments: Iterable[int], threads: int) -> None:
+    """Run the kernel at this address on so many threads of torch's pool, and wait. The first of
+    `arguments` is the counter that threads draw their work from, and 0."""
+    team = _team()
+    assert team is not None, "no kernel without numba"
+    values = tuple(arguments)
+    team(kernel, (ctypes.c_int64 * len(values))(*values), threads, 0)
+
+
+@cache
+def kernel(module: str, name: str) -> int:
+    """The address of a kernel of the folder `cpu`, compiled or loaded now."""
+    import numba
+
+    numba.config.CACHE_DIR = str(_cache_folder(numba.__version__))
+    began = time.perf_counter()
+    found = getattr(importlib.import_module(f"engine.kernels.cpu.{module}"), name)
+    if (took_s := time.perf_counter() - began) > SLOW_S:
+        logger.info("kernel %s took %.1f s: it is compiled at a first start", module, took_s)
+    return int(found.address)
+
+
+@cache
+def _team() -> Any:
+    """libgomp's GOMP_parallel(function, argument, threads, flags); None where there is none, or no
+    numba."""
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:  # not installed, or for another numpy
+        logger.warning("torch's operators serve on this processor, several times slower: %s", error)
+        return None
+    try:
+        # The instance that torch brought: its symbols are global.
+        team = ctypes.CDLL(None).GOMP_parallel
+    except AttributeError:
+        return None
+    team.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    team.restype = None
+    return team
+
+
+def _cache_folder(version: str) -> Path:
+    """A folder for this text of the kernels that nobody else can write to. numba itself tells
+    processors apart."""
+    digest = hashlib.sha256(version.encode())
+    for path in sorted(SOURCES.glob("*.py")):
+        digest.update(path.read_bytes())
+    name = f"cpu-{digest.hexdigest()[:16]}"
+    for parent in (SOURCES / "__pycache__", Path.home() / ".cache" / "tollgate"):
+        try:
+            (parent / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(parent / name, os.W_OK) and (parent / name).stat().st_uid == os.getuid():
+            return parent / name
+    # Nothing that lasts is writable: compiled for this process alone.
+    return Path(tempfile.mkdtemp(prefix="tollgate-kernels-"))

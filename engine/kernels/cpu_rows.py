@@ -1,0 +1,51 @@
+"""Calls of the processor's row-wise kernels. Above: `rms_norm.py` and `swiglu.py`, where
+`cpu_backend.serves` what they are given. Below: `cpu/rows.py`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.cpu_backend import float_bits, half, kernel, start
+
+ROWS_A_THREAD = 32
+"""A team is not worth calling for fewer."""
+
+
+def add_rms_norm(delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `rms_norm.add_rms_norm`; without `delta` the residual stays as it is."""
+    size = residual.shape[-1]
+    rows = residual.numel() // size
+    out = torch.empty_like(residual)
+    start(
+        kernel("rows", "add_rms_norm"),
+        (
+            0,
+            rows,
+            size,
+            0 if delta is None else delta.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            float_bits(eps),
+            half(residual.dtype),
+        ),
+        _threads(rows),
+    )
+    return out
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """See `swiglu.swiglu`."""
+    rows, width = gate_up.shape
+    out = gate_up.new_empty(rows, width // 2)
+    start(
+        kernel("rows", "swiglu"),
+        (0, rows, width // 2, gate_up.data_ptr(), 0, 0, out.data_ptr(), 0, half(gate_up.dtype)),
+        _threads(rows),
+    )
+    return out
+
+
+def _threads(rows: int) -> int:
+    return min(torch.get_num_threads(), -(-rows // ROWS_A_THREAD))
