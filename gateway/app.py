@@ -48,8 +48,9 @@ from gateway.routes.counted import Counted
 from gateway.routes.envelope import Envelope
 from gateway.routes.schema import openapi_config
 from gateway.secret import Secret
+from gateway.served_models import ModelConfig
 from gateway.services import Services
-from gateway.settings import ModelConfig, Settings, read_secret
+from gateway.settings import Settings, read_secret
 from gateway.settlement import Settlement
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 import msgspec
 
-from gateway.settings import Settings, SettingsError, load, restore
+from gateway.settings import Settings, load, restore
+from gateway.settings_file import SettingsError
 
 if TYPE_CHECKING:
     from gateway.tenancy.keys import KeyRow

@@ -15,7 +15,9 @@ import msgspec
 from engine.errors import ConfigError
 from engine.hub import fetch
 from gateway.home import Home
-from gateway.settings import ModelConfig, Settings, SettingsError
+from gateway.served_models import ModelConfig
+from gateway.settings import Settings
+from gateway.settings_file import SettingsError
 
 
 def with_folders(settings: Settings, *, weights: bool, say: Callable[[str], None]) -> Settings:

@@ -16,7 +16,8 @@ import asyncpg
 from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError, RedisError
 
-from gateway.settings import Settings, SettingsError
+from gateway.settings import Settings
+from gateway.settings_file import SettingsError
 
 REACH_TIMEOUT_S = 10.0
 """For each of them."""

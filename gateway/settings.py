@@ -1,9 +1,9 @@
 """What the operator configured, read once and frozen: a TOML file, then TOLLGATE_*, then flags.
 
-Above: `cli`, `supervisor`, `worker`, `app`. Below: the file system and the environment, which
-nothing else in the gateway reads. A later source wins over an earlier one. A key that is not known
-is refused by name, never ignored, and so is a TOLLGATE_* variable. Relative paths are the working
-folder's.
+Above: `cli`, `supervisor`, `worker`, `app`. Below: `settings_file` and `served_models`, the file
+system, and the environment, which nothing else in the gateway reads. A later source wins over an
+earlier one. A key that is not known is refused by name, never ignored, and so is a TOLLGATE_*
+variable. Relative paths are the working folder's.
 
 A secret that stands in the environment (an upstream's key) stays there: settings hold its name.
 """
@@ -11,22 +11,42 @@ A secret that stands in the environment (an upstream's key) stays there: setting
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from engine.hub import names_a_repository
+from gateway.engine_options import EngineOptions
 from gateway.home import Home
 from gateway.principal import Plan
+from gateway.served_models import (
+    PACKAGE_ROOT,
+    ModelConfig,
+    alone,
+    refuse_duplicates,
+    to_model,
+)
+from gateway.settings_file import (
+    BodyBytes,
+    DrainTimeout,
+    File,
+    LogLevel,
+    Port,
+    RedisUrl,
+    Scalars,
+    SettingsError,
+    StalledReader,
+    Workers,
+    WrittenModel,
+    WrittenPlan,
+    decode_path,
+    explain,
+)
 
-PACKAGE_ROOT = Path(__file__).resolve().parents[1]
-"""Where `models/penny` and the price books that come with Tollgate stand."""
 DEFAULT_MODEL = Path("models/penny")
 DEFAULT_CONFIG = Path("tollgate.toml")
 DEFAULT_PLAN = Plan(
@@ -35,113 +55,7 @@ DEFAULT_PLAN = Plan(
     requests_per_minute=10_000,
     max_concurrent_streams=256,
 )
-KV_CACHE_FRACTION = 0.4
-"""Of the free memory, for the KV caches of all engines that are started together."""
 MAX_CONFIG_BYTES = 1024 * 1024
-
-Name = Annotated[str, Meta(min_length=1, max_length=128)]
-URL_PATTERN = r"^https?://[^/\s]+"
-REDIS_PATTERN = r"^(redis|rediss|unix)://."
-ADDRESS_PATTERN = r"^(unix:.+|tcp:.+:\d+)$"
-IN_WORDS = {
-    repr(URL_PATTERN): "a URL such as 'http://127.0.0.1:9100/v1'",
-    repr(REDIS_PATTERN): "a URL such as 'redis://127.0.0.1:6379/0'",
-    repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
-}
-Url = Annotated[str, Meta(pattern=URL_PATTERN)]
-RedisUrl = Annotated[str, Meta(pattern=REDIS_PATTERN)]
-EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
-Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
-PositiveInt = Annotated[int, Meta(ge=1)]
-Fraction = Annotated[float, Meta(gt=0, le=1)]
-Weight = Annotated[int, Meta(ge=1, le=1000)]
-Port = Annotated[int, Meta(ge=0, le=65535)]
-Workers = Annotated[int, Meta(ge=1, le=256)]
-BodyBytes = Annotated[int, Meta(ge=1024, le=1024**3)]
-StepTimeout = Annotated[float, Meta(ge=1, le=86_400)]
-DrainTimeout = Annotated[float, Meta(ge=0, le=3600)]
-StalledReader = Annotated[float, Meta(ge=1, le=3600)]
-LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-class SettingsError(Exception):
-    """One line that names the key, the variable or the flag, and where it stands."""
-
-
-class _Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the TOML file: what it does not know it refuses."""
-
-
-class ReplicaConfig(_Strict, frozen=True, kw_only=True):
-    """One OpenAI-compatible upstream of a model."""
-
-    upstream: Url
-    """Its base URL, `/v1` included."""
-    upstream_model: str
-    """What the model is called there."""
-    api_key_env: str | None = None
-    """Name of the environment variable that holds its key; None: it wants none."""
-    weight: Weight = 1
-
-
-class ModelConfig(_Strict, frozen=True, kw_only=True):
-    """A model as customers name it: served by our engine (`path` and `engine`) or by `replicas`."""
-
-    name: Name
-    path: Path | None = None
-    """A Hugging Face folder. Absolute. None for an upstream, and for a repository that is not
-    fetched yet (`gateway.fetched`)."""
-    repository: str | None = None
-    """`org/name` on a hub."""
-    revision: str | None = None
-    """Of the repository: a branch, a tag or a commit; None: its default branch."""
-    engine: EngineAddress | None = None
-    """Where its engine listens; set for every model with a path or a repository."""
-    starts_engine: bool = False
-    """True where `tollgate up` runs that engine; False where somebody else does."""
-    replicas: tuple[ReplicaConfig, ...] = ()
-    """Tried in weighted order, the next one only before the first byte."""
-    context_window: PositiveInt | None = None
-    """Tokens; None: the engine says, or the upstream refuses."""
-    tokenizer: Path | None = None
-    """tokenizer.json or its folder, to count an upstream's input exactly."""
-
-
-class EngineOptions(_Strict, frozen=True, kw_only=True):
-    """The flags of `python -m engine`; None leaves its default. See `engine.config`."""
-
-    device: Literal["auto", "cpu", "cuda"] | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    load_format: Literal["safetensors", "dummy"] | None = None
-    max_model_len: PositiveInt | None = None
-    max_num_batched_tokens: PositiveInt | None = None
-    max_num_seqs: PositiveInt | None = None
-    max_waiting: PositiveInt | None = None
-    kv_cache_bytes: PositiveInt | None = None
-    kv_cache_fraction: Fraction | None = None
-    """None: KV_CACHE_FRACTION. Each engine is given its part of it."""
-    num_blocks: PositiveInt | None = None
-    num_threads: PositiveInt | None = None
-    step_timeout_s: StepTimeout | None = None
-    seed: int | None = None
-    prefix_caching: bool = True
-
-    def shared_by(self, num_engines: int) -> EngineOptions:
-        """For each of several engines that start side by side: all see the same free memory, so
-        each takes its part of what one alone would."""
-        if self.kv_cache_bytes is not None or self.num_blocks is not None:
-            return self
-        fraction = KV_CACHE_FRACTION if self.kv_cache_fraction is None else self.kv_cache_fraction
-        return msgspec.structs.replace(self, kv_cache_fraction=fraction / num_engines)
-
-    def to_flags(self) -> list[str]:
-        """Command-line arguments for the engine's process."""
-        flags = [] if self.prefix_caching else ["--no-prefix-caching"]
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if name != "prefix_caching" and value is not None:
-                flags += [f"--{name.replace('_', '-')}", str(value)]
-        return flags
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -172,66 +86,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "info"
 
 
-class _Model(_Strict, frozen=True, kw_only=True):
-    """`[[model]]` as people write it."""
-
-    name: Name
-    path: Path | None = None
-    """A folder, or `org/name` on a hub."""
-    revision: Name | None = None
-    engine: EngineAddress | None = None
-    upstream: Url | None = None
-    upstream_model: str | None = None
-    api_key_env: str | None = None
-    replica: list[_Replica] = []
-    context_window: PositiveInt | None = None
-    tokenizer: Path | None = None
-
-
-class _Replica(_Strict, frozen=True, kw_only=True):
-    """`[[model.replica]]`."""
-
-    upstream: Url
-    upstream_model: str | None = None
-    api_key_env: str | None = None
-    weight: Weight = 1
-
-
-class _Plan(_Strict, frozen=True, kw_only=True):
-    """`[plan.NAME]`."""
-
-    tokens_per_minute: Limit | None = None
-    requests_per_minute: Limit | None = None
-    max_concurrent_streams: Limit | None = None
-
-
-class _Scalars(_Strict, frozen=True, kw_only=True):
-    """What may stand in the file, the environment and the flags alike."""
-
-    home: Path = Path(".tollgate")
-    host: Name = "127.0.0.1"
-    port: Port = 8000
-    workers: Workers = 1
-    database_url: str | None = None
-    redis_url: RedisUrl | None = None
-    secret_key_file: Path | None = None
-
-
-class _File(_Scalars, frozen=True, kw_only=True):
-    """`tollgate.toml`."""
-
-    model: list[_Model] = []
-    plan: dict[Name, Any] = {}
-    """Each a `_Plan`; converted one by one, so that an error can name it."""
-    engine: EngineOptions = EngineOptions()
-    price_books: list[Path] = []
-    max_body_bytes: BodyBytes = 16 * 1024 * 1024
-    drain_timeout_s: DrainTimeout = 30.0
-    stalled_reader_s: StalledReader = 60.0
-    log_level: LogLevel = "info"
-
-
-FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in _Scalars.__struct_fields__}
+FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in Scalars.__struct_fields__}
 POINTERS = {"TOLLGATE_CONFIG": "config", "TOLLGATE_MODEL": "model"}
 """A file to read, and one model, a folder or a repository, in the place of all configured ones."""
 
@@ -257,11 +112,11 @@ def load(
     for name, value in given.items():
         table[name] = _convert_one(name, value, f"--{name.replace('_', '-')}")
     try:
-        file = msgspec.convert(table, _File, dec_hook=_decode_path)
+        file = msgspec.convert(table, File, dec_hook=decode_path)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{source}: {_explain(error)}") from None
-    alone = None if model is None else _alone(str(model), revision)
-    return _complete(file, source, alone)
+        raise SettingsError(f"{source}: {explain(error)}") from None
+    only = None if model is None else alone(str(model), revision)
+    return _complete(file, source, only)
 
 
 def save(settings: Settings, path: Path) -> None:
@@ -276,7 +131,7 @@ def save(settings: Settings, path: Path) -> None:
 
 def restore(path: Path) -> Settings:
     """What `save` wrote. Raises: OSError, msgspec.DecodeError."""
-    return msgspec.json.decode(path.read_bytes(), type=Settings, dec_hook=_decode_path)
+    return msgspec.json.decode(path.read_bytes(), type=Settings, dec_hook=decode_path)
 
 
 def read_secret(variable: str) -> str:
@@ -291,13 +146,6 @@ def child_environment(**extra: str) -> dict[str, str]:
     """This process's environment for a child that reads its settings elsewhere."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TOLLGATE_")}
     return {**kept, **extra}
-
-
-def _decode_path(kind: type, value: Any) -> Path:
-    """msgspec's hook: settings hold no other foreign type. Raises: TypeError (a wrong type)."""
-    if kind is Path and isinstance(value, str) and value:
-        return Path(value)
-    raise TypeError("Expected a path")
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -337,45 +185,23 @@ def _read_file(config: Path | None) -> tuple[dict[str, Any], str]:
 
 def _convert_one(name: str, value: Any, source: str) -> Any:
     """A variable or a flag, which are text, as the type of the key it stands for."""
-    if name not in _Scalars.__struct_fields__:
+    if name not in Scalars.__struct_fields__:
         raise SettingsError(f"{source}: unknown")
     try:
-        found = msgspec.convert({name: str(value)}, _Scalars, strict=False, dec_hook=_decode_path)
+        found = msgspec.convert({name: str(value)}, Scalars, strict=False, dec_hook=decode_path)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{source}: {_explain(error).partition(': ')[2]}") from None
+        raise SettingsError(f"{source}: {explain(error).partition(': ')[2]}") from None
     return msgspec.to_builtins(getattr(found, name), enc_hook=str)
 
 
-def _explain(error: msgspec.ValidationError, inside: str = "") -> str:
-    """msgspec's message with the key first: `model[0].nme: unknown key`."""
-    message, _, where = str(error).partition(" - at `")
-    path = f"{inside}{where.removesuffix('`').removeprefix('$')}".removeprefix(".")
-    if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", message):
-        return ".".join(part for part in (path, unknown[1]) if part) + ": unknown key"
-    if missing := re.fullmatch(r"Object missing required field `(.+)`", message):
-        return ".".join(part for part in (path, missing[1]) if part) + ": missing"
-    kind, _, pattern = message.partition(" matching regex ")
-    if pattern in IN_WORDS:
-        kind = f"Expected {IN_WORDS[pattern]}"
-    return f"{path or 'table'}: {kind[0].lower()}{kind[1:]}"
-
-
-def _alone(model: str, revision: Any = None) -> _Model:
-    """The only model that is served, named after its repository or its folder."""
-    path = Path(model).absolute() if model.startswith(".") else Path(model)
-    repository = _repository(path)
-    name = repository or path.absolute().name or "model"
-    return _Model(name=name, path=path, revision=None if revision is None else str(revision))
-
-
-def _complete(file: _File, source: str, alone: _Model | None) -> Settings:
+def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
     home = file.home.absolute()
     written = file.model
-    if alone is not None or not written:
-        written = [alone or _alone(str(DEFAULT_MODEL))]
+    if only is not None or not written:
+        written = [only or alone(str(DEFAULT_MODEL))]
     try:
-        models = tuple(_to_model(each, at, Home(home)) for at, each in enumerate(written))
-        _refuse_duplicates([each.name for each in models])
+        models = tuple(to_model(each, at, Home(home)) for at, each in enumerate(written))
+        refuse_duplicates([each.name for each in models])
         plans = {name: _to_plan(name, table) for name, table in file.plan.items()}
         plans.setdefault(DEFAULT_PLAN.name, DEFAULT_PLAN)
         database_url = None if file.database_url is None else _database_url(file.database_url)
@@ -403,76 +229,12 @@ def _complete(file: _File, source: str, alone: _Model | None) -> Settings:
     )
 
 
-def _to_model(model: _Model, position: int, home: Home) -> ModelConfig:
-    at = f"model[{position}]"
-    if sum((model.path is not None, model.upstream is not None, bool(model.replica))) != 1:
-        raise SettingsError(f"{at} ({model.name}): wants exactly one of path, upstream, replica")
-    if model.path is not None:
-        for key in ("upstream_model", "api_key_env", "tokenizer", "context_window"):
-            if getattr(model, key) is not None:
-                raise SettingsError(f"{at}.{key}: only for an upstream; this model has a path")
-        repository = _repository(model.path)
-        if model.revision is not None and repository is None:
-            raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
-        return ModelConfig(
-            name=model.name,
-            path=None if repository is not None else _find(model.path),
-            repository=repository,
-            revision=model.revision,
-            engine=model.engine or f"unix:{home.engine_socket(position)}",
-            starts_engine=model.engine is None,
-        )
-    if model.engine is not None or model.revision is not None:
-        key = "revision" if model.engine is None else "engine"
-        raise SettingsError(f"{at}.{key}: only for a model with a path")
-    if model.replica and (model.upstream_model or model.api_key_env):
-        raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")
-    replicas = model.replica or [
-        _Replica(
-            upstream=model.upstream or "",
-            upstream_model=model.upstream_model,
-            api_key_env=model.api_key_env,
-        )
-    ]
-    return ModelConfig(
-        name=model.name,
-        replicas=tuple(
-            ReplicaConfig(
-                upstream=each.upstream.rstrip("/"),
-                upstream_model=each.upstream_model or model.name,
-                api_key_env=each.api_key_env,
-                weight=each.weight,
-            )
-            for each in replicas
-        ),
-        context_window=model.context_window,
-        tokenizer=None if model.tokenizer is None else model.tokenizer.absolute(),
-    )
-
-
 def _to_plan(name: str, table: Any) -> Plan:
     try:
-        limits = msgspec.convert(table, _Plan)
+        limits = msgspec.convert(table, WrittenPlan)
     except msgspec.ValidationError as error:
-        raise SettingsError(_explain(error, f"plan.{name}")) from None
+        raise SettingsError(explain(error, f"plan.{name}")) from None
     return Plan(name=name, **msgspec.structs.asdict(limits))
-
-
-def _repository(path: Path) -> str | None:
-    """`path` if it names a repository on a hub, and no folder here or of Tollgate's."""
-    return str(path) if names_a_repository(path) and not _find(path).exists() else None
-
-
-def _find(path: Path) -> Path:
-    """A model of the working folder, or else one that comes with Tollgate."""
-    shipped = PACKAGE_ROOT / path
-    return shipped if not path.exists() and shipped.exists() else path.absolute()
-
-
-def _refuse_duplicates(names: list[str]) -> None:
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise SettingsError(f"model[{position}].name: there are two models named {name!r}")
 
 
 def _database_url(url: str) -> str:

@@ -43,7 +43,8 @@ from gateway.home import Home, HomeLock
 from gateway.keeper import Keeper
 from gateway.listener import base_url, bind, local_address
 from gateway.logs import last_error
-from gateway.settings import ModelConfig, Settings, child_environment, save
+from gateway.served_models import ModelConfig
+from gateway.settings import Settings, child_environment, save
 from gateway.watchdog import Watchdog
 
 log = logging.getLogger(__name__)

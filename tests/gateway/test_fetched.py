@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway.fetched import with_folders
-from gateway.settings import PACKAGE_ROOT, SettingsError, load
+from gateway.served_models import PACKAGE_ROOT
+from gateway.settings import load
+from gateway.settings_file import SettingsError
 from tests.engine.hub_server import Hub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +22,8 @@ NAME = "acme/penny"
 RUN = """
 import sys
 from gateway.cli import fetch_models
-from gateway.settings import SettingsError, load
+from gateway.settings import load
+from gateway.settings_file import SettingsError
 try:
     settings = fetch_models(load({"home": sys.argv[1]}), weights=sys.argv[2] == "weights")
 except SettingsError as error:

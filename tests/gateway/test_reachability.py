@@ -11,7 +11,8 @@ import pytest
 
 from gateway import reachability
 from gateway.reachability import check_databases
-from gateway.settings import SettingsError, load
+from gateway.settings import load
+from gateway.settings_file import SettingsError
 
 SECRET = "hunter2"
 

@@ -16,22 +16,20 @@ from hypothesis import strategies as st
 from engine import __main__ as engine_main
 from gateway import settings as module
 from gateway.db import normalise
+from gateway.engine_options import KV_CACHE_FRACTION, EngineOptions
 from gateway.home import Home
 from gateway.principal import Plan
 from gateway.secret import Secret, SecretError, SecretKey
+from gateway.served_models import PACKAGE_ROOT, ReplicaConfig
 from gateway.settings import (
     DEFAULT_PLAN,
-    KV_CACHE_FRACTION,
-    PACKAGE_ROOT,
-    EngineOptions,
-    ReplicaConfig,
-    SettingsError,
     child_environment,
     load,
     read_secret,
     restore,
     save,
 )
+from gateway.settings_file import SettingsError
 
 FROM_THE_ISSUE = """
 [[model]]

@@ -1,0 +1,134 @@
+"""The models of the settings, complete: which folder, which engine, which upstreams.
+
+Above: `settings`, which reads them, and whoever serves them. Below: `settings_file` (as they were
+written). Looks whether a folder is there, and reads none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine.hub import names_a_repository
+from gateway.engine_options import PositiveInt
+from gateway.home import Home
+from gateway.settings_file import (
+    EngineAddress,
+    Name,
+    SettingsError,
+    Strict,
+    Url,
+    Weight,
+    WrittenModel,
+    WrittenReplica,
+)
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+"""Where `models/penny` and the price books that come with Tollgate stand."""
+
+
+class ReplicaConfig(Strict, frozen=True, kw_only=True):
+    """One OpenAI-compatible upstream of a model."""
+
+    upstream: Url
+    """Its base URL, `/v1` included."""
+    upstream_model: str
+    """What the model is called there."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds its key; None: it wants none."""
+    weight: Weight = 1
+
+
+class ModelConfig(Strict, frozen=True, kw_only=True):
+    """A model as customers name it: served by our engine (`path` and `engine`) or by `replicas`."""
+
+    name: Name
+    path: Path | None = None
+    """A Hugging Face folder. Absolute. None for an upstream, and for a repository that is not
+    fetched yet (`gateway.fetched`)."""
+    repository: str | None = None
+    """`org/name` on a hub."""
+    revision: str | None = None
+    """Of the repository: a branch, a tag or a commit; None: its default branch."""
+    engine: EngineAddress | None = None
+    """Where its engine listens; set for every model with a path or a repository."""
+    starts_engine: bool = False
+    """True where `tollgate up` runs that engine; False where somebody else does."""
+    replicas: tuple[ReplicaConfig, ...] = ()
+    """Tried in weighted order, the next one only before the first byte."""
+    context_window: PositiveInt | None = None
+    """Tokens; None: the engine says, or the upstream refuses."""
+    tokenizer: Path | None = None
+    """tokenizer.json or its folder, to count an upstream's input exactly."""
+
+
+def alone(model: str, revision: Any = None) -> WrittenModel:
+    """The only model that is served, named after its repository or its folder."""
+    path = Path(model).absolute() if model.startswith(".") else Path(model)
+    repository = _repository(path)
+    name = repository or path.absolute().name or "model"
+    return WrittenModel(name=name, path=path, revision=None if revision is None else str(revision))
+
+
+def to_model(model: WrittenModel, position: int, home: Home) -> ModelConfig:
+    at = f"model[{position}]"
+    if sum((model.path is not None, model.upstream is not None, bool(model.replica))) != 1:
+        raise SettingsError(f"{at} ({model.name}): wants exactly one of path, upstream, replica")
+    if model.path is not None:
+        for key in ("upstream_model", "api_key_env", "tokenizer", "context_window"):
+            if getattr(model, key) is not None:
+                raise SettingsError(f"{at}.{key}: only for an upstream; this model has a path")
+        repository = _repository(model.path)
+        if model.revision is not None and repository is None:
+            raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
+        return ModelConfig(
+            name=model.name,
+            path=None if repository is not None else _find(model.path),
+            repository=repository,
+            revision=model.revision,
+            engine=model.engine or f"unix:{home.engine_socket(position)}",
+            starts_engine=model.engine is None,
+        )
+    if model.engine is not None or model.revision is not None:
+        key = "revision" if model.engine is None else "engine"
+        raise SettingsError(f"{at}.{key}: only for a model with a path")
+    if model.replica and (model.upstream_model or model.api_key_env):
+        raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")
+    replicas = model.replica or [
+        WrittenReplica(
+            upstream=model.upstream or "",
+            upstream_model=model.upstream_model,
+            api_key_env=model.api_key_env,
+        )
+    ]
+    return ModelConfig(
+        name=model.name,
+        replicas=tuple(
+            ReplicaConfig(
+                upstream=each.upstream.rstrip("/"),
+                upstream_model=each.upstream_model or model.name,
+                api_key_env=each.api_key_env,
+                weight=each.weight,
+            )
+            for each in replicas
+        ),
+        context_window=model.context_window,
+        tokenizer=None if model.tokenizer is None else model.tokenizer.absolute(),
+    )
+
+
+def _repository(path: Path) -> str | None:
+    """`path` if it names a repository on a hub, and no folder here or of Tollgate's."""
+    return str(path) if names_a_repository(path) and not _find(path).exists() else None
+
+
+def _find(path: Path) -> Path:
+    """A model of the working folder, or else one that comes with Tollgate."""
+    shipped = PACKAGE_ROOT / path
+    return shipped if not path.exists() and shipped.exists() else path.absolute()
+
+
+def refuse_duplicates(names: list[str]) -> None:
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise SettingsError(f"model[{position}].name: there are two models named {name!r}")

@@ -1,0 +1,125 @@
+"""`tollgate.toml` as people write it: its tables, and what is said of a mistake in one.
+
+Above: `settings` (what wins over what), `served_models`. Below: `engine_options`. Reads nothing:
+it is given what was read. Knows no default folder.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.engine_options import EngineOptions, PositiveInt
+
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+URL_PATTERN = r"^https?://[^/\s]+"
+REDIS_PATTERN = r"^(redis|rediss|unix)://."
+ADDRESS_PATTERN = r"^(unix:.+|tcp:.+:\d+)$"
+IN_WORDS = {
+    repr(URL_PATTERN): "a URL such as 'http://127.0.0.1:9100/v1'",
+    repr(REDIS_PATTERN): "a URL such as 'redis://127.0.0.1:6379/0'",
+    repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
+}
+Url = Annotated[str, Meta(pattern=URL_PATTERN)]
+RedisUrl = Annotated[str, Meta(pattern=REDIS_PATTERN)]
+EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
+Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
+Weight = Annotated[int, Meta(ge=1, le=1000)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Workers = Annotated[int, Meta(ge=1, le=256)]
+BodyBytes = Annotated[int, Meta(ge=1024, le=1024**3)]
+DrainTimeout = Annotated[float, Meta(ge=0, le=3600)]
+StalledReader = Annotated[float, Meta(ge=1, le=3600)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class SettingsError(Exception):
+    """One line that names the key, the variable or the flag, and where it stands."""
+
+
+class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the TOML file: what it does not know it refuses."""
+
+
+class WrittenModel(Strict, frozen=True, kw_only=True):
+    """`[[model]]` as people write it."""
+
+    name: Name
+    path: Path | None = None
+    """A folder, or `org/name` on a hub."""
+    revision: Name | None = None
+    engine: EngineAddress | None = None
+    upstream: Url | None = None
+    upstream_model: str | None = None
+    api_key_env: str | None = None
+    replica: list[WrittenReplica] = []
+    context_window: PositiveInt | None = None
+    tokenizer: Path | None = None
+
+
+class WrittenReplica(Strict, frozen=True, kw_only=True):
+    """`[[model.replica]]`."""
+
+    upstream: Url
+    upstream_model: str | None = None
+    api_key_env: str | None = None
+    weight: Weight = 1
+
+
+class WrittenPlan(Strict, frozen=True, kw_only=True):
+    """`[plan.NAME]`."""
+
+    tokens_per_minute: Limit | None = None
+    requests_per_minute: Limit | None = None
+    max_concurrent_streams: Limit | None = None
+
+
+class Scalars(Strict, frozen=True, kw_only=True):
+    """What may stand in the file, the environment and the flags alike."""
+
+    home: Path = Path(".tollgate")
+    host: Name = "127.0.0.1"
+    port: Port = 8000
+    workers: Workers = 1
+    database_url: str | None = None
+    redis_url: RedisUrl | None = None
+    secret_key_file: Path | None = None
+
+
+class File(Scalars, frozen=True, kw_only=True):
+    """`tollgate.toml`."""
+
+    model: list[WrittenModel] = []
+    plan: dict[Name, Any] = {}
+    """Each a `WrittenPlan`; converted one by one, so that an error can name it."""
+    engine: EngineOptions = EngineOptions()
+    price_books: list[Path] = []
+    max_body_bytes: BodyBytes = 16 * 1024 * 1024
+    drain_timeout_s: DrainTimeout = 30.0
+    stalled_reader_s: StalledReader = 60.0
+    log_level: LogLevel = "info"
+
+
+def decode_path(kind: type, value: Any) -> Path:
+    """msgspec's hook: settings hold no other foreign type. Raises: TypeError (a wrong type)."""
+    if kind is Path and isinstance(value, str) and value:
+        return Path(value)
+    raise TypeError("Expected a path")
+
+
+def explain(error: msgspec.ValidationError, inside: str = "") -> str:
+    """msgspec's message with the key first: `model[0].nme: unknown key`."""
+    message, _, where = str(error).partition(" - at `")
+    path = f"{inside}{where.removesuffix('`').removeprefix('$')}".removeprefix(".")
+    if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", message):
+        return ".".join(part for part in (path, unknown[1]) if part) + ": unknown key"
+    if missing := re.fullmatch(r"Object missing required field `(.+)`", message):
+        return ".".join(part for part in (path, missing[1]) if part) + ": missing"
+    kind, _, pattern = message.partition(" matching regex ")
+    if pattern in IN_WORDS:
+        kind = f"Expected {IN_WORDS[pattern]}"
+    return f"{path or 'table'}: {kind[0].lower()}{kind[1:]}"
