@@ -16,12 +16,14 @@ import torch
 from engine.block_pool import BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
 from engine.errors import ConfigError
+from engine.kernels.backend import uses_triton
 from engine.kernels.paged_attention import AttentionShape, KVLayer
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
 from engine.protocol import PROTOCOL_VERSION, EngineOutput, EngineRequest, ReplicaStatus
+from engine.runner.device_runner import DeviceRunner, StepLimits, graph_backend
 from engine.runner.kv_cache import allocate_kv_cache, attention_shape, kv_bytes_per_token
 from engine.runner.memory import free_bytes, used_bytes
 from engine.runner.model_runner import ModelRunner
@@ -63,22 +65,23 @@ class EngineCore:
             quantization=config.quantization,
             adapters=config.adapters,
             load_format=config.load_format,
+            deterministic=config.deterministic,
             seed=config.seed,
             startup=startup,
         )
         startup.took("weights", used_bytes(device) - used_before)
-        shape = attention_shape(model, BLOCK_SIZE)
+        shape = attention_shape(
+            model,
+            BLOCK_SIZE,
+            cache_dtype=config.kv_cache_dtype,
+            deterministic=config.deterministic,
+        )
         self.resolved = _resolve(config, model, shape, startup)
         self.engine_id = str(uuid.uuid4())
         with startup.phase("KV cache"):
             cache = _allocate(shape, model.config.num_layers, self.resolved)
         self._scheduler = _scheduler(self.resolved, clock)
-        runner = ModelRunner(
-            model,
-            cache,
-            shape,
-            eos_token_ids=frozenset(self.resolved.eos_token_ids),
-        )
+        runner = _runner(model, cache, shape, self.resolved)
         guesser = None
         if config.speculative == "ngram":
             guesser = Guesser(NgramProposer(config.num_draft_tokens))
@@ -91,6 +94,11 @@ class EngineCore:
         self._generated_tokens = 0
         with startup.phase("warm-up"):
             warm_up(runner, block_size=BLOCK_SIZE, num_blocks=self.resolved.num_blocks)
+        if isinstance(runner, DeviceRunner):
+            graphs = graph_backend(device)
+            with startup.phase("graphs of decodes"):
+                runner.capture(graphs)
+            startup.took("graphs of decodes", graphs.num_bytes())
         logger.info(
             "engine for %s ready in %.2f s, max_model_len %d; where time and memory went:\n%s",
             self.resolved.served_name,
@@ -276,6 +284,20 @@ def _allocate(shape: AttentionShape, num_layers: int, resolved: ResolvedConfig) 
         ) from error
 
 
+def _runner(
+    model: Decoder, cache: list[KVLayer], shape: AttentionShape, resolved: ResolvedConfig
+) -> ModelRunner:
+    eos_token_ids = frozenset(resolved.eos_token_ids)
+    if not uses_triton(shape.device):
+        return ModelRunner(model, cache, shape, eos_token_ids=eos_token_ids)
+    limits = StepLimits(
+        max_num_tokens=resolved.config.max_num_batched_tokens,
+        max_num_seqs=resolved.config.max_num_seqs,
+        max_model_len=resolved.max_model_len,
+    )
+    return DeviceRunner(model, cache, shape, eos_token_ids=eos_token_ids, limits=limits)
+
+
 def _scheduler(resolved: ResolvedConfig, clock: Callable[[], float]) -> Scheduler:
     config = resolved.config
     cache = PrefixCache(
@@ -296,4 +318,5 @@ def _scheduler(resolved: ResolvedConfig, clock: Callable[[], float]) -> Schedule
         seed=config.seed,
         pace=Pace(config.itl_target_s or None),
         max_steps_in_flight=resolved.max_steps_in_flight,
+        penalties_ahead=uses_triton(torch.device(resolved.device)),
     )

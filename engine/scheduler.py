@@ -32,12 +32,7 @@ from engine.errors import EngineOverloaded, InvalidRequest
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
 from engine.protocol import EngineOutput, EngineRequest, FinishReason
-from engine.schedule import (
-    Sampled,
-    SampledTokens,
-    SchedulerOutput,
-    StepPlan,
-)
+from engine.schedule import Sampled, SampledTokens, SchedulerOutput, StepPlan
 from engine.sequence import FREED, RequestState, Sequence, SequenceStatus, choice_seed
 from engine.validation import check_request
 
@@ -80,9 +75,11 @@ class Scheduler:
         seed: int = 0,
         pace: Pace | None = None,
         max_steps_in_flight: int = 1,
+        penalties_ahead: bool = False,
     ) -> None:
         """pace: bounds the prompt tokens of steps that also decode; None: only the budget does.
-        max_steps_in_flight: how many outputs of schedule() may wait for their update()."""
+        max_steps_in_flight: how many outputs of schedule() may wait for their update().
+        penalties_ahead: a token that is pending can be penalised for being said again."""
         assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and max_waiting >= 1
         assert max_model_len >= 2, f"max_model_len {max_model_len}: a prompt and an answer"
         self.cache = cache
@@ -108,6 +105,7 @@ class Scheduler:
         self.prefix_cache_query_tokens = 0
         self.prefix_cache_hit_tokens = 0
         self.pace = pace or Pace(None)
+        self._penalties_ahead = penalties_ahead
         self._clock = clock
         self._random = random.Random(seed)
         self._num_arrived = 0
@@ -298,8 +296,8 @@ class Scheduler:
 
     def _goes_on(self, seq: Sequence) -> bool:
         """Whether what is pending leaves anything to sample, and lets it be sampled now: penalties
-        look at all that was said, so they wait for it."""
-        if seq.num_pending and seq.is_penalised:
+        look at all that was said; where only the host knows that, they wait for it."""
+        if seq.num_pending and seq.is_penalised and not self._penalties_ahead:
             return False
         return seq.num_output_tokens + seq.num_pending < seq.sampling.max_tokens
 

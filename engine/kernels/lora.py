@@ -56,7 +56,8 @@ class LoraRows:
     tiles: int = 0
     """Upper bound of the tiles of a step with so many rows and slots"""
     rows: Tensor = field(init=False)
-    """int32 [tiles * BLOCK_M], NOBODY behind the last of an adapter"""
+    """int32 [tiles * BLOCK_M], NOBODY behind the last of an adapter; of a tile that is not used,
+    anything"""
     tile_slots: Tensor = field(init=False)
     """int32 [tiles], NOBODY for a tile that is not used"""
 
@@ -100,11 +101,17 @@ class LoraRows:
             tiles = -(-len(own) // BLOCK_M)
             rows += own + [NOBODY] * (tiles * BLOCK_M - len(own))
             tile_slots += [slot] * tiles
-        unused = len(self.tile_slots) - len(tile_slots)
-        tile_slots += [NOBODY] * unused
-        rows += [NOBODY] * (unused * BLOCK_M)
-        self.rows.copy_(torch.tensor(rows, dtype=torch.int32))
-        self.tile_slots.copy_(torch.tensor(tile_slots, dtype=torch.int32))
+        tile_slots += [NOBODY] * (len(self.tile_slots) - len(tile_slots))
+        self._send(rows, self.rows)
+        self._send(tile_slots, self.tile_slots)
+
+    @staticmethod
+    def _send(values: list[int], place: Tensor) -> None:
+        """Put them under way to the front of `place`; the host does not wait for the device."""
+        host = torch.tensor(values, dtype=torch.int32)
+        if place.device.type == "cuda":
+            host = host.pin_memory()
+        place[: len(host)].copy_(host, non_blocking=True)
 
 
 def add_lora(y: Tensor, x: Tensor, stack: LoraStack, rows: LoraRows) -> None:

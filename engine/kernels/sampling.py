@@ -89,14 +89,14 @@ class RowLogprobs(NamedTuple):
     """float32 [S, 1 + k]"""
 
 
-def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
-    """logits [S, V] of any float dtype, kept -> int64 [S] token ids; -1 for a row from which
-    nothing can be drawn, because its logits leave no distribution."""
+def sample(logits: Tensor, params: SamplingTensors, out: Tensor | None = None) -> Tensor:
+    """logits [S, V] of any float dtype, kept -> int64 [S] token ids, in `out` if it is given; -1
+    for a row from which nothing can be drawn, because its logits leave no distribution."""
     from engine.kernels import sampling_adjust_triton, sampling_triton
 
     if params.adjustments is not None:
         logits = sampling_adjust_triton.adjust(logits, params.adjustments)
-    return sampling_triton.draw(logits, params)
+    return sampling_triton.draw(logits, params, out)
 
 
 def logprobs(logits: Tensor, token_ids: Tensor, asked: Tensor, most: int) -> RowLogprobs:

@@ -25,6 +25,10 @@ class AdapterBatch:
         """adapters: (name, or "" for none; tokens that have it), in the order of the tokens."""
         self.rows.assign([(self._slot_of[name], count) for name, count in adapters])
 
+    def assign_any(self, num_tokens: int) -> None:
+        """Make what is launched next fit any adapters of so many tokens: for CUDA graphs."""
+        self.rows.assign([(0, num_tokens)])
+
 
 class LoraLinear:
     """What all adapters add to one linear layer."""

@@ -1,7 +1,8 @@
 """The tensors of one step.
 
-Above: `model_runner.py`. Below: numpy and torch. The tokens of all scheduled sequences lie flat
-behind each other: first the sequences with one new token, longest first, then the chunks.
+Above: `model_runner.py`, and `step_packer.py` for devices with kernels. Below: numpy and torch. The
+tokens of all scheduled sequences lie flat behind each other: first the sequences with one new
+token, longest first, then the chunks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.paged_attention import AttentionMetadata
@@ -49,41 +51,69 @@ class SampleRow:
 
 
 @dataclass(frozen=True, slots=True)
+class StepParts:
+    """A step as the host knows it, its sequences in the order of the batch."""
+
+    entries: list[ScheduledSequence]
+    query_lens: NDArray[np.int64]
+    seq_lens: NDArray[np.int64]
+    num_single: int
+    """Leading sequences with at most the queries that count as single."""
+    positions: NDArray[np.int64]
+    """[T], from 0 at each sequence's first prompt token"""
+    token_ids: list[int]
+    """T of them; those of `unknown` are not filled in"""
+    unknown: list[tuple[int, Key]]
+    """Index into the sequences, whose last of the T tokens the step before samples; and whose"""
+    sampling_rows: list[int]
+    """S of them, into the T tokens"""
+    rows: list[SampleRow]
+    """S of them, alike; those of one sequence lie side by side"""
+
+    @property
+    def adapters(self) -> list[tuple[str, int]]:
+        """Adapter of each sequence, "" for none, and how many of the T tokens are its."""
+        return [(entry.seq.adapter, entry.num_new_tokens) for entry in self.entries]
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     token_ids: Tensor
     """int64 [T]; those of `unknown` are not filled in"""
     positions: Tensor
-    """int64 [T], from 0 at each sequence's first prompt token"""
+    """int64 [T]"""
     attention: AttentionMetadata
     sampling_rows: Tensor
     """int64 [S] into the T tokens"""
     rows: list[SampleRow]
-    """S of them, in the order of `sampling_rows`; those of one sequence lie side by side"""
     unknown: list[tuple[int, Key]]
     """Index into the T tokens, and whose token it is that the step before samples"""
     adapters: list[tuple[str, int]]
-    """Adapter of each sequence, "" for none, and how many of the T tokens are its"""
 
 
-def build_batch(output: SchedulerOutput, *, block_size: int, device: torch.device) -> Batch:
-    """`output` must schedule something, and the block tables must cover it."""
-    entries = sorted(output.scheduled, key=_batch_order)
+def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
+    """`output` must schedule something. max_verified: a decode with drafts counts as single up to
+    so many tokens."""
+
+    def order(entry: ScheduledSequence) -> tuple[bool, int]:
+        single = entry.num_new_tokens <= (max_verified if entry.decodes else 1)
+        return not single, -(entry.start + entry.num_new_tokens)
+
+    keyed = sorted(((order(entry), entry) for entry in output.scheduled), key=lambda pair: pair[0])
+    entries = [entry for _, entry in keyed]
     query_lens = np.array([entry.num_new_tokens for entry in entries])
     seq_lens = np.array([entry.start + entry.num_new_tokens for entry in entries])
     ends = np.cumsum(query_lens)
-    positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
-    tables = np.zeros((len(entries), -(-int(seq_lens.max()) // block_size)), np.int64)
     token_ids: list[int] = []
     unknown: list[tuple[int, Key]] = []
     wanted: list[int] = []
     rows: list[SampleRow] = []
-    for entry, row, end in zip(entries, tables, ends.tolist(), strict=True):
+    for number, (entry, end) in enumerate(zip(entries, ends.tolist(), strict=True)):
         seq, drafts = entry.seq, entry.draft_token_ids
-        row[: len(seq.block_table)] = seq.block_table
         token_ids += seq.tokens(entry.start, entry.start + entry.num_new_tokens - len(drafts))
         token_ids += drafts
         if len(token_ids) < end:  # pending: at most one, and the last
-            unknown.append((end - 1, (seq.request_id, seq.index)))
+            unknown.append((number, (seq.request_id, seq.index)))
             token_ids.append(0)
         if entry.samples:
             wanted += range(end - 1 - len(drafts), end)
@@ -91,16 +121,34 @@ def build_batch(output: SchedulerOutput, *, block_size: int, device: torch.devic
                 SampleRow(seq, entry.output_index + ahead, drafts[:ahead])
                 for ahead in range(len(drafts) + 1)
             ]
-    return Batch(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.from_numpy(positions).to(device),
-        attention=AttentionMetadata(query_lens, seq_lens, tables, int((query_lens == 1).sum())),
-        sampling_rows=torch.tensor(wanted, dtype=torch.int64, device=device),
-        rows=rows,
+    return StepParts(
+        entries=entries,
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        num_single=sum(not chunk for (chunk, _), _ in keyed),
+        positions=np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens),
+        token_ids=token_ids,
         unknown=unknown,
-        adapters=[(entry.seq.adapter, entry.num_new_tokens) for entry in entries],
+        sampling_rows=wanted,
+        rows=rows,
     )
 
 
-def _batch_order(entry: ScheduledSequence) -> tuple[bool, int]:
-    return entry.num_new_tokens > 1, -(entry.start + entry.num_new_tokens)
+def build_batch(output: SchedulerOutput, *, block_size: int, device: torch.device) -> Batch:
+    """`output` must schedule something, and the block tables must cover it."""
+    parts = lay_out(output)
+    seq_lens = parts.seq_lens
+    tables = np.zeros((len(seq_lens), -(-int(seq_lens.max()) // block_size)), np.int64)
+    for entry, row in zip(parts.entries, tables, strict=True):
+        table = entry.seq.block_table[: len(row)]
+        row[: len(table)] = table
+    ends = np.cumsum(parts.query_lens)
+    return Batch(
+        token_ids=torch.tensor(parts.token_ids, device=device),
+        positions=torch.from_numpy(parts.positions).to(device),
+        attention=AttentionMetadata(parts.query_lens, seq_lens, tables, parts.num_single),
+        sampling_rows=torch.tensor(parts.sampling_rows, dtype=torch.int64, device=device),
+        rows=parts.rows,
+        unknown=[(int(ends[number]) - 1, key) for number, key in parts.unknown],
+        adapters=parts.adapters,
+    )

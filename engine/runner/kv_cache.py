@@ -6,15 +6,28 @@ block ids as numbers only.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
+from engine.errors import ConfigError
+from engine.kernels.fp8_linear import reads_fp8
 from engine.kernels.paged_attention import AttentionShape, KVLayer
 from engine.layers.parallel import share
 from engine.models.decoder import Decoder
 
 
-def attention_shape(model: Decoder, block_size: int) -> AttentionShape:
-    """What the model's layers share on this rank."""
+def attention_shape(
+    model: Decoder,
+    block_size: int,
+    *,
+    cache_dtype: Literal["auto", "fp8"] = "auto",
+    deterministic: bool = False,
+) -> AttentionShape:
+    """What the model's layers share on this rank. Raises ConfigError when the device's kernels do
+    not read such a cache."""
+    if cache_dtype == "fp8" and model.device.type == "cuda" and not reads_fp8(model.device):
+        raise ConfigError(f"kv_cache_dtype is fp8, which {model.device} has no instructions for")
     config = model.config
     return AttentionShape(
         num_heads=share(config.num_heads, model.group, "num_attention_heads"),
@@ -23,6 +36,8 @@ def attention_shape(model: Decoder, block_size: int) -> AttentionShape:
         block_size=block_size,
         dtype=model.dtype,
         device=model.device,
+        cache_dtype=torch.float8_e4m3fn if cache_dtype == "fp8" else None,
+        deterministic=deterministic,
     )
 
 

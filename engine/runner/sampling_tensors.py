@@ -1,7 +1,8 @@
 """The sampling parameters of a batch as tensors, for the kernels that draw on the device.
 
-Above: `device_sampler.py`. Below: `adjust.py` (what ends a sequence), `kernels/sampling.py` (what
-the tensors are). Copies to the device only, from pinned memory: the host never waits.
+Above: `device_sampler.py`, `step_packer.py`. Below: `adjust.py` (what ends a sequence),
+`kernels/sampling.py` (what the tensors are). Copies to the device only, from pinned memory: the
+host never waits.
 """
 
 from __future__ import annotations
@@ -36,6 +37,20 @@ class SamplingScratch:
         return self._counts, self._adjusted
 
 
+def plain_parameters(rows: Rows[SampleRow], vocab: int) -> dict[str, NDArray[np.generic]]:
+    """Fields of `SamplingTensors` by name; entry i for `rows[i]`. All but the adjustments."""
+    params = [row.sampling for row in rows]
+    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32)
+    return {
+        "temperature": np.array([p.temperature for p in params], np.float32),
+        "log_min_p": min_p.log().numpy(),
+        "top_k": np.array([min(p.top_k, vocab) for p in params], np.int32),
+        "top_p": np.array([p.top_p for p in params], np.float64),
+        "seeds": np.array([row.seed for row in rows], np.uint64).view(np.int64),
+        "positions": np.array([row.num_output_tokens for row in rows], np.int64),
+    }
+
+
 def sampling_tensors(
     rows: Rows[SampleRow],
     vocab: int,
@@ -44,17 +59,10 @@ def sampling_tensors(
     scratch: SamplingScratch,
 ) -> SamplingTensors:
     """Row i for `rows[i]`."""
-    params = [row.sampling for row in rows]
-    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32)
-    seeds = np.array([row.seed for row in rows], np.uint64).view(np.int64)
+    plain = plain_parameters(rows, vocab)
     return SamplingTensors(
-        temperature=to_device([p.temperature for p in params], np.float32, device),
-        log_min_p=to_device(min_p.log().numpy(), np.float32, device),
-        top_k=to_device([min(p.top_k, vocab) for p in params], np.int32, device),
-        top_p=to_device([p.top_p for p in params], np.float64, device),
-        seeds=to_device(seeds, np.int64, device),
-        positions=to_device([row.num_output_tokens for row in rows], np.int64, device),
-        adjustments=_adjustments(rows, vocab, eos_token_ids, device, scratch),
+        **{name: to_device(values, values.dtype.type, device) for name, values in plain.items()},
+        adjustments=logit_adjustments(rows, vocab, eos_token_ids, device, scratch),
     )
 
 
@@ -70,14 +78,17 @@ def to_device(
     return host.pin_memory().to(device, non_blocking=True)
 
 
-def _adjustments(
+def logit_adjustments(
     rows: Rows[SampleRow],
     vocab: int,
     eos_token_ids: frozenset[int],
     device: torch.device,
     scratch: SamplingScratch,
+    last_tokens: Tensor | None = None,
 ) -> LogitAdjustments | None:
-    if not any(_adjusts(row) for row in rows):
+    """None where no row asks for any. last_tokens: int64 [S], the last token of each row as the
+    device knows it; the host may not, while the step that samples it runs."""
+    if not any(adjusts(row) for row in rows):
         return None
     params = [row.sampling for row in rows]
     early = [row.num_output_tokens < row.sampling.min_tokens for row in rows]
@@ -86,18 +97,21 @@ def _adjustments(
         for p, yes in zip(params, early, strict=True)
     ]
     said = [row.token_ids if _penalises(row.sampling) else [] for row in rows]
-    lengths = [
-        len(tokens) or row.num_prompt_tokens + row.num_output_tokens
-        for tokens, row in zip(said, rows, strict=True)
-    ]
     counts, adjusted = scratch.take(len(rows), vocab, device)
     floats, ints = np.float32, np.int32
+    lengths = to_device(
+        [row.num_prompt_tokens + row.num_output_tokens for row in rows], ints, device
+    )
+    history = to_device(_padded(said, room=1), ints, device)
+    if last_tokens is not None:
+        last = (lengths.long() - 1).clamp(max=history.shape[1] - 1)
+        history.scatter_(1, last[:, None], last_tokens.int()[:, None])
     return LogitAdjustments(
         repetition=to_device([p.repetition_penalty for p in params], floats, device),
         frequency=to_device([p.frequency_penalty for p in params], floats, device),
         presence=to_device([p.presence_penalty for p in params], floats, device),
-        history=to_device(_padded(said), ints, device),
-        lengths=to_device(lengths, ints, device),
+        history=history,
+        lengths=lengths,
         prompt_lengths=to_device([row.num_prompt_tokens for row in rows], ints, device),
         bias_ids=to_device(_padded([list(p.logit_bias) for p in params]), ints, device),
         bias_values=to_device(
@@ -112,7 +126,8 @@ def _adjustments(
     )
 
 
-def _adjusts(row: SampleRow) -> bool:
+def adjusts(row: SampleRow) -> bool:
+    """Whether anything but the threshold and the draw is asked of a row."""
     p = row.sampling
     return bool(p.logit_bias) or row.num_output_tokens < p.min_tokens or _penalises(p)
 
@@ -122,9 +137,9 @@ def _penalises(p: SamplingParams) -> bool:
     return factors != (1.0, 0.0, 0.0)
 
 
-def _padded(rows: Rows[Rows[float]]) -> NDArray[np.float64]:
-    """[S, longest], zeros behind the ends; at least one column."""
-    padded = np.zeros((len(rows), max(1, *map(len, rows))))
+def _padded(rows: Rows[Rows[float]], room: int = 0) -> NDArray[np.float64]:
+    """[S, longest + room], zeros behind the ends; at least one column."""
+    padded = np.zeros((len(rows), max(1, *map(len, rows)) + room))
     for line, row in zip(padded, rows, strict=True):
         line[: len(row)] = row
     return padded

@@ -1,8 +1,9 @@
 """What the largest step takes beside the weights and the KV cache; and a first, small step.
 
-Above: `core.py`, which leaves that much free when it sizes the KV cache. Below: `model_runner.py`.
-Knows no queues. On CUDA the step is run and measured, on a CPU it is computed from the shapes: host
-memory is not accounted for by anybody, and a step of full size would cost a start seconds.
+Above: `core.py`, which leaves that much free when it sizes the KV cache. Below: `model_runner.py`,
+`device_runner.py`. Knows no queues. On CUDA the step is run and measured, on a CPU it is computed
+from the shapes: host memory is not accounted for by anybody, and a step of full size would cost a
+start seconds.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import torch
 
 from engine.errors import ConfigError
+from engine.kernels.backend import uses_triton
 from engine.kernels.paged_attention import MAX_SCORES, AttentionShape
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.protocol import SamplingParams
+from engine.runner.cuda_graphs import CudaGraphs, graph_sizes
+from engine.runner.device_runner import DeviceRunner, StepLimits
 from engine.runner.kv_cache import allocate_kv_cache
 from engine.runner.model_runner import ModelRunner
 from engine.schedule import ScheduledSequence, SchedulerOutput
@@ -24,6 +28,10 @@ WARM_UP_SEQS = 2
 SAMPLER_BYTES_PER_LOGIT = 32
 """float32 logits, probabilities, sorted and summed up; int64 indices of the order; masks."""
 INDEX_BYTES = 8
+ADJUSTING_BYTES_PER_LOGIT = 8
+"""`SamplingScratch`, which is there from the first row on that asks for adjustments."""
+GRAPH_BYTES = 16 << 20
+"""Allowed for what the driver keeps of one graph, and for what does not fit into the pool."""
 
 
 def largest_step_bytes(
@@ -39,12 +47,15 @@ def largest_step_bytes(
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
     if shape.device.type == "cuda":
         try:
-            return _measure(model, shape, max_num_batched_tokens, num_seqs)
+            limits = StepLimits(max_num_batched_tokens, max_num_seqs, max_model_len)
+            return _measure(model, shape, limits)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"a step of {max_num_batched_tokens} tokens does not fit beside the weights on "
                 f"{shape.device}: lower max_num_batched_tokens"
             ) from error
+        finally:
+            torch.cuda.empty_cache()
     return _compute(model.config, shape, max_num_batched_tokens, num_seqs, max_model_len)
 
 
@@ -54,17 +65,33 @@ def warm_up(runner: ModelRunner, *, block_size: int, num_blocks: int) -> None:
         runner.collect(runner.launch(_step(WARM_UP_TOKENS, WARM_UP_SEQS, block_size)))
 
 
-def _measure(model: Decoder, shape: AttentionShape, num_tokens: int, num_seqs: int) -> int:
-    """Run it over a cache of its own; what the allocator held at the highest."""
+def _measure(model: Decoder, shape: AttentionShape, limits: StepLimits) -> int:
+    """Run it over a cache of its own; what the allocator held at the highest, and what a runner
+    with kernels holds all the time."""
+    num_tokens, num_seqs = limits.max_num_tokens, limits.largest_decode
     num_blocks = -(-num_tokens // shape.block_size) + num_seqs
     cache = allocate_kv_cache(shape, model.config.num_layers, num_blocks)
-    runner = ModelRunner(model, cache, shape, eos_token_ids=frozenset())
-    torch.cuda.synchronize(shape.device)
-    torch.cuda.reset_peak_memory_stats(shape.device)
-    before = torch.cuda.memory_allocated(shape.device)
+    device, nothing = shape.device, frozenset[int]()
+    held = 0
+    runner = ModelRunner(model, cache, shape, eos_token_ids=nothing)
+    if uses_triton(device):
+        runner = DeviceRunner(model, cache, shape, eos_token_ids=nothing, limits=limits)
+        held = runner.num_bytes + num_seqs * model.config.vocab_size * ADJUSTING_BYTES_PER_LOGIT
+        held += _graph_bytes(runner, limits.largest_decode, device)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
     runner.collect(runner.launch(_step(num_tokens, num_seqs, shape.block_size)))
-    torch.cuda.synchronize(shape.device)
-    return torch.cuda.max_memory_allocated(shape.device) - before
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before + held
+
+
+def _graph_bytes(runner: DeviceRunner, largest_decode: int, device: torch.device) -> int:
+    """Of all graphs, from the largest, in whose memory the others run."""
+    sizes = graph_sizes(largest_decode)
+    graphs = CudaGraphs(device)
+    runner.capture(graphs, sizes[-1:])
+    return graphs.num_bytes() + len(sizes) * GRAPH_BYTES
 
 
 def _compute(

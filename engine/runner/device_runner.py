@@ -1,0 +1,254 @@
+"""Runs one scheduled step on a device with kernels, without ever waiting for it.
+
+Above: `core.py`. Below: `step_packer.py` and `device_buffers.py` (a step's inputs),
+`cuda_graphs.py`, `models/decoder.py`, `device_sampler.py`; `model_runner.py` is the same with fresh
+tensors for each step. Knows neither queues nor blocks but as numbers in a table.
+
+A step is one copy to the device, one small kernel that completes its inputs there, the model, and
+the draw; what was drawn leaves on a stream of its own. A decode, one token for each sequence, is
+replayed as a CUDA graph with the draw in it; if a row wants its logits adjusted, the draw is done
+again behind it. Everything else, and decodes larger than any graph, is launched kernel by kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels import sampling, step_inputs
+from engine.kernels.paged_attention import (
+    AttentionPlan,
+    AttentionShape,
+    DeviceMetadata,
+    KVLayer,
+)
+from engine.models.decoder import Decoder
+from engine.runner.batch import StepParts, lay_out
+from engine.runner.cuda_graphs import (
+    CalledGraphs,
+    CudaGraphs,
+    DecodeGraphs,
+    GraphBackend,
+    graph_sizes,
+)
+from engine.runner.device_buffers import (
+    DeviceBuffers,
+    StepLayout,
+    StepSize,
+    StepViews,
+    layout_of,
+)
+from engine.runner.device_sampler import DeviceDrawing, DeviceSampler
+from engine.runner.model_runner import Launched, ModelRunner
+from engine.runner.sampling_tensors import adjusts
+from engine.runner.step_packer import StepPacker
+from engine.schedule import SchedulerOutput
+
+MAX_VERIFIED = 8
+"""New tokens of a sequence, drafts included, up to which it is attended to as a decode."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """No step is larger."""
+
+    max_num_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+
+    @property
+    def largest_decode(self) -> int:
+        return min(self.max_num_tokens, self.max_num_seqs)
+
+    @property
+    def largest_graph(self) -> int:
+        return graph_sizes(self.largest_decode)[-1]
+
+
+class _GraphMemory:
+    """What the work of the graphs writes to, shared by all of them: one runs at a time."""
+
+    def __init__(self, model: Decoder, shape: AttentionShape, num_seqs: int) -> None:
+        def zeros(width: int) -> Tensor:
+            return torch.zeros(num_seqs, width, dtype=model.dtype, device=model.device)
+
+        self.logits = zeros(model.config.vocab_size)
+        # Padding attends to nothing, so its rows stay as they are: they should hold numbers.
+        self.attended = zeros(shape.num_heads * shape.head_dim)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.numel() * each.element_size() for each in (self.logits, self.attended))
+
+
+class DeviceRunner(ModelRunner):
+    def __init__(
+        self,
+        model: Decoder,
+        cache: Rows[KVLayer],
+        shape: AttentionShape,
+        *,
+        eos_token_ids: frozenset[int],
+        limits: StepLimits,
+    ) -> None:
+        super().__init__(model, cache, shape, eos_token_ids=eos_token_ids)
+        self._limits = limits
+        self._buffers = DeviceBuffers(
+            shape.device,
+            max_num_tokens=limits.max_num_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_blocks=-(-limits.max_model_len // shape.block_size),
+        )
+        self._packer = StepPacker(
+            max_num_seqs=limits.max_num_seqs,
+            block_size=shape.block_size,
+            vocab_size=model.config.vocab_size,
+        )
+        self._device_sampler = DeviceSampler(eos_token_ids)
+        self._graphs: DecodeGraphs | None = None
+        self._graph_memory = _GraphMemory(model, shape, limits.largest_graph)
+        self._graph_views: dict[int, StepViews] = {}
+        if model.adapters is not None:
+            model.adapters.rows.reserve(limits.max_num_tokens)
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that is held from the start, without the graphs' own."""
+        return self._buffers.num_bytes + self._graph_memory.num_bytes
+
+    @torch.inference_mode()
+    def capture(self, backend: GraphBackend, sizes: Rows[int] | None = None) -> None:
+        """Record decodes. Nothing is written to the KV cache. sizes: numbers of sequences; None:
+        all that pay."""
+        graphs = DecodeGraphs(backend, sizes or graph_sizes(self._limits.largest_decode))
+        graphs.capture(self._decode_work)
+        self._graphs = graphs
+
+    @torch.inference_mode()
+    def launch(self, output: SchedulerOutput, before: Launched | None = None) -> Launched:
+        """Start a step; the host waits for nothing."""
+        parts = lay_out(output, MAX_VERIFIED)
+        try:
+            return Launched(parts.rows, self._launch(parts, before))
+        except Exception:
+            # Whether the device got what changed in the block tables is not known.
+            self._packer.forget()
+            raise
+
+    def _launch(self, parts: StepParts, before: Launched | None) -> DeviceDrawing | None:
+        num_rows = len(parts.rows)
+        padded = self._padded(parts)
+        if self._model.adapters is not None:
+            self._model.adapters.assign(parts.adapters)
+        drawn = self._buffers.drawn[:num_rows]
+        if padded is not None and self._graphs is not None:
+            self._send(parts, before, layout_of(_square(padded)))
+            self._device_sampler.let_answers_pass()
+            self._graphs.replay(padded)
+            views = self._graph_views[padded]
+            logits, last_tokens = self._graph_memory.logits[:num_rows], views.token_ids[:num_rows]
+        else:
+            size = StepSize(len(parts.token_ids), len(parts.entries), num_rows)
+            layout = StepLayout(size)
+            self._send(parts, before, layout)
+            self._device_sampler.let_answers_pass()
+            views = StepViews(self._buffers, size, layout)
+            logits = self._logits(views, _metadata(views, parts), None)
+            if num_rows == 0:
+                return None
+            last_tokens = views.token_ids[views.sampling_rows]
+        if any(adjusts(row) for row in parts.rows):
+            self._device_sampler.draw_adjusted(
+                logits, parts.rows, views.sampling, last_tokens, drawn
+            )
+        elif padded is None:
+            sampling.sample(logits, views.sampling, drawn)
+        return self._device_sampler.answer(logits, drawn, parts.rows)
+
+    def _padded(self, parts: StepParts) -> int | None:
+        """The size of the graph for this step, if there is one."""
+        num_seqs = len(parts.entries)
+        if self._graphs is None or not num_seqs == len(parts.rows) == len(parts.token_ids):
+            return None
+        return self._graphs.padded(num_seqs)
+
+    def _send(self, parts: StepParts, before: Launched | None, layout: StepLayout) -> None:
+        """Put the step's inputs under way to the device."""
+        previous = {}
+        if parts.unknown:
+            assert before is not None, "tokens that nobody samples"
+            previous = before.token_of()
+        staging = self._buffers.next_staging()
+        num_bytes = self._packer.pack(parts, previous, layout, staging.open())
+        staging.send(self._buffers.inputs, num_bytes)
+
+    def _logits(self, views: StepViews, metadata: DeviceMetadata, out: Tensor | None) -> Tensor:
+        """[S, vocab] of the step whose inputs are on the device. out: where attention writes."""
+        # Only devices with Triton have this runner: nothing else should have to load it.
+        from engine.kernels.paged_attention_triton import TritonAttentionPlan
+
+        buffers, shape = self._buffers, self._shape
+        step_inputs.complete(
+            views.inputs, buffers.drawn, buffers.kept_tables, buffers.tables, shape.block_size
+        )
+        plans: dict[int | None, AttentionPlan] = {
+            window: TritonAttentionPlan(metadata, shape, window, out=out)
+            for window in self._windows
+        }
+        return self._model(
+            views.token_ids, views.positions, plans, self._cache, views.sampling_rows
+        )
+
+    def _decode_work(self, size: int) -> Callable[[], None]:
+        """What a graph for `size` sequences does; until then, for padding alone."""
+        layout = layout_of(_square(size))
+        staging = self._buffers.next_staging()
+        staging.send(self._buffers.inputs, self._packer.pad(layout, staging.open()))
+        if self._model.adapters is not None:
+            self._model.adapters.assign_any(size)
+        views = self._graph_views[size] = StepViews(self._buffers, layout.size, layout)
+        # Whatever the sequences' lengths will be: kernels read those on the device.
+        metadata = DeviceMetadata(
+            views.query_start,
+            views.seq_lens,
+            views.tables,
+            views.slots,
+            num_single=size,
+            max_query_len=1,
+            max_seq_len=self._limits.max_model_len,
+        )
+        memory, drawn = self._graph_memory, self._buffers.drawn[:size]
+
+        def work() -> None:
+            logits = self._logits(views, metadata, memory.attended)
+            memory.logits[:size].copy_(logits)
+            sampling.sample(logits, views.sampling, drawn)
+
+        return work
+
+
+def graph_backend(device: torch.device) -> GraphBackend:
+    return CudaGraphs(device) if device.type == "cuda" else CalledGraphs()
+
+
+def _square(size: int) -> StepSize:
+    """Of a decode: a token and a draw for each sequence."""
+    return StepSize(size, size, size)
+
+
+def _metadata(views: StepViews, parts: StepParts) -> DeviceMetadata:
+    singles = parts.query_lens[: parts.num_single]
+    return DeviceMetadata(
+        views.query_start,
+        views.seq_lens,
+        views.tables,
+        views.slots,
+        num_single=parts.num_single,
+        max_query_len=int(parts.query_lens.max()),
+        max_seq_len=int(parts.seq_lens.max()),
+        max_single_query_len=int(singles.max(initial=1)),
+    )
