@@ -1,0 +1,1 @@
+"""What `make gpu-check` and `make gpu-bench` run on one GPU: checks, rows, floors, the page."""

@@ -1,0 +1,266 @@
+"""Whole tiny checkpoints against `transformers` on the same device, and engines against themselves.
+
+Above: `bench.gpu_check`. Below: `engines.py`; `tests.engine` writes the checkpoints. Knows no
+kernel.
+
+What is compared is what the engine said: for each token it said, the log-probability it gave is set
+against the reference's for the same text, and so is how much less likely the token is there than
+the reference's own choice. Equality of texts would fail on a tie.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.gpu.engines import Asked, Said, ask, configuration, engine, without_graphs
+from bench.gpu.findings import Check, Finding
+from bench.gpu.place import Place
+
+EXACT_LIMIT = 2e-4
+"""Of a log-probability in float32: sums in another order, through three layers of large weights.
+1e-5 on a CPU."""
+HALF_LIMIT = 0.15
+"""Of the mean over all tokens in bfloat16, which is 0.02 to 0.055 on a CPU."""
+QUANTISED_LIMIT = 0.45
+"""The same where the weights are rounded at load, which makes another model: 0.03 and 0.14."""
+AS_IT_IS = Asked()
+LORA_TARGETS = ("q_proj", "v_proj", "down_proj")
+
+
+def _prompts(place: Place) -> list[list[int]]:
+    lengths = place.pick((150, 3, 61, 1, 33), (17, 3))
+    return [[3 + (7 * i + 13 * n) % 190 for i in range(n)] for n in lengths]
+
+
+def _run(place: Place, folder: Path, asked: Asked = AS_IT_IS, **fields: Any) -> list[Said]:
+    """Chunks of at most 64 tokens, so that prompts are cut."""
+    max_tokens = place.pick(40, 2)
+    given = {"num_blocks": 128, "max_num_batched_tokens": 64, "itl_target_s": 0.0} | fields
+    config = configuration(asked, model=folder, device=place.device.type, **given)
+    with engine(config) as core:
+        return ask(core, _prompts(place), max_tokens, logprobs=1)
+
+
+@torch.inference_mode()
+def _compared(place: Place, model: Any, said: Sequence[Said]) -> tuple[Tensor, Tensor]:
+    """For every token said: how far its log-probability is off, and how much less likely it is than
+    the reference's choice."""
+    off, regret = [], []
+    for prompt, answer in zip(_prompts(place), said, strict=True):
+        ids = torch.tensor([prompt + answer.token_ids], device=place.device)
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].double()
+        wanted = torch.log_softmax(logits, -1)
+        chosen = wanted.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
+        off.append((torch.tensor(answer.logprobs, device=place.device) - chosen).abs())
+        regret.append(wanted.max(-1).values - chosen)
+    return torch.cat(off), torch.cat(regret)
+
+
+def _against(place: Place, model: Any, folder: Path, case: str, **fields: Any) -> Iterator[Finding]:
+    """In float32 every token, in half precision their mean."""
+    off, regret = _compared(place, model, _run(place, folder, dtype="float32", **fields))
+    yield Finding(f"{case} float32", float(off.max()), EXACT_LIMIT)
+    yield Finding(f"{case} float32, choice", float(regret.max()), EXACT_LIMIT)
+    if place.tiny:
+        return
+    half = "bfloat16"
+    off, regret = _compared(place, model, _run(place, folder, dtype=half, **fields))
+    yield Finding(f"{case} {half}, mean", float(off.mean()), HALF_LIMIT)
+    yield Finding(f"{case} {half}, choice, mean", float(regret.mean()), HALF_LIMIT)
+
+
+def _family(name: str) -> Check:
+    def check(place: Place) -> Iterator[Finding]:
+        from tests.engine import checkpoints
+
+        model = copy.deepcopy(checkpoints.build(name)).to(place.device)
+        with tempfile.TemporaryDirectory() as folder:
+            yield from _against(place, model, checkpoints.save(name, Path(folder)), name)
+
+    return check
+
+
+def families(place: Place) -> Iterator[Finding]:
+    """Every family that is served, mixtures of experts among them."""
+    from tests.engine import checkpoints
+
+    for name in place.pick(tuple(checkpoints.MODELS), ("mistral_window",)):
+        yield from _family(name)(place)
+
+
+def stored_quantised(place: Place) -> Iterator[Finding]:
+    """Checkpoints as they are published quantised, against the weights they stand for. Where the
+    tokens are quantised, too, only the mean is held to its limit."""
+    from tests.engine import quantised
+
+    for form in place.pick(tuple(quantised.FORMATS), ("awq",)):
+        for family in place.pick(("qwen3", "qwen3_moe"), ("qwen3",)):
+            with tempfile.TemporaryDirectory() as folder:
+                model = quantised.save(Path(folder), form, family).to(place.device)
+                said = _run(place, Path(folder), dtype="float16")
+                off, _ = _compared(place, model, said)
+                yield Finding(f"{form} {family}", float(off.mean()), 2 * HALF_LIMIT)
+
+
+def quantised_at_load(place: Place) -> Iterator[Finding]:
+    from tests.engine import quantised
+
+    model = quantised.build("qwen3", 3)
+    for kind in place.pick(("int8", "fp8"), ("int8",)):
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            own = copy.deepcopy(model).to(place.device)
+            off, _ = _compared(place, own, _run(place, Path(folder), quantization=kind))
+            # It is another model by what the rounding of its weights makes.
+            yield Finding(kind, float(off.mean()), QUANTISED_LIMIT)
+
+
+def adapters(place: Place) -> Iterator[Finding]:
+    """Two adapters and none in one batch, against a model whose weights hold the adapter."""
+    from safetensors.torch import save_file
+
+    from tests.engine import checkpoints
+
+    base = checkpoints.build("llama3")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        checkpoints.save("llama3", folder / "base")
+        merged, paths = {"": base}, {}
+        for number, (adapter, rank) in enumerate((("one", 4), ("two", 16))):
+            merged[adapter], tensors = _adapt(base, rank, seed=number)
+            paths[adapter] = folder / adapter
+            paths[adapter].mkdir()
+            save_file(tensors, paths[adapter] / "adapter_model.safetensors")
+            _write_adapter_config(paths[adapter], rank)
+        names = ["one", "", "two", "one", "two"][: len(_prompts(place))]
+        config = configuration(
+            Asked(),
+            model=folder / "base",
+            device=place.device.type,
+            dtype="float32",
+            num_blocks=128,
+            max_num_batched_tokens=64,
+            adapters=paths,
+        )
+        with engine(config) as core:
+            tokens = place.pick(40, 2)
+            said = ask(core, _prompts(place), tokens, adapters=names, logprobs=1)
+        for adapter, model in merged.items():
+            own = copy.deepcopy(model).to(place.device)
+            rows = [i for i, used in enumerate(names) if used == adapter]
+            off, _ = _compared_some(place, own, said, rows)
+            if rows:
+                yield Finding(adapter or "none", float(off.max()), EXACT_LIMIT)
+
+
+def _compared_some(
+    place: Place, model: Any, said: Sequence[Said], rows: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    empty = Said([], [])
+    return _compared(place, model, [s if i in rows else empty for i, s in enumerate(said)])
+
+
+def _adapt(base: Any, rank: int, seed: int) -> tuple[Any, dict[str, Tensor]]:
+    """A copy of `base` with an adapter in its weights, and the adapter as PEFT names it."""
+    model, tensors = copy.deepcopy(base), {}
+    draw = torch.Generator().manual_seed(seed)
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] not in LORA_TARGETS:
+            continue
+        a = torch.randn(rank, module.in_features, generator=draw) / module.in_features**0.5
+        b = torch.randn(module.out_features, rank, generator=draw) / rank**0.5
+        tensors[f"base_model.model.{name}.lora_A.weight"] = a
+        tensors[f"base_model.model.{name}.lora_B.weight"] = b
+        with torch.no_grad():
+            module.weight += b @ a  # lora_alpha is the rank
+    return model, tensors
+
+
+def _write_adapter_config(folder: Path, rank: int) -> None:
+    import json
+
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
+    config |= {"target_modules": list(LORA_TARGETS), "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def _same(case: str, ours: Sequence[Said], theirs: Sequence[Said]) -> Finding:
+    """Texts and log-probabilities, bit for bit."""
+    pairs = zip(ours, theirs, strict=True)
+    wrong = sum((a.token_ids, a.logprobs) != (b.token_ids, b.logprobs) for a, b in pairs)
+    return Finding(case, float(wrong), 0.0)
+
+
+def _on_checkpoint(
+    name: str, check: Callable[[Place, Path], Iterator[Finding]]
+) -> Callable[[Place], Iterator[Finding]]:
+    def run(place: Place) -> Iterator[Finding]:
+        from tests.engine import checkpoints
+
+        with tempfile.TemporaryDirectory() as folder:
+            yield from check(place, checkpoints.save(name, Path(folder)))
+
+    return run
+
+
+def run_ahead(place: Place, folder: Path) -> Iterator[Finding]:
+    """Scheduling a step ahead changes no text; batches differ, so only float32 is equal."""
+    texts = [
+        [said.token_ids for said in _run(place, folder, dtype="float32", run_ahead=ahead)]
+        for ahead in (True, False)
+    ]
+    wrong = sum(a != b for a, b in zip(*texts, strict=True))
+    yield Finding("texts", float(wrong), 0.0)
+
+
+def graphs(place: Place, folder: Path) -> Iterator[Finding]:
+    """The same kernels, launched one by one or replayed. Padding a batch changes which product
+    cuBLAS takes: in float32 texts stay, in half precision log-probabilities stay near."""
+    for dtype in place.pick(("float32", "bfloat16"), ("float32",)):
+        on = _run(place, folder, dtype=dtype, run_ahead=False)
+        with without_graphs():
+            off = _run(place, folder, dtype=dtype, run_ahead=False)
+        if dtype == "float32":
+            texts = sum(a.token_ids != b.token_ids for a, b in zip(on, off, strict=True))
+            yield Finding("texts", float(texts), 0.0)
+        # Behind the first tokens the texts may part; those are decoded from the same.
+        pairs = [
+            (x, y)
+            for a, b in zip(on, off, strict=True)
+            if a.token_ids[:2] == b.token_ids[:2]
+            for x, y in zip(a.logprobs[:2], b.logprobs[:2], strict=True)
+        ]
+        far = sum(abs(x - y) for x, y in pairs) / len(pairs)
+        limit = EXACT_LIMIT if dtype == "float32" else HALF_LIMIT
+        yield Finding(f"{dtype} log-probabilities, mean", far, limit)
+
+
+def deterministic(place: Place, folder: Path) -> Iterator[Finding]:
+    """Alone, among others, in other chunks, and preempted: the same bits."""
+    half = place.pick("bfloat16", "float16")
+
+    def run(**fields: Any) -> list[Said]:
+        return _run(place, folder, Asked(deterministic=True), dtype=half, **fields)
+
+    together = run()
+    yield _same("in other chunks", run(max_num_batched_tokens=17), together)
+    yield _same("one at a time", run(max_num_seqs=1), together)
+    yield _same("preempted", run(num_blocks=place.pick(16, 4)), together)
+
+
+CHECKS = {
+    "engine: every family against transformers": families,
+    "engine: quantised checkpoints": stored_quantised,
+    "engine: quantised at load": quantised_at_load,
+    "engine: adapters": adapters,
+    "engine: run ahead": _on_checkpoint("llama3", run_ahead),
+    "engine: graphs on and off": _on_checkpoint("llama3", graphs),
+    "engine: deterministic": _on_checkpoint("llama3", deterministic),
+}

@@ -1,0 +1,103 @@
+"""`make gpu-check`, tried in the interpreter; and what it says of what is wrong, dies or hangs."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.gpu.findings import Finding, differing, relative, summary
+from bench.gpu.supervise import supervise
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ("norms", "attention: decode", "linear: int8", "sampling: broken rows", "engine: adapters")
+
+
+def run(module: str, *arguments: str, timeout_s: float = 250) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_the_script_runs_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    only = [argument for name in QUICK for argument in ("--only", name)]
+    done = run("bench.gpu_check", "--device", "cpu", "--tiny", *only)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in QUICK:
+        assert f"right   {name}" in done.stdout
+
+
+def test_a_machine_without_a_gpu_is_told_so_in_one_line() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = run("bench.gpu_check")
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines() == [
+        "torch finds no CUDA device; --device cpu --tiny tries the script itself"
+    ]
+
+
+def test_wrong_is_wrong() -> None:
+    exact = torch.ones(4, dtype=torch.float64)
+    assert relative(torch.ones(4), exact) == 0
+    assert math.isnan(relative(torch.tensor([1, 1, math.nan, 1]), exact))
+    assert not Finding("poison", math.nan, 1.0).right
+    assert differing(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])) == 1
+    found = summary([Finding("a", 0.0, 0.0), Finding("b", 2.0, 1.0), Finding("c", 0.1, 1.0)])
+    assert found["worst"] == "b" and found["error"] == "1 of 3 cases wrong"
+    assert "error" not in summary([Finding("a", 0.5, 1.0)])
+    assert summary([]) == {"error": "no case was run"}
+
+
+PIECES = """
+import sys, os, time
+from bench.gpu.supervise import serve
+
+def right(): return {"value": 1}
+def wrong(): raise ValueError("no\\nmore")
+def dies(): os._exit(3)
+def hangs(): time.sleep(60)
+def lost(): raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def says(): print("said aside"); return {}
+
+names = sys.argv[sys.argv.index("--child") + 1:]
+serve([(name, globals()[name.split("-")[0]]) for name in names])
+"""
+
+
+def test_what_dies_or_hangs_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gpu_pieces.py").write_text(textwrap.dedent(PIECES))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    names = ["right-1", "wrong", "dies", "says", "hangs", "lost", "right-2"]
+    results = dict(supervise(["gpu_pieces"], names, piece_timeout_s=3))
+    assert list(results) == names
+    assert results["right-1"]["value"] == results["right-2"]["value"] == 1
+    assert results["wrong"]["error"] == "ValueError: no"
+    assert results["dies"]["error"] == "the process died, exit status 3"
+    assert results["hangs"]["error"] == "nothing within 3 s: ended"
+    assert "CUDA error" in results["lost"]["error"]
+    assert "said aside" in capfd.readouterr().err
+
+
+def test_past_the_budget_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpu_pieces.py").write_text(textwrap.dedent(PIECES))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    results = dict(supervise(["gpu_pieces"], ["right-1"], piece_timeout_s=3, budget_s=0))
+    assert results["right-1"]["error"].startswith("not begun")
