@@ -11,8 +11,9 @@
     output = "0.40"
 
 Above: the gateway's admission (`PriceBook.at`), `price_sync`. Below: `money`, `events`. Knows no
-database. There is no wildcard and no inheritance: a model that is not named has no price, and its
-usage waits in suspense.
+database. There is no wildcard: a model that is not named has no price, and its usage waits in
+suspense. Only a model that is said to be based on another one costs what that one costs, for as
+long as it has no price of its own.
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ class PriceEntry(msgspec.Struct, frozen=True, kw_only=True):
 class PriceBook:
     """All prices of all times, looked up by model and moment."""
 
-    def __init__(self, entries: Iterable[PriceEntry]) -> None:
-        """Raises: PriceBookError when two entries of a model overlap."""
+    def __init__(
+        self, entries: Iterable[PriceEntry], *, bases: Mapping[str, str] | None = None
+    ) -> None:
+        """`bases`: the model that another one is based on, by the name of the other. Raises:
+        PriceBookError when two entries of a model overlap."""
+        self._bases = dict(bases or {})
         by_model: dict[str, list[PriceEntry]] = {}
         for entry in entries:
             by_model.setdefault(entry.model, []).append(entry)
@@ -76,17 +81,28 @@ class PriceBook:
         }
 
     @classmethod
-    def load(cls, paths: Iterable[Path | str] = (SHIPPED,)) -> PriceBook:
+    def load(
+        cls,
+        paths: Iterable[Path | str] = (SHIPPED,),
+        *,
+        bases: Mapping[str, str] | None = None,
+    ) -> PriceBook:
         """Merge files; a folder stands for its *.toml. Raises: PriceBookError."""
-        return cls(
+        entries = (
             entry
             for path in map(Path, paths)
             for file in (sorted(path.glob("*.toml")) if path.is_dir() else (path,))
             for entry in _read(file)
         )
+        return cls(entries, bases=bases)
 
     def at(self, model: str, unix_time: float) -> PriceSet:
         """The prices in force, shared and not to be changed; empty when there are none."""
+        found = self._own(model, unix_time)
+        base = self._bases.get(model)
+        return found if found or base is None else self._own(base, unix_time)
+
+    def _own(self, model: str, unix_time: float) -> PriceSet:
         starts = self._starts.get(model)
         if starts is None:
             return {}

@@ -12,7 +12,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -128,9 +128,9 @@ async def open_services(
     limiter = Limiter(store)
     await limiter.start()
     stack.push_async_callback(limiter.close)
-    telemetry = Telemetry(models=(model.name for model in settings.models), shared_folder=metrics)
+    telemetry = Telemetry(models=settings.model_names, shared_folder=metrics)
     stack.callback(telemetry.close, os.getpid())
-    price_book = PriceBook.load(settings.price_books)
+    price_book = PriceBook.load(settings.price_books, bases=settings.bases)
     settlement = Settlement(
         db=db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
     )
@@ -217,24 +217,30 @@ def connect_redis(url: str) -> redis.asyncio.Redis:
 def build_fleet(
     settings: Settings, engines: dict[str, EngineClient], threads: PrepareThreads
 ) -> Fleet:
-    return Fleet(
-        engine_route(model, engines[model.name], threads)
-        if model.path is not None
-        else upstream_route(model, threads)
-        for model in settings.models
-    )
+    routes: list[Route] = []
+    for model in settings.models:
+        if model.path is None:
+            routes.append(upstream_route(model, threads))
+        else:
+            routes += engine_routes(model, engines[model.name], threads)
+    return Fleet(routes)
 
 
-def engine_route(model: ModelConfig, client: Engine, threads: PrepareThreads) -> Route:
+def engine_routes(model: ModelConfig, client: Engine, threads: PrepareThreads) -> Iterator[Route]:
+    """The model as it is, then its adapters: all of one engine, one tokenizer, one template."""
     assert model.path is not None
-    replica = EngineReplica(
-        name=model.name,
-        client=client,
-        tokenizer=Tokenizer.load(model.path),
-        template=ChatTemplate.load(model.path),
-        threads=threads,
-    )
-    return Route(model=model.name, kind="engine", replicas=(replica,))
+    tokenizer, template = Tokenizer.load(model.path), ChatTemplate.load(model.path)
+    for adapter in ("", *(each.name for each in model.adapters)):
+        name = adapter or model.name
+        replica = EngineReplica(
+            name=name,
+            client=client,
+            tokenizer=tokenizer,
+            template=template,
+            threads=threads,
+            adapter=adapter,
+        )
+        yield Route(model=name, kind="engine", replicas=(replica,))
 
 
 def upstream_route(model: ModelConfig, threads: PrepareThreads) -> Route:

@@ -385,13 +385,17 @@ def fetch_models(settings: Settings, *, weights: bool) -> Settings:
 
 
 def check_models(settings: Settings) -> None:
-    """Raises: SettingsError if a model's folder or an upstream's key is missing."""
+    """Raises: SettingsError if a model's or an adapter's folder or an upstream's key is missing."""
     from gateway.settings import read_secret
 
     for model in settings.models:
         for name in ("config.json", "tokenizer.json"):
             if model.path is not None and not (model.path / name).is_file():
                 raise SettingsError(f"model {model.name}: {model.path} has no {name}")
+        for adapter in model.adapters:
+            for name in ("adapter_config.json", "adapter_model.safetensors"):
+                if adapter.path is not None and not (adapter.path / name).is_file():
+                    raise SettingsError(f"adapter {adapter.name}: {adapter.path} has no {name}")
         for replica in model.replicas:
             if replica.api_key_env is not None:
                 read_secret(replica.api_key_env)

@@ -31,7 +31,7 @@ async def prepare(settings: Settings, database_url: str, base_url: str) -> Crede
     Raises: SecretError, PriceBookError, MigrationError, TenancyError, OSError,
     sqlalchemy.exc.SQLAlchemyError.
     """
-    prices = PriceBook.load(settings.price_books)
+    prices = PriceBook.load(settings.price_books, bases=settings.bases)
     key = Secret.load_or_create(settings.secret_key_file).current
     await migrate(database_url)
     engine = create_engine(database_url)

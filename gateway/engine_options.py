@@ -11,31 +11,53 @@ import msgspec
 from msgspec import Meta, Struct
 
 KV_CACHE_FRACTION = 0.4
-"""Of the free memory, for the KV caches of all engines that are started together."""
+"""Of the free memory, for the KV caches of the engines that are started together and say no size of
+their own."""
+KV_CACHE_SIZES = ("kv_cache_bytes", "kv_cache_fraction", "num_blocks")
+"""Three ways to say one thing: who says one of them has said it."""
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=3600)]
 StepTimeout = Annotated[float, Meta(ge=1, le=86_400)]
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The flags of `python -m engine`; None leaves its default. See `engine.config`."""
+    """`[engine]`, and `[model.engine_options]` over it; None says nothing. See `engine.config`."""
 
     device: Literal["auto", "cpu", "cuda"] | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     load_format: Literal["safetensors", "dummy"] | None = None
+    quantization: Literal["none", "int8", "fp8"] | None = None
     max_model_len: PositiveInt | None = None
     max_num_batched_tokens: PositiveInt | None = None
     max_num_seqs: PositiveInt | None = None
     max_waiting: PositiveInt | None = None
+    itl_target_s: Seconds | None = None
+    speculative: Literal["off", "ngram"] | None = None
+    num_draft_tokens: PositiveInt | None = None
     kv_cache_bytes: PositiveInt | None = None
     kv_cache_fraction: Fraction | None = None
-    """None: KV_CACHE_FRACTION. Each engine is given its part of it."""
+    """In [engine]: of all engines together, each is given its part; None: KV_CACHE_FRACTION. Of one
+    model: its engine's alone."""
     num_blocks: PositiveInt | None = None
     num_threads: PositiveInt | None = None
     step_timeout_s: StepTimeout | None = None
     seed: int | None = None
-    prefix_caching: bool = True
+    prefix_caching: bool | None = None
+    """None: on."""
+
+    @property
+    def sizes_kv_cache(self) -> bool:
+        return any(getattr(self, name) is not None for name in KV_CACHE_SIZES)
+
+    def over(self, others: EngineOptions) -> EngineOptions:
+        """`others`, and what is said here in the place of what they say. A size of the KV cache
+        takes the place of any other: the engine would heed the one that is not meant."""
+        fields = msgspec.structs.asdict(self).items()
+        said = {name: value for name, value in fields if value is not None}
+        unsaid = dict.fromkeys(KV_CACHE_SIZES) if self.sizes_kv_cache else {}
+        return msgspec.structs.replace(others, **(unsaid | said))
 
     def shared_by(self, num_engines: int) -> EngineOptions:
         """For each of several engines that start side by side: all see the same free memory, so
@@ -47,7 +69,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def to_flags(self) -> list[str]:
         """Command-line arguments for the engine's process."""
-        flags = [] if self.prefix_caching else ["--no-prefix-caching"]
+        flags = ["--no-prefix-caching"] if self.prefix_caching is False else []
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if name != "prefix_caching" and value is not None:

@@ -52,7 +52,7 @@ def _fetch(
 ) -> ModelConfig:
     """Notes the commit in `commits`."""
     asked = repository if model.revision is None else f"{repository}@{model.revision}"
-    needs_weights = weights and model.starts_engine and settings.engine.load_format != "dummy"
+    needs_weights = weights and model.starts_engine and model.engine_options.load_format != "dummy"
     try:
         found = fetch(
             repository, revision=commits.get(asked, model.revision), weights=needs_weights

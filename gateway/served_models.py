@@ -1,4 +1,5 @@
-"""The models of the settings, complete: which folder, which engine, which upstreams.
+"""The models of the settings, complete: which folder, which engine with what options and adapters,
+which upstreams.
 
 Above: `settings`, which reads them, and whoever serves them. Below: `settings_file` (as they were
 written). Looks whether a folder is there, and reads none.
@@ -6,13 +7,15 @@ written). Looks whether a folder is there, and reads none.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.hub import names_a_repository
-from gateway.engine_options import PositiveInt
+from gateway.engine_options import EngineOptions, PositiveInt
 from gateway.home import Home
 from gateway.settings_file import (
+    AdapterName,
     EngineAddress,
     Name,
     SettingsError,
@@ -39,6 +42,16 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
     weight: Weight = 1
 
 
+class AdapterConfig(Strict, frozen=True, kw_only=True):
+    """A LoRA adapter: to customers a model as any other, served by its base's engine."""
+
+    name: AdapterName
+    """The engine's name for it, too."""
+    path: Path | None = None
+    """A folder as PEFT writes it. Absolute. None where somebody else runs the engine, who has given
+    it the adapter under this name."""
+
+
 class ModelConfig(Strict, frozen=True, kw_only=True):
     """A model as customers name it: served by our engine (`path` and `engine`) or by `replicas`."""
 
@@ -54,6 +67,10 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """Where its engine listens; set for every model with a path or a repository."""
     starts_engine: bool = False
     """True where `tollgate up` runs that engine; False where somebody else does."""
+    engine_options: EngineOptions = EngineOptions()
+    """All that an engine which is started here is started with."""
+    adapters: tuple[AdapterConfig, ...] = ()
+    """Beside the model as it is."""
     replicas: tuple[ReplicaConfig, ...] = ()
     """Tried in weighted order, the next one only before the first byte."""
     context_window: PositiveInt | None = None
@@ -70,28 +87,67 @@ def alone(model: str, revision: Any = None) -> WrittenModel:
     return WrittenModel(name=name, path=path, revision=None if revision is None else str(revision))
 
 
-def to_model(model: WrittenModel, position: int, home: Home) -> ModelConfig:
+def to_models(
+    written: Sequence[WrittenModel], engine: EngineOptions, home: Home
+) -> tuple[ModelConfig, ...]:
+    """`engine`: what every engine that is started here is started with, where its model says
+    nothing else. Raises: SettingsError."""
+    started = [each for each in written if each.path is not None and each.engine is None]
+    # All of them see the same free memory; who names a size takes no part in sharing it.
+    sharing = sum(not each.engine_options.sizes_kv_cache for each in started)
+    shared = engine.shared_by(max(sharing, 1))
+    models = tuple(_to_model(each, at, shared, home) for at, each in enumerate(written))
+    _refuse_duplicates(models)
+    return models
+
+
+def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: Home) -> ModelConfig:
     at = f"model[{position}]"
     if sum((model.path is not None, model.upstream is not None, bool(model.replica))) != 1:
         raise SettingsError(f"{at} ({model.name}): wants exactly one of path, upstream, replica")
-    if model.path is not None:
-        for key in ("upstream_model", "api_key_env", "tokenizer", "context_window"):
-            if getattr(model, key) is not None:
-                raise SettingsError(f"{at}.{key}: only for an upstream; this model has a path")
-        repository = _repository(model.path)
-        if model.revision is not None and repository is None:
-            raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
-        return ModelConfig(
-            name=model.name,
-            path=None if repository is not None else _find(model.path),
-            repository=repository,
-            revision=model.revision,
-            engine=model.engine or f"unix:{home.engine_socket(position)}",
-            starts_engine=model.engine is None,
-        )
-    if model.engine is not None or model.revision is not None:
-        key = "revision" if model.engine is None else "engine"
-        raise SettingsError(f"{at}.{key}: only for a model with a path")
+    if model.path is None:
+        return _to_upstream(model, at)
+    for key in ("upstream_model", "api_key_env", "tokenizer", "context_window"):
+        if getattr(model, key) is not None:
+            raise SettingsError(f"{at}.{key}: only for an upstream; this model has a path")
+    repository = _repository(model.path)
+    if model.revision is not None and repository is None:
+        raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
+    starts_engine = model.engine is None
+    if not starts_engine and model.engine_options != EngineOptions():
+        raise SettingsError(f"{at}.engine_options: only for an engine that is started here")
+    return ModelConfig(
+        name=model.name,
+        path=None if repository is not None else _find(model.path),
+        repository=repository,
+        revision=model.revision,
+        engine=model.engine or f"unix:{home.engine_socket(position)}",
+        starts_engine=starts_engine,
+        engine_options=model.engine_options.over(engine) if starts_engine else EngineOptions(),
+        adapters=tuple(_to_adapters(model, at)),
+    )
+
+
+def _to_adapters(model: WrittenModel, at: str) -> Iterator[AdapterConfig]:
+    for position, adapter in enumerate(model.adapter):
+        key = f"{at}.adapter[{position}].path"
+        if model.engine is not None and adapter.path is not None:
+            raise SettingsError(f"{key}: only for an engine that is started here")
+        if model.engine is None and adapter.path is None:
+            raise SettingsError(f"{key}: missing")
+        path = None if adapter.path is None else _find(adapter.path)
+        yield AdapterConfig(name=adapter.name, path=path)
+
+
+def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
+    for key, said in (
+        ("engine", model.engine is not None),
+        ("revision", model.revision is not None),
+        ("engine_options", model.engine_options != EngineOptions()),
+        ("adapter", bool(model.adapter)),
+    ):
+        if said:
+            raise SettingsError(f"{at}.{key}: only for a model with a path")
     if model.replica and (model.upstream_model or model.api_key_env):
         raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")
     replicas = model.replica or [
@@ -128,7 +184,14 @@ def _find(path: Path) -> Path:
     return shipped if not path.exists() and shipped.exists() else path.absolute()
 
 
-def refuse_duplicates(names: list[str]) -> None:
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise SettingsError(f"model[{position}].name: there are two models named {name!r}")
+def _refuse_duplicates(models: Sequence[ModelConfig]) -> None:
+    """Customers tell models and adapters apart by nothing but their names."""
+    seen: set[str] = set()
+    for position, model in enumerate(models):
+        named = {f"model[{position}]": model.name}
+        for number, adapter in enumerate(model.adapters):
+            named[f"model[{position}].adapter[{number}]"] = adapter.name
+        for at, name in named.items():
+            if name in seen:
+                raise SettingsError(f"{at}.name: there are two models named {name!r}")
+            seen.add(name)

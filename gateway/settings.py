@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,15 +21,13 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from gateway.engine_options import EngineOptions
 from gateway.home import Home
 from gateway.principal import Plan
 from gateway.served_models import (
     PACKAGE_ROOT,
     ModelConfig,
     alone,
-    refuse_duplicates,
-    to_model,
+    to_models,
 )
 from gateway.settings_file import (
     BodyBytes,
@@ -75,7 +74,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     models: tuple[ModelConfig, ...]
     plans: tuple[Plan, ...]
     """The one named "default" binds the keys of the first start."""
-    engine: EngineOptions = EngineOptions()
     price_books: tuple[Path, ...]
     """Those that come with Tollgate, then the configured ones."""
     max_body_bytes: BodyBytes = 16 * 1024 * 1024
@@ -84,6 +82,17 @@ class Settings(Struct, frozen=True, kw_only=True):
     stalled_reader_s: StalledReader = 60.0
     """A client that takes nothing for so long is given up, and its connection closed."""
     log_level: LogLevel = "info"
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name that customers may ask for; adapters follow their base."""
+        names = ((model.name, *(each.name for each in model.adapters)) for model in self.models)
+        return tuple(chain.from_iterable(names))
+
+    @property
+    def bases(self) -> dict[str, str]:
+        """The base's name, by the adapter's."""
+        return {each.name: model.name for model in self.models for each in model.adapters}
 
 
 FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in Scalars.__struct_fields__}
@@ -200,8 +209,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
     if only is not None or not written:
         written = [only or alone(str(DEFAULT_MODEL))]
     try:
-        models = tuple(to_model(each, at, Home(home)) for at, each in enumerate(written))
-        refuse_duplicates([each.name for each in models])
+        models = to_models(written, file.engine, Home(home))
         plans = {name: _to_plan(name, table) for name, table in file.plan.items()}
         plans.setdefault(DEFAULT_PLAN.name, DEFAULT_PLAN)
         database_url = None if file.database_url is None else _database_url(file.database_url)
@@ -220,7 +228,6 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         secret_key_file=(file.secret_key_file or Home(home).secret).absolute(),
         models=models,
         plans=tuple(plans.values()),
-        engine=file.engine,
         price_books=(*shipped, *(path.absolute() for path in file.price_books)),
         max_body_bytes=file.max_body_bytes,
         drain_timeout_s=file.drain_timeout_s,

@@ -16,14 +16,18 @@ from msgspec import Meta, Struct
 from gateway.engine_options import EngineOptions, PositiveInt
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
+ADAPTER_PATTERN = r"^[^=]{1,128}$"
 URL_PATTERN = r"^https?://[^/\s]+"
 REDIS_PATTERN = r"^(redis|rediss|unix)://."
 ADDRESS_PATTERN = r"^(unix:.+|tcp:.+:\d+)$"
 IN_WORDS = {
+    repr(ADAPTER_PATTERN): "a name of 1 to 128 characters, without '='",
     repr(URL_PATTERN): "a URL such as 'http://127.0.0.1:9100/v1'",
     repr(REDIS_PATTERN): "a URL such as 'redis://127.0.0.1:6379/0'",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
 }
+AdapterName = Annotated[str, Meta(pattern=ADAPTER_PATTERN)]
+"""The engine's command line names adapters NAME=PATH."""
 Url = Annotated[str, Meta(pattern=URL_PATTERN)]
 RedisUrl = Annotated[str, Meta(pattern=REDIS_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
@@ -53,12 +57,22 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     """A folder, or `org/name` on a hub."""
     revision: Name | None = None
     engine: EngineAddress | None = None
+    engine_options: EngineOptions = EngineOptions()
+    """What its engine is started with, over `[engine]`."""
+    adapter: list[WrittenAdapter] = []
     upstream: Url | None = None
     upstream_model: str | None = None
     api_key_env: str | None = None
     replica: list[WrittenReplica] = []
     context_window: PositiveInt | None = None
     tokenizer: Path | None = None
+
+
+class WrittenAdapter(Strict, frozen=True, kw_only=True):
+    """`[[model.adapter]]`."""
+
+    name: AdapterName
+    path: Path | None = None
 
 
 class WrittenReplica(Strict, frozen=True, kw_only=True):

@@ -194,7 +194,8 @@ class Supervisor:
                 *(sys.executable, "-m", "engine", "--model", str(model.path)),
                 *("--served-name", model.name, "--listen", model.engine),
                 *("--log-level", self.settings.log_level),
-                *self.settings.engine.shared_by(len(self._engines)).to_flags(),
+                *model.engine_options.to_flags(),
+                *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
             ],
             run=self.home.run,
             log=self.home.logs / f"engine-{position}.log",
@@ -276,7 +277,7 @@ class Supervisor:
         return lines
 
     def _welcome(self, url: str, known: Credentials | None, capacities: list[str]) -> None:
-        models = ", ".join(model.name for model in self.settings.models)
+        models = ", ".join(self.settings.model_names)
         self._say(f"Tollgate is ready on {url} with {models}. State: {self.home.root}")
         for line in capacities:
             self._say(line)

@@ -55,7 +55,9 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class EngineReplica:
-    """`client` is connected, or connecting, by whoever made it; `close` closes it."""
+    """`client` is connected, or connecting, by whoever made it; `close` closes it, and may do so
+    once for each of several replicas that share it. `adapter`: the engine's name of a LoRA adapter;
+    empty: the model as it is."""
 
     def __init__(
         self,
@@ -66,9 +68,11 @@ class EngineReplica:
         template: ChatTemplate,
         threads: PrepareThreads,
         weight: int = 1,
+        adapter: str = "",
     ) -> None:
         self.name = name
         self.weight = weight
+        self._adapter = adapter
         self._client = client
         self._tokenizer = tokenizer
         tokenizer.fewest_tokens(0)  # the vocabulary is looked through now, not at a request
@@ -129,6 +133,7 @@ class EngineReplica:
                 sampling=prepared.payload.sampling,
                 n=request.n,
                 cache_salt=cache_salt,
+                adapter=self._adapter,
             )
         )
         begun = False
@@ -183,6 +188,8 @@ class EngineReplica:
                 return ReplicaOverloaded(f"{self.name}: {error.message}")
             case ContextLengthExceeded():
                 return ContextTooLong("The messages are too long for this model.", param="messages")
+            case InvalidRequest(param="adapter"):  # no customer's mistake, but the operator's
+                return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
             case InvalidRequest():
                 param = THEIR_NAMES.get(error.param or "", error.param)
                 return BadField(f"Invalid value for '{param}': {error.message}.", param=param)

@@ -48,6 +48,21 @@ def test_prices_follow_the_moment_and_the_next_entry_ends_the_one_before(tmp_pat
     assert [entry.model for entry in prices] == ["m", "m"]
 
 
+def test_what_is_based_on_a_model_costs_the_same_until_it_has_a_price_of_its_own(
+    tmp_path: Path,
+) -> None:
+    text = '[[price]]\nmodel = "base"\nvalid_from = 2026-11-01\noutput = 1\nuncached_input = 2\n'
+    text += '[[price]]\nmodel = "legal"\nvalid_from = 2026-12-01\noutput = 3\n'
+    (tmp_path / "0.toml").write_text(text)
+    prices = PriceBook.load([tmp_path], bases={"legal": "base", "terse": "base", "odd": "none"})
+    assert prices.at("legal", FIRST) == prices.at("base", FIRST) != {}
+    assert set(prices.at("legal", SECOND)) == {"output"}, "nothing of the base is mixed in"
+    assert prices.at("legal", SECOND)["output"].pico_per_token == 3_000_000
+    assert prices.at("terse", SECOND) == prices.at("base", SECOND)
+    assert prices.at("odd", SECOND) == {} == prices.at("another", SECOND)
+    assert [entry.model for entry in prices] == ["base", "legal"]
+
+
 def test_a_file_may_be_named_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "one.toml"
     file.write_text('[[price]]\nmodel = "m"\nvalid_from = "2026-11-01"\noutput = "1"\n')

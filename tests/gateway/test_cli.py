@@ -139,6 +139,23 @@ def test_a_key_of_an_upstream_that_is_not_there_is_told_before_the_start(folder:
     assert not (folder / "home").exists()
 
 
+@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_is_not_there_is_told_before_the_start(folder: Path, missing: str) -> None:
+    path = folder / "legal"
+    path.mkdir()
+    for name in {"adapter_config.json", "adapter_model.safetensors"} - {missing}:
+        (path / name).touch()
+    config = folder / "t.toml"
+    config.write_text(
+        '[[model]]\nname = "penny"\npath = "models/penny"\n'
+        f'[[model.adapter]]\nname = "penny-legal"\npath = "{path}"\n'
+    )
+    done = command("up", "--config", str(config), "--home", str(folder / "home"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"tollgate: adapter penny-legal: {path} has no {missing}\n"
+    assert not (folder / "home").exists()
+
+
 def test_a_home_in_use_is_one_line(folder: Path) -> None:
     home = Home(folder / "home")
     home.create()

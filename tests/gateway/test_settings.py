@@ -111,7 +111,8 @@ def test_the_file_of_the_issue() -> None:
         ),
         Plan(name="free"),
     )
-    assert found.engine.to_flags() == ["--no-prefix-caching", "--dtype", "float32"]
+    flags = ["--no-prefix-caching", "--dtype", "float32", "--kv-cache-fraction", "0.4"]
+    assert penny.engine_options.to_flags() == flags
 
 
 def test_a_flag_wins_over_a_variable_and_that_over_the_file() -> None:
@@ -153,6 +154,7 @@ def test_an_engine_that_runs_elsewhere_is_not_started() -> None:
 GOOD = "QUJD" * 11
 """33 bytes in base64."""
 MODEL = '[[model]]\nname = "m"\n'
+ADAPTED = MODEL + "path = 'a'\n[[model.adapter]]\n"
 MISTAKES = [
     ("prot = 1", "tollgate.toml: prot: unknown key"),
     ('port = "x"', "tollgate.toml: port: expected `int`, got `str`"),
@@ -184,6 +186,37 @@ MISTAKES = [
         "model[0]: upstream_model and api_key_env belong into each replica",
     ),
     (2 * (MODEL + "path = 'a'\n"), "model[1].name: there are two models named 'm'"),
+    (
+        MODEL + "path = 'a'\n[model.engine_options]\ndtyp = 'x'",
+        "model[0].engine_options.dtyp: unknown key",
+    ),
+    (
+        MODEL + "path = 'a'\nengine = 'tcp:h:1'\n[model.engine_options]\nseed = 1",
+        "model[0].engine_options: only for an engine that is started here",
+    ),
+    (
+        MODEL + "upstream = 'http://h/v1'\n[model.engine_options]\nseed = 1",
+        "model[0].engine_options: only for a model with a path",
+    ),
+    (
+        MODEL + "upstream = 'http://h/v1'\n[[model.adapter]]\nname = 'a'\npath = 'a'",
+        "model[0].adapter: only for a model with a path",
+    ),
+    (
+        ADAPTED + "name = 'm'\npath = 'b'",
+        "model[0].adapter[0].name: there are two models named 'm'",
+    ),
+    (
+        ADAPTED + "name = 'n'\npath = 'b'\n[[model]]\nname = 'n'\npath = 'a'",
+        "model[1].name: there are two models named 'n'",
+    ),
+    (ADAPTED + "name = 'a=b'\npath = 'b'", "model[0].adapter[0].name: expected a name of 1 to 128"),
+    (ADAPTED + "name = 'b'", "model[0].adapter[0].path: missing"),
+    (ADAPTED + "name = 'b'\npath = 'b'\nrank = 4", "model[0].adapter[0].rank: unknown key"),
+    (
+        MODEL + "path = 'a'\nengine = 'tcp:h:1'\n[[model.adapter]]\nname = 'b'\npath = 'b'",
+        "model[0].adapter[0].path: only for an engine that is started here",
+    ),
 ]
 
 
@@ -260,6 +293,7 @@ def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
 def test_every_engine_option_is_a_flag_of_the_engine() -> None:
     values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "prefix_caching": False}
     values |= {"kv_cache_fraction": 0.25, "load_format": "dummy"}
+    values |= {"quantization": "int8", "speculative": "ngram"}
     options = EngineOptions(
         **{name: values.get(name, 7) for name in EngineOptions.__struct_fields__}
     )
@@ -271,6 +305,97 @@ def test_every_engine_option_is_a_flag_of_the_engine() -> None:
     }
     assert found == msgspec.structs.asdict(options)
     assert EngineOptions().to_flags() == []
+
+
+SEVERAL = """
+[engine]
+dtype = "bfloat16"
+seed = 7
+prefix_caching = false
+[[model]]
+name = "one"
+path = "one"
+[[model]]
+name = "two"
+path = "two"
+[model.engine_options]
+dtype = "float32"
+prefix_caching = true
+speculative = "ngram"
+num_draft_tokens = 2
+[[model]]
+name = "three"
+path = "three"
+[model.engine_options]
+kv_cache_fraction = 0.1
+[[model]]
+name = "four"
+path = "four"
+engine = "tcp:h:1"
+"""
+
+
+def test_a_models_own_engine_options_stand_over_those_of_all() -> None:
+    write(SEVERAL)
+    one, two, three, four = (model.engine_options for model in load({}, {}).models)
+    both = KV_CACHE_FRACTION / 2
+    assert one == EngineOptions(
+        dtype="bfloat16", seed=7, prefix_caching=False, kv_cache_fraction=both
+    )
+    assert two == EngineOptions(
+        dtype="float32",
+        seed=7,
+        prefix_caching=True,
+        speculative="ngram",
+        num_draft_tokens=2,
+        kv_cache_fraction=both,
+    )
+    assert "--no-prefix-caching" not in two.to_flags()
+    assert three == msgspec.structs.replace(one, kv_cache_fraction=0.1), "its own, not shared"
+    assert four == EngineOptions()
+
+
+@pytest.mark.parametrize("size", ["kv_cache_bytes", "num_blocks"])
+def test_who_names_one_size_of_the_kv_cache_has_named_the_size(size: str) -> None:
+    """num_blocks of [engine] would win over a model's own fraction in the engine."""
+    everybodys = EngineOptions(**{size: 4096, "seed": 1})
+    own = EngineOptions(kv_cache_fraction=0.1)
+    assert own.over(everybodys) == EngineOptions(kv_cache_fraction=0.1, seed=1)
+    assert EngineOptions(seed=2).over(everybodys) == msgspec.structs.replace(everybodys, seed=2)
+
+
+WITH_ADAPTERS = """
+[[model]]
+name = "penny"
+path = "models/penny"
+  [[model.adapter]]
+  name = "penny-legal"
+  path = "adapters/legal"
+  [[model.adapter]]
+  name = "penny-terse"
+  path = "/adapters/terse"
+[[model]]
+name = "far"
+path = "models/penny"
+engine = "tcp:h:1"
+  [[model.adapter]]
+  name = "far-legal"
+"""
+
+
+def test_adapters_are_models_by_name(tmp_path: Path) -> None:
+    write(WITH_ADAPTERS)
+    found = load({}, {})
+    penny, far = found.models
+    assert [(each.name, each.path) for each in penny.adapters] == [
+        ("penny-legal", tmp_path / "adapters" / "legal"),
+        ("penny-terse", Path("/adapters/terse")),
+    ]
+    assert [(each.name, each.path) for each in far.adapters] == [("far-legal", None)]
+    assert found.model_names == ("penny", "penny-legal", "penny-terse", "far", "far-legal")
+    assert found.bases == {"penny-legal": "penny", "penny-terse": "penny", "far-legal": "far"}
+    save(found, tmp_path / "settings.json")
+    assert restore(tmp_path / "settings.json") == found
 
 
 def test_engines_that_start_together_share_the_free_memory() -> None:

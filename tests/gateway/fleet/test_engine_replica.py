@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,9 +43,14 @@ def chat(**fields: Any) -> GenerateRequest:
 
 @pytest.fixture
 def make(tokenizer: Tokenizer, template: ChatTemplate, threads: PrepareThreads) -> Make:
-    def make_replica(engine: Any) -> EngineReplica:
+    def make_replica(engine: Any, adapter: str = "") -> EngineReplica:
         return EngineReplica(
-            name="m@0", client=engine, tokenizer=tokenizer, template=template, threads=threads
+            name="m@0",
+            client=engine,
+            tokenizer=tokenizer,
+            template=template,
+            threads=threads,
+            adapter=adapter,
         )
 
     return make_replica
@@ -398,3 +404,25 @@ async def test_a_refusal_of_the_engines_own_names_the_clients_field(make: Make, 
     with pytest.raises(BadField) as caught:
         await run(make(Scripted(says("x"), [], error)), chat())
     assert caught.value.param == "top_logprobs"
+
+
+async def test_replicas_that_share_an_engine_ask_for_their_own_adapters(
+    make: Make, says: Says
+) -> None:
+    engine = says("ok", adapters={"legal": Path("legal"), "terse": Path("terse")})
+    request = chat(messages=[{"role": "user", "content": "x" * 40}])
+    for _ in range(2):
+        for adapter in ("", "legal", "terse"):
+            await run(make(engine, adapter), request)
+    replicas = [make(engine, adapter) for adapter in ("legal", "")]
+    assert [last_usage(await run(each, request)).cache_read for each in replicas] == [32, 32]
+    assert engine.status.prefix_cache_hit_tokens == 5 * 32, "each of three computed it once"
+    for replica in replicas:
+        await replica.close()
+
+
+async def test_an_adapter_that_the_engine_lacks_is_away_and_no_customers_mistake(
+    make: Make, says: Says
+) -> None:
+    with pytest.raises(ReplicaUnavailable, match="no such adapter"):
+        await run(make(says("ok"), "legal"), chat())
