@@ -147,6 +147,11 @@ def _add_model(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         default=default.dtype,
         help="auto: the checkpoint's, but float32 for a small model on a CPU",
     )
+    add(
+        "--deterministic",
+        action="store_true",
+        help="the same logits, to the bit, alone and in any batch; slower",
+    )
     add("--max-model-len", type=_positive, help="context length; unset: the checkpoint's")
     add("--seed", type=int, default=default.seed, help="for requests that bring no seed")
 
@@ -200,6 +205,12 @@ def _add_memory(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         type=_fraction,
         default=default.kv_cache_fraction,
         help="KV memory as a part of what is free once the weights are loaded",
+    )
+    add(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8"),
+        default=default.kv_cache_dtype,
+        help="what keys and values are stored as. auto: the model's dtype",
     )
     add("--num-blocks", type=_positive, help="KV blocks; overrides both of the above")
     add(

@@ -29,6 +29,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: Literal["none", "int8", "fp8"] = "none"
     """What dense linear layers become when they are loaded: int8 or float8, a scale for every
     output. A checkpoint that is quantised is served as it is stored."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """What keys and values are stored as. auto: dtype; fp8: float8_e4m3fn, half of bfloat16's."""
+    deterministic: bool = False
+    """A request's logits are the same bits alone and in any batch, however its tokens were cut into
+    steps. Slower."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """dummy: random weights of the right size, from config.json alone; for benchmarks."""
     adapters: dict[str, Path] = {}

@@ -42,19 +42,23 @@ def reads_fp8(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
 
-def pack(weight: Fp8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def pack(
+    weight: Fp8Weight, bias: Tensor | None, *, deterministic: bool = False
+) -> Callable[[Tensor], Tensor]:
     num_outputs, num_inputs = weight.values.shape
     whole = num_outputs % CUBLAS_MULTIPLE == 0 and num_inputs % CUBLAS_MULTIPLE == 0
-    # cuBLAS scales rows for bfloat16 results only.
+    # cuBLAS scales rows for bfloat16 results only, and picks a kernel by their number.
     fits = weight.values.device.type == "cuda" and weight.dtype == torch.bfloat16 and whole
-    if weight.block == (1, num_inputs) and fits:
+    if weight.block == (1, num_inputs) and fits and not deterministic:
         return _pack_cublas(weight, bias)
     from engine.kernels import fp8_linear_triton
 
     def product(x: Tensor) -> Tensor:
         rows = x.reshape(-1, num_inputs)
         values, scale = quantise_tokens(rows, weight.block[1])
-        y = fp8_linear_triton.multiply(values, scale, weight, bias, x.dtype)
+        y = fp8_linear_triton.multiply(
+            values, scale, weight, bias, x.dtype, deterministic=deterministic
+        )
         return y.view(*x.shape[:-1], num_outputs)
 
     return product

@@ -27,6 +27,8 @@ MIN_SCALE = tl.constexpr(1e-12)
 QUANTISE_TILE = 1024
 GROUP_TILE = 128
 """Inputs of one dot where a group is a whole row."""
+DETERMINISTIC_TOKENS = 64
+"""As many as a launch is made for when it must not depend on how many there are."""
 
 
 @triton.jit
@@ -129,10 +131,16 @@ def quantise(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
 
 def multiply(
-    values: Tensor, scales: Tensor, weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype
+    values: Tensor,
+    scales: Tensor,
+    weight: Fp8Weight,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    *,
+    deterministic: bool = False,
 ) -> Tensor:
     """[T, K] float8 with scales [T, groups] times the weight: [T, N]. The groups of the tokens are
-    the columns of the weight's blocks."""
+    the columns of the weight's blocks. deterministic: launched alike for any T."""
     num_tokens, num_inputs = values.shape
     num_outputs = weight.values.shape[0]
     out = values.new_empty(num_tokens, num_outputs, dtype=dtype)
@@ -141,7 +149,8 @@ def multiply(
     rows, group = weight.block
     whole_rows = group >= num_inputs
     inner = GROUP_TILE if whole_rows else min(group, GROUP_TILE)
-    config = launch_config("fp8_linear", _shape_class(num_tokens), _default(num_tokens))
+    size = DETERMINISTIC_TOKENS if deterministic else num_tokens
+    config = launch_config("fp8_linear", _shape_class(size), _default(size))
     grid = (
         triton.cdiv(num_tokens, config["BLOCK_M"]) * triton.cdiv(num_outputs, config["BLOCK_N"]),
     )

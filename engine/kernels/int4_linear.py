@@ -34,7 +34,9 @@ def span_of(group_size: int) -> int:
     return min(MAX_SPAN, group_size & -group_size)
 
 
-def pack(weight: GroupedWeight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def pack(
+    weight: GroupedWeight, bias: Tensor | None, *, deterministic: bool = False
+) -> Callable[[Tensor], Tensor]:
     from engine.kernels import int4_linear_triton
 
     num_outputs, num_inputs = weight.codes.shape
@@ -48,7 +50,15 @@ def pack(weight: GroupedWeight, bias: Tensor | None) -> Callable[[Tensor], Tenso
         if order is not None:
             rows = rows.index_select(1, order)
         y = int4_linear_triton.multiply(
-            rows, packed, scales, zeros, bias, bits=bits, span=span, spans_per_group=spans_per_group
+            rows,
+            packed,
+            scales,
+            zeros,
+            bias,
+            bits=bits,
+            span=span,
+            spans_per_group=spans_per_group,
+            deterministic=deterministic,
         )
         return y.view(*x.shape[:-1], num_outputs)
 

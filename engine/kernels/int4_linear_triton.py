@@ -18,6 +18,9 @@ from torch import Tensor
 from engine.kernels.aot import AotCase
 from engine.kernels.tuning import launch_config
 
+DETERMINISTIC_TOKENS = 64
+"""As many as a launch is made for when it must not depend on how many there are."""
+
 
 @triton.jit
 def multiply_kernel(
@@ -79,14 +82,17 @@ def multiply(
     bits: int,
     span: int,
     spans_per_group: int,
+    deterministic: bool = False,
 ) -> Tensor:
-    """x [T, K], rows contiguous; codes uint8 [N, K * bits / 8]; scales, zeros [groups, N]"""
+    """x [T, K], rows contiguous; codes uint8 [N, K * bits / 8]; scales, zeros [groups, N].
+    deterministic: launched alike for any T."""
     num_tokens, num_inputs = x.shape
     num_outputs = codes.shape[0]
     out = x.new_empty(num_tokens, num_outputs)
     if num_tokens == 0:
         return out
-    config = launch_config("int4_linear", _shape_class(num_tokens), _default(num_tokens))
+    size = DETERMINISTIC_TOKENS if deterministic else num_tokens
+    config = launch_config("int4_linear", _shape_class(size), _default(size))
     grid = (
         triton.cdiv(num_tokens, config["BLOCK_M"]) * triton.cdiv(num_outputs, config["BLOCK_N"]),
     )

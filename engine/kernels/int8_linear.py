@@ -22,14 +22,17 @@ CPU_ROWS = 2
 """Up to so many rows torch's int8 product is the faster one."""
 
 
-def pack(weight: Int8Weight, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def pack(
+    weight: Int8Weight, bias: Tensor | None, *, deterministic: bool = False
+) -> Callable[[Tensor], Tensor]:
     """Through the Triton kernel."""
     from engine.kernels import int8_linear_triton
 
     num_outputs, num_inputs = weight.values.shape
 
     def product(x: Tensor) -> Tensor:
-        y = int8_linear_triton.multiply(x.reshape(-1, num_inputs), weight, bias)
+        rows = x.reshape(-1, num_inputs)
+        y = int8_linear_triton.multiply(rows, weight, bias, deterministic=deterministic)
         return y.view(*x.shape[:-1], num_outputs)
 
     return product

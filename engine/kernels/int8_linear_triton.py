@@ -19,6 +19,9 @@ from engine.kernels.aot import AotCase
 from engine.kernels.linear_weights import Int8Weight
 from engine.kernels.tuning import launch_config
 
+DETERMINISTIC_TOKENS = 64
+"""As many as a launch is made for when it must not depend on how many there are."""
+
 
 @triton.jit
 def multiply_kernel(
@@ -59,14 +62,17 @@ def multiply_kernel(
     tl.store(out + at, total.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])
 
 
-def multiply(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
-    """x [T, K], rows contiguous -> [T, N]"""
+def multiply(
+    x: Tensor, weight: Int8Weight, bias: Tensor | None, *, deterministic: bool = False
+) -> Tensor:
+    """x [T, K], rows contiguous -> [T, N]; deterministic: launched alike for any T"""
     num_tokens, num_inputs = x.shape
     num_outputs = weight.values.shape[0]
     out = x.new_empty(num_tokens, num_outputs)
     if num_tokens == 0:
         return out
-    config = launch_config("int8_linear", _shape_class(num_tokens), _default(num_tokens))
+    size = DETERMINISTIC_TOKENS if deterministic else num_tokens
+    config = launch_config("int8_linear", _shape_class(size), _default(size))
     grid = (
         triton.cdiv(num_tokens, config["BLOCK_M"]) * triton.cdiv(num_outputs, config["BLOCK_N"]),
     )

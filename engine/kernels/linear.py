@@ -20,7 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels import cpu_linear, fp8_linear, int4_linear, int8_linear
+from engine.kernels import (
+    cpu_linear,
+    deterministic_linear,
+    fp8_linear,
+    int4_linear,
+    int8_linear,
+)
 from engine.kernels.backend import uses_triton
 from engine.kernels.linear_weights import (
     DenseWeight,
@@ -36,34 +42,40 @@ LinearKernel = Callable[[Tensor], Tensor]
 """[..., in_features] -> [..., out_features], same dtype."""
 
 
-def pack_linear(weight: Tensor | LinearWeight, bias: Tensor | None) -> LinearKernel:
+def pack_linear(
+    weight: Tensor | LinearWeight, bias: Tensor | None, *, deterministic: bool = False
+) -> LinearKernel:
     """The product with `weight` [out_features, in_features] and `bias` [out_features] or None.
 
-    `weight` may be kept or copied; the caller drops its own reference.
+    `weight` may be kept or copied; the caller drops its own reference. deterministic: a row's bits
+    depend neither on the other rows nor on how many there are.
     """
     match weight:
         case Tensor():
-            return _pack_dense(weight, bias)
+            return _pack_dense(weight, bias, deterministic)
         case DenseWeight():
-            return _pack_dense(weight.weight, bias)
+            return _pack_dense(weight.weight, bias, deterministic)
         case Fp8Weight() if fp8_linear.keeps(weight):
-            return fp8_linear.pack(weight, bias)
+            return fp8_linear.pack(weight, bias, deterministic=deterministic)
         case Int8Weight() if uses_triton(weight.values.device):
-            return int8_linear.pack(weight, bias)
+            return int8_linear.pack(weight, bias, deterministic=deterministic)
         case GroupedWeight() if int4_linear.keeps(weight):
-            return int4_linear.pack(weight, bias)
-    dense = _pack_dense(dequantise(weight), bias)
-    if isinstance(weight, Int8Weight) and int8_linear.cpu_keeps(weight):
+            return int4_linear.pack(weight, bias, deterministic=deterministic)
+    dense = _pack_dense(dequantise(weight), bias, deterministic)
+    # The product in int8 is another one than that of more rows.
+    if isinstance(weight, Int8Weight) and int8_linear.cpu_keeps(weight) and not deterministic:
         return int8_linear.pack_cpu(weight, bias, dense)
     return dense
 
 
-def pack_parts(weights: Sequence[LinearWeight], bias: Tensor | None) -> LinearKernel:
+def pack_parts(
+    weights: Sequence[LinearWeight], bias: Tensor | None, *, deterministic: bool = False
+) -> LinearKernel:
     """The products of one input with each weight, side by side; one product where that can be."""
     joined = join(weights)
     if joined is not None:
-        return pack_linear(joined, bias)
-    kernels = [pack_linear(weight, None) for weight in weights]
+        return pack_linear(joined, bias, deterministic=deterministic)
+    kernels = [pack_linear(weight, None, deterministic=deterministic) for weight in weights]
 
     def product(x: Tensor) -> Tensor:
         y = torch.cat([kernel(x) for kernel in kernels], dim=-1)
@@ -72,9 +84,16 @@ def pack_parts(weights: Sequence[LinearWeight], bias: Tensor | None) -> LinearKe
     return product
 
 
-def _pack_dense(weight: Tensor, bias: Tensor | None) -> LinearKernel:
-    if cpu_linear.cpu_multiplies(weight):
+def _pack_dense(weight: Tensor, bias: Tensor | None, deterministic: bool) -> LinearKernel:
+    if cpu_linear.cpu_multiplies(weight):  # each row by itself
         return cpu_linear.pack(weight, bias)
+    if deterministic and deterministic_linear.has_kernel(weight):
+        return deterministic_linear.pack(weight, bias)
+    dense = _library_product(weight, bias)
+    return deterministic_linear.in_tiles(dense) if deterministic else dense
+
+
+def _library_product(weight: Tensor, bias: Tensor | None) -> LinearKernel:
     if weight.device.type == "cpu" and _onednn_packs(weight.dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         product = torch.ops.mkldnn._linear_pointwise.default

@@ -88,15 +88,20 @@ def route_reference(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Ten
     return weights, experts.int()
 
 
-def pack_experts(gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight]) -> ExpertsKernel:
-    """gate_up: of each expert, the rows of gate before those of up."""
+def pack_experts(
+    gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], *, deterministic: bool = False
+) -> ExpertsKernel:
+    """gate_up: of each expert, the rows of gate before those of up. deterministic: a token's bits
+    depend on no other token."""
     example = _numbers(gate_up[0])
     if not uses_triton(example.device):
-        return _pack_sorted(gate_up, down)
+        return _pack_sorted(gate_up, down, deterministic)
     from engine.kernels import moe_triton
 
     first, second = stack(gate_up), stack(down)
-    return lambda x, weights, experts: moe_triton.run(x, weights, experts, first, second)
+    return lambda x, weights, experts: moe_triton.run(
+        x, weights, experts, first, second, deterministic=deterministic
+    )
 
 
 def _numbers(weight: LinearWeight) -> Tensor:
@@ -109,9 +114,12 @@ def _numbers(weight: LinearWeight) -> Tensor:
     return weight.values
 
 
-def _pack_sorted(gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight]) -> ExpertsKernel:
-    firsts = [pack_linear(weight, None) for weight in gate_up]
-    seconds = [pack_linear(weight, None) for weight in down]
+def _pack_sorted(
+    gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], deterministic: bool
+) -> ExpertsKernel:
+    """A token's experts are added up in the order of their numbers."""
+    firsts = [pack_linear(weight, None, deterministic=deterministic) for weight in gate_up]
+    seconds = [pack_linear(weight, None, deterministic=deterministic) for weight in down]
     num_experts = len(firsts)
 
     def run(x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
@@ -126,7 +134,8 @@ def _pack_sorted(gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight]) 
                 continue
             start, stop = stop, stop + count
             own = rows[start:stop]
-            y = seconds[expert](swiglu(firsts[expert](x.index_select(0, own))))
+            gated = swiglu(firsts[expert](x.index_select(0, own)), deterministic=deterministic)
+            y = seconds[expert](gated)
             out.index_add_(0, own, y.mul_(shares[start:stop, None]))
         return out
 

@@ -9,7 +9,10 @@ sort: assignments i = t * k + j get their places, all of an expert side by side 
 experts: a grouped product. Grid: tiles of places times tiles of N, a strip of N for all tiles side
     by side. Gated, it multiplies with the gate's and the up's rows and stores silu(g) * u,
     [T * k, I]; else it scales by the routing weight and stores [T * k, K].
-sum: over the k of a token, in order, by torch: the same in any batch.
+sum: over the k of a token, by torch; deterministic in their order, one after the other.
+
+Deterministic, tiles are those of many rows in any batch: a row's products do not tell how many
+there were, and neither does its sum.
 
 Tiles beyond the places in use leave at once: grids follow from T, k and E alone, no size is read
 back, and everything fits inside a CUDA graph. Moved are the weights of the experts in use once for
@@ -32,6 +35,8 @@ from engine.kernels.tuning import launch_config
 SORT_TILE = 256
 DENSE_TILE = 64
 """Inputs of one dot where the form of the weights does not say."""
+DETERMINISTIC_ROWS = 64
+"""Of an expert, as many as a launch is made for when it must not depend on how many there are."""
 BLOCK = tl.constexpr(int(WeightKind.BLOCK))
 CHANNEL = tl.constexpr(int(WeightKind.CHANNEL))
 GROUPED = tl.constexpr(int(WeightKind.GROUPED))
@@ -285,20 +290,38 @@ def sort(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tenso
     return places, ends, tile_experts
 
 
-def run(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Stack, down: Stack) -> Tensor:
+def run(
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    gate_up: Stack,
+    down: Stack,
+    *,
+    deterministic: bool = False,
+) -> Tensor:
     """x [T, K], rows contiguous; weights float32 and experts int32 [T, k] -> [T, K]"""
     num_tokens, top_k = experts.shape
     if num_tokens == 0:
         return torch.empty_like(x)
     num_experts, num_outputs = gate_up.values.shape[:2]
-    shape_class = _shape_class(num_tokens * top_k, num_experts, gate_up.kind)
+    assumed = DETERMINISTIC_ROWS * num_experts if deterministic else num_tokens * top_k
+    shape_class = _shape_class(assumed, num_experts, gate_up.kind)
     config = launch_config("moe", shape_class, _DEFAULTS[shape_class])
     order = sort(experts, num_experts, config["BLOCK_M"])
     inner = x.new_empty(num_tokens * top_k, num_outputs // 2)
     _launch(x, gate_up, weights, inner, order, config, gated=True, top_k=top_k)
     out = x.new_empty(num_tokens * top_k, x.shape[1])
     _launch(inner, down, weights, out, order, config, gated=False, top_k=top_k)
-    return out.view(num_tokens, top_k, -1).sum(dim=1)
+    by_expert = out.view(num_tokens, top_k, -1)
+    return _sum_in_order(by_expert) if deterministic else by_expert.sum(dim=1)
+
+
+def _sum_in_order(parts: Tensor) -> Tensor:
+    """[T, k, K] -> [T, K]: a reduction of torch's picks its order by the sizes."""
+    total = parts[:, 0].float()
+    for i in range(1, parts.shape[1]):
+        total += parts[:, i]
+    return total.to(parts.dtype)
 
 
 def _launch(

@@ -35,10 +35,13 @@ class VocabParallelEmbedding:
 class ParallelLMHead:
     """[S, hidden] -> logits [S, vocab] on every rank."""
 
-    def __init__(self, weight: Tensor, group: ParallelGroup) -> None:
-        """weight: this rank's rows [vocab / size, hidden], the embedding's own when tied."""
+    def __init__(
+        self, weight: Tensor, group: ParallelGroup, *, deterministic: bool = False
+    ) -> None:
+        """weight: this rank's rows [vocab / size, hidden], the embedding's own when tied.
+        deterministic: see `WeightSource.deterministic`."""
         self._group = group
-        self._product = pack_linear(weight, None)
+        self._product = pack_linear(weight, None, deterministic=deterministic)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_gather(self._product(x))

@@ -33,7 +33,9 @@ class ColumnParallelLinear:
         part = (group.rank, group.size)
         weights = [source.linear(name, out, in_features, part=part) for name, out in parts]
         biases = [source.take(f"{name}.bias", (out,), part=part) for name, out in parts if bias]
-        self._product = pack_parts(weights, torch.cat(biases) if biases else None)
+        self._product = pack_parts(
+            weights, torch.cat(biases) if biases else None, deterministic=source.deterministic
+        )
         self._lora = source.lora(parts, in_features, part=part)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -61,7 +63,9 @@ class RowParallelLinear:
         weight = source.linear(name, out_features, in_features, dim=1, part=part)
         # Taken by every rank, added by one: the sum over ranks must hold it once.
         taken = source.take(f"{name}.bias", (out_features,)) if bias else None
-        self._product = pack_linear(weight, taken if group.rank == 0 else None)
+        self._product = pack_linear(
+            weight, taken if group.rank == 0 else None, deterministic=source.deterministic
+        )
         self._lora = source.lora(((name, out_features),), in_features, dim=1, part=part)
 
     def __call__(self, x: Tensor) -> Tensor:

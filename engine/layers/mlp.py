@@ -25,6 +25,7 @@ class GatedMLP:
         group: ParallelGroup,
     ) -> None:
         share(intermediate, group, "intermediate_size")
+        self._deterministic = source.deterministic
         parts = ((f"{name}.gate_proj", intermediate), (f"{name}.up_proj", intermediate))
         self._gate_up = ColumnParallelLinear(source, parts, hidden, bias=bias, group=group)
         self._down = RowParallelLinear(
@@ -32,4 +33,4 @@ class GatedMLP:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(swiglu(self._gate_up(x)))
+        return self._down(swiglu(self._gate_up(x), deterministic=self._deterministic))

@@ -56,10 +56,10 @@ class MixtureOfExperts:
         fused = source.has(f"{layer}.{FUSED}")
         block = f"{layer}.mlp" if fused else f"{layer}.{names.block}"
         gate = source.take(f"{block}.gate.weight", (num_experts, hidden))
-        self._router = pack_linear(gate, None)
+        self._router = pack_linear(gate, None, deterministic=source.deterministic)
         pairs = self._fused(source, layer) if fused else self._single(source, block, names)
         gate_up, down = zip(*pairs, strict=True)
-        self._experts = pack_experts(gate_up, down)
+        self._experts = pack_experts(gate_up, down, deterministic=source.deterministic)
 
     def _single(
         self, source: WeightSource, block: str, names: ExpertNames

@@ -54,13 +54,21 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
 class RotaryEmbedding:
     """Angles are float32 whatever the model's dtype is; cosines and sines are rounded to it."""
 
-    def __init__(self, frequency: Tensor, dtype: torch.dtype, max_positions: int) -> None:
+    def __init__(
+        self,
+        frequency: Tensor,
+        dtype: torch.dtype,
+        max_positions: int,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         """frequency: float32 [head_dim / 2] on the device of the positions, which are all below
-        `max_positions`. Kernels look angles up in a table of all of them."""
+        `max_positions`. Kernels look angles up in a table of all of them. So does who wants them
+        the same in any batch: torch computes the end of an array by other instructions."""
         self._frequency = frequency
         self._dtype = dtype
         self._table: Rotation | None = None
-        if uses_triton(frequency.device):
+        if deterministic or uses_triton(frequency.device):
             self._table = self._rotation(torch.arange(max_positions, device=frequency.device))
 
     def __call__(self, positions: Tensor) -> Rotation:

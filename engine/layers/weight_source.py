@@ -17,6 +17,10 @@ from engine.layers.lora import AdapterBatch, LoraLinear
 
 class WeightSource(Protocol):
     @property
+    def deterministic(self) -> bool:
+        """Whether layers must compute a token to the same bits in any batch."""
+
+    @property
     def adapters(self) -> AdapterBatch | None:
         """Shared by all layers that `lora` gave adapters to; None without any."""
 

@@ -108,12 +108,19 @@ class Decoder:
             source, "model.embed_tokens", config.vocab_size, config.hidden_size, group
         )
         frequency = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        self._rotary = RotaryEmbedding(frequency.to(device), dtype, config.max_position_embeddings)
+        self._rotary = RotaryEmbedding(
+            frequency.to(device),
+            dtype,
+            config.max_position_embeddings,
+            deterministic=source.deterministic,
+        )
         self._layers = [
             DecoderLayer(source, index, config, group) for index in range(config.num_layers)
         ]
         self._norm = RMSNorm(source, "model.norm", config.hidden_size, config.rms_norm_eps)
-        self._lm_head = ParallelLMHead(self._lm_head_weight(source), group)
+        self._lm_head = ParallelLMHead(
+            self._lm_head_weight(source), group, deterministic=source.deterministic
+        )
 
     def _lm_head_weight(self, source: WeightSource) -> Tensor:
         if self.config.tie_word_embeddings:

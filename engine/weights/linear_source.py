@@ -7,6 +7,7 @@ Above: `weights/loader.py`. Implements `layers/weight_source.py` over any source
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -28,6 +29,15 @@ REQUANTISE: dict[Quantization, Callable[[Tensor], LinearWeight]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class LinearOptions:
+    """What was asked for beside what is stored."""
+
+    quantization: Quantization = "none"
+    adapters: Sequence[Adapter] = ()
+    deterministic: bool = False
+
+
 class TensorSource(Tensors, Protocol):
     def take(
         self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
@@ -42,26 +52,29 @@ class LinearSource:
     def __init__(
         self,
         tensors: TensorSource,
+        asked: LinearOptions,
         *,
         device: torch.device,
         stored: dict[str, Any] | None = None,
-        asked: Quantization = "none",
-        adapters: Sequence[Adapter] = (),
     ) -> None:
         """stored: the checkpoint's quantization_config. Raises UnsupportedModel or ConfigError."""
-        if stored is not None and asked != "none":
+        quantization, adapters = asked.quantization, asked.adapters
+        if stored is not None and quantization != "none":
             method = stored.get("quant_method")
             raise ConfigError(
-                f"quantization is {asked}, but the checkpoint is quantised ({method}) already"
+                f"quantization is {quantization}, but the checkpoint is quantised ({method}) "
+                "already"
             )
         self._tensors = tensors
         self._method = quantization_method(stored)
-        self._requantise = REQUANTISE[asked]
+        self._requantise = REQUANTISE[quantization]
         self._adapters = adapters
         self._example = torch.empty(0, dtype=tensors.dtype, device=device)
         names = [adapter.name for adapter in adapters]
         self.adapters = AdapterBatch(names, device) if adapters else None
         """See `WeightSource.adapters`."""
+        self.deterministic = asked.deterministic
+        """See `WeightSource.deterministic`."""
 
     def take(
         self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ from engine.startup import GIB, Startup
 from engine.weights.adapters import Adapter
 from engine.weights.checkpoint import Checkpoint, CheckpointWeights
 from engine.weights.dummy import DummyWeights
-from engine.weights.linear_source import LinearSource, Quantization
+from engine.weights.linear_source import LinearOptions, LinearSource, Quantization
 from engine.weights.reading import TensorReader
 from engine.weights.registry import load_model_config
 
@@ -42,23 +42,26 @@ def load_model(
     load_format: Literal["safetensors", "dummy"] = "safetensors",
     quantization: Quantization = "none",
     adapters: Mapping[str, Path] | None = None,
+    deterministic: bool = False,
     seed: int = 0,
     startup: Startup | None = None,
 ) -> Decoder:
     """load_format: dummy needs config.json alone and draws the weights from `seed`.
     quantization: what dense linear layers become; a checkpoint that is quantised stays as it is.
-    adapters: PEFT's folders by name.
+    adapters: PEFT's folders by name. deterministic: see `WeightSource.deterministic`.
 
     Raises ConfigError or UnsupportedModel, naming the file, field or tensor.
     """
     startup = startup or Startup()
     with startup.phase("config"):
         config = load_model_config(folder)
-    read = [Adapter(name, path) for name, path in (adapters or {}).items()]
-    build = _build_dummy if load_format == "dummy" else _build_stored
-    model, num_parameters = build(
-        folder, config, dtype, device, group, quantization, read, seed, startup
+    asked = LinearOptions(
+        quantization,
+        [Adapter(name, path) for name, path in (adapters or {}).items()],
+        deterministic,
     )
+    build = _build_dummy if load_format == "dummy" else _build_stored
+    model, num_parameters = build(folder, config, dtype, device, group, asked, seed, startup)
     logger.info(
         "loaded %s: %s, %.1f M %sparameters, %s on %s",
         folder.name,
@@ -77,8 +80,7 @@ def _build_stored(
     dtype: str,
     device: torch.device,
     group: ParallelGroup,
-    quantization: Quantization,
-    adapters: Sequence[Adapter],
+    asked: LinearOptions,
     seed: int,
     startup: Startup,
 ) -> tuple[Decoder, int]:
@@ -88,13 +90,7 @@ def _build_stored(
     chosen = _choose_dtype(dtype, config, device, num_parameters)
     with TensorReader(device) as reader:
         weights = CheckpointWeights(checkpoint, reader, dtype=chosen, device=device)
-        source = LinearSource(
-            weights,
-            device=device,
-            stored=config.quantization,
-            asked=quantization,
-            adapters=adapters,
-        )
+        source = LinearSource(weights, asked, device=device, stored=config.quantization)
         model = Decoder(config, source, dtype=chosen, device=device, group=group)
     source.check_adapters()
     weights.check_all_taken(optional=TIED if config.tie_word_embeddings else frozenset())
@@ -114,8 +110,7 @@ def _build_dummy(
     dtype: str,
     device: torch.device,
     group: ParallelGroup,
-    quantization: Quantization,
-    adapters: Sequence[Adapter],
+    asked: LinearOptions,
     seed: int,
     startup: Startup,
 ) -> tuple[Decoder, int]:
@@ -123,7 +118,7 @@ def _build_dummy(
     chosen = _choose_dtype(dtype, config, device, num_parameters)
     with startup.phase("weights: random"):
         weights = DummyWeights(dtype=chosen, device=device, seed=seed)
-        source = LinearSource(weights, device=device, asked=quantization, adapters=adapters)
+        source = LinearSource(weights, asked, device=device)
         model = Decoder(config, source, dtype=chosen, device=device, group=group)
     source.check_adapters()
     return model, num_parameters

@@ -1,0 +1,139 @@
+"""y[t, n] = sum over k of x[t, k] * w[n, k] + b[n], summed in float32 in one order for any T.
+
+The launch depends on the weight's shape and dtype alone: one tile, no split of K, K walked in steps
+of BLOCK_K from the front. So an output's sums are the same instructions in the same order whatever
+else is in the batch; rows that are not there are zeros. Grid: tiles of N times tiles of T, those of
+one strip of N side by side, so that a weight tile is read from memory once. Moves 2 N K bytes of
+weight (4 in float32), 2 T K of tokens for each strip of N that the L2 does not hold, and writes
+2 N T. N is cut finely where it is small: 4,096 outputs in strips of 32 keep 128 multiprocessors
+reading. BLOCK_M is what one group of warps multiplies at once on Hopper (wgmma, 64 rows).
+
+Above: `deterministic_linear.py`. Below: triton. Fits inside a CUDA graph: no size is read from the
+device.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.aot import AotCase
+from engine.kernels.tuning import launch_config
+
+NARROW = 8192
+"""Outputs; more are enough strips of their own."""
+
+
+@triton.jit
+def multiply_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    num_tokens,
+    num_outputs,
+    num_inputs,
+    stride_x,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    tiles_m = tl.cdiv(num_tokens, BLOCK_M)
+    row = (tl.program_id(0) % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = (tl.program_id(0) // tiles_m) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_in, column_in = row < num_tokens, column < num_outputs
+    row64 = row.to(tl.int64)
+    inner = tl.arange(0, BLOCK_K)
+    x_at = x + row64[:, None] * stride_x + inner[None, :]
+    w_at = weight + column[None, :].to(tl.int64) * num_inputs + inner[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(tl.cdiv(num_inputs, BLOCK_K)):
+        left = num_inputs - step * BLOCK_K
+        a = tl.load(x_at, mask=row_in[:, None] & (inner[None, :] < left), other=0.0)
+        b = tl.load(w_at, mask=column_in[None, :] & (inner[:, None] < left), other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+        x_at += BLOCK_K
+        w_at += BLOCK_K
+    if HAS_BIAS:
+        total += tl.load(bias + column, mask=column_in, other=0.0).to(tl.float32)[None, :]
+    at = row64[:, None] * num_outputs + column[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, K], rows contiguous, times weight [N, K]: [T, N]"""
+    num_tokens, num_inputs = x.shape
+    num_outputs = weight.shape[0]
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = x.new_empty(num_tokens, num_outputs)
+    if num_tokens == 0:
+        return out
+    shape_class = _shape_class(num_outputs, x.element_size())
+    config = launch_config("deterministic_linear", shape_class, _DEFAULTS[shape_class])
+    grid = (
+        triton.cdiv(num_tokens, config["BLOCK_M"]) * triton.cdiv(num_outputs, config["BLOCK_N"]),
+    )
+    multiply_kernel[grid](
+        x,
+        weight,
+        bias,
+        out,
+        num_tokens,
+        num_outputs,
+        num_inputs,
+        x.stride(0),
+        HAS_BIAS=bias is not None,
+        **config,
+    )
+    return out
+
+
+def _shape_class(num_outputs: int, element_size: int) -> str:
+    """Of the weight; the tokens have no say."""
+    if element_size > 2:
+        return "float32"
+    return "narrow" if num_outputs <= NARROW else "wide"
+
+
+_DEFAULTS = {
+    "narrow": {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4},
+    "wide": {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4},
+    "float32": {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3},
+}
+
+
+def _aot() -> list[AotCase]:
+    listed = []
+    for dtype in ("bf16", "fp16", "fp32"):
+        for shape_class, config in _DEFAULTS.items():
+            if (shape_class == "float32") != (dtype == "fp32"):
+                continue
+            sizes = {name: size for name, size in config.items() if name.startswith("BLOCK")}
+            constexprs = {"HAS_BIAS": True, **sizes}
+            signature = {
+                "x": f"*{dtype}",
+                "weight": f"*{dtype}",
+                "bias": f"*{dtype}",
+                "out": f"*{dtype}",
+                "num_tokens": "i32",
+                "num_outputs": "i32:16",
+                "num_inputs": "i32:16",
+                "stride_x": "i32:16",
+            }
+            listed.append(
+                AotCase(
+                    f"multiply_{dtype}_{shape_class}",
+                    multiply_kernel,
+                    signature | dict.fromkeys(constexprs, "constexpr"),
+                    constexprs,
+                    config["num_warps"],
+                    config["num_stages"],
+                )
+            )
+    return listed
+
+
+AOT = _aot()
