@@ -219,6 +219,11 @@ def _add_memory(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         action="store_false",
         help="compute every prompt in full",
     )
+    add(
+        "--poison-freed-blocks",
+        action="store_true",
+        help="overwrite freed KV blocks with NaN, to find who reads them; slow",
+    )
 
 
 def _add_process(group: argparse._ArgumentGroup, default: EngineConfig) -> None:

@@ -13,6 +13,8 @@ A block is in one of three states, told apart by its reference count:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 _FREE = -1
 
 
@@ -20,11 +22,13 @@ class BlockPool:
     """Blocks 0..num_blocks-1. Every operation is O(1); a wrong one is a programmer's error and
     raises AssertionError or IndexError."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, on_free: Callable[[int], None] | None = None) -> None:
+        """on_free: told of every block that becomes free, before it can be handed out again."""
         assert num_blocks >= 1, f"num_blocks must be at least 1, not {num_blocks}"
         self.num_blocks = num_blocks
         self._refcounts = [_FREE] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._on_free = on_free
 
     @property
     def num_free(self) -> int:
@@ -59,6 +63,8 @@ class BlockPool:
         """Make an idle block free."""
         assert self._refcounts[block] == 0, f"block {block} is not idle"
         self._refcounts[block] = _FREE
+        if self._on_free is not None:
+            self._on_free(block)
         self._free.append(block)
 
     def check_integrity(self) -> None:

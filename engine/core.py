@@ -10,6 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -24,7 +25,12 @@ from engine.pace import Pace
 from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
 from engine.protocol import PROTOCOL_VERSION, EngineOutput, EngineRequest, ReplicaStatus
 from engine.runner.device_runner import DeviceRunner, StepLimits, graph_backend
-from engine.runner.kv_cache import allocate_kv_cache, attention_shape, kv_bytes_per_token
+from engine.runner.kv_cache import (
+    allocate_kv_cache,
+    attention_shape,
+    kv_bytes_per_token,
+    poison_block,
+)
 from engine.runner.memory import free_bytes, used_bytes
 from engine.runner.model_runner import ModelRunner
 from engine.runner.speculative import Guesser, NgramProposer
@@ -80,7 +86,8 @@ class EngineCore:
         self.engine_id = str(uuid.uuid4())
         with startup.phase("KV cache"):
             cache = _allocate(shape, model.config.num_layers, self.resolved)
-        self._scheduler = _scheduler(self.resolved, clock)
+        on_free = partial(poison_block, cache) if config.poison_freed_blocks else None
+        self._scheduler = _scheduler(self.resolved, clock, on_free)
         runner = _runner(model, cache, shape, self.resolved)
         guesser = None
         if config.speculative == "ngram":
@@ -298,10 +305,14 @@ def _runner(
     return DeviceRunner(model, cache, shape, eos_token_ids=eos_token_ids, limits=limits)
 
 
-def _scheduler(resolved: ResolvedConfig, clock: Callable[[], float]) -> Scheduler:
+def _scheduler(
+    resolved: ResolvedConfig,
+    clock: Callable[[], float],
+    on_free: Callable[[int], None] | None,
+) -> Scheduler:
     config = resolved.config
     cache = PrefixCache(
-        BlockPool(resolved.num_blocks),
+        BlockPool(resolved.num_blocks, on_free=on_free),
         resolved.block_size,
         enabled=config.enable_prefix_caching,
         sliding_window=resolved.sliding_window,

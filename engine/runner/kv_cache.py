@@ -6,6 +6,7 @@ block ids as numbers only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -15,6 +16,9 @@ from engine.kernels.fp8_linear import reads_fp8
 from engine.kernels.paged_attention import AttentionShape, KVLayer
 from engine.layers.parallel import share
 from engine.models.decoder import Decoder
+
+FLOAT8_NAN = 0x7F
+"""The bits of the one number in e4m3fn that is none (OCP 8-bit floating point)."""
 
 
 def attention_shape(
@@ -63,3 +67,14 @@ def allocate_kv_cache(shape: AttentionShape, num_layers: int, num_blocks: int) -
         return torch.ones(shape.num_kv_heads, dtype=torch.float32, device=shape.device)
 
     return [KVLayer(tensor(), tensor(), scale(), scale()) for _ in range(num_layers)]
+
+
+def poison_block(cache: Sequence[KVLayer], block: int) -> None:
+    """Overwrite what a freed block holds with numbers that are none: whoever reads it before it was
+    written says so. Steps in flight are not harmed, the device does one thing after the other."""
+    for layer in cache:
+        for stored in (layer.k[block], layer.v[block]):
+            if stored.dtype == torch.float8_e4m3fn:
+                stored.view(torch.uint8).fill_(FLOAT8_NAN)
+            else:
+                stored.fill_(torch.nan)

@@ -1,0 +1,181 @@
+"""What users of other engines complain of, as far as it is the engine's: one test each.
+
+Others stand where their part is: long prefills that stall decodes and short prompts behind long
+ones (`test_scheduler.py`, `test_pace.py`), preempted requests that lose their place
+(`test_scheduler.py`), speculation slower than none (`test_speculative.py`), characters cut between
+tokens (`test_detokenizer.py`), memory mis-estimated at the start (`test_start.py`), health that is
+green on a dead engine (`tests/chaos/`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.protocol import EngineOutput, EngineRequest, SamplingParams, TokenLogprobs
+from tests.engine import checkpoints
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        name: checkpoints.save(name, tmp_path_factory.mktemp(name))
+        for name in ("llama3", "mistral_window")
+    }
+
+
+def start(folder: Path, **changes: Any) -> EngineCore:
+    options: dict[str, Any] = {"num_blocks": 64, "dtype": "float32", "max_model_len": 160}
+    return EngineCore(EngineConfig(model=folder, **(options | changes)))
+
+
+def request(name: str, prompt: list[int], *, n: int = 1, salt: str = "", **sampling: Any) -> Any:
+    params = SamplingParams(**({"max_tokens": 12, "temperature": 0.0} | sampling))
+    return EngineRequest(
+        request_id=name, prompt_token_ids=prompt, sampling=params, n=n, cache_salt=salt
+    )
+
+
+def finish(core: EngineCore) -> list[EngineOutput]:
+    outputs: list[EngineOutput] = []
+    while core.has_work():
+        outputs += core.step()
+    core.check_integrity()
+    assert core.status().num_free_blocks == core.resolved.num_blocks
+    return outputs
+
+
+def said(outputs: list[EngineOutput]) -> dict[tuple[str, int], list[int]]:
+    texts: dict[tuple[str, int], list[int]] = {}
+    for output in outputs:
+        texts.setdefault((output.request_id, output.index), []).extend(output.token_ids)
+    return texts
+
+
+def traffic(seed: int) -> list[EngineRequest]:
+    rng = random.Random(seed)
+    shared = [rng.randrange(3, 90) for _ in range(48)]
+    return [
+        request(
+            f"r{i}",
+            shared[: rng.randrange(1, 48)]
+            + [rng.randrange(3, 90) for _ in range(rng.randrange(60))],
+            n=rng.choice([1, 1, 2]),
+            salt=rng.choice(["", "b"]),
+            max_tokens=rng.randrange(1, 40),
+            temperature=rng.choice([0.0, 0.8]),
+            seed=i,
+            ignore_eos=True,
+        )
+        for i in range(16)
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral_window"])
+@pytest.mark.parametrize("options", [{}, {"run_ahead": True}, {"speculative": "ngram"}], ids=str)
+def test_no_block_is_read_after_it_was_freed(
+    folders: dict[str, Path], name: str, options: dict[str, Any]
+) -> None:
+    """Few blocks, preemptions, shared prefixes, windows, aborts: with every freed block overwritten
+    by NaN, all texts are the same. NaN would end a request with an error."""
+    few: dict[str, Any] = {"num_blocks": 12, "max_num_batched_tokens": 40} | options
+    texts = []
+    for poison in (False, True):
+        core = start(folders[name], **few, poison_freed_blocks=poison)
+        outputs: list[EngineOutput] = []
+        for i, asked in enumerate(traffic(5)):
+            core.add(asked)
+            outputs += core.step()
+            if i % 5 == 4:
+                core.abort(f"r{i - 2}")
+        outputs += finish(core)
+        assert all(output.error_code is None for output in outputs)
+        aborted = {"r2", "r7", "r12"}
+        texts.append({k: v for k, v in said(outputs).items() if k[0] not in aborted})
+        assert name == "mistral_window" or core.status().num_preemptions > 0
+    assert texts[0] == texts[1]
+
+
+def test_the_poison_would_show(folders: dict[str, Path]) -> None:
+    """A block that is freed too early ends its request with an error: the debug mode can fail."""
+    core = start(folders["llama3"], poison_freed_blocks=True)
+    core.add(request("r", list(range(3, 60)), max_tokens=30, ignore_eos=True))
+    core.step()
+    (seq,) = core._scheduler.running
+    on_free = core._scheduler.cache.pool._on_free
+    assert on_free is not None
+    on_free(seq.block_table[0])
+    assert any(output.error_code == "engine_step_failed" for output in core.step())
+
+
+def test_log_probabilities_are_the_same_from_the_prefix_cache(folders: dict[str, Path]) -> None:
+    core, prompt = start(folders["llama3"]), list(range(3, 60))
+    found: list[list[TokenLogprobs]] = []
+    for name in ("computed", "cached"):
+        core.add(request(name, prompt, logprobs=3))
+        outputs = finish(core)
+        assert (outputs[-1].usage.cached_tokens > 0) == (name == "cached")
+        found.append([entry for output in outputs for entry in output.logprobs or []])
+    assert len(found[0]) == len(found[1]) == 12
+    for computed, cached in zip(*found, strict=True):
+        assert computed.chosen.token_id == cached.chosen.token_id
+        assert computed.chosen.logprob == pytest.approx(cached.chosen.logprob, abs=1e-4)
+        assert [t.token_id for t in computed.top] == [t.token_id for t in cached.top]
+
+
+def test_tenants_never_share_a_cached_prefix(folders: dict[str, Path]) -> None:
+    core, prompt = start(folders["llama3"]), list(range(3, 60))
+    for salt, cached in (("a", 0), ("b", 0), ("a", 48), ("", 0), ("b", 48)):
+        core.add(request("r", prompt, salt=salt))
+        assert finish(core)[-1].usage.cached_tokens == cached, salt
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
+def test_aborts_leak_no_block(folders: dict[str, Path], n: int, num_steps: int) -> None:
+    """At every stage: queued, in the middle of the prompt, with choices parked, while decoding."""
+    for ahead in (False, True):
+        core = start(folders["llama3"], max_num_batched_tokens=24, run_ahead=ahead)
+        core.add(request("r", list(range(3, 60)), n=n, max_tokens=30, ignore_eos=True))
+        for _ in range(num_steps):
+            core.step()
+        ended = core.abort("r")
+        assert len(ended) == n and ended[-1].finished
+        assert finish(core) == []
+
+
+def test_preemption_does_not_thrash(folders: dict[str, Path]) -> None:
+    """Twice as many requests as the cache holds: the work that is done twice stays a fraction."""
+    core = start(folders["llama3"], num_blocks=20, max_num_seqs=16)
+    computed = 0
+    for i in range(16):
+        core.add(request(f"r{i}", [3 + i] * 40, max_tokens=40, ignore_eos=True))
+    schedule = core._scheduler.schedule
+
+    def counted() -> Any:
+        nonlocal computed
+        output = schedule()
+        computed += output.num_tokens
+        return output
+
+    core._scheduler.schedule = counted  # type: ignore[method-assign]
+    outputs = finish(core)
+    assert all(len(text) == 40 for text in said(outputs).values())
+    assert core.status().num_preemptions > 0
+    needed = 16 * (40 + 39)
+    assert computed < 1.5 * needed, f"{computed} tokens computed, {needed} needed"
