@@ -24,6 +24,7 @@ import uvicorn
 from billing.spool import Spool
 from gateway import logs
 from gateway.app import create_app
+from gateway.connection import Connection
 from gateway.listener import bound_unread
 from gateway.settings import Settings
 
@@ -37,7 +38,6 @@ DRAIN_MARGIN_S = 5.0
 """After the application has ended what was still open: for its last bytes to leave."""
 BROKEN_SPOOL_STATUS = 3
 """Exit status of a worker that left because its spool broke."""
-MAX_CONNECTIONS = 16_384
 BACKLOG = 2048
 
 
@@ -91,7 +91,7 @@ def run(
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=Connection,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -99,7 +99,6 @@ def run(
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=int(KEEP_ALIVE_S),
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + DRAIN_MARGIN_S),
     )

@@ -19,6 +19,14 @@ OPENAI_VERSION = b"2020-10-01"
 REQUEST_ID = "request_id"
 
 
+def named(request_id: str, *, elapsed_ms: float) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"x-request-id", request_id.encode()),
+        (b"openai-version", OPENAI_VERSION),
+        (b"openai-processing-ms", str(round(elapsed_ms)).encode()),
+    ]
+
+
 class Envelope:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -36,9 +44,7 @@ class Envelope:
                 elapsed_ms = (time.perf_counter() - received_at) * 1000
                 message["headers"] = [
                     *message["headers"],
-                    (b"x-request-id", request_id.encode()),
-                    (b"openai-version", OPENAI_VERSION),
-                    (b"openai-processing-ms", str(round(elapsed_ms)).encode()),
+                    *named(request_id, elapsed_ms=elapsed_ms),
                 ]
             await send(message)
 

@@ -1,0 +1,201 @@
+"""One client's connection: uvicorn's HTTP/1.1, with bounds on what a stranger may hold of a worker.
+
+Above: `worker` gives the class to uvicorn. Below: uvicorn's protocol on httptools. Knows bytes,
+times and how many connections there are, no route and no key: everything here happens before a
+request has a name. httptools puts no bound on a request's head (the request line and the headers)
+and collects a value in time quadratic in its length, so the bytes are counted here. What is refused
+is answered in the shape of all errors and closed; it reaches no route, so no metric counts it.
+
+A client that closes its sending side has hung up, and what it asked for is aborted: no message
+tells half a close from a whole one. GET and HEAD are answered all the same, they cost no tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.errors import INVALID, Face, face, unavailable
+from gateway.ids import uuid7
+from gateway.routes.envelope import named
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Of the request line and all headers; one read of the socket more where they do not end."""
+HEAD_TIMEOUT_S = 30.0
+"""From the first byte of a head, or from the connection's opening, to the head's last byte."""
+MAX_CONNECTIONS = 16_384
+"""Of one worker. A request on one more is answered with 503."""
+SPARE_CONNECTIONS = 1024
+"""How many more are kept to be told so; the next ones are closed without a word."""
+OTHER_FILES = 512
+"""Descriptors that are no client's: stores, spool, engines, upstreams' connections."""
+LINGER_S = 1.0
+"""How long what a refused client still sends is dropped: closing over it would make the kernel
+reset the connection, and the answer would be lost."""
+MAX_LINGER_BYTES = 1024 * 1024
+"""Who goes on for longer than that does not read."""
+SEPARATORS_BYTES = 4
+"""Of a header line: a colon, a space and the line's end."""
+
+TOO_LARGE = face(
+    431,
+    f"The request line and headers are too large: more than {MAX_HEAD_BYTES} bytes.",
+    INVALID,
+    code="request_header_fields_too_large",
+    param="headers",
+)
+TOO_SLOW = face(408, "The request's headers took too long.", INVALID, code="request_timeout")
+MALFORMED = face(400, "The request is not valid HTTP/1.1.", INVALID, code="invalid_http")
+TOO_MANY = unavailable("This gateway has too many open connections.", code="overloaded")
+
+
+class _Refused(Exception):
+    """Ends the parsing of a request that is whole and not wanted."""
+
+
+class Connection(HttpToolsProtocol):
+    """What uvicorn makes for each client. `refusal`: what it was told, from then on it is deaf."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.refusal: Face | None = None
+        self._in_head = True
+        """Nothing but a head, or its beginning, may come next."""
+        self._begun = False
+        self._head_bytes = 0
+        self._num_heads = 0
+        self._dropped_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > max_connections() + SPARE_CONNECTIONS:
+            transport.abort()
+            return
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """True keeps the connection open to write to."""
+        return (
+            self.refusal is None
+            and self._answering()
+            and not self.cycle.more_body
+            and self.cycle.scope["method"] in ("GET", "HEAD")
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if self.refusal is not None:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > MAX_LINGER_BYTES:
+                self.transport.abort()
+            return
+        was_in_head, num_heads = self._in_head, self._num_heads
+        super().data_received(data)
+        if self.refusal is not None or self.transport.is_closing():
+            return
+        if was_in_head and num_heads == self._num_heads:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(TOO_LARGE)
+            else:
+                self._expect_head()
+        elif self._begun:
+            self._expect_head()
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._begun = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._cancel_timer()
+        self._in_head = self._begun = False
+        self._head_bytes = 0
+        self._num_heads += 1
+        size_bytes = len(self.url) + sum(
+            len(name) + len(value) + SEPARATORS_BYTES for name, value in self.headers
+        )
+        if size_bytes > MAX_HEAD_BYTES:
+            self._refuse(TOO_LARGE)
+            raise _Refused
+        if len(self.connections) > max_connections():
+            self._refuse(TOO_MANY)
+            raise _Refused
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        super().on_message_complete()
+
+    # what is refused
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's, for what the parser could not take, or must not go on with."""
+        if self.refusal is None:
+            self._refuse(MALFORMED)
+
+    def _refuse(self, why: Face) -> None:
+        """Tell it, as long as no answer is on its way, and close."""
+        self.refusal = why
+        self._cancel_timer()
+        if self._answering():
+            self.transport.close()
+            return
+        body = why.encode()
+        headers = [
+            *self.server_state.default_headers,
+            *((name.encode(), value.encode()) for name, value in why.headers.items()),
+            *named(f"req_{uuid7().hex}", elapsed_ms=0),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        lines = [b"".join((name, b": ", value, b"\r\n")) for name, value in headers]
+        self.transport.write(b"".join([STATUS_LINE[why.status], *lines, b"\r\n", body]))
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    # the time that a head may take
+
+    def _expect_head(self) -> None:
+        """Its time begins, if it has not begun already."""
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self._answering():  # the head of the next request, which may wait
+            self._expect_head()
+        elif self._begun:
+            self._refuse(TOO_SLOW)
+        else:
+            self.transport.close()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def max_connections() -> int:
+    """As many as there are descriptors for, and `MAX_CONNECTIONS` at most."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(1, min(MAX_CONNECTIONS, files - OTHER_FILES - SPARE_CONNECTIONS))

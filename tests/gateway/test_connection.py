@@ -1,0 +1,266 @@
+"""What a stranger can do to a worker with a connection alone, against uvicorn on a real socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from gateway import connection
+from gateway.connection import MAX_HEAD_BYTES, Connection
+
+DEADLINE_S = 10.0
+LIVE = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the size of the body; a slow one is asked for as /slow."""
+    assert scope["type"] == "http"
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size, more = size + len(message["body"]), message["more_body"]
+    if scope["path"] == "/slow":
+        message = await receive()
+        assert message["type"] == "http.disconnect"
+        return
+    body = str(size).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    config = uvicorn.Config(
+        application,
+        loop="uvloop",
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+    )
+    server = uvicorn.Server(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def client(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as opened:
+        yield opened
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Until the server closes."""
+    found = b""
+    while data := client.recv(65536):
+        found += data
+    return found
+
+
+def read_answer(client: socket.socket) -> tuple[int, bytes]:
+    """One answer with a length, on a connection that stays."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        data = client.recv(65536)
+        assert data, found
+        found += data
+    head, _, body = found.partition(b"\r\n\r\n")
+    (length,) = (line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+    while len(body) < int(length.partition(b":")[2]):
+        body += client.recv(65536)
+    return int(head.split()[1]), body
+
+
+def error_of(answer: bytes, status: int) -> dict[str, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    assert int(lines[0].split()[1]) == status, answer
+    assert b"content-type: application/json" in lines and b"connection: close" in lines
+    assert any(line.startswith(b"x-request-id: req_") for line in lines)
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def test_headers_without_an_end_are_refused_soon(client: socket.socket, port: int) -> None:
+    client.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\nx: ")
+    sent, block = 0, b"a" * (1 << 20)
+    try:
+        while sent < 64 << 20:
+            sent += client.send(block)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    assert sent < 64 << 20, "all of it was taken"
+    with socket.create_connection(("127.0.0.1", port), timeout=2) as other:
+        other.sendall(LIVE)
+        assert read_answer(other) == (200, b"0")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /live HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 200_000 + b"\r\n\r\n",
+        b"GET /live HTTP/1.1\r\nhost: x\r\n" + b"x: a\r\n" * 20_000 + b"\r\n",
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /live HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 200_000,
+        b"\r\n" * 100_000,
+    ],
+    ids=["a long value", "many headers", "a long path", "no end", "empty lines"],
+)
+@pytest.mark.parametrize("before", [b"", LIVE], ids=["first", "second"])
+def test_a_large_head_is_a_431_that_says_so(
+    client: socket.socket, head: bytes, before: bytes
+) -> None:
+    if before:
+        client.sendall(before)
+        assert read_answer(client)[0] == 200
+    for start in range(0, len(head), 10_000):
+        client.sendall(head[start : start + 10_000])
+    error = error_of(read_all(client), 431)
+    assert (error["param"], error["code"]) == ("headers", "request_header_fields_too_large")
+    assert str(MAX_HEAD_BYTES) in error["message"]
+
+
+def test_a_head_within_the_bound_and_any_body_pass(client: socket.socket) -> None:
+    """On one connection, so that what is counted begins anew with each head."""
+    for _ in range(3):
+        body = b"b" * 500_000
+        client.sendall(
+            b"POST /live HTTP/1.1\r\nhost: x\r\nx: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (b"a" * (MAX_HEAD_BYTES - 200), len(body), body)
+        )
+        assert read_answer(client) == (200, b"500000")
+    client.sendall(LIVE * 50)  # pipelined, more of them in a read than one head may have bytes
+    answers = b""
+    while answers.count(b"HTTP/1.1 200") < 50:
+        answers += client.recv(65536)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /live HTTP/1.1\r\nhost: ", b"\r\n"])
+def test_a_head_that_takes_too_long_is_given_up(
+    port: int, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """However steadily a byte comes; and a connection that says nothing is no better."""
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.5)
+    with socket.create_connection(("127.0.0.1", port), timeout=0.1) as client:
+        began = time.monotonic()
+        client.sendall(sent)
+        found = b""
+        while time.monotonic() < began + DEADLINE_S:
+            try:
+                data = client.recv(65536)
+            except TimeoutError:
+                if sent.startswith(b"GET"):
+                    client.sendall(b"a")
+                continue
+            found += data
+            if not data:
+                break
+        assert 0.4 < time.monotonic() - began < 3
+    if sent.startswith(b"GET"):
+        assert error_of(found, 408)["code"] == "request_timeout"
+    else:
+        assert found == b""
+
+
+def test_a_request_that_takes_long_is_not_given_up(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
+    with socket.create_connection(("127.0.0.1", port), timeout=1) as client:
+        client.sendall(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\nGET /li")
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+
+
+def test_beyond_the_bound_a_request_is_a_503_that_says_when(
+    client: socket.socket, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.sendall(LIVE)
+    assert read_answer(client)[0] == 200
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 1)
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as one_more:
+        one_more.sendall(LIVE)
+        answer = read_all(one_more)
+    assert error_of(answer, 503)["code"] == "overloaded"
+    assert b"\r\nretry-after: 1\r\n" in answer
+    client.settimeout(DEADLINE_S)
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:  # until the other one has gone
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as again:
+            monkeypatch.setattr(connection, "MAX_CONNECTIONS", 2)
+            again.sendall(LIVE)
+            if again.recv(65536).startswith(b"HTTP/1.1 200"):
+                return
+    raise AssertionError("nobody is served any more")
+
+
+def test_far_beyond_the_bound_a_connection_is_closed(
+    client: socket.socket, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.sendall(LIVE)
+    assert read_answer(client)[0] == 200
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 0)
+    monkeypatch.setattr(connection, "SPARE_CONNECTIONS", 0)
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S),
+        socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as one_more,
+        pytest.raises(ConnectionResetError),
+    ):
+        one_more.recv(1)
+        raise ConnectionResetError  # an end without a reset is one, too
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"nonsense\r\n\r\n", b"GET /live HTTP/1.1\r\nbad header\r\n\r\n", b"\x16\x03\x01\x02\x00"],
+)
+def test_malformed_http_is_a_400_in_the_shape_of_all_errors(
+    client: socket.socket, request_bytes: bytes
+) -> None:
+    client.sendall(request_bytes)
+    error = error_of(read_all(client), 400)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_http")
+
+
+def test_nonsense_behind_a_request_in_flight_is_not_answered_into_its_answer(
+    client: socket.socket,
+) -> None:
+    client.sendall(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+    time.sleep(0.2)
+    client.sendall(b"nonsense\r\n\r\n")
+    try:
+        assert read_all(client) == b""
+    except ConnectionResetError:
+        pass
+
+
+def test_a_get_is_answered_though_its_client_sends_no_more(client: socket.socket) -> None:
+    client.sendall(LIVE)
+    client.shutdown(socket.SHUT_WR)
+    assert read_answer(client) == (200, b"0")
+
+
+def test_a_post_whose_client_sends_no_more_was_hung_up(client: socket.socket) -> None:
+    client.sendall(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+    client.shutdown(socket.SHUT_WR)
+    assert read_all(client) == b""
