@@ -39,7 +39,8 @@ def test_kernels_compile_and_do_not_spill(module: str, capability: int) -> None:
     )
     assert done.returncode == 0, done.stderr[-10_000:]
     found = json.loads(done.stdout)[str(capability)]
-    assert found, "a module of kernels lists what is served in AOT"
+    # All of a module's kernels may need float8, which Ampere's instructions do not know.
+    assert found or capability < aot.FP8_CAPABILITY, "a module lists what is served in AOT"
     assert spilled(found, capability) == []
 
 
