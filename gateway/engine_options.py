@@ -29,6 +29,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     load_format: Literal["safetensors", "dummy"] | None = None
     quantization: Literal["none", "int8", "fp8"] | None = None
+    deterministic: bool | None = None
     max_model_len: PositiveInt | None = None
     max_num_batched_tokens: PositiveInt | None = None
     max_num_seqs: PositiveInt | None = None
@@ -41,11 +42,13 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """In [engine]: of all engines together, each is given its part; None: KV_CACHE_FRACTION. Of one
     model: its engine's alone."""
     num_blocks: PositiveInt | None = None
+    kv_cache_dtype: Literal["auto", "fp8"] | None = None
     num_threads: PositiveInt | None = None
     step_timeout_s: StepTimeout | None = None
     seed: int | None = None
     prefix_caching: bool | None = None
     """None: on."""
+    poison_freed_blocks: bool | None = None
 
     @property
     def sizes_kv_cache(self) -> bool:
@@ -69,9 +72,13 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def to_flags(self) -> list[str]:
         """Command-line arguments for the engine's process."""
-        flags = ["--no-prefix-caching"] if self.prefix_caching is False else []
+        flags = []
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if name != "prefix_caching" and value is not None:
-                flags += [f"--{name.replace('_', '-')}", str(value)]
+            value, flag = getattr(self, name), name.replace("_", "-")
+            if isinstance(value, bool):
+                # The engine is told only of what is not so by itself.
+                by_itself = name == "prefix_caching"
+                flags += [f"--no-{flag}" if by_itself else f"--{flag}"] * (value != by_itself)
+            elif value is not None:
+                flags += [f"--{flag}", str(value)]
         return flags

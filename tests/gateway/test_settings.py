@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import __main__ as engine_main
 from gateway import settings as module
 from gateway.db import normalise
-from gateway.engine_options import KV_CACHE_FRACTION, EngineOptions
 from gateway.home import Home
 from gateway.principal import Plan
 from gateway.secret import Secret, SecretError, SecretKey
@@ -111,7 +106,7 @@ def test_the_file_of_the_issue() -> None:
         ),
         Plan(name="free"),
     )
-    flags = ["--no-prefix-caching", "--dtype", "float32", "--kv-cache-fraction", "0.4"]
+    flags = ["--dtype", "float32", "--kv-cache-fraction", "0.4", "--no-prefix-caching"]
     assert penny.engine_options.to_flags() == flags
 
 
@@ -288,136 +283,6 @@ def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
         save(found, path)
         assert restore(path) == found
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_every_engine_option_is_a_flag_of_the_engine() -> None:
-    values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "prefix_caching": False}
-    values |= {"kv_cache_fraction": 0.25, "load_format": "dummy"}
-    values |= {"quantization": "int8", "speculative": "ngram"}
-    options = EngineOptions(
-        **{name: values.get(name, 7) for name in EngineOptions.__struct_fields__}
-    )
-    flags = ["--model", "m", "--listen", "unix:/s", *options.to_flags()]
-    parsed: argparse.Namespace = engine_main._parser().parse_args(flags)
-    fields = {"prefix_caching": "enable_prefix_caching"}
-    found = {
-        name: getattr(parsed, fields.get(name, name)) for name in EngineOptions.__struct_fields__
-    }
-    assert found == msgspec.structs.asdict(options)
-    assert EngineOptions().to_flags() == []
-
-
-SEVERAL = """
-[engine]
-dtype = "bfloat16"
-seed = 7
-prefix_caching = false
-[[model]]
-name = "one"
-path = "one"
-[[model]]
-name = "two"
-path = "two"
-[model.engine_options]
-dtype = "float32"
-prefix_caching = true
-speculative = "ngram"
-num_draft_tokens = 2
-[[model]]
-name = "three"
-path = "three"
-[model.engine_options]
-kv_cache_fraction = 0.1
-[[model]]
-name = "four"
-path = "four"
-engine = "tcp:h:1"
-"""
-
-
-def test_a_models_own_engine_options_stand_over_those_of_all() -> None:
-    write(SEVERAL)
-    one, two, three, four = (model.engine_options for model in load({}, {}).models)
-    both = KV_CACHE_FRACTION / 2
-    assert one == EngineOptions(
-        dtype="bfloat16", seed=7, prefix_caching=False, kv_cache_fraction=both
-    )
-    assert two == EngineOptions(
-        dtype="float32",
-        seed=7,
-        prefix_caching=True,
-        speculative="ngram",
-        num_draft_tokens=2,
-        kv_cache_fraction=both,
-    )
-    assert "--no-prefix-caching" not in two.to_flags()
-    assert three == msgspec.structs.replace(one, kv_cache_fraction=0.1), "its own, not shared"
-    assert four == EngineOptions()
-
-
-@pytest.mark.parametrize("size", ["kv_cache_bytes", "num_blocks"])
-def test_who_names_one_size_of_the_kv_cache_has_named_the_size(size: str) -> None:
-    """num_blocks of [engine] would win over a model's own fraction in the engine."""
-    everybodys = EngineOptions(**{size: 4096, "seed": 1})
-    own = EngineOptions(kv_cache_fraction=0.1)
-    assert own.over(everybodys) == EngineOptions(kv_cache_fraction=0.1, seed=1)
-    assert EngineOptions(seed=2).over(everybodys) == msgspec.structs.replace(everybodys, seed=2)
-
-
-WITH_ADAPTERS = """
-[[model]]
-name = "penny"
-path = "models/penny"
-  [[model.adapter]]
-  name = "penny-legal"
-  path = "adapters/legal"
-  [[model.adapter]]
-  name = "penny-terse"
-  path = "/adapters/terse"
-[[model]]
-name = "far"
-path = "models/penny"
-engine = "tcp:h:1"
-  [[model.adapter]]
-  name = "far-legal"
-"""
-
-
-def test_adapters_are_models_by_name(tmp_path: Path) -> None:
-    write(WITH_ADAPTERS)
-    found = load({}, {})
-    penny, far = found.models
-    assert [(each.name, each.path) for each in penny.adapters] == [
-        ("penny-legal", tmp_path / "adapters" / "legal"),
-        ("penny-terse", Path("/adapters/terse")),
-    ]
-    assert [(each.name, each.path) for each in far.adapters] == [("far-legal", None)]
-    assert found.model_names == ("penny", "penny-legal", "penny-terse", "far", "far-legal")
-    assert found.bases == {"penny-legal": "penny", "penny-terse": "penny", "far-legal": "far"}
-    save(found, tmp_path / "settings.json")
-    assert restore(tmp_path / "settings.json") == found
-
-
-def test_engines_that_start_together_share_the_free_memory() -> None:
-    assert EngineOptions().shared_by(1).kv_cache_fraction == KV_CACHE_FRACTION
-    assert EngineOptions().shared_by(4).kv_cache_fraction == KV_CACHE_FRACTION / 4
-    assert EngineOptions(kv_cache_fraction=0.9).shared_by(3).kv_cache_fraction == 0.9 / 3
-    for asked in (EngineOptions(kv_cache_bytes=1 << 30), EngineOptions(num_blocks=64)):
-        assert asked.shared_by(4) == asked
-
-
-@pytest.mark.parametrize("fraction", [0, -0.1, 1.1])
-def test_a_fraction_of_memory_is_above_0_and_at_most_1(
-    fraction: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(f"[engine]\nkv_cache_fraction = {fraction}\n")
-    with pytest.raises(SettingsError, match="kv_cache_fraction"):
-        load({}, {})
-    with pytest.raises(SystemExit):
-        engine_main._parser().parse_args(
-            ["--model", "m", "--listen", "unix:/s", f"--kv-cache-fraction={fraction}"]
-        )
-    assert "--kv-cache-fraction" in capsys.readouterr().err
 
 
 def test_an_upstream_key_stays_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
