@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.kernels.cpu_backend import (
     DTYPES,
     LANES,
+    empty,
     float_bits,
     half,
     kernel,
@@ -28,6 +29,8 @@ ROWS = 12
 SPARE_BLOCKS = 2
 """Scores are computed for two blocks at once."""
 ITEM_WIDTH = 6
+ATTEND_VARIES = ROTATE_VARIES = 7
+"""Among the kernels' arguments: SLOT and COS are the first that belong to the step."""
 MIN_TOKENS_A_THREAD = 8
 """A team is not worth calling for fewer tokens to turn."""
 
@@ -51,6 +54,7 @@ class CpuAttentionPlan:
     ) -> None:
         self._shape = shape
         self._half = half(shape.dtype)
+        self._attends, self._rotates = f"attend {window}", f"rotate {window}"
         self._threads = torch.get_num_threads()
         self.slots = torch.from_numpy(new_slots(metadata, shape.block_size))
         self._tables = np.ascontiguousarray(metadata.block_tables)
@@ -59,7 +63,9 @@ class CpuAttentionPlan:
         stride = (-(-longest // LANES) + SPARE_BLOCKS) * LANES * 4
         scratch = shape.head_dim * 4 * (ROWS + 1) + ROWS * stride
         self._scratch = torch.empty(self._threads, scratch, dtype=torch.uint8)
+        # What attention's arguments have in them of this step, from ATTEND_VARIES on.
         self._fixed = (
+            0,
             self._tables.ctypes.data,
             self._tables.shape[1],
             self._items.ctypes.data,
@@ -74,6 +80,14 @@ class CpuAttentionPlan:
             self._half,
             float_bits(shape.head_dim**-0.5),
         )
+
+    def varying(self, cos: Tensor, sin: Tensor) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """Of this step, see `cpu_program.Varying`; called with the angles of its tokens."""
+        angles = (cos.data_ptr(), sin.data_ptr(), self.slots.data_ptr())
+        return {
+            self._attends: (ATTEND_VARIES, self._fixed),
+            self._rotates: (ROTATE_VARIES, angles),
+        }
 
     def write(self, k: Tensor, v: Tensor, cache: KVLayer) -> None:
         """See `AttentionPlan.write`: keys that are turned by no angle."""
@@ -116,18 +130,18 @@ class CpuAttentionPlan:
                 self._half,
             ),
             min(self._threads, -(-num_tokens // MIN_TOKENS_A_THREAD)),
+            self._rotates,
         )
         return qkv.view(num_tokens, -1, shape.head_dim)[:, :num_heads]
 
     def attend(self, q: Tensor, cache: KVLayer) -> Tensor:
         """See `AttentionPlan.attend`; heads of a token lie side by side."""
         width = self._shape.num_heads * self._shape.head_dim
-        out = q.new_empty(len(q), width)
+        out = empty((len(q), width), q.dtype)
         size = out.itemsize
         start(
             kernel("attention", "attend"),
             (
-                0,
                 0,
                 q.data_ptr(),
                 q.stride(0) * size,
@@ -138,6 +152,7 @@ class CpuAttentionPlan:
                 *self._fixed,
             ),
             min(self._threads, len(self._items)),
+            self._attends,
         )
         return out
 

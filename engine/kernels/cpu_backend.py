@@ -18,11 +18,12 @@ import logging
 import os
 import struct
 import tempfile
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.bfloat16)
 LANES = 16
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""mallopt(3)"""
+KEPT_BYTES = 32 << 20
+"""The most that mallopt allows."""
 SOURCES = Path(__file__).parent / "cpu"
 SLOW_S = 3.0
 """A start of the kernels that takes longer compiled them, and is told."""
@@ -65,13 +70,54 @@ def float_bits(value: float) -> int:
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
-def start(kernel: int, arguments: Iterable[int], threads: int) -> None:
-    """Run the kernel at this address on so many threads of torch's pool, and wait. The first of
-    `arguments` is the counter that threads draw their work from, and 0."""
+class Call(NamedTuple):
+    kernel: int
+    arguments: tuple[int, ...]
+    varies: str
+    """Names those calls whose arguments differ from step to step in the same way."""
+
+
+class Recording(Protocol):
+    def started(self, call: Call) -> None:
+        """A kernel runs."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for what a kernel makes."""
+
+
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+_thread = _Thread()
+
+
+def record(recording: Recording | None) -> None:
+    """Tell `recording` of every kernel that this thread starts, until None is given."""
+    _thread.recording = recording
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """For what a kernel makes."""
+    if (recording := _thread.recording) is not None:
+        return recording.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype)
+
+
+def start(kernel: int, arguments: tuple[int, ...], threads: int, varies: str = "") -> None:
+    """Run the kernel at this address on so many threads of torch's pool, and wait. Where threads
+    draw their work from a counter, that is the first of `arguments`, and 0."""
+    if (recording := _thread.recording) is not None:
+        recording.started(Call(kernel, arguments, varies))
     team = _team()
     assert team is not None, "no kernel without numba"
-    values = tuple(arguments)
-    team(kernel, (ctypes.c_int64 * len(values))(*values), threads, 0)
+    team(kernel, (ctypes.c_int64 * len(arguments))(*arguments), threads, 0)
+
+
+@cache
+def barrier() -> int:
+    """The address of a function that returns when all threads of a team have called it."""
+    return int(ctypes.cast(ctypes.CDLL(None).GOMP_barrier, ctypes.c_void_p).value or 0)
 
 
 @cache
@@ -101,9 +147,19 @@ def _team() -> Any:
         team = ctypes.CDLL(None).GOMP_parallel
     except AttributeError:
         return None
+    _keep_memory()
     team.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     team.restype = None
     return team
+
+
+def _keep_memory() -> None:
+    """Let the C library (glibc) keep what is freed: a step's tensors, fetched from the system anew,
+    cost a page fault for every 4 KiB, as long as the kernel that fills them takes."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def _cache_folder(version: str) -> Path:

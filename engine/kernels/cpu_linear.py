@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu_backend import DTYPES, half, kernel, start, uses_cpu_kernels
+from engine.kernels.cpu_backend import DTYPES, empty, half, kernel, start, uses_cpu_kernels
 
 PANEL = 32
 
@@ -41,7 +41,7 @@ def pack(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         assert rows.dtype == dtype, f"{rows.dtype} against weights in {dtype}"
-        y = rows.new_empty(len(rows), num_outputs)
+        y = empty((len(rows), num_outputs), dtype)
         start(
             linear,
             (

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu_backend import float_bits, half, kernel, start
+from engine.kernels.cpu_backend import empty, float_bits, half, kernel, start
 
 ROWS_A_THREAD = 32
 """A team is not worth calling for fewer."""
@@ -16,7 +16,7 @@ def add_rms_norm(delta: Tensor | None, residual: Tensor, weight: Tensor, eps: fl
     """See `rms_norm.add_rms_norm`; without `delta` the residual stays as it is."""
     size = residual.shape[-1]
     rows = residual.numel() // size
-    out = torch.empty_like(residual)
+    out = empty(residual.shape, residual.dtype)
     start(
         kernel("rows", "add_rms_norm"),
         (
@@ -38,7 +38,7 @@ def add_rms_norm(delta: Tensor | None, residual: Tensor, weight: Tensor, eps: fl
 def swiglu(gate_up: Tensor) -> Tensor:
     """See `swiglu.swiglu`."""
     rows, width = gate_up.shape
-    out = gate_up.new_empty(rows, width // 2)
+    out = empty((rows, width // 2), gate_up.dtype)
     start(
         kernel("rows", "swiglu"),
         (0, rows, width // 2, gate_up.data_ptr(), 0, 0, out.data_ptr(), 0, half(gate_up.dtype)),

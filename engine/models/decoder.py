@@ -7,11 +7,13 @@ Shapes: T tokens of the step, S rows whose next token is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from engine.kernels.cpu_attention import CpuAttentionPlan
+from engine.kernels.cpu_program import MAX_TOKENS, LayerPrograms, Varying, do_nothing
 from engine.kernels.paged_attention import AttentionPlan, KVLayer
 from engine.kernels.rotary_cache import Rotation
 from engine.layers.attention import Attention
@@ -86,6 +88,12 @@ def _feed_forward(
     )
 
 
+def _bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Of what a dense layer allocates on its way."""
+    heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    return (4 * config.hidden_size + heads + 3 * config.intermediate_size) * dtype.itemsize
+
+
 class Decoder:
     """Token ids to logits. Built whole: weights are taken by their Hugging Face names."""
 
@@ -122,6 +130,8 @@ class Decoder:
             self._lm_head_weight(source), group, deterministic=source.deterministic
         )
 
+        self._programs = LayerPrograms(_bytes_per_token(config, dtype))
+
     def _lm_head_weight(self, source: WeightSource) -> Tensor:
         if self.config.tie_word_embeddings:
             return self._embedding.weight
@@ -143,9 +153,33 @@ class Decoder:
         """
         residual = self._embedding(token_ids)
         rotation = self._rotary(positions)
-        delta: Tensor | None = None
-        for layer, window, kv in zip(self._layers, self.config.windows, cache, strict=True):
-            delta = layer(delta, residual, rotation, plans[window], kv)
-        assert delta is not None, "a decoder has layers"
+        delta, residual = self._through_layers(residual, rotation, plans, cache)
         wanted = (x.index_select(0, sampling_rows) for x in (delta, residual))
         return self._lm_head(self._norm.add(*wanted))
+
+    def _through_layers(
+        self,
+        residual: Tensor,
+        rotation: Rotation,
+        plans: Mapping[int | None, AttentionPlan],
+        cache: Sequence[KVLayer],
+    ) -> tuple[Tensor, Tensor]:
+        """What the last layer has to add, and the residual stream."""
+
+        def layers(residual: Tensor, before_layer: Callable[[], None]) -> tuple[Tensor, Tensor]:
+            delta: Tensor | None = None
+            for layer, window, kv in zip(self._layers, self.config.windows, cache, strict=True):
+                before_layer()
+                delta = layer(delta, residual, rotation, plans[window], kv)
+            assert delta is not None, "a decoder has layers"
+            return delta, residual
+
+        varying: Varying = {}
+        for plan in plans.values():
+            if not isinstance(plan, CpuAttentionPlan):
+                return layers(residual, do_nothing)
+            varying |= plan.varying(rotation.cos, rotation.sin)
+        # An adapter's part in a layer differs from step to step, as a sum over ranks does.
+        if len(residual) > MAX_TOKENS or self.adapters is not None or self.group.size > 1:
+            return layers(residual, do_nothing)
+        return self._programs.run(residual, varying, cache[0].k.data_ptr(), layers)

@@ -85,6 +85,7 @@ MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "qwen2_mixed_windows": lambda: _qwen2(
         use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
+    "mistral_wide": lambda: _mistral(sliding_window=WINDOW, head_dim=32),
     "qwen3": lambda: _qwen3(head_dim=32, tie_word_embeddings=False),
     "qwen3_tied": lambda: _qwen3(head_dim=16, tie_word_embeddings=True),
     "mixtral": _mixtral,

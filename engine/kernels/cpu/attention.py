@@ -25,16 +25,18 @@ from engine.kernels.cpu.products import multiply, store
 SIGNATURE = types.void(types.CPointer(types.int64))
 BLOCK = 16
 """Keys of a block: as many as there are lanes."""
+AHEAD = 4
+"""Blocks asked for before they are needed."""
 
 (
     COUNTER,
-    SLOT,
     Q,
     Q_STRIDE,
     OUT,
     OUT_STRIDE,
     K,
     V,
+    SLOT,
     TABLES,
     TABLE_WIDTH,
     ITEMS,
@@ -69,6 +71,16 @@ def _block_at(args, item, index):
 
 
 @njit(error_model="numpy")
+def _fetch_ahead(args, item, index, stop, base):
+    """Ask for the item's head of a block before it is needed: blocks lie anywhere, and what fetches
+    ahead by itself stops at the end of each."""
+    if index < stop:
+        block = base + _block_at(args, item, index)
+        for line in range(0, BLOCK * args[HEAD_DIM] * (4 >> args[HALF]), 64):
+            v.prefetch(block + line)
+
+
+@njit(error_model="numpy")
 def _score(args, item, q, q_stride, rows, first_block, stop_block, scores):
     """scores[m, j] = q[m] K[j], not scaled; blocks two by two, the last one twice if it is odd."""
     zero = v.splat(types.float32(0.0))
@@ -81,6 +93,8 @@ def _score(args, item, q, q_stride, rows, first_block, stop_block, scores):
             v.store(at + row * stride + 64, zero)
         one = args[K] + _block_at(args, item, index)
         two = args[K] + _block_at(args, item, min(index + 1, stop_block - 1))
+        for ahead in range(AHEAD, AHEAD + 2):
+            _fetch_ahead(args, item, index + ahead, stop_block, args[K])
         multiply(half, rows, q, q_stride, one, two, 64, steps, at, stride)
 
 
@@ -132,8 +146,10 @@ def _mix(args, item, rows, first, last, weights, mixed, spare):
     zero = v.splat(types.float32(0.0))
     for i in range(rows * dim // 16):
         v.store(mixed + i * 64, zero)
-    for index in range(first // BLOCK, (last + BLOCK - 1) // BLOCK):
+    last_block = (last + BLOCK - 1) // BLOCK
+    for index in range(first // BLOCK, last_block):
         values = args[V] + _block_at(args, item, index)
+        _fetch_ahead(args, item, index + AHEAD, last_block, args[V])
         a = weights + ((index - first // BLOCK) * 64 >> half)
         begin, end = max(first - index * BLOCK, 0), min(last - index * BLOCK, BLOCK)
         step, stop = (begin + half) >> half, end >> half
@@ -159,7 +175,12 @@ def _attend_rows(args, item, q, q_stride, out, out_stride, start, rows, scratch)
     mixed = spare + dim * 4
     scores = mixed + v.MAX_ROWS * dim * 4
     sums = v.tile_memory()
+    if start == 0:
+        for ahead in range(AHEAD):
+            _fetch_ahead(args, item, first_block + ahead, stop_block, args[K])
     _score(args, item, q, q_stride, rows, first_block, stop_block, scores)
+    for ahead in range(AHEAD):
+        _fetch_ahead(args, item, first_block + ahead, stop_block, args[V])
     for row in range(rows):
         high = valid + row * item[VALID_STEP]
         low = max(0, high - args[WINDOW]) if args[WINDOW] > 0 else 0

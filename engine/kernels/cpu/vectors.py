@@ -345,6 +345,42 @@ def root(context: Any, value: Any) -> Any:
 
 
 @intrinsic
+def prefetch(context: Any, address: Any) -> Any:
+    """Ask for the cache line at an address, into the core's second cache"""
+
+    def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        place = _pointer(builder, args[0])
+        kind = ir.FunctionType(ir.VoidType(), [place.type, _INT, _INT, _INT])
+        name = "llvm.prefetch.p0"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        builder.call(function, [place, _INT(0), _INT(2), _INT(1)])
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
+def call(context: Any, function: Any, argument: Any) -> Any:
+    """A function of one address, by its own"""
+
+    def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_LONG])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def wait(context: Any, function: Any) -> Any:
+    """Call a function of nothing, by its address"""
+
+    def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [])
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
 def tile_memory(context: Any) -> Any:
     """The address of a tile C of float32 [MAX_ROWS, COLUMNS] in the caller's own frame"""
 
