@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
 
 
 class Program:
-    """Recorded kernels, that start with `first` and end in `last`, which the next run overwrites."""
+    """Recorded kernels. They start with `first`, end in `last`; the next run overwrites both."""
 
     def __init__(self, calls: Sequence[Call], first: Tensor, last: Tensor) -> None:
         self._first = first
