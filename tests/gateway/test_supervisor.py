@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
+READY = "Tollgate is ready"
 UPSTREAM_ONLY = '[[model]]\nname = "far"\nupstream = "http://127.0.0.1:1/v1"\n'
 
 
@@ -165,6 +167,64 @@ def test_what_a_kill_9_leaves_is_gone_after_the_next_start(up: Up) -> None:
     assert psutil.wait_procs(orphans, timeout=10)[1] == []
     assert up.ready()
     assert up.end() == 0
+
+
+NEGLIGENT = """
+import ctypes, subprocess, sys
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+started = []
+for _ in sys.stdin:
+    started.append(subprocess.Popen(sys.argv[1:], stdout=sys.stderr))
+    print(started[-1].pid, flush=True)
+"""
+"""Starts its arguments once for each line, and reaps nothing: a container's PID 1, say."""
+
+
+@pytest.mark.slow
+def test_a_kill_9_of_everything_under_a_parent_that_reaps_nothing(up: Up) -> None:
+    command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--home", str(up.home)]
+    command += ["--config", str(up.config)]
+    with up.output.open("wb") as output:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", NEGLIGENT, *command],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,
+        )
+    assert parent.stdin is not None and parent.stdout is not None
+    try:
+        for number in (1, 2):
+            parent.stdin.write(b"start\n")
+            parent.stdin.flush()
+            started = psutil.Process(int(parent.stdout.readline()))
+            until(lambda n=number, it=started: up.said().count(READY) == n or gone(it))
+            assert up.said().count(READY) == number, up.said()
+            assert up.ready()
+            everything = [started, *started.children(recursive=True)]
+            assert len(everything) >= 4
+            postmaster = psutil.Process(up.pids("postgres")["postgres"])
+            started.suspend()  # it would reap, and tell Postgres to leave in good order
+            for each in (postmaster, *everything):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            until(lambda each=everything: all(gone(it) for it in each))
+            assert postmaster.status() == psutil.STATUS_ZOMBIE
+            assert (up.home / "postgres" / "postmaster.pid").exists()
+    finally:
+        for child in psutil.Process(parent.pid).children(recursive=True):
+            child.kill()
+        parent.stdin.close()
+        parent.wait(STOP_TIMEOUT_S)
+        parent.stdout.close()
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.slow
