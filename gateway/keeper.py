@@ -32,6 +32,8 @@ class Keeper:
         self.last_exit: Child | None = None
         """Who did so last."""
         self.on_exit: Callable[[Child], None] | None = None
+        self.is_final: Callable[[int], bool] = lambda status: False
+        """Whether one that left with this status is not started again."""
         self._start = start
         self._child: Child | None = None
         self._leaving: set[Child] = set()
@@ -98,9 +100,11 @@ class Keeper:
                     self._child = None
                 self.exits += 1
                 self.last_exit = child
-                log.warning("%s left with status %d, starting it again", self.name, status)
                 if self.on_exit is not None:
                     self.on_exit(child)
+                if self.is_final(status):
+                    return
+                log.warning("%s left with status %d, starting it again", self.name, status)
                 if time.monotonic() - child.started_s > HEALTHY_AFTER_S:
                     backoff_s = FIRST_BACKOFF_S
             await asyncio.sleep(backoff_s)

@@ -49,7 +49,11 @@ from gateway.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
+ENGINE_CANNOT_START = 2
+"""Exit status of an engine that cannot start as configured: trying again is of no use."""
 WORKER_START_TIMEOUT_S = 60.0
+UNREADY_STOP_S = 1.0
+"""What a worker that does not accept yet may take to leave: it has nothing to bring to an end."""
 WORKER_SHUTDOWN_S = 20.0
 """After the drain: what a worker may take to close its spool and its pools."""
 READY_TIMEOUT_S = 900.0
@@ -78,6 +82,7 @@ class Supervisor:
         self._databases: list[Keeper] = []
         self._engines: list[Keeper] = []
         self._workers: list[Keeper] = []
+        self._started = False
         self._stop = asyncio.Event()
         self._roll = asyncio.Event()
 
@@ -137,11 +142,21 @@ class Supervisor:
         self.home.metrics.mkdir(mode=0o700)
 
     async def _serve(self, listener: socket.socket) -> None:
-        """Start everything at once that can be, then keep it until cancelled."""
+        """Start everything, then keep it until cancelled."""
+        known, _ = await _together(self._start(listener), self._end_a_vain_start())
+        self._welcome(base_url(listener), known, await self._capacities())
+        await _together(
+            self._roll_when_asked(), self._cut_logs(), *(dog.run() for dog in self._watchdogs())
+        )
+
+    async def _start(self, listener: socket.socket) -> Credentials | None:
+        """Everything at once that can be; returns when it is ready."""
         for position, model in enumerate(self.settings.models):
             if model.starts_engine:
                 start = partial(self._start_engine, position, model)
-                self._engines.append(Keeper(f"engine-{position}", start))
+                engine = Keeper(f"engine-{position}", start)
+                engine.is_final = self._is_vain
+                self._engines.append(engine)
         known, *_ = await _together(
             self._start_databases(base_url(listener)),
             *(engine.begin() for engine in self._engines),
@@ -153,10 +168,22 @@ class Supervisor:
             self._workers.append(worker)
         await _together(*(worker.begin() for worker in self._workers))
         await self._until_ready(*local_address(listener))
-        self._welcome(base_url(listener), known, await self._capacities())
-        await _together(
-            self._roll_when_asked(), self._cut_logs(), *(dog.run() for dog in self._watchdogs())
-        )
+        self._started = True
+        found: Credentials | None = known
+        return found
+
+    def _is_vain(self, status: int) -> bool:
+        """Whether an engine that left so ends the start. Later in life it is tried again and again:
+        what it lacks, a mounted folder say, may come back, and other models are being served."""
+        return status == ENGINE_CANNOT_START and not self._started
+
+    async def _end_a_vain_start(self) -> None:
+        """Returns when all has started. Raises: StartError as soon as an engine never will."""
+        while not self._started:
+            for engine in self._engines:
+                if (left := engine.last_exit) is not None and left.poll() == ENGINE_CANNOT_START:
+                    raise StartError(f"{engine.name}: {last_error(left.log, left.log_start)}")
+            await asyncio.sleep(READY_POLL_S)
 
     def _watchdogs(self) -> list[Watchdog]:
         started = [model for model in self.settings.models if model.starts_engine]
@@ -231,7 +258,7 @@ class Supervisor:
             async with asyncio.timeout(WORKER_START_TIMEOUT_S):
                 said = await _read_byte(reader)
         except BaseException as error:
-            await child.stop(WORKER_SHUTDOWN_S)
+            await child.stop(UNREADY_STOP_S)
             if isinstance(error, TimeoutError):
                 what = f"worker-{slot} does not accept after {WORKER_START_TIMEOUT_S:.0f} s"
                 raise StartError(what) from None

@@ -252,9 +252,26 @@ def test_an_engine_that_cannot_start_ends_the_start(up: Up) -> None:
         shutil.copy(ROOT / "models" / "penny" / name, folder / name)
     process = up.launch("--model", str(folder))
     assert process.wait(START_TIMEOUT_S) == 1
-    line = up.said().splitlines()[-1]
+    (line,) = up.said().splitlines()
     assert line.startswith("tollgate: engine-0: ") and "NoSuchForCausalLM" in line
+    assert (up.home / "logs" / "engine-0.log").read_text().count("NoSuchForCausalLM") == 1
     assert up.pids() == {}
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_start_later_in_life_is_tried_again(up: Up) -> None:
+    folder = up.home.parent / "penny"
+    shutil.copytree(ROOT / "models" / "penny", folder)
+    up.start("--model", str(folder))
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    os.kill(up.pids("engine")["engine-0"], signal.SIGKILL)
+    log = up.home / "logs" / "engine-0.log"
+    until(lambda: log.read_text().count("NoSuchForCausalLM") >= 2)
+    assert up.process.poll() is None, up.said()
+    (folder / "config.json").write_text(config)
+    until(up.ready)
+    assert up.end() == 0
 
 
 def test_a_port_in_use_is_one_line_and_starts_nothing(up: Up) -> None:
