@@ -1,4 +1,4 @@
-# make run | make test | make setup | make lint | make lock
+# make run | make test | make setup | make lint | make lock | make gpu-check | make gpu-bench
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_NO_INPUT := 1
 
-.PHONY: run test setup lint lock clean
+.PHONY: run test setup lint lock clean gpu-check gpu-bench
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -53,6 +53,15 @@ $(VENV)/.runtime: requirements/runtime.lock pyproject.toml $(VENV)/.torch
 $(VENV)/.dev: requirements/dev.lock $(VENV)/.runtime
 	$(PIP) install -q --require-hashes -r requirements/dev.lock
 	@touch $@
+
+# On a machine with a CUDA device. Nothing is installed: .venv where it is, else PYTHON with torch and triton (docs/gpu.md).
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+
+gpu-check:
+	$(GPU_PYTHON) -m bench.gpu_check $(ARGS)
+
+gpu-bench:
+	$(GPU_PYTHON) -m bench.gpu_bench $(ARGS)
 
 # Resolve anew; commit the result.
 lock: $(BIN)/python

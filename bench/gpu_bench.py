@@ -1,0 +1,162 @@
+"""How near the engine comes to what this GPU can do: `make gpu-bench`.
+
+    python -m bench.gpu_bench                          # one CUDA device, under eight minutes
+    python -m bench.gpu_bench --only decode            # rows whose name holds this; repeatable
+    python -m bench.gpu_bench --device cpu --tiny      # the script itself, in Triton's interpreter
+
+The roofline is measured first; then each row's figure stands beside its floor, the fraction and
+what is to be reached. Rows run in a child: one that crashes or hangs prints its error, and the
+others go on. The result goes to `bench/results/<date>-<device>.json` (or --out FOLDER), and
+docs/gpu.md is drawn anew. Above: nobody. Below: `bench.gpu.rows`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import page
+from bench.gpu.floors import H200, Roofline
+from bench.gpu.models import LLAMA_8B, TINY, shape_of
+from bench.gpu.place import Place, place
+from bench.gpu.rows import ROOFLINE, ROWS, measurement, named, shown
+from bench.gpu.supervise import serve, supervise
+
+ROW_TIMEOUT_S = 240.0
+BUDGET_S = 470.0
+PACKAGES = ("torch", "triton", "transformers")
+HEADING = f"{'':<58}{'figure':>16}{'floor':>15}{'fraction':>10}  to reach"
+
+
+def _child(here: Place, budget_s: float, names: list[str]) -> None:
+    import logging
+
+    from bench.gpu.findings import Lacking
+    from bench.gpu.ground import Ground
+
+    logging.getLogger("engine").setLevel(logging.ERROR)
+    ground = Ground(here, budget_s)
+
+    def run(name: str) -> dict[str, Any]:
+        try:
+            return measurement(name)(ground)
+        except Lacking as lacking:
+            return {"lacking": str(lacking)}
+
+    serve([(name, functools.partial(run, name)) for name in names])
+
+
+def _line(name: str, result: dict[str, Any], roofline: Roofline, tiny: bool) -> str:
+    row = named(name)
+    if "figure" not in result:
+        return f"{row.title:<58}{'-':>16}  {result.get('error') or result.get('lacking')}"
+    figure, floor = result["figure"], None
+    if row.floor is not None:
+        floor = row.floor(roofline, shape_of(TINY if tiny else LLAMA_8B))
+    parts = f"{row.title:<58}{shown(figure, row.unit):>16}"
+    parts += f"{'-' if floor is None else shown(floor, row.unit):>15}"
+    parts += f"{'-' if floor is None else f'{row.fraction(figure, floor):.0%}':>10}"
+    reached = {True: "reached", False: "missed", None: ""}[row.reached(figure, floor)]
+    remark = result.get("detail", {}).get("remark", "")
+    return f"{parts}  {page.goal_text(row)} {reached}  {remark}".rstrip()
+
+
+def _software() -> str:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return ", ".join([f"Python {platform.python_version()}", *found])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="shapes that the interpreter can do")
+    parser.add_argument(
+        "--only", action="append", default=[], help="rows whose name holds this; repeatable"
+    )
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of all rows")
+    parser.add_argument("--out", type=Path, help="folder for the JSON and the page")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = _arguments()
+    here = place(asked.device, tiny=asked.tiny)
+    if asked.child:
+        _child(here, asked.budget, asked.child)
+        return
+    rows = [row.name for row in ROWS if any(part in row.name for part in asked.only or [""])]
+    if not rows:
+        sys.exit(f"no row's name holds {' or '.join(asked.only)}")
+    command = ["bench.gpu_bench", "--device", asked.device, "--budget", str(asked.budget)]
+    command += ["--tiny"] if asked.tiny else []
+    began, roofline, measured = time.monotonic(), H200, False
+    results: dict[str, dict[str, Any]] = {}
+    for name, result in supervise(
+        command, [ROOFLINE, *rows], piece_timeout_s=ROW_TIMEOUT_S, budget_s=asked.budget
+    ):
+        if name != ROOFLINE:
+            results[name] = result
+            print(_line(name, result, roofline, asked.tiny), flush=True)
+            continue
+        if "error" in result:
+            print(f"roofline not measured, that of an H200 is taken: {result['error']}")
+        else:
+            fields = ("bytes_per_s", "bf16_flops", "fp8_flops")
+            roofline, measured = Roofline(**{field: result[field] for field in fields}), True
+        print(f"{here.name}: {_roofline_text(roofline)}\n{HEADING}", flush=True)
+    now = datetime.now(UTC)
+    report = {
+        "benchmark": page.BENCHMARK,
+        "at": now.isoformat(timespec="seconds"),
+        "device": here.name,
+        "software": _software(),
+        "roofline": {name: getattr(roofline, name) for name in Roofline.__slots__},
+        "roofline_measured": measured,
+        "seconds": round(time.monotonic() - began, 1),
+        "rows": results,
+    }
+    _record(report, now, asked.out, keep=not asked.tiny)
+    failed = sum("error" in result for result in results.values())
+    print(f"{len(results) - failed} rows, {failed} without a figure, {report['seconds']} s")
+    sys.exit(1 if failed else 0)
+
+
+def _roofline_text(roofline: Roofline) -> str:
+    return (
+        f"copy {shown(roofline.bytes_per_s, 'TB/s')}, bf16 {shown(roofline.bf16_flops, 'TFLOP/s')}"
+        f", fp8 {shown(roofline.fp8_flops, 'TFLOP/s')}"
+    )
+
+
+def _record(report: dict[str, Any], now: datetime, out: Path | None, *, keep: bool) -> None:
+    """A tiny run is written where it was asked to, and its figures are on no page."""
+    if out is None and not keep:
+        return
+    folder = out or page.RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    # One device has one name, here and for the tuned launch parameters.
+    from engine.kernels.tuning import device_slug
+
+    path = folder / f"{now:%Y-%m-%d}-{device_slug(report['device'])}.json"
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    if keep:
+        page.write(report, page.PAGE if out is None else out / "gpu.md")
+    print(f"recorded in {path}")
+
+
+if __name__ == "__main__":
+    main()
