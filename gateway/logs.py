@@ -45,6 +45,10 @@ def configure(level: str, *, json_lines: bool) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    if not json_lines:
+        # The supervisor says which models are ready, and then an example that ends the output:
+        # its watchdogs connect after that.
+        logging.getLogger("engine.client").setLevel(logging.WARNING)
 
 
 def last_error(path: Path, start: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,29 @@ def test_a_huge_log_is_read_from_its_end(tmp_path: Path) -> None:
     path = tmp_path / "child.log"
     path.write_bytes(b"x" * (logs.MAX_TAIL_BYTES * 3) + b"\nend\n")
     assert last_error(path, 0) == "end"
+
+
+SAYS_BOTH = """
+import logging, sys
+from gateway import logs
+logs.configure("info", json_lines=sys.argv[1] == "json")
+logging.getLogger("engine.client").info("connected to an engine")
+logging.getLogger("engine.client").warning("lost an engine")
+"""
+
+
+@pytest.mark.parametrize(("form", "told"), [("person", ["lost"]), ("json", ["connected", "lost"])])
+def test_a_person_who_may_paste_what_was_printed_is_told_of_no_connection(
+    form: str, told: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS_BOTH, form],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(told)
+    assert all(f"{word} " in line for word, line in zip(told, lines, strict=True))
