@@ -53,16 +53,20 @@ class TritonAttentionPlan:
         rows = metadata.max_single_query_len * self._group
         fits = rows <= (self._prefill.block_m if shape.deterministic else MAX_DECODE_ROWS)
         self._num_decodes = metadata.num_single if fits else 0
+        self._sums = sums
         if self._num_decodes:
             self._decode = self._decode_config()
-            if sums is None:
-                sums = torch.empty(self.sums_needed, dtype=torch.float32, device=shape.device)
-            assert sums.numel() >= self.sums_needed
-            self._sums = sums
+            assert sums is None or sums.numel() >= self.sums_needed
 
     @property
     def slots(self) -> Tensor:
         return self._metadata.slots
+
+    @property
+    def num_splits(self) -> int:
+        """Programs that there are for each decoded sequence and KV head, whether or not its keys
+        are enough for all of them. More of them where `max_seq_len` is larger."""
+        return self._decode.num_splits if self._num_decodes else 1
 
     @property
     def sums_needed(self) -> int:
@@ -92,6 +96,9 @@ class TritonAttentionPlan:
         stored = (cache.k, cache.v, cache.k_scale, cache.v_scale)
         step = (meta.query_start, meta.seq_lens, meta.block_tables)
         if self._num_decodes:
+            if self._sums is None:
+                size = self.sums_needed
+                self._sums = torch.empty(size, dtype=torch.float32, device=shape.device)
             decode.launch_decode(
                 out,
                 q,

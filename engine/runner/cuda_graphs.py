@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -26,6 +26,8 @@ STEP, COARSE_STEP = 8, 32
 FINE_TO = 256
 LARGEST = 512
 """Larger decodes take so long that launching hides behind them."""
+SHORT = 4096
+"""Tokens of a sequence up to which one graph serves all."""
 CAPTURE_BUDGET_S = 10.0
 
 
@@ -89,50 +91,80 @@ class _Call:
         self._work()
 
 
+class Decode(NamedTuple):
+    """What a graph is for: at most so many sequences of at most so many tokens."""
+
+    num_seqs: int
+    max_seq_len: int
+
+
 def graph_sizes(most: int) -> list[int]:
-    """Numbers of sequences to record a decode for, ascending, where `most` may run."""
+    """Numbers of sequences to record decodes for, ascending, where `most` may run."""
     most = min(most, LARGEST)
     sizes = [*FINE_SIZES, *range(STEP, FINE_TO + 1, STEP)]
     sizes += range(FINE_TO + COARSE_STEP, LARGEST + 1, COARSE_STEP)
     return [size for size in sizes if size < most] + [most]
 
 
-class DecodeGraphs:
-    """Graphs by number of sequences."""
+def decodes_to_record(
+    most: int, max_seq_len: int, programs: Callable[[Decode], int]
+) -> list[Decode]:
+    """Sizes for short sequences, and, where longer ones would cost short ones something, fewer
+    sizes for each doubling of the length.
 
-    def __init__(self, backend: GraphBackend, sizes: Sequence[int]) -> None:
+    programs: how many share the keys of a sequence. A graph has as many as the longest sequence
+    could need; those that have nothing to do end at once, but hundreds of thousands take time.
+    """
+    lengths = list[int]()
+    while (length := SHORT << len(lengths)) < max_seq_len:
+        lengths.append(length)
+    lengths.append(max_seq_len)
+    sizes, wanted = graph_sizes(most), list[Decode]()
+    for size in sizes:
+        every = [Decode(size, length) for length in lengths]
+        # Of those with as many programs, the longest serves for all.
+        unlike = list({programs(decode): decode for decode in every}.values())
+        coarse = size & (size - 1) == 0 or size == sizes[-1]
+        wanted += unlike if coarse else unlike[:1]
+    return wanted
+
+
+class DecodeGraphs:
+    """Graphs by what they are for."""
+
+    def __init__(self, backend: GraphBackend, wanted: Iterable[Decode]) -> None:
         self._backend = backend
-        self._wanted = sorted(sizes)
-        self._graphs: dict[int, Graph] = {}
-        self._size_for: list[int] = []
-        """By number of sequences, the size of its graph."""
+        self._wanted = sorted(wanted, reverse=True)
+        self._graphs: dict[Decode, Graph] = {}
+        """In ascending order, when all are recorded."""
 
     def capture(
-        self, prepare: Callable[[int], Callable[[], None]], budget_s: float = CAPTURE_BUDGET_S
+        self, prepare: Callable[[Decode], Callable[[], None]], budget_s: float = CAPTURE_BUDGET_S
     ) -> None:
-        """prepare(size) returns what is to be recorded for that size. Behind the budget only powers
-        of two are recorded: a start is not held up for a little padding."""
+        """prepare(decode) returns what is to be recorded for it. Behind the budget only powers of
+        two are recorded: a start is not held up for a little padding."""
         start = time.perf_counter()
-        for size in reversed(self._wanted):
-            if time.perf_counter() - start > budget_s and size & (size - 1):
-                continue
-            self._graphs[size] = self._backend.record(prepare(size))
-        recorded = sorted(self._graphs)
-        self._size_for = [
-            next(size for size in recorded if size >= number) for number in range(recorded[-1] + 1)
-        ]
+        recorded = {}
+        for decode in self._wanted:
+            late = time.perf_counter() - start > budget_s
+            if not late or decode.num_seqs & (decode.num_seqs - 1) == 0:
+                recorded[decode] = self._backend.record(prepare(decode))
+        self._graphs = {decode: recorded[decode] for decode in sorted(recorded)}
         logger.info(
-            "recorded decodes of %d sizes up to %d in %.2f s, %.0f MiB%s",
+            "recorded %d decodes of up to %d sequences in %.2f s, %.0f MiB%s",
             len(recorded),
-            recorded[-1],
+            self._wanted[0].num_seqs,
             time.perf_counter() - start,
             self._backend.num_bytes() / (1 << 20),
-            "" if len(recorded) == len(self._wanted) else "; the others would have taken too long",
+            "" if len(recorded) == len(self._wanted) else "; more would have taken too long",
         )
 
-    def padded(self, num_seqs: int) -> int | None:
-        """The smallest graph for so many sequences; None where there is none."""
-        return self._size_for[num_seqs] if num_seqs < len(self._size_for) else None
+    def find(self, needed: Decode) -> Decode | None:
+        """The smallest that will do."""
+        for decode in self._graphs:
+            if decode.num_seqs >= needed.num_seqs and decode.max_seq_len >= needed.max_seq_len:
+                return decode
+        return None
 
-    def replay(self, size: int) -> None:
-        self._graphs[size].replay()
+    def replay(self, decode: Decode) -> None:
+        self._graphs[decode].replay()

@@ -31,8 +31,10 @@ from engine.runner.batch import StepParts, lay_out
 from engine.runner.cuda_graphs import (
     CalledGraphs,
     CudaGraphs,
+    Decode,
     DecodeGraphs,
     GraphBackend,
+    decodes_to_record,
     graph_sizes,
 )
 from engine.runner.device_buffers import (
@@ -120,11 +122,15 @@ class DeviceRunner(ModelRunner):
         """Device memory that is held from the start, without the graphs' own."""
         return self._buffers.num_bytes + self._graph_memory.num_bytes
 
+    def decodes(self) -> list[Decode]:
+        """Those that are worth a graph."""
+        limits = self._limits
+        return decodes_to_record(limits.largest_decode, limits.max_model_len, self._programs)
+
     @torch.inference_mode()
-    def capture(self, backend: GraphBackend, sizes: Rows[int] | None = None) -> None:
-        """Record decodes. Nothing is written to the KV cache. sizes: numbers of sequences; None:
-        all that pay."""
-        graphs = DecodeGraphs(backend, sizes or graph_sizes(self._limits.largest_decode))
+    def capture(self, backend: GraphBackend, decodes: Rows[Decode] | None = None) -> None:
+        """Record decodes; None: all that are worth it. Nothing is written to the KV cache."""
+        graphs = DecodeGraphs(backend, self.decodes() if decodes is None else decodes)
         graphs.capture(self._decode_work)
         self._graphs = graphs
 
@@ -141,15 +147,15 @@ class DeviceRunner(ModelRunner):
 
     def _launch(self, parts: StepParts, before: Launched | None) -> DeviceDrawing | None:
         num_rows = len(parts.rows)
-        padded = self._padded(parts)
+        graph = self._graph_for(parts)
         if self._model.adapters is not None:
             self._model.adapters.assign(parts.adapters)
         drawn = self._buffers.drawn[:num_rows]
-        if padded is not None and self._graphs is not None:
-            self._send(parts, before, layout_of(_square(padded)))
+        if graph is not None and self._graphs is not None:
+            self._send(parts, before, layout_of(_square(graph.num_seqs)))
             self._device_sampler.let_answers_pass()
-            self._graphs.replay(padded)
-            views = self._graph_views[padded]
+            self._graphs.replay(graph)
+            views = self._views_of(graph.num_seqs)
             logits, last_tokens = self._graph_memory.logits[:num_rows], views.token_ids[:num_rows]
         else:
             size = StepSize(len(parts.token_ids), len(parts.entries), num_rows)
@@ -165,16 +171,16 @@ class DeviceRunner(ModelRunner):
             self._device_sampler.draw_adjusted(
                 logits, parts.rows, views.sampling, last_tokens, drawn
             )
-        elif padded is None:
+        elif graph is None:
             sampling.sample(logits, views.sampling, drawn)
         return self._device_sampler.answer(logits, drawn, parts.rows)
 
-    def _padded(self, parts: StepParts) -> int | None:
-        """The size of the graph for this step, if there is one."""
+    def _graph_for(self, parts: StepParts) -> Decode | None:
+        """What a graph must be for to do this step; None if there is none."""
         num_seqs = len(parts.entries)
         if self._graphs is None or not num_seqs == len(parts.rows) == len(parts.token_ids):
             return None
-        return self._graphs.padded(num_seqs)
+        return self._graphs.find(Decode(num_seqs, int(parts.seq_lens.max())))
 
     def _send(self, parts: StepParts, before: Launched | None, layout: StepLayout) -> None:
         """Put the step's inputs under way to the device."""
@@ -203,24 +209,43 @@ class DeviceRunner(ModelRunner):
             views.token_ids, views.positions, plans, self._cache, views.sampling_rows
         )
 
-    def _decode_work(self, size: int) -> Callable[[], None]:
-        """What a graph for `size` sequences does; until then, for padding alone."""
+    def _views_of(self, num_seqs: int) -> StepViews:
+        """The inputs of a decode with a graph."""
+        if num_seqs not in self._graph_views:
+            layout = layout_of(_square(num_seqs))
+            self._graph_views[num_seqs] = StepViews(self._buffers, layout.size, layout)
+        return self._graph_views[num_seqs]
+
+    def _metadata_of(self, decode: Decode) -> DeviceMetadata:
+        """Whatever the sequences' lengths will be: kernels read those on the device."""
+        views = self._views_of(decode.num_seqs)
+        return DeviceMetadata(
+            views.query_start,
+            views.seq_lens,
+            views.tables,
+            views.slots,
+            num_single=decode.num_seqs,
+            max_query_len=1,
+            max_seq_len=decode.max_seq_len,
+        )
+
+    def _programs(self, decode: Decode) -> int:
+        """See `decodes_to_record`."""
+        from engine.kernels.paged_attention_triton import TritonAttentionPlan
+
+        metadata = self._metadata_of(decode)
+        plans = [TritonAttentionPlan(metadata, self._shape, window) for window in self._windows]
+        return max(plan.num_splits for plan in plans)
+
+    def _decode_work(self, decode: Decode) -> Callable[[], None]:
+        """What the graph for `decode` does; until then, for padding alone."""
+        size = decode.num_seqs
         layout = layout_of(_square(size))
         staging = self._buffers.next_staging()
         staging.send(self._buffers.inputs, self._packer.pad(layout, staging.open()))
         if self._model.adapters is not None:
             self._model.adapters.assign_any(size)
-        views = self._graph_views[size] = StepViews(self._buffers, layout.size, layout)
-        # Whatever the sequences' lengths will be: kernels read those on the device.
-        metadata = DeviceMetadata(
-            views.query_start,
-            views.seq_lens,
-            views.tables,
-            views.slots,
-            num_single=size,
-            max_query_len=1,
-            max_seq_len=self._limits.max_model_len,
-        )
+        views, metadata = self._views_of(size), self._metadata_of(decode)
         memory, drawn = self._graph_memory, self._buffers.drawn[:size]
 
         def work() -> None:

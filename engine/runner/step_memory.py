@@ -16,7 +16,7 @@ from engine.kernels.paged_attention import MAX_SCORES, AttentionShape
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.protocol import SamplingParams
-from engine.runner.cuda_graphs import CudaGraphs, graph_sizes
+from engine.runner.cuda_graphs import CudaGraphs
 from engine.runner.device_runner import DeviceRunner, StepLimits
 from engine.runner.kv_cache import allocate_kv_cache
 from engine.runner.model_runner import ModelRunner
@@ -30,7 +30,7 @@ SAMPLER_BYTES_PER_LOGIT = 32
 INDEX_BYTES = 8
 ADJUSTING_BYTES_PER_LOGIT = 8
 """`SamplingScratch`, which is there from the first row on that asks for adjustments."""
-GRAPH_BYTES = 16 << 20
+GRAPH_BYTES = 8 << 20
 """Allowed for what the driver keeps of one graph, and for what does not fit into the pool."""
 
 
@@ -77,7 +77,7 @@ def _measure(model: Decoder, shape: AttentionShape, limits: StepLimits) -> int:
     if uses_triton(device):
         runner = DeviceRunner(model, cache, shape, eos_token_ids=nothing, limits=limits)
         held = runner.num_bytes + num_seqs * model.config.vocab_size * ADJUSTING_BYTES_PER_LOGIT
-        held += _graph_bytes(runner, limits.largest_decode, device)
+        held += _graph_bytes(runner, device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -86,12 +86,12 @@ def _measure(model: Decoder, shape: AttentionShape, limits: StepLimits) -> int:
     return torch.cuda.max_memory_allocated(device) - before + held
 
 
-def _graph_bytes(runner: DeviceRunner, largest_decode: int, device: torch.device) -> int:
+def _graph_bytes(runner: DeviceRunner, device: torch.device) -> int:
     """Of all graphs, from the largest, in whose memory the others run."""
-    sizes = graph_sizes(largest_decode)
+    decodes = runner.decodes()
     graphs = CudaGraphs(device)
-    runner.capture(graphs, sizes[-1:])
-    return graphs.num_bytes() + len(sizes) * GRAPH_BYTES
+    runner.capture(graphs, [max(decodes)])
+    return graphs.num_bytes() + len(decodes) * GRAPH_BYTES
 
 
 def _compute(

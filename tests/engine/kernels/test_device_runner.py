@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.config import BLOCK_SIZE
 from engine.models.decoder import Decoder
 from engine.protocol import EngineRequest
+from engine.runner.cuda_graphs import Decode
 from engine.runner.device_runner import DeviceRunner, StepLimits, graph_backend
 from engine.runner.model_runner import Launched
 from engine.runner.speculative import Guesser, NgramProposer
@@ -126,18 +127,18 @@ def test_experts_and_a_window(device: torch.device, tmp_path: Path) -> None:
     assert_same(run(runner, model, requests, before_step=lambda: poison(runner)), plain)
 
 
-def count_replays(runner: DeviceRunner) -> list[int]:
-    """The sizes of the graphs that are replayed from now on."""
+def count_replays(runner: DeviceRunner) -> list[Decode]:
+    """What is replayed from now on."""
     assert runner._graphs is not None
-    graphs, sizes = runner._graphs, list[int]()
+    graphs, replayed = runner._graphs, list[Decode]()
     replay = graphs.replay
 
-    def counted(size: int) -> None:
-        sizes.append(size)
-        replay(size)
+    def counted(decode: Decode) -> None:
+        replayed.append(decode)
+        replay(decode)
 
     graphs.replay = counted  # type: ignore[method-assign]
-    return sizes
+    return replayed
 
 
 def watch_writes(runner: DeviceRunner) -> None:
@@ -179,7 +180,7 @@ def test_adapters_in_graphs(device: torch.device, tmp_path: Path) -> None:
     }
     model = load_model(base, dtype="float32", device=device, adapters=adapters)
     requests = [
-        (0, ask(i, [5, 6, 7 + i], max_tokens=3, temperature=0.0, adapter=name))
+        (0, ask(i, [5, 6, 7 + i], max_tokens=2, temperature=0.0, adapter=name))
         for i, name in enumerate(("first", "", "second"))
     ]
     plain = run(runner_of(model, "plain"), model, requests)
