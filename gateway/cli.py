@@ -1,25 +1,34 @@
 """The command `tollgate`: arguments in, one clear line and an exit code out.
 
-Above: the shell. Below: `supervisor`, `worker`, `database`, `tenancy`, imported where a command
-needs them, so that `--help` is quick and no command pays for another. Exit codes: 0 done; 1
-something failed while running; 2 it cannot be done as asked.
+Above: the shell. Below: `cli_tenancy` and `command`; `supervisor`, `worker`, `database`, `tenancy`,
+imported where a command needs them, so that `--help` is quick and no command pays for another.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from gateway.cli_tenancy import orgs, projects
+from gateway.command import (
+    FOLDER,
+    JSON,
+    STATE,
+    Flags,
+    header_of,
+    in_columns,
+    refuse,
+    run,
+    with_options,
+)
 from gateway.settings import Settings, load, restore
 from gateway.settings_file import SettingsError
 
@@ -27,27 +36,6 @@ if TYPE_CHECKING:
     from gateway.tenancy.keys import KeyRow
 
 MAX_LIFETIME_DAYS = 36_500
-UNDEFINED_TABLE = "42P01"
-"""Postgres, appendix A: error codes."""
-Flags = str | int | Path | None
-FOLDER = click.Path(path_type=Path)
-
-
-def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The options in the order in which `--help` shows them."""
-
-    def decorate(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-STATE = (
-    click.option("--home", type=FOLDER, help="The folder of all state. Default: .tollgate"),
-    click.option("--config", type=FOLDER, help="Settings, as TOML. Default: tollgate.toml"),
-)
 ADDRESS = (
     click.option("--host", help="Address to listen on. Default: 127.0.0.1"),
     click.option("--port", type=int, help="Port to listen on; 0: any free one. Default: 8000"),
@@ -60,7 +48,6 @@ MODEL = (
     ),
     click.option("--revision", help="Of a --model from a hub: a branch, a tag or a commit."),
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="For scripts: a JSON object per line.")
 
 
 def main() -> None:
@@ -69,41 +56,6 @@ def main() -> None:
         tollgate(prog_name="tollgate")
     except SettingsError as error:
         refuse(error, status=2)
-
-
-def refuse(error: Exception | str, *, status: int) -> NoReturn:
-    """One line, whatever it was, and out."""
-    click.echo(f"tollgate: {' '.join(str(error).split()) or type(error).__name__}", err=True)
-    sys.exit(status)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a command's coroutine; what it may raise by contract becomes one line."""
-    from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
-
-    from billing.errors import BillingError
-    from gateway.embedded import EmbeddedError
-    from gateway.home import HomeBusy, NoHome
-    from gateway.listener import AddressError
-    from gateway.secret import SecretError
-    from gateway.supervisor import StartError
-    from gateway.tenancy.errors import TenancyError
-    from migrations.runner import MigrationError
-
-    try:
-        asyncio.run(work)
-    except (HomeBusy, NoHome, AddressError, SecretError, SettingsError) as error:
-        refuse(error, status=2)
-    except (TenancyError, BillingError) as error:
-        refuse(error, status=2)
-    except ProgrammingError as error:
-        if getattr(error.orig, "sqlstate", None) != UNDEFINED_TABLE:
-            raise
-        refuse("the database lacks Tollgate's tables: run `tollgate migrate` first", status=2)
-    except SQLAlchemyError as error:
-        refuse(f"Postgres: {getattr(error, 'orig', None) or error}", status=1)
-    except (StartError, EmbeddedError, MigrationError, OSError) as error:
-        refuse(error, status=1)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -223,6 +175,10 @@ def migrate(**flags: Flags) -> None:
     run(work())
 
 
+tollgate.add_command(orgs)
+tollgate.add_command(projects)
+
+
 @tollgate.group()
 def keys() -> None:
     """Make, list and revoke API keys, while `tollgate up` runs or not."""
@@ -241,7 +197,11 @@ def keys() -> None:
     show_default=True,
     help="inference, usage:read or admin:*; may be given several times.",
 )
-@click.option("--plan", help="A [plan.NAME] of the settings. Default: only the project's limits.")
+@click.option(
+    "--plan",
+    help="A [plan.NAME] of the settings. Default: none of its own; what its project's and its "
+    "organization's plans allow binds it in any case.",
+)
 @click.option(
     "--expires-in-days", type=click.IntRange(1, MAX_LIFETIME_DAYS), help="Default: it never does."
 )
@@ -302,7 +262,7 @@ def list_(as_json: bool, **flags: Flags) -> None:
         async with administration.connections(settings) as (db, _), db.connect() as conn:
             page = await list_keys(conn, after="")
             if not as_json:
-                click.echo(in_columns([name for name, _ in COLUMNS]))
+                click.echo(header_of(COLUMNS))
             while page:
                 for key in page:
                     if as_json:
@@ -325,18 +285,12 @@ COLUMNS = (
     ("SCOPES", 18),
     ("NAME", 0),
 )
-"""Of `keys list`, each with its width: pages are printed as they come, so nobody knows the widest
-value."""
-
-
-def in_columns(values: Sequence[str]) -> str:
-    return "  ".join(v.ljust(width) for v, (_, width) in zip(values, COLUMNS, strict=True))
 
 
 def to_line(key: KeyRow) -> str:
     since = key.created_at.strftime("%Y-%m-%d")
     columns = (key.id, key.hint, state_of(key), since, key.project_id, key.plan or "-")
-    return in_columns((*columns, ",".join(key.scopes), key.name))
+    return in_columns((*columns, ",".join(key.scopes), key.name), COLUMNS)
 
 
 def to_record(key: KeyRow, secret: str) -> str:

@@ -34,6 +34,15 @@ async def create_org(conn: AsyncConnection, *, name: str, plan: str | None = Non
     return Org(**made._mapping)
 
 
+async def find_org(conn: AsyncConnection, *, name: str) -> Org:
+    """A live organization by the name people know. Raises: NotFound."""
+    found = sa.select(orgs).where(orgs.c.name == name, orgs.c.archived_at.is_(None))
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NotFound("org", f"no organization {name!r}")
+    return Org(**row._mapping)
+
+
 async def list_orgs(conn: AsyncConnection, *, after: str = "") -> list[Org]:
     """Up to MAX_PAGE live organizations with ids above `after`, oldest first."""
     live = sa.select(orgs).where(orgs.c.id > after, orgs.c.archived_at.is_(None))

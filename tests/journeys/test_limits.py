@@ -149,6 +149,40 @@ def test_too_many_requests_are_a_429_that_consumes_nothing(
     assert 1 <= int(headers["retry-after-ms"]) <= 1000
 
 
+@pytest.mark.parametrize("scope", ["organization", "project"])
+def test_a_plan_of_an_org_or_a_project_binds_its_keys_together(
+    stack: Stack, upstream: LiveUpstream, scope: str
+) -> None:
+    """Given and taken from the command line; the keys have no plan of their own."""
+    upstream.play(good)
+    org = f"acme-{scope}"
+    stack.run("orgs", "create", "--name", org)
+    stack.run("projects", "create", "--name", "shop", "--org", org)
+    owner = ("--org", org, "--project", "shop")
+    keys = [stack.create_key(*owner), stack.create_key(*owner)]
+    clients = [stack.client(api_key=key, max_retries=0) for key in keys]
+    for _ in range(6):
+        assert all(ask(client) for client in clients), "nothing limits them yet"
+    place = (org,) if scope == "organization" else ("shop", "--org", org)
+    group = "orgs" if scope == "organization" else "projects"
+    stack.run(group, "set-plan", *place, "--plan", "requests")
+    time.sleep(1.0)  # by then every worker goes by it
+    passed, refusals = 0, []
+    began = time.monotonic()
+    for turn in range(30):
+        try:
+            ask(clients[turn % 2])
+            passed += 1
+        except openai.RateLimitError as error:
+            refusals.append(error)
+    assert 10 <= passed <= 11 + time.monotonic() - began
+    assert len(refusals) == 30 - passed
+    assert f"for this {scope[:3] if scope == 'organization' else scope} on" in refusals[0].message
+    stack.run(group, "set-plan", *place, "--no-plan")
+    time.sleep(1.0)
+    assert all(ask(client) for client in clients)
+
+
 @pytest.mark.parametrize("retries", [0, 2])
 def test_what_can_never_fit_says_so_and_is_not_retried(
     stack: Stack, upstream: LiveUpstream, retries: int

@@ -1,0 +1,225 @@
+"""`tollgate orgs` and `tollgate projects`: who is billed, and what plans bind them.
+
+Above: `cli`. Below: `command`, and `tenancy`, imported where a command runs. People name both by
+their names; ids are for scripts and bills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from gateway.command import (
+    JSON,
+    STATE,
+    Columns,
+    Flags,
+    header_of,
+    in_columns,
+    run,
+    with_options,
+)
+from gateway.settings import load
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from gateway.tenancy.orgs import Org
+    from gateway.tenancy.projects import Project
+
+ORG_COLUMNS = (("ID", 36), ("CREATED", 10), ("PLAN", 10), ("NAME", 0))
+PROJECT_COLUMNS = (("ID", 37), ("CREATED", 10), ("PLAN", 10), ("ORG", 16), ("NAME", 0))
+NAME = click.option("--name", required=True, help="For people and for `--org` and `--project`.")
+PLAN = click.option(
+    "--plan", help="A [plan.NAME] of the settings, as of the last start. Default: no limits."
+)
+NEW_PLAN = (
+    click.option("--plan", help="A [plan.NAME] of the settings, as of the last start."),
+    click.option("--no-plan", is_flag=True, help="No limits of its own."),
+)
+OF_ORG = click.option("--org", default="default", show_default=True, help="Its organization.")
+
+
+@click.group()
+def orgs() -> None:
+    """Make and list organizations, and give them plans.
+
+    A plan's limits bind all keys below an organization together; the first start makes one that is
+    named `default`.
+    """
+
+
+@orgs.command("create")
+@with_options(*STATE, JSON, NAME, PLAN)
+def create_org(name: str, plan: str | None, as_json: bool, **flags: Flags) -> None:
+    """Make an organization; it needs a project before it can have keys."""
+    from gateway import administration
+    from gateway.tenancy import orgs as org_verbs
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.begin() as conn:
+            made = await org_verbs.create_org(conn, name=name, plan=plan)
+        click.echo(to_json(made) if as_json else f"{made.id} is organization {made.name}.")
+
+    run(work())
+
+
+@orgs.command("list")
+@with_options(*STATE, JSON)
+def list_orgs(as_json: bool, **flags: Flags) -> None:
+    """List the organizations, oldest first."""
+    from gateway import administration
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.connect() as conn:
+            show_header(ORG_COLUMNS, as_json)
+            async for org in all_orgs(conn):
+                row = (org.id, to_date(org), org.plan or "-", org.name)
+                click.echo(to_json(org) if as_json else in_columns(row, ORG_COLUMNS))
+
+    run(work())
+
+
+@orgs.command("set-plan")
+@with_options(*STATE, *NEW_PLAN)
+@click.argument("name")
+def set_org_plan(name: str, plan: str | None, no_plan: bool, **flags: Flags) -> None:
+    """Give an organization a plan, or none; every worker goes by it within a second."""
+    from gateway import administration
+    from gateway.tenancy import orgs as org_verbs
+
+    wanted = chosen(plan, no_plan)
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            async with db.connect() as conn:
+                org = await org_verbs.find_org(conn, name=name)
+            await org_verbs.update_org_plan(db, redis, org.id, wanted)
+        click.echo(f"{org.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
+
+    run(work())
+
+
+@click.group()
+def projects() -> None:
+    """Make and list the projects of organizations, and give them plans.
+
+    A key belongs to a project (`tollgate keys create --org NAME --project NAME`). A plan's limits
+    bind all keys of a project together.
+    """
+
+
+@projects.command("create")
+@with_options(*STATE, JSON, NAME, OF_ORG, PLAN)
+def create_project(name: str, org: str, plan: str | None, as_json: bool, **flags: Flags) -> None:
+    """Make a project of an organization."""
+    from gateway import administration
+    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy import projects as project_verbs
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.begin() as conn:
+            owner = await org_verbs.find_org(conn, name=org)
+            made = await project_verbs.create_project(conn, org_id=owner.id, name=name, plan=plan)
+        click.echo(to_json(made) if as_json else f"{made.id} is project {made.name} of {org}.")
+
+    run(work())
+
+
+@projects.command("list")
+@with_options(*STATE, JSON)
+@click.option("--org", help="Those of this organization. Default: of all.")
+def list_projects(org: str | None, as_json: bool, **flags: Flags) -> None:
+    """List the projects, oldest first, by organization."""
+    from gateway import administration
+    from gateway.tenancy import orgs as org_verbs
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.connect() as conn:
+            if org is not None:
+                await org_verbs.find_org(conn, name=org)
+            show_header(PROJECT_COLUMNS, as_json)
+            async for owner in all_orgs(conn):
+                if org in (None, owner.name):
+                    async for project in all_projects(conn, owner):
+                        click.echo(to_json(project) if as_json else to_line(project, owner))
+
+    run(work())
+
+
+@projects.command("set-plan")
+@with_options(*STATE, OF_ORG, *NEW_PLAN)
+@click.argument("name")
+def set_project_plan(name: str, org: str, plan: str | None, no_plan: bool, **flags: Flags) -> None:
+    """Give a project a plan, or none; every worker goes by it within a second."""
+    from gateway import administration
+    from gateway.tenancy import projects as project_verbs
+
+    wanted = chosen(plan, no_plan)
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            async with db.connect() as conn:
+                project = await project_verbs.find_project(conn, org_name=org, name=name)
+            await project_verbs.update_project_plan(db, redis, project.id, wanted)
+        click.echo(f"{project.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
+
+    run(work())
+
+
+async def all_orgs(conn: AsyncConnection) -> AsyncIterator[Org]:
+    from gateway.tenancy.orgs import list_orgs
+
+    page = await list_orgs(conn)
+    while page:
+        for org in page:
+            yield org
+        page = await list_orgs(conn, after=page[-1].id)
+
+
+async def all_projects(conn: AsyncConnection, org: Org) -> AsyncIterator[Project]:
+    from gateway.tenancy.projects import list_projects
+
+    page = await list_projects(conn, org_id=org.id)
+    while page:
+        for project in page:
+            yield project
+        page = await list_projects(conn, org_id=org.id, after=page[-1].id)
+
+
+def chosen(plan: str | None, no_plan: bool) -> str | None:
+    """Raises: click.UsageError unless exactly one of the two was given."""
+    if (plan is None) != no_plan:
+        raise click.UsageError("give either --plan NAME or --no-plan")
+    return plan
+
+
+def show_header(columns: Columns, as_json: bool) -> None:
+    if not as_json:
+        click.echo(header_of(columns))
+
+
+def to_line(project: Project, owner: Org) -> str:
+    row = (project.id, to_date(project), project.plan or "-", owner.name, project.name)
+    return in_columns(row, PROJECT_COLUMNS)
+
+
+def to_date(made: Org | Project) -> str:
+    return made.created_at.strftime("%Y-%m-%d")
+
+
+def to_json(made: Org | Project) -> str:
+    return msgspec.json.encode(made).decode()
