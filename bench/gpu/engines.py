@@ -67,7 +67,7 @@ def engine(config: EngineConfig, startup: Startup | None = None) -> Iterator[Eng
 @contextmanager
 def without_graphs() -> Iterator[None]:
     """Engines that are built inside launch every kernel by itself."""
-    with mock.patch.object(DeviceRunner, "capture", lambda self, backend: None):
+    with mock.patch.object(DeviceRunner, "capture", lambda self, backend, decodes=None: None):
         yield
 
 

@@ -11,9 +11,11 @@ what it needed.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -58,7 +60,7 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
         before = torch.cuda.memory_reserved(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _no_collection():
             # Other threads of this process may use the device meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -70,6 +72,18 @@ class CudaGraphs:
 
     def num_bytes(self) -> int:
         return self._num_bytes
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What the garbage collector gives back to the device must not be recorded with the rest."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class CalledGraphs:
