@@ -12,18 +12,29 @@ GPU a shrinking and an expanding kernel run over tiles of rows that have one ada
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.kernels.backend import uses_triton
+from engine.kernels.linear import LinearKernel, pack_linear
 
 BLOCK_M = 16
 """Rows of a tile: the fewest that the matrix units take."""
 MIN_RANK = 16
 """Ranks are filled up to a power of two, at least this: a dot takes no less."""
 NOBODY = -1
+
+
+class SlotProducts(NamedTuple):
+    """One adapter's products in one layer."""
+
+    shrink: LinearKernel
+    """By A of all parts."""
+    expand: tuple[LinearKernel, ...]
+    """By B of each part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,8 @@ class LoraStack:
     """Where in N each part ends."""
     part_ends_on_device: Tensor
     """The same, int32."""
+    products: tuple[SlotProducts, ...] | None = None
+    """By slot, where torch's choice of a product must not tell how many rows there were."""
 
     @property
     def rank(self) -> int:
@@ -125,17 +138,45 @@ def add_lora(y: Tensor, x: Tensor, stack: LoraStack, rows: LoraRows) -> None:
         return
     for slot, own in rows.groups:
         every = len(own) == len(x)
-        shrunk = (x if every else x.index_select(0, own)) @ stack.a[slot].t()
-        deltas, start = [], 0
-        for part, end in enumerate(stack.part_ends):
-            inner = shrunk[:, part * stack.rank : (part + 1) * stack.rank]
-            deltas.append(inner @ stack.b[slot, start:end].t())
-            start = end
+        shrink, expand = _products(stack, slot)
+        shrunk = shrink(x if every else x.index_select(0, own))
+        inner = shrunk.split(stack.rank, dim=1)
+        deltas = [by_b(part) for by_b, part in zip(expand, inner, strict=True)]
         delta = deltas[0] if len(deltas) == 1 else torch.cat(deltas, dim=1)
         if every:
             y.add_(delta)
         else:
             y.index_add_(0, own, delta)
+
+
+def _products(stack: LoraStack, slot: int) -> SlotProducts:
+    if stack.products is not None:
+        return stack.products[slot]
+    parts = _parts_of_b(stack, slot)
+    return SlotProducts(
+        lambda x: x @ stack.a[slot].t(),
+        tuple(lambda x, part=part: x @ part.t() for part in parts),  # type: ignore[misc]
+    )
+
+
+def _parts_of_b(stack: LoraStack, slot: int) -> list[Tensor]:
+    starts = (0, *stack.part_ends[:-1])
+    return [stack.b[slot, i:j] for i, j in zip(starts, stack.part_ends, strict=True)]
+
+
+def deterministic(stack: LoraStack) -> LoraStack:
+    """The same, but what it adds to a row depends on that row alone. Kernels are so anyway."""
+    if uses_triton(stack.a.device):
+        return stack
+
+    def pack(weight: Tensor) -> LinearKernel:
+        return pack_linear(weight, None, deterministic=True)
+
+    products = tuple(
+        SlotProducts(pack(stack.a[slot]), tuple(map(pack, _parts_of_b(stack, slot))))
+        for slot in range(len(stack.a))
+    )
+    return replace(stack, products=products)
 
 
 def stack_adapters(

@@ -115,7 +115,7 @@ def _numbers(weight: LinearWeight) -> Tensor:
 
 
 def _pack_sorted(
-    gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], deterministic: bool
+    gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], deterministic: bool = False
 ) -> ExpertsKernel:
     """A token's experts are added up in the order of their numbers."""
     firsts = [pack_linear(weight, None, deterministic=deterministic) for weight in gate_up]

@@ -59,7 +59,7 @@ class AttentionShape:
     cache_dtype: torch.dtype | None = None
     """Of stored keys and values; None: `dtype`. float8_e4m3fn goes with scales in `KVLayer`."""
     deterministic: bool = False
-    """Triton: a query's bits depend neither on the batch nor on how its prompt was cut."""
+    """A query's bits depend neither on the batch nor on how its prompt was cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,10 @@ def plan_attention(
 
     if cpu_attends(shape):
         return CpuAttentionPlan(metadata, shape, window)
+    if shape.deterministic:
+        from engine.kernels.deterministic_attention import FixedAttentionPlan
+
+        return FixedAttentionPlan(metadata, shape, window)
     return TorchAttentionPlan(metadata, shape, window)
 
 

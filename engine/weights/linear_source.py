@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels.linear_weights import DenseWeight, LinearWeight, quantise_fp8, quantise_int8
-from engine.kernels.lora import stack_adapters
+from engine.kernels.lora import deterministic, stack_adapters
 from engine.layers.lora import AdapterBatch, LoraLinear
 from engine.weights.adapters import Adapter
 from engine.weights.quantization import LayerShape, Tensors, quantization_method
@@ -102,6 +102,8 @@ class LinearSource:
             return None
         share = part[1] if dim == 0 else 1
         stack = stack_adapters(found, [out // share for _, out in parts], self._example)
+        if self.deterministic:
+            stack = deterministic(stack)
         return LoraLinear(stack, self.adapters)
 
     def check_adapters(self) -> None:
