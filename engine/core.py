@@ -100,7 +100,13 @@ class EngineCore:
         )
         self._generated_tokens = 0
         with startup.phase("warm-up"):
-            warm_up(runner, block_size=BLOCK_SIZE, num_blocks=self.resolved.num_blocks)
+            warm_up(
+                runner,
+                block_size=BLOCK_SIZE,
+                num_blocks=self.resolved.num_blocks,
+                max_num_tokens=config.max_num_batched_tokens,
+                max_num_seqs=config.max_num_seqs,
+            )
         if isinstance(runner, DeviceRunner):
             graphs = graph_backend(device)
             with startup.phase("graphs of decodes"):

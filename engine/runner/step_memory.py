@@ -59,10 +59,20 @@ def largest_step_bytes(
     return _compute(model.config, shape, max_num_batched_tokens, num_seqs, max_model_len)
 
 
-def warm_up(runner: ModelRunner, *, block_size: int, num_blocks: int) -> None:
-    """Load what a first step loads. Writes to the first blocks, which nobody owns yet."""
-    if num_blocks * block_size >= WARM_UP_TOKENS + WARM_UP_SEQS * block_size:
-        runner.collect(runner.launch(_step(WARM_UP_TOKENS, WARM_UP_SEQS, block_size)))
+def warm_up(
+    runner: ModelRunner,
+    *,
+    block_size: int,
+    num_blocks: int,
+    max_num_tokens: int,
+    max_num_seqs: int,
+) -> None:
+    """Load what a first step loads, in a step no larger than allowed. Writes to the first blocks,
+    which nobody owns yet."""
+    num_tokens = min(WARM_UP_TOKENS, max_num_tokens)
+    num_seqs = min(WARM_UP_SEQS, max_num_seqs, num_tokens)
+    if num_blocks * block_size >= num_tokens + num_seqs * block_size:
+        runner.collect(runner.launch(_step(num_tokens, num_seqs, block_size)))
 
 
 def _measure(model: Decoder, shape: AttentionShape, limits: StepLimits) -> int:
