@@ -26,8 +26,9 @@ class AdapterBatch:
         self.rows.assign([(self._slot_of[name], count) for name, count in adapters])
 
     def assign_any(self, num_tokens: int) -> None:
-        """Make what is launched next fit any adapters of so many tokens: for CUDA graphs."""
-        self.rows.assign([(0, num_tokens)])
+        """Make what is launched next fit any adapters of so many tokens, 0 for none: for CUDA
+        graphs, which take launches as they are."""
+        self.rows.assign([(0, num_tokens)] if num_tokens else [])
 
 
 class LoraLinear:

@@ -110,6 +110,8 @@ class Decode(NamedTuple):
 
     num_seqs: int
     max_seq_len: int
+    adapted: bool = False
+    """Some of them with an adapter: what adapters add is part of the work, or is not."""
 
 
 def graph_sizes(most: int) -> list[int]:
@@ -176,7 +178,8 @@ class DecodeGraphs:
     def find(self, needed: Decode) -> Decode | None:
         """The smallest that will do."""
         for decode in self._graphs:
-            if decode.num_seqs >= needed.num_seqs and decode.max_seq_len >= needed.max_seq_len:
+            large = decode.num_seqs >= needed.num_seqs and decode.max_seq_len >= needed.max_seq_len
+            if large and decode.adapted == needed.adapted:
                 return decode
         return None
 

@@ -125,7 +125,10 @@ class DeviceRunner(ModelRunner):
     def decodes(self) -> list[Decode]:
         """Those that are worth a graph."""
         limits = self._limits
-        return decodes_to_record(limits.largest_decode, limits.max_model_len, self._programs)
+        plain = decodes_to_record(limits.largest_decode, limits.max_model_len, self._programs)
+        if self._model.adapters is None:
+            return plain
+        return plain + [decode._replace(adapted=True) for decode in plain]
 
     @torch.inference_mode()
     def capture(self, backend: GraphBackend, decodes: Rows[Decode] | None = None) -> None:
@@ -180,7 +183,8 @@ class DeviceRunner(ModelRunner):
         num_seqs = len(parts.entries)
         if self._graphs is None or not num_seqs == len(parts.rows) == len(parts.token_ids):
             return None
-        return self._graphs.find(Decode(num_seqs, int(parts.seq_lens.max())))
+        adapted = any(name for name, _ in parts.adapters)
+        return self._graphs.find(Decode(num_seqs, int(parts.seq_lens.max()), adapted))
 
     def _send(self, parts: StepParts, before: Launched | None, layout: StepLayout) -> None:
         """Put the step's inputs under way to the device."""
@@ -244,7 +248,7 @@ class DeviceRunner(ModelRunner):
         staging = self._buffers.next_staging()
         staging.send(self._buffers.inputs, self._packer.pad(layout, staging.open()))
         if self._model.adapters is not None:
-            self._model.adapters.assign_any(size)
+            self._model.adapters.assign_any(size if decode.adapted else 0)
         views, metadata = self._views_of(size), self._metadata_of(decode)
         memory, drawn = self._graph_memory, self._buffers.drawn[:size]
 

@@ -104,12 +104,13 @@ def test_a_start_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_replay_does_what_was_recorded() -> None:
     done: list[Decode] = []
-    recorded = [Decode(1, 9), Decode(4, 9), Decode(4, 99)]
+    recorded = [Decode(1, 9), Decode(4, 9), Decode(4, 9, True), Decode(4, 99)]
     graphs = DecodeGraphs(CalledGraphs(), recorded)
     graphs.capture(lambda decode: lambda: done.append(decode))
     assert done == []
-    for needed in (Decode(1, 1), Decode(3, 9), Decode(1, 10)):
+    for needed in (Decode(1, 1), Decode(3, 9), Decode(1, 8, True), Decode(1, 10)):
         found = graphs.find(needed)
         assert found is not None
         graphs.replay(found)
     assert done == recorded
+    assert graphs.find(Decode(4, 10, True)) is None

@@ -184,7 +184,13 @@ def test_adapters_in_graphs(device: torch.device, tmp_path: Path) -> None:
         for i, name in enumerate(("first", "", "second"))
     ]
     plain = run(runner_of(model, "plain"), model, requests)
-    assert_same(run(graphs_of(model), model, requests), plain)
+    runner = graphs_of(model)
+    replayed = count_replays(runner)
+    assert_same(run(runner, model, requests), plain)
+    assert [decode.adapted for decode in replayed] == [True]
+    run(runner, model, [(0, ask(0, [5], max_tokens=2))])
+    # A prompt of one token is no different from a decode.
+    assert [decode.adapted for decode in replayed] == [True, False, False]
     said = tokens(plain)
     assert len({tuple(text) for text in said.values()}) == 3
 
