@@ -1,211 +1,234 @@
-"""Tokens per second of the engine against `transformers` static batching, on the same requests.
+"""Tokens per second of the engine on a processor, against every other engine that is installed.
 
-`python -m bench.engine_cpu [--quick]`: 64 requests with prompts of 32-512 and answers of 16-256
-tokens, drawn with a fixed seed, on a model of the shape of SmolLM2-135M with random weights in
-bfloat16. Both sides count the tokens that were asked for, greedy, EOS ignored.
+`python -m bench.engine_cpu`: a model of the shape of SmolLM2-135M with random weights, in bfloat16,
+float32 and int8, and a model of 15 M parameters in float32. For each: a prefill of 512 tokens,
+decodes of 1, 8 and 32 sequences, and 64 mixed requests (prompts of 32-512, answers of 16-256
+tokens), greedy, EOS ignored; and the mixed requests as a burst, with the times of their tokens.
+The machine's load before and after is recorded: on a busy one ratios hold better than rates.
 
-The engine gets all requests at once. `transformers` gets them in order in left-padded batches; each
-batch runs until its longest answer is done. It is run with several batch sizes and its best counts.
+A decode's rate is that of the answers' tokens after the first: the time of requests for one token
+is subtracted. The engines take turns, and each figure is the median of its turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
-import random
+import os
+import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import transformers
 
 from bench.record import record
+from bench.workload import SMALL_15M, SMOLLM2_135M, Request, alike, build_checkpoint, mixed
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.models.decoder import Decoder
 from engine.protocol import EngineRequest, SamplingParams
 
-SMOLLM2_135M: dict[str, Any] = {
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
-SEED = 2024
 KV_CACHE_BYTES = 1 << 30
+PROMPT, ANSWER, NUM_MIXED = 128, 33, 64
+ITL_TARGET_S = 0.2
+PEERS = ("static_transformers", "openvino_genai")
+MEASURES = ("prefill 512", "decode 1", "decode 8", "decode 32", "mixed")
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    num_requests: int
-    prompt_tokens: tuple[int, int]
-    output_tokens: tuple[int, int]
-    batch_sizes: tuple[int, ...]
-    """Of the baseline."""
+class Engine(Protocol):
+    def run(self, requests: Sequence[Request]) -> None: ...
 
 
-FULL = Workload(64, (32, 512), (16, 256), batch_sizes=(8, 16, 32, 64))
-QUICK = Workload(12, (32, 160), (8, 48), batch_sizes=(4, 12))
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    prompt: list[int]
-    num_output_tokens: int
-
-
-def requests(workload: Workload) -> list[Request]:
-    rng = random.Random(SEED)
-    vocab = SMOLLM2_135M["vocab_size"]
-    return [
-        Request(
-            [rng.randrange(vocab) for _ in range(rng.randint(*workload.prompt_tokens))],
-            rng.randint(*workload.output_tokens),
-        )
-        for _ in range(workload.num_requests)
-    ]
-
-
-def warm_up() -> Request:
-    """Shares no prefix with what is timed: it would be found in the cache."""
-    rng = random.Random(SEED + 1)
-    return Request([rng.randrange(SMOLLM2_135M["vocab_size"]) for _ in range(64)], 16)
-
-
-def build_checkpoint(folder: Path) -> None:
-    torch.manual_seed(SEED)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMOLLM2_135M))
-    model.to(torch.bfloat16).save_pretrained(folder)
-
-
-def run_engine(folder: Path, asked: Sequence[Request], budget: int) -> dict[str, Any]:
-    core = EngineCore(
-        EngineConfig(
-            model=folder,
-            device="cpu",
-            dtype="bfloat16",
-            kv_cache_bytes=KV_CACHE_BYTES,
-            max_num_batched_tokens=budget,
-        )
-    )
-    _drain(core, [warm_up()], "warm-up")
-    start = time.perf_counter()
-    num_tokens, num_steps = _drain(core, asked, "r")
-    seconds = time.perf_counter() - start
-    assert num_tokens == sum(request.num_output_tokens for request in asked)
-    status = core.status()
-    assert status.prefix_cache_hit_tokens == 0, "the baseline has no prefix cache to set against it"
-    return {
-        "seconds": round(seconds, 2),
-        "tokens_per_s": round(num_tokens / seconds, 1),
-        "steps": num_steps,
-        "preemptions": status.num_preemptions,
-        "max_num_batched_tokens": budget,
-    }
-
-
-def _drain(core: EngineCore, asked: Sequence[Request], name: str) -> tuple[int, int]:
-    """Tokens generated and steps taken."""
-    for i, request in enumerate(asked):
-        sampling = SamplingParams(
-            max_tokens=request.num_output_tokens, temperature=0.0, ignore_eos=True
-        )
-        core.add(
-            EngineRequest(
-                request_id=f"{name}{i}", prompt_token_ids=request.prompt, sampling=sampling
+class Ours:
+    def __init__(self, folder: Path, dtype: str, **asked: Any) -> None:
+        started = time.perf_counter()
+        self.core = EngineCore(
+            EngineConfig(
+                model=folder,
+                device="cpu",
+                dtype=dtype,
+                kv_cache_bytes=KV_CACHE_BYTES,
+                enable_prefix_caching=False,
+                **({"itl_target_s": 0.0} | asked),
             )
         )
-    num_tokens = num_steps = 0
-    while core.has_work():
-        num_tokens += sum(len(output.token_ids) for output in core.step())
-        num_steps += 1
-    return num_tokens, num_steps
+        self.start_s = time.perf_counter() - started
+        self._num_requests = 0
+
+    def run(self, requests: Sequence[Request]) -> None:
+        self.times(requests)
+
+    def times(self, requests: Sequence[Request]) -> dict[str, list[float]]:
+        """Seconds from the start at which each request's tokens came."""
+        began = time.perf_counter()
+        came: dict[str, list[float]] = {}
+        for request in requests:
+            sampling = SamplingParams(
+                max_tokens=request.num_output_tokens, temperature=0.0, ignore_eos=True
+            )
+            self._num_requests += 1
+            name = str(self._num_requests)
+            self.core.add(
+                EngineRequest(request_id=name, prompt_token_ids=request.prompt, sampling=sampling)
+            )
+            came[name] = []
+        while self.core.has_work():
+            for output in self.core.step():
+                came[output.request_id] += [time.perf_counter() - began] * len(output.token_ids)
+        assert [len(c) for c in came.values()] == [r.num_output_tokens for r in requests]
+        return came
 
 
-@torch.inference_mode()
-def run_transformers(
-    model: transformers.PreTrainedModel, asked: Sequence[Request], batch_size: int
+Clock = Callable[[], float]
+
+
+def timed(engine: Engine, requests: Sequence[Request], clock: Clock) -> float:
+    began = clock()
+    engine.run(requests)
+    return clock() - began
+
+
+def measure(engine: Engine, what: str, turn: int, clock: Clock) -> float:
+    """Tokens per second."""
+    kind, _, size = what.partition(" ")
+    if kind == "mixed":
+        asked = mixed(NUM_MIXED)
+        return sum(request.num_output_tokens for request in asked) / timed(engine, asked, clock)
+    if kind == "prefill":
+        return int(size) / timed(engine, alike(1, int(size), 1, seed=turn), clock)
+    prefill_s = timed(engine, alike(int(size), PROMPT, 1, seed=turn), clock)
+    whole_s = timed(engine, alike(int(size), PROMPT, ANSWER, seed=turn), clock)
+    return int(size) * (ANSWER - 1) / (whole_s - prefill_s)
+
+
+def compare(
+    engines: dict[str, Engine], measures: Sequence[str], turns: int, clock: Clock
 ) -> dict[str, Any]:
-    num_tokens = sum(request.num_output_tokens for request in asked)
-    start = time.perf_counter()
-    for first in range(0, len(asked), batch_size):
-        _generate_batch(model, asked[first : first + batch_size])
-    seconds = time.perf_counter() - start
-    return {
-        "batch_size": batch_size,
-        "seconds": round(seconds, 2),
-        "tokens_per_s": round(num_tokens / seconds, 1),
-    }
+    """{measure: {engine: tokens per second}}, printed with ratios to the first engine's."""
+    for engine in engines.values():
+        engine.run(alike(4, 64, 4, seed=-1))
+    first = next(iter(engines))
+    table: dict[str, Any] = {}
+    for what in measures:
+        rates: dict[str, list[float]] = {name: [] for name in engines}
+        for turn in range(1 if what == "mixed" else turns):
+            for name, engine in engines.items():
+                rates[name].append(measure(engine, what, turn, clock))
+        row = {name: round(statistics.median(found), 1) for name, found in rates.items()}
+        table[what] = row
+        cells = [f"{name} {rate:.0f} ({row[first] / rate:.2f})" for name, rate in row.items()]
+        print(f"  {what:<12} {'   '.join(cells)}", flush=True)
+    return table
 
 
-def _generate_batch(model: transformers.PreTrainedModel, batch: Sequence[Request]) -> None:
-    width = max(len(request.prompt) for request in batch)
-    padding = [width - len(request.prompt) for request in batch]
-    rows = [[0] * pad + request.prompt for pad, request in zip(padding, batch, strict=True)]
-    mask = [[0] * pad + [1] * (width - pad) for pad in padding]
-    longest = max(request.num_output_tokens for request in batch)
-    generated = model.generate(  # type: ignore[operator]
-        torch.tensor(rows),
-        attention_mask=torch.tensor(mask),
-        generation_config=transformers.GenerationConfig(
-            max_new_tokens=longest, do_sample=False, pad_token_id=0
-        ),
+def burst(engine: Ours) -> dict[str, float]:
+    """64 requests at once: seconds to the first token, and between tokens."""
+    came = engine.times(mixed(NUM_MIXED))
+    first = sorted(times[0] for times in came.values())
+    between = sorted(
+        after - before
+        for times in came.values()
+        for before, after in zip(times, times[1:], strict=False)
     )
-    assert generated.shape == (len(batch), width + longest)
+    found = {
+        f"{what}_p{percent}_s": round(values[min(len(values) * percent // 100, len(values) - 1)], 4)
+        for what, values in (("ttft", first), ("itl", between))
+        for percent in (50, 99)
+    }
+    print(f"  burst of {NUM_MIXED}: {found}", flush=True)
+    return found
+
+
+def overhead_s(engine: Ours, num_seqs: int) -> float:
+    """Seconds of a decode step outside the model: scheduling, building the batch, sampling. Of the
+    processor's time of this thread; the median of the steps."""
+    inside = [0.0]
+    call: Callable[..., Any] = Decoder.__call__
+
+    def counted(*args: Any) -> Any:
+        began = time.thread_time()
+        result = call(*args)
+        inside[0] += time.thread_time() - began
+        return result
+
+    Decoder.__call__ = counted  # type: ignore[method-assign]
+    outside = []
+    for request in alike(num_seqs, 16, 40, seed=99):
+        engine._num_requests += 1
+        sampling = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+        name = str(engine._num_requests)
+        engine.core.add(
+            EngineRequest(request_id=name, prompt_token_ids=request.prompt, sampling=sampling)
+        )
+    while engine.core.has_work():
+        inside[0], began = 0.0, time.thread_time()
+        engine.core.step()
+        outside.append(time.thread_time() - began - inside[0])
+    Decoder.__call__ = call  # type: ignore[method-assign]
+    print(f"  outside the model, {num_seqs} decodes: {statistics.median(outside) * 1e3:.2f} ms")
+    return round(statistics.median(outside), 6)
+
+
+def peers(folder: Path, dtype: str, wanted: Sequence[str], openvino: Path | None) -> Any:
+    found: dict[str, Engine] = {}
+    for name in wanted:
+        module = importlib.import_module(f"bench.peers.{name}")
+        place = openvino if name == "openvino_genai" else folder
+        if module.installed() and place is not None:
+            found[module.NAME] = module.Peer(place, dtype)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--quick", action="store_true", help="12 short requests; not recorded")
-    parser.add_argument("--budget", type=int, default=512, help="max_num_batched_tokens")
-    parser.add_argument("--engine-only", action="store_true", help="no baseline; not recorded")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--models", nargs="*", default=["bfloat16", "int8", "float32", "15M"])
+    parser.add_argument("--measures", nargs="*", default=MEASURES)
+    parser.add_argument("--peers", nargs="*", default=PEERS)
+    parser.add_argument("--openvino", type=Path, help="the model of 135 M, converted")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="rates by the processor's time: for one thread on a busy machine",
+    )
+    parser.add_argument("--no-burst", action="store_true")
+    parser.add_argument("--no-record", action="store_true")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    workload = QUICK if arguments.quick else FULL
-    asked = requests(workload)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        build_checkpoint(folder)
-        engine = run_engine(folder, asked, arguments.budget)
-        print(f"engine        {engine['tokens_per_s']:8.1f} tokens/s  {engine}", flush=True)
-        if arguments.engine_only:
-            return
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    model.generation_config.eos_token_id = None
-    _generate_batch(model, asked[:1])
-    baselines = []
-    for batch_size in workload.batch_sizes:
-        baselines.append(run_transformers(model, asked, batch_size))
-        print(f"transformers  {baselines[-1]['tokens_per_s']:8.1f} tokens/s  {baselines[-1]}")
-    best = max(baseline["tokens_per_s"] for baseline in baselines)
-    ratio = round(engine["tokens_per_s"] / best, 2)
-    print(f"ratio         {ratio:8.2f}  against the best of transformers")
-    if not arguments.quick:
-        result = {
-            "model": "SmolLM2-135M shape, random weights, bfloat16",
-            "workload": {
-                "requests": len(asked),
-                "prompt_tokens": sum(len(request.prompt) for request in asked),
-                "output_tokens": sum(request.num_output_tokens for request in asked),
-                "seed": SEED,
-            },
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "threads": torch.get_num_threads(),
-            "engine": engine,
-            "transformers_static_batching": baselines,
-            "ratio": ratio,
-        }
-        print(f"recorded in {record('engine_cpu', result)}")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    torch.set_num_threads(arguments.threads)
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
+    result: dict[str, Any] = {"torch": torch.__version__, "threads": arguments.threads}
+    result["seconds_of"] = "the processor" if arguments.cpu_time else "the clock"
+    result["load_average"] = [os.getloadavg()[0]]
+    for model in arguments.models:
+        shape = SMALL_15M if model == "15M" else SMOLLM2_135M
+        dtype = "bfloat16" if model in ("bfloat16", "int8") else "float32"
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            build_checkpoint(folder, shape, dtype)
+            asked = {"quantization": "int8"} if model == "int8" else {}
+            ours = Ours(folder, dtype, **asked)
+            print(f"{model}: started in {ours.start_s:.2f} s")
+            engines: dict[str, Engine] = {"ours": ours}
+            if model in ("bfloat16", "float32", "15M"):
+                openvino = None if model == "15M" else arguments.openvino
+                engines |= peers(folder, dtype, arguments.peers, openvino)
+            found: dict[str, Any] = {"start_s": round(ours.start_s, 2)}
+            found["tokens_per_s"] = compare(engines, arguments.measures, arguments.turns, clock)
+            found["overhead_s_32"] = overhead_s(ours, 32)
+            if model == "bfloat16" and not arguments.no_burst:
+                found["burst"] = burst(Ours(folder, dtype, itl_target_s=ITL_TARGET_S))
+            result[model] = found
+    result["load_average"].append(os.getloadavg()[0])
+    if not arguments.no_record:
+        threads = arguments.threads
+        name = "engine_cpu" if threads == len(os.sched_getaffinity(0)) else f"engine_cpu_{threads}t"
+        print(f"recorded in {record(name, result)}")
 
 
 if __name__ == "__main__":

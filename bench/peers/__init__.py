@@ -1,0 +1,3 @@
+"""Other engines under the benchmark's workloads, one file each. Each has `installed()`, and a class
+`Peer(folder, dtype)` with `run(requests) -> None`, which returns when all tokens are generated:
+greedy, EOS ignored, exactly as many as each request asks for."""
