@@ -204,11 +204,19 @@ HTTP_MESSAGES = {
 }
 
 
+def allow_of(error: Exception) -> dict[str, str]:
+    """The `Allow` of a 405, without the OPTIONS that Litestar adds and the guard refuses."""
+    found = (getattr(error, "headers", None) or {}).get("allow", "")
+    methods = [each for each in found.split(", ") if each not in ("", "OPTIONS")]
+    return {"allow": ", ".join(methods)} if methods else {}
+
+
 def from_anything(error: Exception) -> Face:
     status = getattr(error, "status_code", 500)
     if isinstance(status, int) and 400 <= status < 500:
         message = HTTP_MESSAGES.get(status, "The request was refused.")
         code = {404: "unknown_url", 413: "request_too_large"}.get(status)
-        return face(status, message, INVALID, code=code)
+        param = "body" if status == 413 else None
+        return face(status, message, INVALID, code=code, param=param, headers=allow_of(error))
     log.error("unexpected %s", type(error).__name__, exc_info=error)
     return face(500, "The server had an error while processing your request.", SERVER)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from litestar.connection import ASGIConnection
+from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
+from litestar.routes import HTTPRoute
 
 from gateway.auth.errors import MissingCredential, MissingScope
 from gateway.routes.access import SCOPE, services
@@ -23,8 +25,11 @@ async def authenticate(
 ) -> None:
     """Put the `Principal` into `connection.scope["user"]`.
 
-    Raises: AuthError, MissingScope, AuthUnavailable.
+    Raises: AuthError, MissingScope, AuthUnavailable, and MethodNotAllowedException for OPTIONS,
+    whose handlers Litestar makes by itself: nothing here is for a page of another origin.
     """
+    if connection.scope.get("method") == "OPTIONS":
+        raise MethodNotAllowedException(headers={"allow": allowed(connection)})
     scope = route_handler.opt.get(SCOPE, UNDECLARED)
     if scope is None:
         return
@@ -33,6 +38,18 @@ async def authenticate(
     if not principal.may(scope):
         raise MissingScope(scope)
     connection.scope["user"] = principal
+
+
+def allowed(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
+    """The value of `Allow` (RFC 9110, 10.2.1) for the route that was found."""
+    template = connection.scope["path_template"]
+    methods = {
+        str(method)
+        for route in connection.app.routes
+        if isinstance(route, HTTPRoute) and route.path_format == template
+        for method in route.methods
+    }
+    return ", ".join(sorted(methods - {"OPTIONS"}))
 
 
 def read_bearer(header: str) -> str:

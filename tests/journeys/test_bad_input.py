@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import httpx
@@ -199,7 +200,8 @@ def test_a_bad_query_is_named(stack: Stack, route: str, query: str, param: str) 
 def test_a_body_that_is_too_large_is_a_413(stack: Stack) -> None:
     answer = post(stack, b'{"model": "' + b"x" * (17 * 1024 * 1024) + b'"}')
     assert answer.status_code == 413
-    assert answer.json()["error"]["code"] == "request_too_large"
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("request_too_large", "body")
 
 
 @pytest.mark.parametrize("key", ["", "nonsense", "sk-tg-" + "a" * 43, "sk-tg-" + "a" * 9_000])
@@ -232,3 +234,32 @@ def test_other_urls_and_methods_answer_in_the_same_shape(stack: Stack) -> None:
     assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "unknown_url")
     method = httpx.get(f"{stack.base_url}/v1/chat/completions")
     assert method.status_code == 405 and "error" in method.json()
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("OPTIONS", "/v1/chat/completions", "POST"),
+        ("OPTIONS", "/v1/models/penny", "GET"),
+        ("OPTIONS", "/health/live", "GET"),
+        ("GET", "/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/models", "GET"),
+    ],
+)
+def test_a_method_that_is_not_allowed_says_which_are(
+    stack: Stack, method: str, path: str, allow: str, with_key: bool
+) -> None:
+    headers = {"authorization": f"Bearer {stack.credentials['api_key']}"} if with_key else {}
+    answer = httpx.request(method, f"{stack.base_url}{path}", headers=headers)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+    assert answer.json()["error"]["message"] == "Method not allowed for this URL."
+
+
+def test_malformed_http_is_answered_in_the_same_shape(stack: Stack) -> None:
+    with socket.create_connection(("127.0.0.1", stack.port), timeout=30) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
+        answer = b""
+        while data := client.recv(65536):
+            answer += data
+    assert answer.startswith(b"HTTP/1.1 400 ") and b'"code":"invalid_http"' in answer
