@@ -110,7 +110,8 @@ async def measure(
     result: dict[str, Any] = {}
     for kind, stream in (("whole", False), ("stream", True)):
         target = Target(url=url, model=MODEL, api_key=api_key, stream=stream)
-        await closed_loop(target, connections=CONNECTIONS, duration_s=WARM_UP_S)
+        warm_up_s = min(WARM_UP_S, duration_s)
+        await closed_loop(target, connections=CONNECTIONS, duration_s=warm_up_s)
         before = meter.cpu_s() if meter else {}
         closed = await closed_loop(target, connections=CONNECTIONS, duration_s=duration_s)
         after = meter.cpu_s() if meter else {}

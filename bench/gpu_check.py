@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 import time
 from typing import Any
 
 from bench.gpu.place import place
-from bench.gpu.supervise import serve, supervise
+from bench.gpu.supervise import serve, supervise_at_once
 
 CHECK_TIMEOUT_S = 180.0
+JOBS = max(1, min(8, (os.cpu_count() or 1) // 2))
 MODULES = ("check_pointwise", "check_attention", "check_linear", "check_sampling", "check_engine")
 
 
@@ -72,6 +74,9 @@ def main() -> None:
         "--only", action="append", default=[], help="checks whose name holds this; repeatable"
     )
     parser.add_argument("--budget", type=float, default=290.0, help="seconds; none begins after it")
+    parser.add_argument(
+        "--jobs", type=int, default=JOBS, help="checks at a time: most of a check is compiling"
+    )
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
@@ -79,14 +84,21 @@ def main() -> None:
         return
     began = time.monotonic()
     here = place(asked.device, tiny=asked.tiny)
-    names = [n for n in _registry() if any(part in n for part in asked.only or [""])]
+    registry = _registry()
+    if not any(name.startswith("engine") for name in registry):
+        print("not installed: transformers; no whole model is checked", flush=True)
+    names = [n for n in registry if any(part in n for part in asked.only or [""])]
     if not names:
         sys.exit(f"no check's name holds {asked.only!r}")
     print(f"on {here.name}", flush=True)
     command = ["bench.gpu_check", "--device", asked.device, *(["--tiny"] if asked.tiny else [])]
     results = {}
-    for name, result in supervise(
-        command, names, piece_timeout_s=CHECK_TIMEOUT_S, budget_s=asked.budget
+    for name, result in supervise_at_once(
+        command,
+        names,
+        jobs=min(asked.jobs, len(names)),
+        piece_timeout_s=CHECK_TIMEOUT_S,
+        budget_s=asked.budget,
     ):
         results[name] = result
         print(_line(name, result), flush=True)

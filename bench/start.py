@@ -1,6 +1,6 @@
 """How long `tollgate up` takes to its first token, the first time and the second.
 
-    python -m bench.start
+    python -m bench.start [--starts N] [--dry]
 
 Each start is timed from the command to the first content of a streamed answer, on one fresh home.
 Above: nobody. Below: the command line, the official API. The result goes to `bench/results/`.
@@ -8,6 +8,7 @@ Above: nobody. Below: the command line, the official API. The result goes to `be
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import signal
@@ -60,14 +61,19 @@ def timed_start(home: Path) -> float:
 
 
 def main() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="tgs-"))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--starts", type=int, default=4, help="the first one among them")
+    parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="tgs-", dir="/tmp"))
     try:
-        seconds = [timed_start(folder / "home") for _ in range(4)]
+        seconds = [timed_start(folder / "home") for _ in range(options.starts)]
     finally:
         shutil.rmtree(folder)
     first, later = seconds[0], sorted(seconds[1:])
     print(f"first start {first:.1f} s, later starts {', '.join(f'{s:.1f}' for s in later)} s")
-    print(record("start", {"first_s": first, "later_s": later}))
+    if not options.dry:
+        print(record("start", {"first_s": first, "later_s": later}))
 
 
 if __name__ == "__main__":

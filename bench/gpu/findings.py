@@ -51,17 +51,24 @@ def differing(found: Tensor, wanted: Tensor) -> float:
     return float((a != b).any(dim=1).sum())
 
 
+def poison(tensor: Tensor) -> Tensor:
+    """Filled with what is not a number, or, being integers, is beyond any index."""
+    if tensor.dtype.is_floating_point and tensor.element_size() > 1:
+        return tensor.fill_(math.nan)
+    tensor.view(torch.uint8).fill_(0x7F)  # not a number in float8
+    return tensor
+
+
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory that wrappers take for their results begins as bytes of 0x7F: not a number in float8,
-    float16 and float32, too large for any sum in bfloat16, beyond any index."""
+    """Memory that wrappers take for their results begins as `poison`."""
     makers = (Tensor.new_empty, torch.empty, torch.empty_like)
 
     def poisoning(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def made(*args: Any, **options: Any) -> Tensor:
             tensor = make(*args, **options)
             if tensor.numel() and tensor.device.type != "meta":
-                tensor.view(torch.uint8).fill_(0x7F)
+                poison(tensor)
             return tensor
 
         return made

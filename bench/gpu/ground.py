@@ -27,8 +27,8 @@ MAX_MODEL_LEN = 8704
 """A prompt of 8,192 and an answer."""
 NUM_SEQS = {"fp8": 512}
 """Running at once; of other kinds 256."""
-TOKENS_EACH = 1600
-"""Of KV cache for each sequence that may run."""
+TOKENS_EACH = {"fp8": 1700}
+"""Of KV cache for each sequence that may run; of other kinds 1200, so that two fit."""
 
 
 class Ground:
@@ -64,7 +64,7 @@ class Ground:
             max_num_batched_tokens=self.place.pick(BATCHED_TOKENS, 48),
             max_num_seqs=seqs,
             max_model_len=self.place.pick(MAX_MODEL_LEN, 128),
-            num_blocks=seqs * self.place.pick(TOKENS_EACH, 64) // 16,
+            num_blocks=seqs * self.place.pick(TOKENS_EACH.get(kind, 1200), 64) // 16,
         )
         if self.place.tiny:  # there is no bfloat16 in the interpreter
             of_kind = of_kind | {"dtype": "float16"}

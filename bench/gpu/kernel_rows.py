@@ -28,10 +28,10 @@ def roofline(ground: Ground) -> dict[str, Any]:
     """A copy of gigabytes within the device, bytes read and written; products of 8192 x 8192 x 8192
     on random data."""
     place = ground.place
-    count = place.pick(4 << 30, 1 << 20)
-    source = torch.randint(-99, 99, (count,), dtype=torch.int8, device=place.device)
+    count = place.pick(1 << 29, 1 << 17)
+    source = torch.randint(1 << 62, (count,), dtype=torch.int64, device=place.device)
     target = torch.empty_like(source)
-    copied = 2 * count / place.median_s(lambda: target.copy_(source))
+    copied = 2 * count * source.element_size() / place.median_s(lambda: target.copy_(source))
     size = place.pick(8192, 64)
     a, b = (place.randn(size, size, seed=i, dtype=place.half) for i in (1, 2))
     operations = 2 * size**3
@@ -44,21 +44,21 @@ def roofline(ground: Ground) -> dict[str, Any]:
 
 
 def _fp8_s(place: Place, size: int) -> float:
-    """Of a product with a scale for every row and column, as linear layers do it."""
+    """Of a product with one scale for all, or one for every row and column as linear layers have:
+    the faster one is what the device can do."""
     a, b = (
         place.randn(size, size, seed=i).clamp(-448, 448).to(torch.float8_e4m3fn) for i in (3, 4)
     )
-    ones = torch.ones(size, device=place.device)
+    one, ones = (torch.ones(*shape, device=place.device) for shape in ((), (size, 1)))
     if place.tiny:  # no such product on a CPU
         wide = a.float(), b.float()
         return place.median_s(lambda: wide[0] @ wide[1])
 
-    def multiply() -> Tensor:
-        return torch._scaled_mm(
-            a, b.t(), scale_a=ones[:, None], scale_b=ones[None], out_dtype=torch.bfloat16
-        )
+    def multiply(scale: Tensor) -> Tensor:
+        scales = {"scale_a": scale, "scale_b": scale.t() if scale.dim() else scale}
+        return torch._scaled_mm(a, b.t(), **scales, out_dtype=torch.bfloat16)
 
-    return place.median_s(multiply)
+    return min(place.median_s(lambda scale=scale: multiply(scale)) for scale in (one, ones))
 
 
 def _attend_s(place: Place, step: PagedStep) -> float:

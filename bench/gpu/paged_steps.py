@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.gpu.findings import poison
 from bench.gpu.place import Place
 from engine.kernels.paged_attention import (
     AttentionMetadata,
@@ -94,9 +95,7 @@ class PagedStep:
         for i, by in enumerate(scales):
             size = (num_blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
             tensor = torch.empty(size, dtype=stored, device=place.device)
-            # Every byte 0x7F is not a number in float8, float16's 0x7F7F neither; bfloat16's is
-            # finite, but no sum forgets 3e38.
-            tensor.view(torch.uint8).fill_(0x7F)
+            poison(tensor)
             drawn = place.randn(len(at), *size[1::2], seed=seed + 2 + i)
             if by is not None:
                 drawn = drawn / by[:, None]

@@ -53,6 +53,8 @@ def replay(ground: Ground) -> dict[str, Any]:
     ground.drop()
     theirs = _theirs(ground, asked)
     scaled = "" if count == WHOLE else f"scaled down: {count} of {WHOLE:,} requests"
+    if theirs["ended"] < len(asked):
+        scaled += f"; transformers ended {theirs['ended']} in time, the others count for nothing"
     detail = {"requests": len(asked), "ours": ours, "transformers": theirs, "remark": scaled}
     return {"figure": ours["tokens_per_s"] / theirs["tokens_per_s"], "detail": detail}
 

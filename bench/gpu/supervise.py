@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import selectors
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -71,6 +73,37 @@ def supervise(
         if len(left) == before:  # not one begun
             name = left.pop(0)
             yield name, {"error": "the child ended before it began"}
+
+
+def supervise_at_once(
+    command: Sequence[str],
+    names: Sequence[str],
+    *,
+    jobs: int,
+    piece_timeout_s: float,
+    budget_s: float = float("inf"),
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same with so many children at a time, in whatever order they end."""
+    results: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+
+    def work(own: Sequence[str]) -> None:
+        done = set()
+        try:
+            for name, result in supervise(
+                command, own, piece_timeout_s=piece_timeout_s, budget_s=budget_s
+            ):
+                done.add(name)
+                results.put((name, result))
+        finally:  # whatever went wrong, nobody waits for ever
+            for name in set(own) - done:
+                results.put((name, {"error": "its supervisor ended before it"}))
+
+    # Neighbours share compiled kernels, but also their length: each child gets some of all.
+    shares = [names[i::jobs] for i in range(jobs)]
+    for share in shares:
+        threading.Thread(target=work, args=(share,), daemon=True).start()
+    for _ in names:
+        yield results.get()
 
 
 def _one_child(

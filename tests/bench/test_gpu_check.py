@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench.gpu.findings import Finding, differing, relative, summary
-from bench.gpu.supervise import supervise
+from bench.gpu.supervise import supervise, supervise_at_once
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("norms", "attention: decode", "linear: int8", "sampling: broken rows", "engine: adapters")
@@ -94,6 +94,15 @@ def test_what_dies_or_hangs_costs_itself_alone(
     assert results["hangs"]["error"] == "nothing within 3 s: ended"
     assert "CUDA error" in results["lost"]["error"]
     assert "said aside" in capfd.readouterr().err
+
+
+def test_several_at_once_are_all_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpu_pieces.py").write_text(textwrap.dedent(PIECES))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    names = ["right-1", "dies", "right-2", "wrong"]
+    results = dict(supervise_at_once(["gpu_pieces"], names, jobs=2, piece_timeout_s=10))
+    assert set(results) == set(names)
+    assert results["right-2"]["value"] == 1 and "error" in results["dies"]
 
 
 def test_past_the_budget_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
