@@ -1,0 +1,53 @@
+"""The benchmarks that start a whole Tollgate really run, small, and record nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.record import RESULTS
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 240.0
+
+pytestmark = pytest.mark.slow
+
+
+def run(module: str, *arguments: str) -> str:
+    """What it prints; the recorded results stay as they are."""
+    before = {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()}
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--dry", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()} == before
+    return done.stdout
+
+
+def test_the_gateway_in_front_of_an_upstream() -> None:
+    result = json.loads(run("bench.gateway", "--seconds", "0.5"))
+    assert result["seconds_each"] == 0.5
+    for side in ("straight", "gateway"):
+        for kind in ("whole", "stream"):
+            closed = result[side][kind]["closed_c32"]
+            assert closed["requests"] > 0 and closed["errors"] == 0
+            assert result[side][kind]["open_20_per_s"]["requests"] == 10
+    assert result["gateway"]["stream"]["closed_c32"]["events_per_s"] > 0
+    assert set(result["added_ms"]["whole"]) == {"p50", "p99"}
+
+
+def test_the_time_to_the_first_token() -> None:
+    said = run("bench.start", "--starts", "2")
+    found = re.search(r"first start ([0-9.]+) s, later starts ([0-9.]+) s", said)
+    assert found is not None, said
+    assert all(0 < float(seconds) < TIMEOUT_S for seconds in found.groups())
