@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
-ADOPT_INTERVAL_S = 5.0
-"""Long enough that a worker that restarts gets its own directory back first, as a rule."""
+ADOPT_INTERVAL_S = 1.0
+"""How long what a dead neighbour left may lie unseen: its bill is late by as much. A process that
+comes back for its own directory waits for an adopter (`billing.spool.LOCK_WAIT_S`)."""
 DRAIN_POLL_S = 0.02
 
 
@@ -104,20 +105,23 @@ class Shipper:
 
     async def _adopt_forever(self, parent: Path) -> None:
         while True:
+            await self._adopt_all(parent)
             await asyncio.sleep(ADOPT_INTERVAL_S)
+
+    async def _adopt_all(self, parent: Path) -> None:
+        try:
+            await (await self._db.connect()).close()
+        except Exception as error:
+            # Every opening of a spool adds a segment to it, so none without a use.
+            log.warning("adopting waits for Postgres: %r", error)
+            return
+        for lock in sorted(parent.glob("*/lock")):
             try:
-                await (await self._db.connect()).close()
+                await adopt(self._db, lock.parent, self.alarms, self._on_recovered)
+            except SpoolLocked:
+                continue  # alive, this process's own among them
             except Exception as error:
-                # Every opening of a spool adds a segment to it, so none without a use.
-                log.warning("adopting waits for Postgres: %r", error)
-                continue
-            for lock in sorted(parent.glob("*/lock")):
-                try:
-                    await adopt(self._db, lock.parent, self.alarms, self._on_recovered)
-                except SpoolLocked:
-                    continue  # alive, this process's own among them
-                except Exception as error:
-                    log.warning("adopting %s failed, it stays for later: %r", lock.parent, error)
+                log.warning("adopting %s failed, it stays for later: %r", lock.parent, error)
 
 
 async def adopt(

@@ -187,6 +187,28 @@ async def test_the_spool_of_a_dead_neighbour_is_adopted(
     assert await check(db) == []
 
 
+async def test_what_a_dead_neighbour_left_is_on_the_bill_within_seconds(
+    spool: Spool, db: AsyncEngine, tmp_path: Path
+) -> None:
+    """At once by who starts after the death, and soon by who was there before it."""
+    spools = tmp_path / "spools"
+    left = [an_event(), an_event()]
+    dead = [await Spool.open(spools / f"dead-{number}") for number in range(2)]
+    for each, event in zip(dead, left, strict=True):
+        await each.close(event)
+    await dead[0].shutdown()
+    shipper = Shipper(spool, db, adopt_from=spools)
+    shipper.start()
+    for within_s, each, expected in ((0.9, dead[1], left[:1]), (2.5, None, left)):
+        deadline = time.monotonic() + within_s
+        while await ids(db) != {event.id for event in expected}:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        if each is not None:
+            await each.shutdown()
+    await shipper.stop()
+
+
 async def test_an_adoption_that_fails_leaves_the_directory_for_the_next(
     db: AsyncEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch, spool: Spool,
