@@ -73,9 +73,12 @@ class RotaryEmbedding:
 
     def __call__(self, positions: Tensor) -> Rotation:
         """positions: int64 [T]"""
-        if self._table is not None:
+        if self._table is None:
+            return self._rotation(positions)
+        if uses_triton(positions.device):
             return self._table._replace(positions=positions)
-        return self._rotation(positions)
+        # Looked up here, once for all layers.
+        return Rotation(self._table.cos[positions], self._table.sin[positions])
 
     def _rotation(self, positions: Tensor) -> Rotation:
         angle = positions[:, None, None].float() * self._frequency

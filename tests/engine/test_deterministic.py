@@ -31,7 +31,7 @@ from engine.kernels.lora import (
 )
 from engine.kernels.moe import pack_experts, route
 from engine.kernels.rms_norm import add_rms_norm, rms_norm
-from engine.kernels.rotary_cache import Rotation, rotate
+from engine.kernels.rotary_cache import rotate
 from engine.kernels.swiglu import swiglu
 from engine.layers.rotary import RotaryEmbedding
 from engine.protocol import EngineRequest, SamplingParams
@@ -366,8 +366,7 @@ def test_what_is_done_row_by_row(dtype: torch.dtype, size: int, library: str) ->
     heads = torch.randn(count, 3, 2 * size).to(dtype)
 
     def turned(rows: slice) -> Tensor:
-        cos, sin, places = rotary(positions[rows])
-        return rotate(heads[rows].clone(), Rotation(cos, sin, places))
+        return rotate(heads[rows].clone(), rotary(positions[rows]))
 
     assert varying(turned, count) == []
 
