@@ -104,9 +104,8 @@ def start(folder: Path, changes: dict[str, Any], **options: Any) -> EngineCore:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
     defaults: dict[str, Any] = {"num_blocks": 200, "deterministic": True, "dtype": "float32"}
-    return EngineCore(
-        EngineConfig(model=folder, load_format="dummy", device="cpu", **(defaults | options))
-    )
+    defaults["device"] = "cpu"
+    return EngineCore(EngineConfig(model=folder, load_format="dummy", **(defaults | options)))
 
 
 def serve(core: EngineCore, asked: dict[str, Asked]) -> Bits:
