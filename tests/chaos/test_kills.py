@@ -99,6 +99,8 @@ async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(sta
             "/v1/chat/completions",
             json={"model": "penny", "messages": [{"role": "user", "content": "Hi"}]},
         )
+        ready = await http.get("/health/ready")
+    assert ready.status_code == 503 and ready.json()["missing"] == ["replicas"]
     for seen in lost:
         assert seen.status == 200 and not seen.done
         assert seen.error is not None and seen.error["type"] == "server_error"
