@@ -103,36 +103,42 @@ def main() -> None:
         sys.exit(f"no row's name holds {' or '.join(asked.only)}")
     command = ["bench.gpu_bench", "--device", asked.device, "--budget", str(asked.budget)]
     command += ["--tiny"] if asked.tiny else []
-    began, roofline, measured = time.monotonic(), H200, False
-    results: dict[str, dict[str, Any]] = {}
-    for name, result in supervise(
-        command, [ROOFLINE, *rows], piece_timeout_s=ROW_TIMEOUT_S, budget_s=asked.budget
-    ):
-        if name != ROOFLINE:
-            results[name] = result
-            print(_line(name, result, roofline, asked.tiny), flush=True)
-            continue
-        if "error" in result:
-            print(f"roofline not measured, that of an H200 is taken: {result['error']}")
-        else:
-            fields = ("bytes_per_s", "bf16_flops", "fp8_flops")
-            roofline, measured = Roofline(**{field: result[field] for field in fields}), True
-        print(f"{here.name}: {_roofline_text(roofline)}\n{HEADING}", flush=True)
-    now = datetime.now(UTC)
-    report = {
+    began, now = time.monotonic(), datetime.now(UTC)
+    report: dict[str, Any] = {
         "benchmark": page.BENCHMARK,
         "at": now.isoformat(timespec="seconds"),
         "device": here.name,
         "software": _software(),
-        "roofline": {name: getattr(roofline, name) for name in Roofline.__slots__},
-        "roofline_measured": measured,
-        "seconds": round(time.monotonic() - began, 1),
-        "rows": results,
+        "roofline": _fields(H200),
+        "roofline_measured": False,
+        "rows": {},
     }
-    _record(report, now, asked.out, keep=not asked.tiny)
+    roofline = H200
+    for name, result in supervise(
+        command, [ROOFLINE, *rows], piece_timeout_s=ROW_TIMEOUT_S, budget_s=asked.budget
+    ):
+        if name != ROOFLINE:
+            report["rows"][name] = result
+            report["seconds"] = round(time.monotonic() - began, 1)
+            print(_line(name, result, roofline, asked.tiny), flush=True)
+            # After every row: whoever ends this early keeps what was measured.
+            _record(report, now, asked.out, keep=not asked.tiny)
+            continue
+        if "error" in result:
+            print(f"roofline not measured, that of an H200 is taken: {result['error']}")
+        else:
+            roofline = Roofline(**{field: result[field] for field in _fields(H200)})
+            report |= {"roofline": _fields(roofline), "roofline_measured": True}
+        print(f"{here.name}: {_roofline_text(roofline)}\n{HEADING}", flush=True)
+    results = report["rows"]
     failed = sum("error" in result for result in results.values())
-    print(f"{len(results) - failed} rows, {failed} without a figure, {report['seconds']} s")
-    sys.exit(1 if failed else 0)
+    absent = sum("lacking" in result for result in results.values())
+    print(f"{len(results)} rows, {failed} failed, {absent} not built, {report['seconds']} s")
+    sys.exit(1 if failed or not report["roofline_measured"] else 0)
+
+
+def _fields(roofline: Roofline) -> dict[str, float]:
+    return {name: getattr(roofline, name) for name in Roofline.__slots__}
 
 
 def _roofline_text(roofline: Roofline) -> str:
@@ -155,7 +161,6 @@ def _record(report: dict[str, Any], now: datetime, out: Path | None, *, keep: bo
     path.write_text(json.dumps(report, indent=2) + "\n")
     if keep:
         page.write(report, page.PAGE if out is None else out / "gpu.md")
-    print(f"recorded in {path}")
 
 
 if __name__ == "__main__":

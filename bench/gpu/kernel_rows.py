@@ -49,7 +49,7 @@ def _fp8_s(place: Place, size: int) -> float:
     a, b = (
         place.randn(size, size, seed=i).clamp(-448, 448).to(torch.float8_e4m3fn) for i in (3, 4)
     )
-    one, ones = (torch.ones(*shape, device=place.device) for shape in ((), (size, 1)))
+    one, ones = (torch.ones(shape, device=place.device) for shape in ((), (size, 1)))
     if place.tiny:  # no such product on a CPU
         wide = a.float(), b.float()
         return place.median_s(lambda: wide[0] @ wide[1])

@@ -22,7 +22,7 @@ WHOLE = 2000
 SCALED = 400
 WHOLE_BUDGET_S = 900.0
 """With less than that for the whole run, the replay is scaled down."""
-PEER_DEADLINE_S = 120.0
+PEER_DEADLINE_S = 90.0
 """What has ended by then counts."""
 
 
