@@ -60,13 +60,13 @@ def load(folder: Path, device: torch.device, **changes: Any) -> Decoder:
 
 def runner_of(
     model: Decoder,
-    kind: str,
     backend: GraphBackend | None = None,
     *,
     num_blocks: int = 24,
     limits: StepLimits = LIMITS,
 ) -> ModelRunner | DeviceRunner:
-    """kind: "plain", "eager" or "graphs". The cache starts as poison."""
+    """The device's with graphs, or, without a backend for them, the plain one. The cache starts as
+    poison."""
     assert uses_triton(model.device)
     shape = attention_shape(model, BLOCK_SIZE)
     cache = allocate_kv_cache(shape, model.config.num_layers, num_blocks)
@@ -74,11 +74,10 @@ def runner_of(
         layer.k.fill_(torch.nan)
         layer.v.fill_(torch.nan)
     nothing = frozenset[int]()
-    if kind == "plain":
+    if backend is None:
         return ModelRunner(model, cache, shape, eos_token_ids=nothing)
     runner = DeviceRunner(model, cache, shape, eos_token_ids=nothing, limits=limits)
-    if backend is not None:
-        runner.capture(backend)
+    runner.capture(backend)
     return runner
 
 

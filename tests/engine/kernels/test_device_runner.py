@@ -23,6 +23,7 @@ from engine.runner.device_runner import DeviceRunner, StepLimits, graph_backend
 from engine.runner.model_runner import Launched
 from engine.runner.speculative import Guesser, NgramProposer
 from engine.schedule import SchedulerOutput
+from engine.sequence import Sequence
 from engine.weights.loader import load_model
 from tests.engine import checkpoints
 from tests.engine.kernels.device_runs import (
@@ -58,7 +59,7 @@ def one_thread() -> None:
 
 def graphs_of(model: Decoder, num_blocks: int = 24, limits: StepLimits = LIMITS) -> DeviceRunner:
     backend = graph_backend(model.device)
-    runner = runner_of(model, "graphs", backend, num_blocks=num_blocks, limits=limits)
+    runner = runner_of(model, backend, num_blocks=num_blocks, limits=limits)
     assert isinstance(runner, DeviceRunner)
     return runner
 
@@ -94,15 +95,25 @@ def assert_same(found: Said, wanted: Said) -> None:
             assert a.chosen.logprob == pytest.approx(b.chosen.logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize(("seed", "num_blocks"), [(0, 24), (1, 6)])
-def test_random_traffic(seed: int, num_blocks: int, device: torch.device, tmp_path: Path) -> None:
-    """The second in so few blocks that sequences are preempted, and their rows taken by others."""
+def test_random_traffic(device: torch.device, tmp_path: Path) -> None:
     model = load(tmp_path, device)
-    requests = traffic(seed, 6)
-    plain = run(runner_of(model, "plain", num_blocks=num_blocks), model, requests)
+    assert against_plain(model, traffic(0, 5)) == []
+
+
+def test_preempted_sequences(device: torch.device, tmp_path: Path) -> None:
+    """Three that come to need three blocks each, in six."""
+    model = load(tmp_path, device)
+    requests = [(i, ask(i, range(3, 18), max_tokens=19, **SAMPLINGS[i + 1])) for i in range(3)]
+    assert against_plain(model, requests, num_blocks=6) != []
+
+
+def against_plain(
+    model: Decoder, requests: list[tuple[int, EngineRequest]], num_blocks: int = 24
+) -> list[Sequence]:
+    """Compare what is said a step ahead, from graphs and between poison. Who was preempted."""
+    plain = run(runner_of(model, num_blocks=num_blocks), model, requests)
     runner = graphs_of(model, num_blocks)
-    replayed = count_replays(runner)
-    watch_writes(runner)
+    replayed, preempted = count_replays(runner), watch_writes(runner)
     found = run(
         runner,
         model,
@@ -113,16 +124,15 @@ def test_random_traffic(seed: int, num_blocks: int, device: torch.device, tmp_pa
     )
     assert_same(found, plain)
     assert len(replayed) >= 3
+    return preempted
 
 
 def test_experts_and_a_window(device: torch.device, tmp_path: Path) -> None:
     """Padding is routed to experts, too, and tables lose the blocks before the window."""
     model = load(tmp_path, device, **MIXTURE)
-    requests = [(0, ask(i, [3 + (7 * j + i) % 50 for j in range(n)], max_tokens=9))
+    requests = [(0, ask(i, [3 + (7 * j + i) % 50 for j in range(n)], max_tokens=5))
                 for i, n in enumerate((29, 2, 1))]  # fmt: skip
-    plain = run(runner_of(model, "plain"), model, requests)
-    eager = runner_of(model, "eager")
-    assert_same(run(eager, model, requests), plain)
+    plain = run(runner_of(model), model, requests)
     runner = graphs_of(model)
     assert_same(run(runner, model, requests, before_step=lambda: poison(runner)), plain)
 
@@ -141,11 +151,14 @@ def count_replays(runner: DeviceRunner) -> list[Decode]:
     return replayed
 
 
-def watch_writes(runner: DeviceRunner) -> None:
-    """Every launch writes the keys of its own tokens, and no others."""
+def watch_writes(runner: DeviceRunner) -> list[Sequence]:
+    """Every launch writes the keys of its own tokens, and no others. Who is preempted from now
+    on."""
     launch, (layer,), size = runner.launch, runner._cache, BLOCK_SIZE
+    preempted = list[Sequence]()
 
     def watched(output: SchedulerOutput, before: Launched | None = None) -> Launched:
+        preempted.extend(output.preempted)
         keys = layer.k.clone()
         launched = launch(output, before)
         same = (keys == layer.k) | (keys.isnan() & layer.k.isnan())
@@ -159,12 +172,13 @@ def watch_writes(runner: DeviceRunner) -> None:
         return launched
 
     runner.launch = watched  # type: ignore[method-assign]
+    return preempted
 
 
 def test_drafts_are_verified(device: torch.device, tmp_path: Path) -> None:
     model = load(tmp_path, device)
-    requests = [(0, ask(i, [7, 8, 9] * (3 + i), temperature=0.3, max_tokens=8)) for i in range(2)]
-    plain = run(runner_of(model, "plain"), model, requests)
+    requests = [(0, ask(i, [7, 8, 9] * (3 + i), temperature=0.3, max_tokens=6)) for i in range(2)]
+    plain = run(runner_of(model), model, requests)
     guesser = Guesser(NgramProposer(3))
     assert_same(run(graphs_of(model), model, requests, guesser=guesser), plain)
     assert guesser.num_guessed > 0
@@ -183,7 +197,7 @@ def test_adapters_in_graphs(device: torch.device, tmp_path: Path) -> None:
         (0, ask(i, [5, 6, 7 + i], max_tokens=2, temperature=0.0, adapter=name))
         for i, name in enumerate(("first", "", "second"))
     ]
-    plain = run(runner_of(model, "plain"), model, requests)
+    plain = run(runner_of(model), model, requests)
     runner = graphs_of(model)
     replayed = count_replays(runner)
     assert_same(run(runner, model, requests), plain)
@@ -251,7 +265,7 @@ def test_a_launch_that_failed_leaves_no_trace(
     """The device never got the tables of the failed step; the next request has the same blocks."""
     model = load(tmp_path, device)
     asked = [(0, ask(0, range(3, 40), max_tokens=3))]
-    plain = run(runner_of(model, "plain"), model, asked)
+    plain = run(runner_of(model), model, asked)
     runner = graphs_of(model, limits=replace(LIMITS, max_num_seqs=1))
 
     def fail(*_: Any) -> Tensor:
