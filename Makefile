@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 PYTEST_ARGS ?=
+SINGLE := tests/engine tests/models
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_NO_INPUT := 1
@@ -14,8 +15,14 @@ export PIP_NO_INPUT := 1
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
 
+# Without arguments everything: first what needs a core each, then what starts whole stacks, one at a time.
 test: $(VENV)/.dev lint
+ifeq ($(strip $(PYTEST_ARGS)),)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SINGLE)
+	$(BIN)/python -m pytest $(SINGLE:%=--ignore=%)
+else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+endif
 
 setup: $(VENV)/.dev
 

@@ -197,7 +197,7 @@ def main() -> None:
         help="rates by the processor's time: for one thread on a busy machine",
     )
     parser.add_argument("--no-burst", action="store_true")
-    parser.add_argument("--no-record", action="store_true")
+    parser.add_argument("--dry", action="store_true", help="record nothing")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     torch.set_num_threads(arguments.threads)
@@ -225,7 +225,7 @@ def main() -> None:
                 found["burst"] = burst(Ours(folder, dtype, itl_target_s=ITL_TARGET_S))
             result[model] = found
     result["load_average"].append(os.getloadavg()[0])
-    if not arguments.no_record:
+    if not arguments.dry:
         threads = arguments.threads
         name = "engine_cpu" if threads == len(os.sched_getaffinity(0)) else f"engine_cpu_{threads}t"
         print(f"recorded in {record(name, result)}")

@@ -55,8 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Overrides both of the above (tests)."""
     enable_prefix_caching: bool = True
     poison_freed_blocks: bool = False
-    """Overwrite freed KV blocks with NaN, so that reading one shows. Slow; for the search of faults.
-    """
+    """Overwrite freed KV blocks with NaN, so that reading one shows. Slow."""
     itl_target_s: float = 0.2
     """A step with decodes carries only so much of a prompt that it should take no longer; 0: no
     target, the token budget alone bounds a step."""

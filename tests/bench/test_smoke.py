@@ -1,4 +1,4 @@
-"""The benchmarks that start a whole Tollgate really run, small, and record nothing."""
+"""The benchmarks of the main claims really run, small, and record nothing."""
 
 from __future__ import annotations
 
@@ -51,3 +51,12 @@ def test_the_time_to_the_first_token() -> None:
     found = re.search(r"first start ([0-9.]+) s, later starts ([0-9.]+) s", said)
     assert found is not None, said
     assert all(0 < float(seconds) < TIMEOUT_S for seconds in found.groups())
+
+
+def test_the_engine_against_static_batching() -> None:
+    arguments = ("--models", "15M", "--measures", "prefill 512", "decode 8", "--turns", "1")
+    said = run("bench.engine_cpu", *arguments, "--peers", "static_transformers", "--threads", "1")
+    for measure in ("prefill 512", "decode 8"):
+        found = re.search(rf"{measure} +ours \d+ \(1.00\) +\S.* \d+ \([0-9.]+\)", said)
+        assert found is not None, said
+    assert "outside the model" in said
