@@ -25,13 +25,34 @@ class AotCase(NamedTuple):
     name: str
     kernel: Any
     signature: dict[str, str]
-    """Every argument by name: "*fp16", "*i32", "i32", "i64", "fp32", or "constexpr". Pointers count
-    as aligned to 16 bytes, as torch's are; "i32:16" is an integer divisible by 16."""
+    """Every other argument by name, in any order: "*fp16", "*i32", "i32", "i64" or "fp32". Pointers
+    count as aligned to 16 bytes, as torch's are; "i32:16" is an integer divisible by 16."""
     constexprs: dict[str, Any]
     num_warps: int = 4
     num_stages: int = 2
     options: dict[str, Any] | None = None
     """Further compiler options, as a launch takes them."""
+
+    @classmethod
+    def launched(
+        cls,
+        name: str,
+        kernel: Any,
+        signature: dict[str, str],
+        constexprs: dict[str, Any],
+        config: dict[str, int],
+    ) -> AotCase:
+        """With a configuration as `tuning.launch_config` gives it: blocks, warps and stages."""
+        blocks = {key: size for key, size in config.items() if not key.startswith("num_")}
+        constexprs = constexprs | blocks
+        return cls(name, kernel, signature, constexprs, config["num_warps"], config["num_stages"])
+
+    def arguments(self) -> dict[str, str]:
+        """As the compiler wants them: all, in the kernel's order."""
+        return {
+            name: "constexpr" if name in self.constexprs else self.signature[name]
+            for name in self.kernel.arg_names
+        }
 
     def runs_on(self, capability: int) -> bool:
         needs_fp8 = any("fp8e4nv" in kind for kind in self.signature.values())
@@ -71,8 +92,9 @@ def compile_case(case: AotCase, capability: int) -> Resources:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    signature = {name: kind.split(":")[0] for name, kind in case.signature.items()}
-    aligned = [kind.startswith("*") or kind.endswith(":16") for kind in case.signature.values()]
+    arguments = case.arguments()
+    signature = {name: kind.split(":")[0] for name, kind in arguments.items()}
+    aligned = [kind.startswith("*") or kind.endswith(":16") for kind in arguments.values()]
     source = triton.compiler.ASTSource(
         fn=case.kernel,
         signature=signature,

@@ -370,7 +370,7 @@ def _aot(
 
     def case(kind: str, kernel: Any, num_warps: int, num_stages: int) -> AotCase:
         used = {key: value for key, value in constants.items() if key in kernel.arg_names}
-        signature = {key: "constexpr" if key in used else given[key] for key in kernel.arg_names}
+        signature = {key: given[key] for key in kernel.arg_names if key in given}
         options = {"enable_fp_fusion": not fixed}
         return AotCase(f"{kind}-{name}", kernel, signature, used, num_warps, num_stages, options)
 

@@ -111,8 +111,6 @@ def _aot() -> list[AotCase]:
         for shape_class, config in _DEFAULTS.items():
             if (shape_class == "float32") != (dtype == "fp32"):
                 continue
-            sizes = {name: size for name, size in config.items() if name.startswith("BLOCK")}
-            constexprs = {"HAS_BIAS": True, **sizes}
             signature = {
                 "x": f"*{dtype}",
                 "weight": f"*{dtype}",
@@ -124,13 +122,12 @@ def _aot() -> list[AotCase]:
                 "stride_x": "i32:16",
             }
             listed.append(
-                AotCase(
+                AotCase.launched(
                     f"multiply_{dtype}_{shape_class}",
                     multiply_kernel,
-                    signature | dict.fromkeys(constexprs, "constexpr"),
-                    constexprs,
-                    config["num_warps"],
-                    config["num_stages"],
+                    signature,
+                    {"HAS_BIAS": True},
+                    config,
                 )
             )
     return listed

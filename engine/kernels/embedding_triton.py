@@ -56,8 +56,6 @@ def _aot(size: int, dtype: str) -> AotCase:
             "out_ptr": f"*{dtype}",
             "first": "i32",
             "rows": "i32",
-            "SIZE": "constexpr",
-            "BLOCK": "constexpr",
         },
         constexprs={"SIZE": size, "BLOCK": 1024},
     )

@@ -198,8 +198,6 @@ def _aot() -> list[AotCase]:
                 "num_inputs": "i32:16",
                 "stride_x": "i32:16",
                 "num_groups": "i32",
-                "GROUP": "constexpr",
-                "TILE": "constexpr",
             },
             {"GROUP": group, "TILE": min(group, QUANTISE_TILE)},
         )
@@ -222,23 +220,19 @@ def _aot() -> list[AotCase]:
     }
     for rows, group_steps in ((128, 1), (1, 0)):
         for num_tokens in (16, 64, 128):
-            config = _default(num_tokens)
             constexprs = {
                 "ROWS": rows,
                 "GROUP_STEPS": group_steps,
                 "HAS_BIAS": True,
-                "BLOCK_M": config["BLOCK_M"],
-                "BLOCK_N": config["BLOCK_N"],
                 "BLOCK_K": GROUP_TILE,
             }
             listed.append(
-                AotCase(
+                AotCase.launched(
                     f"multiply_m{num_tokens}_rows{rows}",
                     multiply_kernel,
-                    pointers | sizes | dict.fromkeys(constexprs, "constexpr"),
+                    pointers | sizes,
                     constexprs,
-                    config["num_warps"],
-                    config["num_stages"],
+                    _default(num_tokens),
                 )
             )
     return listed

@@ -131,14 +131,11 @@ def _aot() -> list[AotCase]:
     for dtype in ("bf16", "fp16"):
         for bits, span in ((4, 128), (4, 32), (8, 128)):
             for num_tokens in (16, 64):
-                config = _default(num_tokens)
                 constexprs = {
                     "BITS": bits,
                     "SPAN": span,
                     "SPANS_PER_GROUP": 1,
                     "HAS_BIAS": True,
-                    "BLOCK_M": config["BLOCK_M"],
-                    "BLOCK_N": config["BLOCK_N"],
                 }
                 signature = {
                     "x": f"*{dtype}",
@@ -153,13 +150,12 @@ def _aot() -> list[AotCase]:
                     "stride_x": "i32:16",
                 }
                 listed.append(
-                    AotCase(
+                    AotCase.launched(
                         f"multiply_{dtype}_int{bits}_span{span}_m{num_tokens}",
                         multiply_kernel,
-                        signature | dict.fromkeys(constexprs, "constexpr"),
+                        signature,
                         constexprs,
-                        config["num_warps"],
-                        config["num_stages"],
+                        _default(num_tokens),
                     )
                 )
     return listed

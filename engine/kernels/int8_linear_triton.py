@@ -108,11 +108,6 @@ def _aot() -> list[AotCase]:
     listed = []
     for dtype in ("bf16", "fp16"):
         for num_tokens in (16, 64, 128):
-            config = _default(num_tokens)
-            constexprs = {
-                "HAS_BIAS": True,
-                **{name: size for name, size in config.items() if name.startswith("BLOCK")},
-            }
             signature = {
                 "x": f"*{dtype}",
                 "weight": "*i8",
@@ -125,13 +120,12 @@ def _aot() -> list[AotCase]:
                 "stride_x": "i32:16",
             }
             listed.append(
-                AotCase(
+                AotCase.launched(
                     f"multiply_{dtype}_m{num_tokens}",
                     multiply_kernel,
-                    signature | dict.fromkeys(constexprs, "constexpr"),
-                    constexprs,
-                    config["num_warps"],
-                    config["num_stages"],
+                    signature,
+                    {"HAS_BIAS": True},
+                    _default(num_tokens),
                 )
             )
     return listed

@@ -174,7 +174,6 @@ def _aot() -> list[AotCase]:
             "part_inputs": "i32:16",
             "stride_x": "i32:16",
         }
-        signature |= dict.fromkeys(constexprs, "constexpr")
         listed.append(AotCase(f"shrink_{dtype}", shrink_kernel, signature, constexprs))
         for rank in (16, 64, 128):
             constexprs = {
@@ -195,7 +194,6 @@ def _aot() -> list[AotCase]:
                 "num_outputs": "i32:16",
                 "stride_y": "i32:16",
             }
-            signature |= dict.fromkeys(constexprs, "constexpr")
             listed.append(AotCase(f"expand_{dtype}_{rank}", expand_kernel, signature, constexprs))
     return listed
 

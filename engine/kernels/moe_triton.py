@@ -430,18 +430,15 @@ def _aot_products() -> list[AotCase]:
                     "ROWS": 1,
                     "COLUMNS": 0,
                     "BITS": 8,
-                    "BLOCK_M": config["BLOCK_M"],
-                    "BLOCK_N": config["BLOCK_N"],
                     **form,
                 }
                 listed.append(
-                    AotCase(
+                    AotCase.launched(
                         f"experts_{kind}_{shape_class}_{'gated' if gated else 'down'}",
                         experts_kernel,
-                        pointers | types | sizes | dict.fromkeys(constexprs, "constexpr"),
+                        pointers | types | sizes,
                         constexprs,
-                        config["num_warps"],
-                        config["num_stages"],
+                        config,
                     )
                 )
     return listed
@@ -459,7 +456,6 @@ def _aot_routing() -> list[AotCase]:
             "stride": "i32",
         }
         name = f"route_{num_experts}"
-        signature |= dict.fromkeys(constexprs, "constexpr")
         listed.append(AotCase(name, route_kernel, signature, constexprs, num_warps=1))
         constexprs = {"BLOCK_M": 64, "EXPERTS": num_experts, "TILE": SORT_TILE}
         signature = {
@@ -471,14 +467,12 @@ def _aot_routing() -> list[AotCase]:
             "num_experts": "i32",
             "num_tiles": "i32",
         }
-        signature |= dict.fromkeys(constexprs, "constexpr")
         listed.append(AotCase(f"layout_{num_experts}", layout_kernel, signature, constexprs))
     signature = {
         "experts": "*i32",
         "cursors": "*i32",
         "places": "*i32",
         "num_assignments": "i32",
-        "TILE": "constexpr",
     }
     return [*listed, AotCase("place", place_kernel, signature, {"TILE": SORT_TILE})]
 

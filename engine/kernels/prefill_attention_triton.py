@@ -390,13 +390,12 @@ def _aot(
     given = aot_signature(
         dtype, cache, ("q_stride", "out_stride", "table_stride", "block_stride")
     ) | {"first_seq": "i32", "num_seqs": "i32"}
-    arguments = prefill_kernel.arg_names
     mode = "-deterministic" if deterministic else ""
     name = f"prefill-g{group}-d{head_dim}-w{window}-{dtype[1:]}-{cache[1:]}{mode}"
     return AotCase(
         name,
         prefill_kernel,
-        {key: "constexpr" if key in constants else given[key] for key in arguments},
+        given,
         constants,
         config.num_warps,
         config.num_stages,

@@ -158,7 +158,6 @@ def _aot(head_dim: int, num_heads: int, num_kv_heads: int, dtype: str, cache: st
     kinds |= dict.fromkeys(("positions", "slots"), "*i64")
     kinds |= dict.fromkeys(("k_cache", "v_cache"), f"*{cache}")
     kinds |= dict.fromkeys(("k_scale", "v_scale"), "*fp32")
-    order = _rotary_cache_kernel.arg_names
     constexprs = {
         "HEADS": num_heads,
         "KV_HEADS": num_kv_heads,
@@ -170,11 +169,11 @@ def _aot(head_dim: int, num_heads: int, num_kv_heads: int, dtype: str, cache: st
         "QUANTISED": cache == "fp8e4nv",
     }
     signature = {f"{name}_ptr": kind for name, kind in kinds.items()}
-    signature |= {"eps": "fp32", "out_stride": "i32:16", **dict.fromkeys(constexprs, "constexpr")}
+    signature |= {"eps": "fp32", "out_stride": "i32:16"}
     return AotCase(
         name=f"rotary_cache {head_dim} {num_heads}:{num_kv_heads} {dtype}->{cache} norm={norm}",
         kernel=_rotary_cache_kernel,
-        signature={name: signature[name] for name in order},
+        signature=signature,
         constexprs=constexprs,
     )
 

@@ -118,10 +118,9 @@ def _aot(name: str, kernel: triton.JITFunction, vocab: int, dtype: str) -> AotCa
     constexprs = {"VOCAB": vocab, "BLOCK": 1024}
     kinds = {"logits_ptr": f"*{dtype}", **dict.fromkeys(FLOATS, "*fp32")}
     signature = {
-        arg: "constexpr"
-        if arg in constexprs
-        else kinds.get(arg, "*i32" if arg.endswith("_ptr") else "i32")
+        arg: kinds.get(arg, "*i32" if arg.endswith("_ptr") else "i32")
         for arg in kernel.arg_names
+        if arg not in constexprs
     }
     return AotCase(f"{name} {vocab} {dtype}", kernel, signature, constexprs)
 

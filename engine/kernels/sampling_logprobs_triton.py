@@ -99,8 +99,6 @@ def _aot(vocab: int, dtype: str) -> AotCase:
         "ids_ptr": "*i32",
         "values_ptr": "*fp32",
         "columns": "i32",
-        "VOCAB": "constexpr",
-        "BLOCK": "constexpr",
     }
     constexprs = {"VOCAB": vocab, "BLOCK": DEFAULT["BLOCK"]}
     return AotCase(

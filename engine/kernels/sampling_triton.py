@@ -293,8 +293,8 @@ def _aot(name: str, kernel: triton.JITFunction, vocab: int, dtype: str, warps: i
     every = {"VOCAB": vocab, "TILES": tiles, "TILE": TILE, **DEFAULT}
     every["TILES_BLOCK"] = triton.next_power_of_2(tiles)
     constexprs = {arg: every[arg] for arg in kernel.arg_names if arg in every}
-    kinds = KINDS | {"logits_ptr": f"*{dtype}"} | dict.fromkeys(constexprs, "constexpr")
-    signature = {arg: kinds.get(arg, "*fp32") for arg in kernel.arg_names}
+    kinds = KINDS | {"logits_ptr": f"*{dtype}"}
+    signature = {arg: kinds.get(arg, "*fp32") for arg in kernel.arg_names if arg not in constexprs}
     return AotCase(f"{name} {vocab} {dtype}", kernel, signature, constexprs, num_warps=warps)
 
 

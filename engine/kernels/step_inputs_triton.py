@@ -65,8 +65,7 @@ def complete(
 def _aot() -> AotCase:
     constexprs = {"BLOCK_SIZE": 16, "BLOCK": BLOCK}
     kinds = {"token_ids_ptr": "*i64", "drawn_ptr": "*i64", "stride": "i32:16"}
-    kinds |= dict.fromkeys(constexprs, "constexpr")
-    arguments = _complete_kernel.arg_names
+    arguments = [name for name in _complete_kernel.arg_names if name not in constexprs]
     signature = {name: kinds.get(name, "*i32") for name in arguments}
     return AotCase("step_inputs", _complete_kernel, signature, constexprs)
 

@@ -51,8 +51,6 @@ def _aot(size: int, dtype: str) -> AotCase:
         signature={
             "gate_up_ptr": f"*{dtype}",
             "out_ptr": f"*{dtype}",
-            "SIZE": "constexpr",
-            "BLOCK": "constexpr",
         },
         constexprs={"SIZE": size, "BLOCK": 1024},
     )
