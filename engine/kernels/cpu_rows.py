@@ -1,15 +1,27 @@
 """Calls of the processor's row-wise kernels. Above: `rms_norm.py` and `swiglu.py`, where
-`cpu_backend.serves` what they are given. Below: `cpu/rows.py`."""
+`cpu_backend.serves` what they are given; `runner/sampler.py`. Below: `cpu/rows.py`,
+`cpu/argmax.py`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu_backend import empty, float_bits, half, kernel, start
+from engine.kernels.cpu_backend import (
+    DTYPES,
+    LANES,
+    empty,
+    float_bits,
+    half,
+    kernel,
+    start,
+    uses_cpu_kernels,
+)
 
 ROWS_A_THREAD = 32
 """A team is not worth calling for fewer."""
+EXACT_PLACES = 1 << 24
+"""Places that a float32 tells apart."""
 
 
 def add_rms_norm(delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -43,6 +55,23 @@ def swiglu(gate_up: Tensor) -> Tensor:
         kernel("rows", "swiglu"),
         (0, rows, width // 2, gate_up.data_ptr(), 0, 0, out.data_ptr(), 0, half(gate_up.dtype)),
         _threads(rows),
+    )
+    return out
+
+
+def argmax(logits: Tensor) -> Tensor | None:
+    """The first largest of each row of logits [S, vocab], int64 [S]; -1 for a row that holds
+    anything but finite numbers. None where no kernel takes them."""
+    rows, vocab = logits.shape
+    device = logits.device
+    served = logits.dtype in DTYPES and logits.is_contiguous() and LANES <= vocab <= EXACT_PLACES
+    if not served or not uses_cpu_kernels(device):
+        return None
+    out = torch.empty(rows, dtype=torch.int64)
+    start(
+        kernel("argmax", "argmax"),
+        (0, rows, vocab, logits.data_ptr(), out.data_ptr(), half(logits.dtype)),
+        min(torch.get_num_threads(), rows),
     )
     return out
 

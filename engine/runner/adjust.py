@@ -23,6 +23,13 @@ def adjust_logits(logits: Tensor, seqs: Rows[SampleRow], eos_token_ids: frozense
     _penalise(logits, seqs)
 
 
+def is_adjusted(row: SampleRow) -> bool:
+    """Whether `adjust_logits` can change the row."""
+    sampling = row.sampling
+    waits = row.num_output_tokens < sampling.min_tokens
+    return row.seq.is_penalised or bool(sampling.logit_bias) or waits
+
+
 def _add_bias(logits: Tensor, seqs: Rows[SampleRow]) -> None:
     biases = [
         (row, token_id, bias)

@@ -83,7 +83,8 @@ class ModelRunner:
     def logits(
         self, output: SchedulerOutput, before: Launched | None = None
     ) -> tuple[list[SampleRow], Tensor]:
-        """Compute the step. The rows that sample and their logits, float32 [S, vocab]."""
+        """Compute the step. The rows that sample and their logits [S, vocab], in the model's
+        dtype."""
         shape = self._shape
         batch = build_batch(output, block_size=shape.block_size, device=shape.device)
         self._feed(batch, before)
@@ -93,7 +94,7 @@ class ModelRunner:
         logits = self._model(
             batch.token_ids, batch.positions, plans, self._cache, batch.sampling_rows
         )
-        return batch.rows, logits.float()
+        return batch.rows, logits
 
     @staticmethod
     def _feed(batch: Batch, before: Launched | None) -> None:

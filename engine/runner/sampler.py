@@ -1,8 +1,9 @@
 """From logits to the next token of each sequence, and its log-probabilities.
 
 Above: `model_runner.py`. Below: `adjust.py`, `philox.py`, torch; where Triton runs,
-`device_sampler.py`, for which this is the reference. Knows no batch but its rows: each row's
-outcome depends on its own logits, parameters, seed and position alone.
+`device_sampler.py`, for which this is the reference; `kernels/cpu_rows.py` for rows of which only
+the most likely token is asked. Knows no batch but its rows: each row's outcome depends on its own
+logits, parameters, seed and position alone.
 
 min_p, top_k and top_p each keep the tokens above some logit, so together they are one threshold a
 row, and equal logits share one fate. Only values are sorted and only where a few of the largest do
@@ -18,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kernels import cpu_rows
 from engine.kernels.backend import uses_triton
 from engine.kernels.sampling import GREEDY_TEMPERATURE
 from engine.protocol import TokenLogprob, TokenLogprobs
-from engine.runner.adjust import adjust_logits
+from engine.runner.adjust import adjust_logits, is_adjusted
 from engine.runner.batch import SampleRow
 from engine.runner.device_sampler import DeviceDrawing, DeviceSampler
 from engine.runner.philox import uniforms
@@ -40,17 +42,19 @@ class TorchDrawing:
     ) -> None:
         self.token_ids = token_ids
         """int64 [S]; arbitrary ids of the vocabulary where nothing could be drawn"""
-        self._sound = sound
-        self._raw = raw
+        self.sound = sound
+        """bool [S]: something could be drawn"""
+        self.raw = raw
+        """Row -> log-softmax [vocab], where asked for"""
         self._rows = rows
 
     def results(self) -> list[Drawn | None]:
         """Waits for the device. None for a row from which nothing can be drawn, because its logits
         leave no distribution: the other rows are not touched by that."""
         token_ids: list[int] = self.token_ids.tolist()
-        sound: list[bool] = self._sound.tolist()
+        sound: list[bool] = self.sound.tolist()
         return [
-            (token_id, _logprobs(self._raw.get(i), token_id, row)) if sound[i] else None
+            (token_id, _logprobs(self.raw.get(i), token_id, row)) if sound[i] else None
             for i, (row, token_id) in enumerate(zip(self._rows, token_ids, strict=True))
         ]
 
@@ -64,9 +68,24 @@ class Sampler:
         self._on_device = DeviceSampler(eos_token_ids)
 
     def __call__(self, logits: Tensor, rows: Rows[SampleRow]) -> Drawing:
-        """logits: float32 [S, vocab], row i for `rows[i]`; used up."""
+        """logits: [S, vocab] of any float dtype, row i for `rows[i]`; used up."""
         if uses_triton(logits.device):
             return self._on_device(logits, rows)
+        chosen = cpu_rows.argmax(logits) if any(map(is_plain, rows)) else None
+        if chosen is None:
+            return self._choose(logits.float(), rows)
+        unsound = (chosen < 0).tolist()
+        rest = [i for i, row in enumerate(rows) if unsound[i] or not is_plain(row)]
+        sound = torch.ones(len(rows), dtype=torch.bool)
+        raw: dict[int, Tensor] = {}
+        if rest:
+            others = self._choose(logits[rest].float(), [rows[i] for i in rest])
+            chosen[rest], sound[rest] = others.token_ids, others.sound
+            raw = {rest[i]: row for i, row in others.raw.items()}
+        return TorchDrawing(chosen, sound, raw, rows)
+
+    def _choose(self, logits: Tensor, rows: Rows[SampleRow]) -> TorchDrawing:
+        """logits: float32, used up."""
         raw = self._raw_logprobs(logits, rows)
         adjust_logits(logits, rows, self._eos_token_ids)
         best, chosen = logits.max(dim=-1)
@@ -85,6 +104,13 @@ class Sampler:
             return {}
         rows = torch.tensor(asked, device=logits.device)
         return dict(zip(asked, logits[rows].log_softmax(dim=-1), strict=True))
+
+
+def is_plain(row: SampleRow) -> bool:
+    """Whether the largest of the row's logits is all that is asked for."""
+    sampling = row.sampling
+    greedy = sampling.temperature < GREEDY_TEMPERATURE
+    return greedy and sampling.logprobs is None and not is_adjusted(row)
 
 
 def _draw(logits: Tensor, best: Tensor, seqs: Rows[SampleRow]) -> Tensor:

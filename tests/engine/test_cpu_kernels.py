@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.kernels import cpu_backend, cpu_linear
 from engine.kernels.cpu_attention import CpuAttentionPlan
+from engine.kernels.cpu_rows import argmax
 from engine.kernels.linear import pack_linear
 from engine.kernels.paged_attention import (
     AttentionMetadata,
@@ -221,3 +222,33 @@ assert torch.allclose(rms_norm(x, x[0], 1e-5), x)
 """
     root = Path(__file__).resolve().parents[2]
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True, env=dict(os.environ))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [16, 37, 512, 4099])
+def test_the_first_of_the_largest(dtype: torch.dtype, vocab: int) -> None:
+    torch.manual_seed(vocab)
+    logits = torch.randn(70, vocab).to(dtype)
+    logits[::3] = logits[::3].round()  # many are equal
+    logits[::7] -= 1000.0
+    found = argmax(logits)
+    assert found is not None
+    largest = logits.float().amax(dim=1, keepdim=True)
+    assert found.tolist() == [row.index(True) for row in (logits.float() == largest).tolist()]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 20, 36])
+def test_a_row_that_is_not_finite_is_told(bad: float, place: int) -> None:
+    logits = torch.randn(4, 37)
+    wanted = logits.argmax(dim=1)
+    logits[2, place] = bad
+    wanted[2] = -1
+    found = argmax(logits)
+    assert found is not None and torch.equal(found, wanted)
+
+
+def test_no_kernel_takes_what_it_cannot_read() -> None:
+    assert argmax(torch.randn(4, 64).half()) is None
+    assert argmax(torch.randn(4, 64)[:, ::2]) is None
+    assert argmax(torch.randn(4, 8)) is None

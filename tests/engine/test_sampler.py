@@ -280,3 +280,31 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         assert [t.token_id for t in logprobs.top] == ids.tolist()
         assert [t.logprob for t in logprobs.top] == pytest.approx(values.tolist(), abs=1e-5)
     assert drawn[1] is not None and drawn[1][1] is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_all_kinds_side_by_side(dtype: torch.dtype) -> None:
+    """Each gets what it gets alone, whatever the others ask for."""
+    torch.manual_seed(0)
+    logits = (torch.randn(7, 50) * 4).to(dtype)
+    logits[3, 5] = torch.nan
+    logits[4] = -torch.inf
+    logits[4, 9] = 1.0
+    seqs = [
+        sequence(temperature=0.0),
+        sequence(temperature=1.0, derived_seed=3),
+        sequence(temperature=0.0, logit_bias={7: 100.0}),
+        sequence(temperature=0.0),
+        sequence(temperature=0.0),
+        sequence(temperature=0.0, logprobs=2),
+        sequence(temperature=0.0, min_tokens=3),
+    ]
+    together = Sampler(EOS)(logits.clone(), seqs).results()
+    alone = [
+        Sampler(EOS)(logits[i : i + 1].clone(), [seq]).results()[0] for i, seq in enumerate(seqs)
+    ]
+    assert together == alone
+    assert together[3] is None
+    assert [drawn[0] for drawn in (together[2], together[4]) if drawn] == [7, 9]
+    assert together[5] is not None and together[5][1] is not None
+    assert together[0] is not None and together[0][0] == int(logits[0].float().argmax())

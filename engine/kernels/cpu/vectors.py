@@ -185,6 +185,26 @@ def larger(context: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
+def if_larger(context: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
+    """Lane by lane, `yes` where a > b"""
+
+    def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[2], args[3])
+
+    return vector(vector, vector, vector, vector), generate
+
+
+@intrinsic
+def lanes(context: Any) -> Any:
+    """0 to 15"""
+
+    def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        return ir.Constant(_F32, [float(lane) for lane in range(LANES)])
+
+    return vector(), generate
+
+
+@intrinsic
 def total(context: Any, value: Any) -> Any:
     """The sum of the lanes, by halves"""
 
