@@ -8,7 +8,8 @@ Every group's product runs in float8 and is scaled in float32 outside. Grid: til
 of T, those of one strip of N side by side, so that a weight tile is read from memory once. Moves
 N K bytes of weight, T K of tokens for each strip of N that the L2 does not hold, and writes 2 N T.
 
-Above: `fp8_linear.py`. Below: triton. Fits inside a CUDA graph: no size is read from the device.
+Above: `fp8_linear.py`. Below: `triton_tiles.py`. Fits inside a CUDA graph: no size is read from
+the device.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from engine.kernels.aot import AotCase
 from engine.kernels.linear_weights import Fp8Weight
+from engine.kernels.triton_tiles import DETERMINISTIC_TOKENS, own_tile, store_tile, tile_grid
 from engine.kernels.tuning import launch_config
 
 FP8_MAX = tl.constexpr(448.0)
@@ -27,8 +29,6 @@ MIN_SCALE = tl.constexpr(1e-12)
 QUANTISE_TILE = 1024
 GROUP_TILE = 128
 """Inputs of one dot where a group is a whole row."""
-DETERMINISTIC_TOKENS = 64
-"""As many as a launch is made for when it must not depend on how many there are."""
 
 
 @triton.jit
@@ -82,13 +82,9 @@ def multiply_kernel(
     BLOCK_K: tl.constexpr,
 ):
     """GROUP_STEPS: dots of BLOCK_K that share their scales; 0: all of them do."""
-    tiles_m = tl.cdiv(num_tokens, BLOCK_M)
-    row = (tl.program_id(0) % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = (tl.program_id(0) // tiles_m) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_in, column_in = row < num_tokens, column < num_outputs
-    row64 = row.to(tl.int64)
+    row, column, row_in, column_in = own_tile(num_tokens, num_outputs, BLOCK_M, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
-    q_at = q + row64[:, None] * num_inputs + inner[None, :]
+    q_at = q + row[:, None] * num_inputs + inner[None, :]
     w_at = weight + column[None, :].to(tl.int64) * num_inputs + inner[:, None]
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for step in range(tl.cdiv(num_inputs, BLOCK_K)):
@@ -99,7 +95,7 @@ def multiply_kernel(
             total = tl.dot(a, b, total)
         else:
             group = step // GROUP_STEPS
-            sa = tl.load(q_scales + row64 * num_groups + group, mask=row_in, other=0.0)
+            sa = tl.load(q_scales + row * num_groups + group, mask=row_in, other=0.0)
             sb = tl.load(
                 w_scales + (column // ROWS) * num_groups + group, mask=column_in, other=0.0
             )
@@ -107,13 +103,10 @@ def multiply_kernel(
         q_at += BLOCK_K
         w_at += BLOCK_K
     if GROUP_STEPS == 0:
-        sa = tl.load(q_scales + row64, mask=row_in, other=0.0)
+        sa = tl.load(q_scales + row, mask=row_in, other=0.0)
         sb = tl.load(w_scales + column // ROWS, mask=column_in, other=0.0)
         total = total * sa[:, None] * sb[None, :]
-    if HAS_BIAS:
-        total += tl.load(bias + column, mask=column_in, other=0.0).to(tl.float32)[None, :]
-    at = row64[:, None] * num_outputs + column[None, :]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])
+    store_tile(out, total, bias, row, column, row_in, column_in, num_outputs, HAS_BIAS)
 
 
 def quantise(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
@@ -151,10 +144,7 @@ def multiply(
     inner = GROUP_TILE if whole_rows else min(group, GROUP_TILE)
     size = DETERMINISTIC_TOKENS if deterministic else num_tokens
     config = launch_config("fp8_linear", _shape_class(size), _default(size))
-    grid = (
-        triton.cdiv(num_tokens, config["BLOCK_M"]) * triton.cdiv(num_outputs, config["BLOCK_N"]),
-    )
-    multiply_kernel[grid](
+    multiply_kernel[tile_grid(num_tokens, num_outputs, config)](
         values,
         scales,
         weight.values,

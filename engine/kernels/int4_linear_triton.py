@@ -6,7 +6,8 @@ that of `int4_linear.py`. Grid: tiles of N times tiles of T, those of one strip 
 Moves N K / 2 bytes of codes, 4 (scale) or 2 and 2 (zero) bytes for each group of an output, 2 T K
 of tokens for each strip of N that the L2 does not hold, and writes 2 N T.
 
-Above: `int4_linear.py`. Below: triton. Fits inside a CUDA graph: no size is read from the device.
+Above: `int4_linear.py`. Below: `triton_tiles.py`. Fits inside a CUDA graph: no size is read from
+the device.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.aot import AotCase
+from engine.kernels.triton_tiles import (
+    DETERMINISTIC_TOKENS,
+    own_tile,
+    span_product,
+    store_tile,
+    tile_grid,
+)
 from engine.kernels.tuning import launch_config
-
-DETERMINISTIC_TOKENS = 64
-"""As many as a launch is made for when it must not depend on how many there are."""
 
 
 @triton.jit
@@ -41,35 +46,20 @@ def multiply_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    tiles_m = tl.cdiv(num_tokens, BLOCK_M)
-    row = (tl.program_id(0) % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = (tl.program_id(0) // tiles_m) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_in, column_in = row < num_tokens, column < num_outputs
-    row64 = row.to(tl.int64)
+    row, column, row_in, column_in = own_tile(num_tokens, num_outputs, BLOCK_M, BLOCK_N)
     BYTES: tl.constexpr = SPAN * BITS // 8
     inner = tl.arange(0, BYTES)
-    x_at = x + row64[:, None] * stride_x + inner[None, :]
+    x_at = x + row[:, None] * stride_x + inner[None, :]
     c_at = codes + column[None, :].to(tl.int64) * (num_spans * BYTES) + inner[:, None]
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for span in range(num_spans):
         group_at = (span // SPANS_PER_GROUP) * num_outputs + column
-        zero = tl.load(zeros + group_at, mask=column_in, other=0)[None, :]
-        scale = tl.load(scales + group_at, mask=column_in, other=0.0).to(tl.float32)
-        byte = tl.load(c_at, mask=column_in[None, :], other=0).to(tl.int16)
-        a = tl.load(x_at, mask=row_in[:, None], other=0.0)
-        if BITS == 4:
-            part = tl.dot(a, ((byte & 15) - zero).to(a.dtype), input_precision="ieee")
-            a = tl.load(x_at + BYTES, mask=row_in[:, None], other=0.0)
-            part = tl.dot(a, ((byte >> 4) - zero).to(a.dtype), part, input_precision="ieee")
-        else:
-            part = tl.dot(a, (byte - zero).to(a.dtype), input_precision="ieee")
-        total += part * scale[None, :]
+        total += span_product(
+            x_at, c_at, scales + group_at, zeros + group_at, row_in, column_in, BITS, BYTES
+        )
         x_at += SPAN
         c_at += BYTES
-    if HAS_BIAS:
-        total += tl.load(bias + column, mask=column_in, other=0.0).to(tl.float32)[None, :]
-    at = row64[:, None] * num_outputs + column[None, :]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])
+    store_tile(out, total, bias, row, column, row_in, column_in, num_outputs, HAS_BIAS)
 
 
 def multiply(
@@ -93,10 +83,7 @@ def multiply(
         return out
     size = DETERMINISTIC_TOKENS if deterministic else num_tokens
     config = launch_config("int4_linear", _shape_class(size), _default(size))
-    grid = (
-        triton.cdiv(num_tokens, config["BLOCK_M"]) * triton.cdiv(num_outputs, config["BLOCK_N"]),
-    )
-    multiply_kernel[grid](
+    multiply_kernel[tile_grid(num_tokens, num_outputs, config)](
         x,
         codes,
         scales,

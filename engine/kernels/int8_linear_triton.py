@@ -6,7 +6,8 @@ strip of N side by side, so that a weight tile is read from memory once. Moves N
 2 T K of tokens for each strip that the L2 does not hold, and writes 2 N T. N is cut finely for few
 tokens: 4,096 outputs in strips of 32 keep 128 multiprocessors reading, with no second pass.
 
-Above: `int8_linear.py`. Below: triton. Fits inside a CUDA graph: no size is read from the device.
+Above: `int8_linear.py`. Below: `triton_tiles.py`. Fits inside a CUDA graph: no size is read from
+the device.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from torch import Tensor
 
 from engine.kernels.aot import AotCase
 from engine.kernels.linear_weights import Int8Weight
+from engine.kernels.triton_tiles import (
+    DETERMINISTIC_TOKENS,
+    own_tile,
+    plain_product,
+    store_tile,
+    tile_grid,
+)
 from engine.kernels.tuning import launch_config
-
-DETERMINISTIC_TOKENS = 64
-"""As many as a launch is made for when it must not depend on how many there are."""
 
 
 @triton.jit
@@ -39,27 +44,12 @@ def multiply_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    tiles_m = tl.cdiv(num_tokens, BLOCK_M)
-    row = (tl.program_id(0) % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = (tl.program_id(0) // tiles_m) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_in, column_in = row < num_tokens, column < num_outputs
-    row64 = row.to(tl.int64)
-    inner = tl.arange(0, BLOCK_K)
-    x_at = x + row64[:, None] * stride_x + inner[None, :]
-    w_at = weight + column[None, :].to(tl.int64) * num_inputs + inner[:, None]
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for step in range(tl.cdiv(num_inputs, BLOCK_K)):
-        left = num_inputs - step * BLOCK_K
-        a = tl.load(x_at, mask=row_in[:, None] & (inner[None, :] < left), other=0.0)
-        b = tl.load(w_at, mask=column_in[None, :] & (inner[:, None] < left), other=0)
-        total = tl.dot(a, b.to(a.dtype), total, input_precision="ieee")
-        x_at += BLOCK_K
-        w_at += BLOCK_K
+    row, column, row_in, column_in = own_tile(num_tokens, num_outputs, BLOCK_M, BLOCK_N)
+    total = plain_product(
+        x, weight, row, column, row_in, column_in, num_inputs, stride_x, BLOCK_M, BLOCK_N, BLOCK_K
+    )
     total *= tl.load(scale + column, mask=column_in, other=0.0)[None, :]
-    if HAS_BIAS:
-        total += tl.load(bias + column, mask=column_in, other=0.0).to(tl.float32)[None, :]
-    at = row64[:, None] * num_outputs + column[None, :]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])
+    store_tile(out, total, bias, row, column, row_in, column_in, num_outputs, HAS_BIAS)
 
 
 def multiply(
@@ -73,10 +63,7 @@ def multiply(
         return out
     size = DETERMINISTIC_TOKENS if deterministic else num_tokens
     config = launch_config("int8_linear", _shape_class(size), _default(size))
-    grid = (
-        triton.cdiv(num_tokens, config["BLOCK_M"]) * triton.cdiv(num_outputs, config["BLOCK_N"]),
-    )
-    multiply_kernel[grid](
+    multiply_kernel[tile_grid(num_tokens, num_outputs, config)](
         x,
         weight.values,
         weight.scale,

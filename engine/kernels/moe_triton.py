@@ -18,7 +18,7 @@ Tiles beyond the places in use leave at once: grids follow from T, k and E alone
 back, and everything fits inside a CUDA graph. Moved are the weights of the experts in use once for
 each strip (3 I K elements an expert), x and the two intermediates (T k (K + 2 I + K) elements).
 
-Above: `moe.py`, whose `Stack` says how weights lie. Below: triton.
+Above: `moe.py`, whose `Stack` says how weights lie. Below: `triton_tiles.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from engine.kernels.aot import AotCase
 from engine.kernels.moe import Stack, WeightKind
+from engine.kernels.triton_tiles import span_product
 from engine.kernels.tuning import launch_config
 
 SORT_TILE = 256
@@ -153,17 +154,9 @@ def expert_product(
         if KIND == GROUPED:
             num_groups = num_inputs // COLUMNS
             group = (expert * num_groups + step // (COLUMNS // BLOCK_K)) * num_outputs + column
-            zero = tl.load(zeros + group, mask=column_in, other=0)[None, :]
-            scale = tl.load(scales + group, mask=column_in, other=0.0).to(tl.float32)
-            byte = tl.load(w_at, mask=column_in[None, :], other=0).to(tl.int16)
-            a = tl.load(x_at, mask=row_in[:, None], other=0.0)
-            if BITS == 4:
-                part = tl.dot(a, ((byte & 15) - zero).to(a.dtype), input_precision="ieee")
-                a = tl.load(x_at + WIDTH, mask=row_in[:, None], other=0.0)
-                part = tl.dot(a, ((byte >> 4) - zero).to(a.dtype), part, input_precision="ieee")
-            else:
-                part = tl.dot(a, (byte - zero).to(a.dtype), input_precision="ieee")
-            total += part * scale[None, :]
+            total += span_product(
+                x_at, w_at, scales + group, zeros + group, row_in, column_in, BITS, WIDTH
+            )
         else:
             left = num_inputs - step * BLOCK_K
             a = tl.load(x_at, mask=row_in[:, None] & (inner[None, :] < left), other=0.0)
