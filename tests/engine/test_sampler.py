@@ -19,28 +19,9 @@ from engine.runner.batch import SampleRow
 from engine.runner.philox import philox4x32, uniforms
 from engine.runner.sampler import Sampler
 from engine.sequence import Sequence
+from tests.engine.sample_rows import sample_row
 
 EOS = frozenset({2})
-
-
-def sequence(
-    *,
-    prompt: list[int] | None = None,
-    output: list[int] | None = None,
-    derived_seed: int = 0,
-    **sampling: Any,
-) -> SampleRow:
-    seq = Sequence(
-        request_id="r",
-        index=0,
-        order=(0, 0),
-        prompt_token_ids=prompt or [1],
-        sampling=SamplingParams(**({"max_tokens": 100} | sampling)),
-        seed=derived_seed,
-        cache_salt="",
-        output_token_ids=output or [],
-    )
-    return SampleRow(seq, seq.num_output_tokens, [])
 
 
 def draw(logits: Tensor, seqs: list[SampleRow]) -> list[int]:
@@ -108,7 +89,7 @@ def test_the_largest_draw_stays_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, token_id in ((1 - 2.0**-52, 3), (0.0, 1)):
         fixed = np.array([value])
         monkeypatch.setattr(sampler_module, "uniforms", lambda *_, fixed=fixed: fixed)
-        assert draw(logits, [sequence()]) == [token_id]
+        assert draw(logits, [sample_row()]) == [token_id]
 
 
 PARAMS = st.fixed_dictionaries(
@@ -128,7 +109,7 @@ def test_draws_stay_within_the_filters(rows: list[dict[str, Any]], seed: int, vo
     """Rows with different filters side by side; logits on a grid, so that ties are common."""
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(len(rows), vocab, generator=generator) * 12).round() / 4
-    seqs = [sequence(derived_seed=seed + i, **row) for i, row in enumerate(rows)]
+    seqs = [sample_row(derived_seed=seed + i, **row) for i, row in enumerate(rows)]
     for i, token_id in enumerate(draw(logits, seqs)):
         assert token_id in kept_tokens(logits[i].tolist(), seqs[i].sampling)
 
@@ -140,7 +121,7 @@ def test_rows_do_not_depend_on_each_other(rows: list[dict[str, Any]], seed: int)
     generator = torch.Generator().manual_seed(seed)
     scale = torch.rand(len(rows), 1, generator=generator) * 4
     logits = torch.randn(len(rows), 3000, generator=generator) * scale
-    seqs = [sequence(derived_seed=seed + i, **row) for i, row in enumerate(rows)]
+    seqs = [sample_row(derived_seed=seed + i, **row) for i, row in enumerate(rows)]
     together = draw(logits, seqs)
     assert together == [draw(logits[i : i + 1], [seqs[i]])[0] for i in range(len(rows))]
 
@@ -162,7 +143,7 @@ def test_chi_square(params: dict[str, Any]) -> None:
     draws, vocab = 20_000, 24
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(3)) * 1.5
     sampling = SamplingParams(max_tokens=100, **params)
-    seqs = [sequence(derived_seed=i, **params) for i in range(draws)]
+    seqs = [sample_row(derived_seed=i, **params) for i in range(draws)]
     counts = np.bincount(draw(logits.expand(draws, -1), seqs), minlength=vocab)
     wanted = kept_tokens(logits.tolist(), sampling)
     assert counts.sum() == sum(counts[i] for i in wanted), "a filtered token was drawn"
@@ -176,7 +157,7 @@ def test_chi_square(params: dict[str, Any]) -> None:
 def test_consecutive_positions_are_independent() -> None:
     """Pairs of draws of one seed at positions 2i and 2i + 1: all 16 pairs equally often."""
     logits = torch.zeros(8000, 4)
-    seqs = [sequence(derived_seed=11, output=[0] * i) for i in range(8000)]
+    seqs = [sample_row(derived_seed=11, output=[0] * i) for i in range(8000)]
     drawn = np.array(draw(logits, seqs)).reshape(-1, 2)
     pairs = np.bincount(drawn[:, 0] * 4 + drawn[:, 1], minlength=16)
     assert ((pairs - 250.0) ** 2 / 250).sum() < 15 + 4 * math.sqrt(30)
@@ -184,7 +165,7 @@ def test_consecutive_positions_are_independent() -> None:
 
 def test_greedy_takes_the_largest_and_mixes_with_drawn_rows() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
-    seqs = [sequence(temperature=t) for t in (0.0, 1.0, 1e-9, 0.0)]
+    seqs = [sample_row(temperature=t) for t in (0.0, 1.0, 1e-9, 0.0)]
     drawn = draw(logits, seqs)
     best = logits.argmax(dim=-1).tolist()
     assert [drawn[i] for i in (0, 2, 3)] == [best[i] for i in (0, 2, 3)]
@@ -193,7 +174,7 @@ def test_greedy_takes_the_largest_and_mixes_with_drawn_rows() -> None:
 @pytest.mark.parametrize("temperature", [1e-5, 1e-4, 1e30])
 def test_extreme_temperatures(temperature: float) -> None:
     logits = torch.tensor([[0.0, 90.0, 89.0, -1e30]])
-    seqs = [sequence(temperature=temperature)]
+    seqs = [sample_row(temperature=temperature)]
     assert draw(logits, seqs)[0] in ({1} if temperature < 1 else {0, 1, 2, 3})
 
 
@@ -202,7 +183,7 @@ def test_extreme_temperatures(temperature: float) -> None:
 def test_a_row_that_is_not_finite_draws_nothing(bad: float, temperature: float) -> None:
     logits = torch.zeros(3, 10)
     logits[1, 4] = bad
-    rows = [sequence(temperature=temperature) for _ in range(3)]
+    rows = [sample_row(temperature=temperature) for _ in range(3)]
     drawn = Sampler(EOS)(logits, rows).results()
     assert [d is None for d in drawn] == [False, True, False]
 
@@ -233,7 +214,7 @@ TOKENS = st.lists(st.integers(0, 19), min_size=1, max_size=30)
 @settings(max_examples=150, deadline=None)
 def test_adjustments_against_plain_python(rows: list[dict[str, Any]], seed: int) -> None:
     logits = torch.randn(len(rows), 20, generator=torch.Generator().manual_seed(seed)) * 3
-    seqs = [sequence(**row) for row in rows]
+    seqs = [sample_row(**row) for row in rows]
     expected = [naive(logits[i].tolist(), seq) for i, seq in enumerate(seqs)]
     adjust_logits(logits, seqs, EOS)
     torch.testing.assert_close(logits, torch.tensor(expected), rtol=1e-5, atol=1e-5)
@@ -261,10 +242,10 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(5))
     bias = {7: 100.0}
     seqs = [
-        sequence(temperature=0.0, logit_bias=bias, logprobs=3),
-        sequence(temperature=0.0),
-        sequence(temperature=0.4, top_k=2, logprobs=0),
-        sequence(temperature=0.0, logprobs=20),
+        sample_row(temperature=0.0, logit_bias=bias, logprobs=3),
+        sample_row(temperature=0.0),
+        sample_row(temperature=0.4, top_k=2, logprobs=0),
+        sample_row(temperature=0.0, logprobs=20),
     ]
     drawn = Sampler(EOS)(logits.clone(), seqs).results()
     reference = logits.double().log_softmax(dim=-1)
@@ -291,13 +272,13 @@ def test_rows_of_all_kinds_side_by_side(dtype: torch.dtype) -> None:
     logits[4] = -torch.inf
     logits[4, 9] = 1.0
     seqs = [
-        sequence(temperature=0.0),
-        sequence(temperature=1.0, derived_seed=3),
-        sequence(temperature=0.0, logit_bias={7: 100.0}),
-        sequence(temperature=0.0),
-        sequence(temperature=0.0),
-        sequence(temperature=0.0, logprobs=2),
-        sequence(temperature=0.0, min_tokens=3),
+        sample_row(temperature=0.0),
+        sample_row(temperature=1.0, derived_seed=3),
+        sample_row(temperature=0.0, logit_bias={7: 100.0}),
+        sample_row(temperature=0.0),
+        sample_row(temperature=0.0),
+        sample_row(temperature=0.0, logprobs=2),
+        sample_row(temperature=0.0, min_tokens=3),
     ]
     together = Sampler(EOS)(logits.clone(), seqs).results()
     alone = [

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from engine.kernels import sampling as kernels
 from engine.kernels import sampling_adjust_triton, sampling_logprobs_triton, sampling_triton
-from engine.protocol import SamplingParams
 from engine.runner import sampler as sampler_module
 from engine.runner.adjust import adjust_logits
 from engine.runner.batch import SampleRow
@@ -23,7 +22,7 @@ from engine.runner.device_sampler import DeviceSampler
 from engine.runner.philox import uniforms
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_tensors import SamplingScratch, sampling_tensors
-from engine.sequence import Sequence
+from tests.engine.sample_rows import sample_row
 
 EOS = frozenset({2})
 ROUNDING = 1e-5
@@ -39,26 +38,6 @@ def several_tiles_a_row() -> Any:
         patch.setattr(sampling_triton, "DEFAULT", {"BLOCK": 64, "ROOM": 70, "num_warps": 1})
         patch.setattr(sampling_logprobs_triton, "DEFAULT", {"BLOCK": 64, "num_warps": 1})
         yield
-
-
-def row(
-    *,
-    prompt: list[int] | None = None,
-    output: list[int] | None = None,
-    seed: int = 0,
-    **params: Any,
-) -> SampleRow:
-    seq = Sequence(
-        request_id="r",
-        index=0,
-        order=(0, 0),
-        prompt_token_ids=prompt or [1],
-        sampling=SamplingParams(**({"max_tokens": 100} | params)),
-        seed=seed,
-        cache_salt="",
-        output_token_ids=output or [],
-    )
-    return SampleRow(seq, seq.num_output_tokens, [])
 
 
 def by_kernels(logits: Tensor, rows: list[SampleRow]) -> list[int]:
@@ -122,7 +101,9 @@ def test_token_for_token(rows: list[dict[str, Any]], seed: int, vocab: int) -> N
     if seed % 2:
         logits = (logits * 4).round() / 4
     logits[:, 1::7] = -math.inf
-    places = [row(seed=seed + i, output=[1] * i, **params) for i, params in enumerate(rows)]
+    places = [
+        sample_row(derived_seed=seed + i, output=[1] * i, **params) for i, params in enumerate(rows)
+    ]
     drawn = by_kernels(logits, places)
     wanted = by_torch(logits, places)
     for i, (ours, theirs) in enumerate(zip(drawn, wanted, strict=True)):
@@ -131,7 +112,7 @@ def test_token_for_token(rows: list[dict[str, Any]], seed: int, vocab: int) -> N
 
 def test_the_boundary_check_can_fail() -> None:
     logits = torch.randn(50, generator=torch.Generator().manual_seed(9))
-    place = row(seed=4, top_p=0.9)
+    place = sample_row(derived_seed=4, top_p=0.9)
     (token_id,) = by_torch(logits[None], [place])
     assert on_a_boundary(logits, place, token_id)
     assert not any(on_a_boundary(logits, place, i) for i in range(50) if i != token_id)
@@ -142,7 +123,7 @@ def test_uniforms_bit_for_bit() -> None:
     seeds = [0, 7, 2**63 + 5, 2**64 - 1]
     positions = [0, 3, 2**33, 12]
     logits = torch.zeros(4, 256, device=DEVICE)
-    rows = [row(seed=seed) for seed in seeds]
+    rows = [sample_row(derived_seed=seed) for seed in seeds]
     params = sampling_tensors(rows, 256, EOS, DEVICE, SamplingScratch())
     params = params._replace(positions=torch.tensor(positions, device=DEVICE))
     wanted = np.floor(uniforms(seeds, positions) * 256).astype(int).tolist()
@@ -155,7 +136,7 @@ def test_a_list_of_what_is_left_changes_nothing(
 ) -> None:
     """Whether no key, some or all fit in the list that the later passes of a search read."""
     logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(6))
-    rows = [row(seed=i, temperature=1.0, **params) for i in range(3)]
+    rows = [sample_row(derived_seed=i, temperature=1.0, **params) for i in range(3)]
     tensors = sampling_tensors(rows, 200, EOS, DEVICE, SamplingScratch())
     for room in (1, 70, 256):
         changed = {**sampling_triton.DEFAULT, "ROOM": room}
@@ -168,7 +149,12 @@ def test_a_list_of_what_is_left_changes_nothing(
 
 def test_the_same_alone_and_in_any_batch() -> None:
     logits = torch.randn(4, 150, generator=torch.Generator().manual_seed(2)) * 2
-    rows = [row(seed=1, top_p=0.9), row(seed=2, top_k=3), row(temperature=0.0), row(seed=3)]
+    rows = [
+        sample_row(derived_seed=1, top_p=0.9),
+        sample_row(derived_seed=2, top_k=3),
+        sample_row(temperature=0.0),
+        sample_row(derived_seed=3),
+    ]
     together = by_kernels(logits, rows)
     assert together == [by_kernels(logits[i : i + 1], [rows[i]])[0] for i in range(4)]
     assert together == by_kernels(logits.flip(0), rows[::-1])[::-1]
@@ -176,7 +162,7 @@ def test_the_same_alone_and_in_any_batch() -> None:
 
 def test_half_precision_logits_are_read_as_they_are() -> None:
     logits = torch.randn(2, 100, generator=torch.Generator().manual_seed(2)).half()
-    rows = [row(temperature=0.0), row(seed=5, top_p=0.8)]
+    rows = [sample_row(temperature=0.0), sample_row(derived_seed=5, top_p=0.8)]
     assert by_kernels(logits, rows) == by_torch(logits.float(), rows)
 
 
@@ -185,14 +171,14 @@ def test_half_precision_logits_are_read_as_they_are() -> None:
 def test_a_row_that_is_not_finite_draws_nothing(bad: float, temperature: float) -> None:
     logits = torch.zeros(3, 140)
     logits[1, 4 if bad > -math.inf or bad != bad else slice(None)] = bad
-    drawn = by_kernels(logits, [row(temperature=temperature) for _ in range(3)])
+    drawn = by_kernels(logits, [sample_row(temperature=temperature) for _ in range(3)])
     assert [token == -1 for token in drawn] == [False, True, False]
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-4, 1e30])
 def test_extreme_temperatures(temperature: float) -> None:
     logits = torch.tensor([[0.0, 90.0, 89.0, -1e30]])
-    rows = [row(temperature=temperature)]
+    rows = [sample_row(temperature=temperature)]
     assert by_kernels(logits, rows)[0] in ({1} if temperature < 1 else {0, 1, 2, 3})
 
 
@@ -205,7 +191,7 @@ def test_chi_square(params: dict[str, Any], interpreted_draws: int) -> None:
     """The drawn distribution is softmax of what the filters keep, in float64."""
     draws, vocab = (20_000, 24) if DEVICE.type == "cuda" else (interpreted_draws, 8)
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(3)) * 1.5
-    rows = [row(seed=i, **params) for i in range(draws)]
+    rows = [sample_row(derived_seed=i, **params) for i in range(draws)]
     counts = np.bincount(by_kernels(logits.repeat(draws, 1), rows), minlength=vocab)
     scaled = logits.double() / params.get("temperature", 1.0)
     order = scaled.sort(descending=True)
@@ -252,7 +238,7 @@ TOKENS = st.lists(st.integers(0, 79), min_size=1, max_size=30)
 def test_adjustments(rows: list[dict[str, Any]], seed: int) -> None:
     """As torch adjusts them; the scratch is clean again, and the raw logits are kept."""
     logits = torch.randn(len(rows), 80, generator=torch.Generator().manual_seed(seed)) * 3
-    places = [row(**params) for params in rows]
+    places = [sample_row(**params) for params in rows]
     wanted = logits.clone()
     adjust_logits(wanted, places, EOS)
     scratch = SamplingScratch()
@@ -273,10 +259,10 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits[3] = -math.inf
     logits[3, 9], logits[3, 70] = 0.5, 0.5
     rows = [
-        row(temperature=0.0, logit_bias={7: 100.0}, logprobs=3),
-        row(temperature=0.0),
-        row(temperature=0.4, top_k=2, logprobs=0),
-        row(temperature=0.0, logprobs=4),
+        sample_row(temperature=0.0, logit_bias={7: 100.0}, logprobs=3),
+        sample_row(temperature=0.0),
+        sample_row(temperature=0.4, top_k=2, logprobs=0),
+        sample_row(temperature=0.0, logprobs=4),
     ]
     drawn = DeviceSampler(EOS)(logits.to(DEVICE), rows).results()
     reference = logits.double().log_softmax(dim=-1)
