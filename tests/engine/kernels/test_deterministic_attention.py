@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from engine.kernels import prefill_attention_triton as prefill
 from engine.kernels.paged_attention import AttentionMetadata, KVLayer, to_device
 from engine.kernels.paged_attention_triton import TritonAttentionPlan
 from tests.engine.kernels.attention_steps import TOLERANCE, Step, error, part, shape_of
+
+pytestmark = pytest.mark.usefixtures("products_without_place")
 
 LENS = (140, 70)
 
@@ -22,20 +23,6 @@ LENS = (140, 70)
 @pytest.fixture(autouse=True)
 def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "DETERMINISTIC_SPLIT", 64)
-
-
-@pytest.fixture(autouse=True)
-def products_without_place(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies with the host's BLAS, which sums a row in an order that depends on
-    where in the tile it stands. A matrix unit does not; in double precision it does not show."""
-    if device.type == "cpu":
-        monkeypatch.setattr(np, "matmul", _exact_matmul)
-
-
-def _exact_matmul(
-    a: NDArray[np.float32], b: NDArray[np.float32], dtype: np.dtype[np.float32]
-) -> NDArray[np.float32]:
-    return (a.astype(np.float64) @ b.astype(np.float64)).astype(dtype)
 
 
 def attend(step: Step, metadata: AttentionMetadata, rows: torch.Tensor) -> torch.Tensor:

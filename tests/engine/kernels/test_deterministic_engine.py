@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from engine.core import EngineCore
 from engine.kernels import deterministic_linear_triton
 from engine.protocol import EngineRequest, SamplingParams, TokenLogprobs
 from tests.engine.test_deterministic import start
+
+pytestmark = pytest.mark.usefixtures("products_without_place")
 
 SMALL = {
     "num_hidden_layers": 1,
@@ -26,19 +26,6 @@ SMALL = {
 }
 ASKED = {"a": ([5, 9, 11] * 4, 3), "b": ([7, 3], 4), "c": (list(range(3, 40)), 2)}
 Said = dict[str, list[tuple[int, TokenLogprobs]]]
-
-
-@pytest.fixture(autouse=True)
-def products_without_place(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """See `test_deterministic_linear.py`."""
-    if device.type == "cpu":
-        monkeypatch.setattr(np, "matmul", _exact_matmul)
-
-
-def _exact_matmul(
-    a: NDArray[np.float32], b: NDArray[np.float32], dtype: np.dtype[np.float32]
-) -> NDArray[np.float32]:
-    return (a.astype(np.float64) @ b.astype(np.float64)).astype(dtype)
 
 
 def say(core: EngineCore, names: list[str]) -> Said:

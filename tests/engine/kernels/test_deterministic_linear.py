@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels import (
@@ -31,6 +29,8 @@ from engine.kernels.linear_weights import (
 )
 from engine.kernels.tuning import launch_config
 
+pytestmark = pytest.mark.usefixtures("products_without_place")
+
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 NUM_INPUTS = 160
 
@@ -39,20 +39,6 @@ NUM_INPUTS = 160
 def on_the_device(device: torch.device) -> Iterator[None]:
     with device:
         yield
-
-
-@pytest.fixture(autouse=True)
-def products_without_place(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies with the host's BLAS, which sums a row in an order that depends on
-    where in the tile it stands. A matrix unit does not; in double precision it does not show."""
-    if device.type == "cpu":
-        monkeypatch.setattr(np, "matmul", _exact_matmul)
-
-
-def _exact_matmul(
-    a: NDArray[np.float32], b: NDArray[np.float32], dtype: np.dtype[np.float32]
-) -> NDArray[np.float32]:
-    return (a.astype(np.float64) @ b.astype(np.float64)).astype(dtype)
 
 
 def weight(form: str, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> LinearWeight:
