@@ -37,7 +37,7 @@ def _grid(place: Place, seqs: Seqs, kind: str) -> Iterator[Finding]:
         for dtype, cache in _dtypes(place):
             seed += 10
             own = (3, 1) if place.tiny else heads
-            shape = shape_of(place, own, head_dim, dtype, cache)
+            shape = shape_of(own, head_dim, place.device, dtype, cache)
             step = PagedStep(place, shape, seqs, seed=seed)
             case = f"{kind} d{head_dim} {_name(dtype)}/{_name(cache or dtype)}"
             yield Finding(case, relative(step.run(), step.exact()), LIMITS[dtype])
@@ -51,7 +51,7 @@ def prefill(place: Place) -> Iterator[Finding]:
     seqs: Seqs = [(301, 301), (77, 1100), (2, 19), (1000, 1729)]
     yield from _grid(place, place.pick(seqs, [(19, 19), (3, 40)]), "prefill")
     long: Seqs = place.pick([(130, 16_384 + 130)], [(5, 133)])
-    shape = shape_of(place, place.pick((32, 8), (2, 1)), place.pick(128, 64), place.half)
+    shape = shape_of(place.pick((32, 8), (2, 1)), place.pick(128, 64), place.device, place.half)
     step = PagedStep(place, shape, long, seed=5)
     yield Finding("prefill on 16k", relative(step.run(), step.exact()), LIMITS[place.half])
 
@@ -69,7 +69,7 @@ def decode(place: Place) -> Iterator[Finding]:
     if place.tiny:
         cases = [("split", (2, 1), [(1, 300), (1, 20)]), ("group 7", (7, 1), [(1, 33)])]
     for seed, (case, heads, own) in enumerate(cases):
-        shape = shape_of(place, heads, place.pick(128, 64), place.half)
+        shape = shape_of(heads, place.pick(128, 64), place.device, place.half)
         step = PagedStep(place, shape, own, seed=1000 + seed)
         yield Finding(case, relative(step.run(), step.exact()), LIMITS[place.half])
 
@@ -80,7 +80,7 @@ def windows(place: Place) -> Iterator[Finding]:
     seqs = place.pick(seqs, [(1, 90), (1, 12), (20, 70)])
     for window in place.pick((1, 33, 1000, 4096), (1, 33)):
         for cache in (None, FP8):
-            shape = shape_of(place, (4, 2), place.pick(128, 64), place.half, cache)
+            shape = shape_of((4, 2), place.pick(128, 64), place.device, place.half, cache)
             step = PagedStep(place, shape, seqs, window=window, seed=window)
             case = f"window {window} {_name(cache or place.half)}"
             yield Finding(case, relative(step.run(), step.exact()), LIMITS[place.half])
@@ -90,7 +90,7 @@ def verify(place: Place) -> Iterator[Finding]:
     """Several proposed tokens of a sequence go through the decode kernel."""
     for tokens in place.pick((2, 5, 8), (3,)):
         lengths = place.pick((3000, 700, 41), (60, 20))
-        shape = shape_of(place, place.pick((32, 8), (4, 2)), place.pick(128, 64), place.half)
+        shape = shape_of(place.pick((32, 8), (4, 2)), place.pick(128, 64), place.device, place.half)
         step = PagedStep(place, shape, [(tokens, n) for n in lengths], seed=tokens)
         meta = to_device(step.metadata, shape)
         meta = DeviceMetadata(
@@ -119,7 +119,7 @@ def mixed(place: Place) -> Iterator[Finding]:
             seqs.append((new, new + int(draw.integers(0, longest))))
         heads = place.pick([(32, 8), (28, 4), (9, 3), (8, 8)], [(2, 2), (3, 1)])
         window = [None, place.pick(500, 24)][seed % 2]
-        shape = shape_of(place, heads[seed % len(heads)], 64, place.half)
+        shape = shape_of(heads[seed % len(heads)], 64, place.device, place.half)
         step = PagedStep(place, shape, seqs, window=window, seed=seed)
         case = f"step {seed} of {len(seqs)} sequences"
         yield Finding(case, relative(step.run(), step.exact()), LIMITS[place.half])
@@ -130,7 +130,7 @@ def far_blocks(place: Place) -> Iterator[Finding]:
     heads, head_dim = place.pick((32, 8), (4, 2)), place.pick(128, 64)
     per_block = heads[1] * BLOCK_SIZE * head_dim
     beyond = place.pick((1 << 31) // per_block + 3, 3)
-    shape = shape_of(place, heads, head_dim, place.half)
+    shape = shape_of(heads, head_dim, place.device, place.half)
     seqs: Seqs = place.pick([(1, 1500), (200, 700)], [(1, 30), (9, 20)])
     step = PagedStep(place, shape, seqs, seed=3, first_block=beyond)
     error = relative(step.run(), step.exact())
@@ -147,7 +147,7 @@ def deterministic(place: Place) -> Iterator[Finding]:
     for cache in (None, FP8):
         for window in place.pick((None, 500), (24,)):
             shape = shape_of(
-                place, place.pick((32, 8), (4, 2)), 64, place.half, cache, deterministic=True
+                place.pick((32, 8), (4, 2)), 64, place.device, place.half, cache, deterministic=True
             )
             step = PagedStep(place, shape, [(n, n) for n in lengths], seed=9)
             step.window = window

@@ -74,7 +74,7 @@ def _attend_s(place: Place, step: PagedStep) -> float:
 
 def _shape(place: Place, **more: Any) -> AttentionShape:
     heads, head_dim = place.pick(((32, 8), 128), ((4, 2), 64))
-    return shape_of(place, heads, head_dim, place.half, **more)
+    return shape_of(heads, head_dim, place.device, place.half, **more)
 
 
 def decode_attention(ground: Ground) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Random steps of paged attention on the device, and their exact result.
 
-Above: `check_attention.py`, the attention rows, the tuner. Below: `engine.kernels.paged_attention`.
+Above: `check_attention.py`, the attention rows, the tuner; the kernels' tests take its shapes.
+Below: `engine.kernels.paged_attention`.
 
 Blocks lie in random order. What no token owns is not a number, and so is the block that table
 entries point to which must not be read: reading it shows, and does not end the process.
@@ -30,24 +31,16 @@ SCORES_AT_ONCE = 1 << 27
 
 
 def shape_of(
-    place: Place,
     heads: tuple[int, int],
     head_dim: int,
-    dtype: torch.dtype,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
     cache_dtype: torch.dtype | None = None,
     *,
     deterministic: bool = False,
 ) -> AttentionShape:
-    return AttentionShape(
-        num_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_dim=head_dim,
-        block_size=BLOCK_SIZE,
-        dtype=dtype,
-        device=place.device,
-        cache_dtype=cache_dtype,
-        deterministic=deterministic,
-    )
+    """heads: of queries, of keys"""
+    return AttentionShape(*heads, head_dim, BLOCK_SIZE, dtype, device, cache_dtype, deterministic)
 
 
 class PagedStep:

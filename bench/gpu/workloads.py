@@ -118,14 +118,14 @@ def _attend(place: Place, step: PagedStep) -> Call:
 def _decodes(place: Place, head_dim: int, cache: torch.dtype | None) -> list[Call]:
     """Alone and long, a usual batch, a large one."""
     heads = place.pick({128: (32, 8), 64: (9, 3)}[head_dim], (4, 2))
-    shape = shape_of(place, heads, place.pick(head_dim, 64), place.half, cache)
+    shape = shape_of(heads, place.pick(head_dim, 64), place.device, place.half, cache)
     steps = place.pick(((1, 8192), (32, 2048), (256, 1024)), ((1, 64), (2, 32)))
     return [_attend(place, PagedStep(place, shape, [(1, n)] * seqs)) for seqs, n in steps]
 
 
 def _prefills(place: Place, head_dim: int, lengths: tuple[int, ...]) -> list[Call]:
     heads = place.pick({128: (32, 8), 64: (9, 3)}[head_dim], (4, 2))
-    shape = shape_of(place, heads, place.pick(head_dim, 64), place.half)
+    shape = shape_of(heads, place.pick(head_dim, 64), place.device, place.half)
     calls = []
     for length in place.pick(lengths, (24,)):
         seqs = [(length, length + (1024 if length < 64 else 0))] * max(1, 8192 // length // 4)

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.gpu.paged_steps import BLOCK_SIZE
+from bench.gpu.paged_steps import shape_of as shape_of  # the tests take it from here
 from engine.kernels.paged_attention import (
     AttentionMetadata,
     AttentionShape,
@@ -16,7 +18,6 @@ from engine.kernels.paged_attention import (
     to_device,
 )
 
-BLOCK_SIZE = 16
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
@@ -125,26 +126,6 @@ def part(whole: Step, row: int, first: int, last: int) -> tuple[AttentionMetadat
 def _plain(stored: Tensor, scale: Tensor | None) -> Tensor:
     plain = stored.cpu().double()
     return plain if scale is None else plain * scale.cpu().double()[:, None, None]
-
-
-def shape_of(
-    heads: tuple[int, int],
-    head_dim: int,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    cache_dtype: torch.dtype | None = None,
-    deterministic: bool = False,
-) -> AttentionShape:
-    return AttentionShape(
-        num_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_dim=head_dim,
-        block_size=BLOCK_SIZE,
-        dtype=dtype,
-        device=device,
-        cache_dtype=cache_dtype,
-        deterministic=deterministic,
-    )
 
 
 def error(found: Tensor, exact: Tensor) -> float:
