@@ -20,23 +20,16 @@ from typing import Any
 import torch
 
 from bench.record import record
+from bench.workload import SMOLLM2_135M
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.protocol import EngineRequest, SamplingParams
 
-CONFIG: dict[str, Any] = {
+CONFIG: dict[str, Any] = SMOLLM2_135M | {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-    "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
-    "tie_word_embeddings": True,
 }
 PROMPT = 64
 PREFILL = 512

@@ -1,4 +1,5 @@
-"""What `engine_cpu` asks engines for: prompts of random tokens, answers of a fixed length."""
+"""What engines are asked for on a CPU, and of which shapes: prompts of random tokens, answers of a
+fixed length."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 SMOLLM2_135M: dict[str, Any] = {
     "hidden_size": 576,
@@ -59,6 +59,8 @@ def tokens(rng: random.Random, count: int) -> list[int]:
 
 
 def build_checkpoint(folder: Path, shape: dict[str, Any], dtype: str) -> None:
+    import transformers  # not for those who only read the shapes: slow, and not on every machine
+
     torch.manual_seed(SEED)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
     model.to(getattr(torch, dtype)).save_pretrained(folder)
