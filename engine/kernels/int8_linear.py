@@ -1,25 +1,24 @@
 """y = x W^T + b with the weight in int8, a scale for every output; activations stay as they are.
 
-Above: `kernels/linear.py`. Below: `int8_linear_triton.py`, torch. Knows no checkpoint.
+Above: `kernels/linear.py`. Below: `int8_linear_triton.py`, `cpu_linear.py`. Knows no checkpoint.
 
 On a GPU the weight is read as int8 and widened in registers: half the bytes of bfloat16, which is
-what a decode waits for. On a CPU the products of a few bfloat16 rows read int8
-(`_weight_int8pack_mm`: 1.1-1.3 times faster than bfloat16 at one or two rows and one thread of an
-AVX-512 machine, slower from four on; oneDNN's int8 product refuses that machine), larger batches a
-bfloat16 copy that is kept beside it. In float32 only the copy is kept.
+what a decode waits for. On a CPU the products of a few rows read int8 through a kernel of our own,
+larger batches a dense copy that is kept beside it: widening costs more than it saves where a weight
+in the cache serves many rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
+from engine.kernels import cpu_linear
 from engine.kernels.linear_weights import Int8Weight
 
-CPU_ROWS = 2
-"""Up to so many rows torch's int8 product is the faster one."""
+CPU_ROWS = 4
+"""Up to so many rows the product in int8 is the faster one."""
 
 
 def pack(
@@ -39,21 +38,17 @@ def pack(
 
 
 def cpu_keeps(weight: Int8Weight) -> bool:
-    """Whether a copy in int8 pays beside the dense one; torch's kernel wants blocks of 16."""
-    sizes = weight.values.shape
-    return weight.dtype == torch.bfloat16 and not any(size % 16 for size in sizes)
+    """Whether a copy in int8 pays beside the dense one."""
+    return cpu_linear.cpu_multiplies(weight.dtype, weight.values.shape[1], weight.values.device)
 
 
 def pack_cpu(
     weight: Int8Weight, bias: Tensor | None, dense: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], Tensor]:
     """`dense` multiplies what int8 is not faster at."""
-    values, scale = weight.values.contiguous(), weight.scale.to(weight.dtype)
+    few = cpu_linear.pack_int8(weight, bias)
 
     def product(x: Tensor) -> Tensor:
-        if x.numel() > CPU_ROWS * x.shape[-1]:
-            return dense(x)
-        y = torch.ops.aten._weight_int8pack_mm(x.reshape(-1, x.shape[-1]), values, scale)
-        return (y if bias is None else y + bias).view(*x.shape[:-1], len(values))
+        return few(x) if x.numel() <= CPU_ROWS * x.shape[-1] else dense(x)
 
     return product

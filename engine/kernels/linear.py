@@ -85,7 +85,7 @@ def pack_parts(
 
 
 def _pack_dense(weight: Tensor, bias: Tensor | None, deterministic: bool) -> LinearKernel:
-    if cpu_linear.cpu_multiplies(weight):  # each row by itself
+    if cpu_linear.cpu_multiplies(weight.dtype, weight.shape[1], weight.device):  # row by row
         return cpu_linear.pack(weight, bias)
     if deterministic and deterministic_linear.has_kernel(weight):
         return deterministic_linear.pack(weight, bias)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.kernels.embedding import gather_rows
 from engine.kernels.linear import pack_linear
+from engine.kernels.linear_weights import LinearWeight
 from engine.layers.parallel import ParallelGroup, share
 from engine.layers.weight_source import WeightSource
 
@@ -36,7 +37,7 @@ class ParallelLMHead:
     """[S, hidden] -> logits [S, vocab] on every rank."""
 
     def __init__(
-        self, weight: Tensor, group: ParallelGroup, *, deterministic: bool = False
+        self, weight: LinearWeight, group: ParallelGroup, *, deterministic: bool = False
     ) -> None:
         """weight: this rank's rows [vocab / size, hidden], the embedding's own when tied.
         deterministic: see `WeightSource.deterministic`."""

@@ -50,6 +50,9 @@ class WeightSource(Protocol):
     def dense(self, weight: Tensor) -> LinearWeight:
         """What a dense weight [out, in], taken as part of something larger, is served as."""
 
+    def head(self, weight: Tensor) -> LinearWeight:
+        """What the product with the vocabulary, [vocab, hidden], is served as."""
+
     def linear(
         self,
         name: str,

@@ -67,7 +67,7 @@ class LinearSource:
             )
         self._tensors = tensors
         self._method = quantization_method(stored)
-        self._requantise = REQUANTISE[quantization]
+        self._quantization = quantization
         self._adapters = adapters
         self._example = torch.empty(0, dtype=tensors.dtype, device=device)
         names = [adapter.name for adapter in adapters]
@@ -117,7 +117,11 @@ class LinearSource:
 
     def dense(self, weight: Tensor) -> LinearWeight:
         """See `WeightSource.dense`."""
-        return self._requantise(weight)
+        return REQUANTISE[self._quantization](weight)
+
+    def head(self, weight: Tensor) -> LinearWeight:
+        """See `WeightSource.head`. In int8 it is as exact as other layers; float8 is too coarse."""
+        return quantise_int8(weight) if self._quantization == "int8" else DenseWeight(weight)
 
     def linear(
         self,
@@ -135,4 +139,4 @@ class LinearSource:
             if weight is not None:
                 return weight
         shape = (out_features, in_features)
-        return self._requantise(self._tensors.take(f"{name}.weight", shape, dim=dim, part=part))
+        return self.dense(self._tensors.take(f"{name}.weight", shape, dim=dim, part=part))

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels import cpu_backend, cpu_linear
+from engine.kernels import cpu_backend, cpu_linear, int8_linear
 from engine.kernels.cpu_attention import CpuAttentionPlan
 from engine.kernels.cpu_rows import argmax
 from engine.kernels.linear import pack_linear
+from engine.kernels.linear_weights import quantise_int8
 from engine.kernels.paged_attention import (
     AttentionMetadata,
     AttentionShape,
@@ -168,13 +169,30 @@ def test_products(dtype: torch.dtype, rows: int, size: tuple[int, int]) -> None:
     torch.manual_seed(rows)
     weight, bias = torch.randn(size).to(dtype), torch.randn(size[0]).to(dtype)
     x = torch.randn(rows, size[1] + 6).to(dtype)[:, : size[1]]
-    assert cpu_linear.cpu_multiplies(weight)
+    assert cpu_linear.cpu_multiplies(dtype, size[1], CPU)
     exact = x.double() @ weight.double().t()
     product = pack_linear(weight, None)
     assert error(product(x), exact) < TOLERANCE[dtype]
     assert error(pack_linear(weight, bias)(x), exact + bias.double()) < TOLERANCE[dtype]
     # A row's result does not depend on the others, nor on how many there are.
     assert torch.equal(product(x[-1:]), product(x)[-1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("size", [(32, 64), (70, 96), (5, 34)])
+def test_products_in_int8(dtype: torch.dtype, rows: int, size: tuple[int, int]) -> None:
+    """Few rows meet int8, more the dense copy; both are the product of the same values."""
+    torch.manual_seed(rows)
+    weight = quantise_int8(torch.randn(size).to(dtype))
+    bias = torch.randn(size[0]).to(dtype)
+    x = torch.randn(rows, size[1] + 6).to(dtype)[:, : size[1]]
+    exact = x.double() @ (weight.values.double() * weight.scale.double()[:, None]).t()
+    product = pack_linear(weight, None)
+    assert error(product(x), exact) < TOLERANCE[dtype]
+    assert error(pack_linear(weight, bias)(x), exact + bias.double()) < TOLERANCE[dtype]
+    if rows <= int8_linear.CPU_ROWS:
+        assert torch.equal(product(x[-1:]), product(x)[-1:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -21,6 +21,7 @@ from numba import cfunc, njit, types
 
 from engine.kernels.cpu import vectors as v
 from engine.kernels.cpu.products import multiply, store
+from engine.kernels.cpu.tiles import MAX_ROWS, tile_memory
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 BLOCK = 16
@@ -173,8 +174,8 @@ def _attend_rows(args, item, q, q_stride, out, out_stride, start, rows, scratch)
     first_block, stop_block = first // BLOCK, (last + BLOCK - 1) // BLOCK
     spare = scratch
     mixed = spare + dim * 4
-    scores = mixed + v.MAX_ROWS * dim * 4
-    sums = v.tile_memory()
+    scores = mixed + MAX_ROWS * dim * 4
+    sums = tile_memory()
     if start == 0:
         for ahead in range(AHEAD):
             _fetch_ahead(args, item, first_block + ahead, stop_block, args[K])
@@ -215,8 +216,8 @@ def attend(args):
         out_stride = args[OUT_STRIDE] if item[VALID_STEP] else row_bytes
         q = args[Q] + item[TOKEN] * args[Q_STRIDE] + item[HEAD] * row_bytes
         out = args[OUT] + item[TOKEN] * args[OUT_STRIDE] + item[HEAD] * row_bytes
-        for start in range(0, item[NUM_ROWS], v.MAX_ROWS):
-            rows = min(v.MAX_ROWS, item[NUM_ROWS] - start)
+        for start in range(0, item[NUM_ROWS], MAX_ROWS):
+            rows = min(MAX_ROWS, item[NUM_ROWS] - start)
             _attend_rows(
                 args,
                 item,

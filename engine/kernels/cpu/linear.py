@@ -12,7 +12,8 @@ from __future__ import annotations
 from numba import cfunc, njit, types
 
 from engine.kernels.cpu import vectors as v
-from engine.kernels.cpu.products import multiply, store
+from engine.kernels.cpu.products import multiply, put
+from engine.kernels.cpu.tiles import MAX_ROWS, tile_memory
 
 BLOCK_ROWS = 96
 """x of that many rows stays in the cache while panels pass."""
@@ -35,34 +36,12 @@ def _start(args, tile, panel, rows):
         v.store(tile + row * 128 + 64, second)
 
 
-@njit(error_model="numpy")
-def _put(args, tile, panel, row, rows):
-    """Round a finished tile and write it."""
-    half = args[HALF]
-    size = 4 >> half
-    left = min(32, args[OUTPUTS] - panel * 32)
-    for i in range(rows):
-        at = args[Y] + (row + i) * args[Y_STRIDE] + panel * 32 * size
-        source = tile + i * 128
-        one, two = v.load(source), v.load(source + 64)
-        if left == 32:
-            store(half, at, one)
-            store(half, at + 16 * size, two)
-        else:
-            store(half, source, one)
-            store(half, source + 16 * size, two)
-            for j in range(left):
-                if half:
-                    v.write_short(at + j * 2, v.read_short(source + j * 2))
-                else:
-                    v.write_float(at + j * 4, v.read_float(source + j * 4))
-
-
 @cfunc(SIGNATURE, error_model="numpy", cache=True)
 def linear(args):
-    tile = v.tile_memory()
+    tile = tile_memory()
     blocks = (args[ROWS] + BLOCK_ROWS - 1) // BLOCK_ROWS
     steps, half = args[STEPS], args[HALF]
+    size = 4 >> half
     counter = v.address_of(args)
     while True:
         index = v.next_index(counter)
@@ -70,10 +49,13 @@ def linear(args):
             return
         first, panel = index // args[PANELS] * BLOCK_ROWS, index % args[PANELS]
         weight = args[WEIGHT] + panel * steps * 128
+        left = min(32, args[OUTPUTS] - panel * 32)
         last = min(first + BLOCK_ROWS, args[ROWS])
-        for row in range(first, last, v.MAX_ROWS):
-            rows = min(v.MAX_ROWS, last - row)
+        for row in range(first, last, MAX_ROWS):
+            rows = min(MAX_ROWS, last - row)
             _start(args, tile, panel, rows)
             x, stride = args[X] + row * args[X_STRIDE], args[X_STRIDE]
             multiply(half, rows, x, stride, weight, weight + 64, 128, steps, tile, 128)
-            _put(args, tile, panel, row, rows)
+            for i in range(rows):
+                y = args[Y] + (row + i) * args[Y_STRIDE] + panel * 32 * size
+                put(half, tile + i * 128, y, left)

@@ -1,0 +1,65 @@
+"""What the kernels' words become: types and instructions of LLVM.
+
+Above: `vectors.py` and `tiles.py`. Below: llvmlite. A vector has LANES lanes of 32 bits, which LLVM
+lowers to what the machine has.
+"""
+
+from __future__ import annotations
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import cgutils
+
+LANES = 16
+
+FLOAT = ir.FloatType()
+INT = ir.IntType(32)
+SHORT = ir.IntType(16)
+LONG = ir.IntType(64)
+F32 = ir.VectorType(FLOAT, LANES)
+I32 = ir.VectorType(INT, LANES)
+I16 = ir.VectorType(SHORT, LANES)
+I8 = ir.VectorType(ir.IntType(8), LANES)
+
+
+class _Half(ir.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Half)
+
+    def __hash__(self) -> int:
+        return hash(_Half)
+
+
+PAIRS = ir.VectorType(_Half(), 2 * LANES)
+
+
+def has_pair_product() -> bool:
+    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
+
+
+def pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return builder.inttoptr(address, ir.PointerType())
+
+
+def splat(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    kind = ir.VectorType(value.type, LANES)
+    single = builder.insert_element(ir.Constant(kind, ir.Undefined), value, INT(0))
+    return builder.shuffle_vector(single, single, ir.Constant(I32, [0] * LANES))
+
+
+def every(kind: ir.VectorType, value: float) -> ir.Constant:
+    return ir.Constant(kind, [kind.element(value)] * LANES)
+
+
+def call(builder: ir.IRBuilder, name: str, result: ir.Type, *values: ir.Value) -> ir.Value:
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+
+
+def fused(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    return call(builder, "llvm.fma.v16f32", F32, a, b, c)

@@ -1,0 +1,216 @@
+"""C[rows, 32] += A[rows, steps] B[steps, 32] in registers, the heart of every product.
+
+Above: `products.py` and `int8_linear.py`. Below: `emit.py` and numba. A step is a word of each
+row of A against two vectors of B. On bfloat16 a step is two products and their sum (VDPBF16PS where
+there is AVX-512 BF16; elsewhere widened by a shift). `bytes_*` is the same with B in int8, which is
+widened once for all rows. Every row of C is summed in the order of the steps, whatever the other
+rows: results do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from engine.kernels.cpu import emit as e
+from engine.kernels.cpu.emit import LANES
+
+MAX_ROWS = 12
+"""Rows of a tile: 24 accumulators of the 32 registers of AVX-512."""
+COLUMNS = 2 * LANES
+
+
+@intrinsic
+def tile_memory(context: Any) -> Any:
+    """The address of a tile C of float32 [MAX_ROWS, COLUMNS] in the caller's own frame"""
+
+    def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        kind = ir.ArrayType(e.FLOAT, MAX_ROWS * COLUMNS)
+        return builder.ptrtoint(cgutils.alloca_once(builder, kind), e.LONG)
+
+    return types.int64(), generate
+
+
+def _halves(builder: ir.IRBuilder, word: ir.Value) -> list[ir.Value]:
+    """A word's two bfloat16, widened"""
+    low = builder.shl(word, e.every(e.I32, 16))
+    high = builder.and_(word, e.every(e.I32, -65536))
+    return [builder.bitcast(x, e.F32) for x in (low, high)]
+
+
+def _whole(builder: ir.IRBuilder, word: ir.Value) -> list[ir.Value]:
+    """A word's one float32"""
+    return [builder.bitcast(word, e.F32)]
+
+
+def _words(builder: ir.IRBuilder, acc: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    """float32 words"""
+    return e.fused(builder, builder.bitcast(a, e.F32), builder.bitcast(b, e.F32), acc)
+
+
+def _pairs(builder: ir.IRBuilder, acc: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Two bfloat16 a word"""
+    if e.has_pair_product():
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        return e.call(
+            builder, name, e.F32, acc, builder.bitcast(a, e.PAIRS), builder.bitcast(b, e.PAIRS)
+        )
+    for a_half, b_half in zip(_halves(builder, a), _halves(builder, b), strict=True):
+        acc = e.fused(builder, a_half, b_half, acc)
+    return acc
+
+
+def _tile(rows: int, step_product: Any) -> Any:
+    @intrinsic
+    def tile(
+        context: Any,
+        a: Any,
+        stride: Any,
+        b0: Any,
+        b1: Any,
+        b_stride: Any,
+        steps: Any,
+        c: Any,
+        c_stride: Any,
+    ) -> Any:
+        def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+            a, stride, b0, b1, b_stride, steps, c, c_stride = args
+            return _tile_loop(
+                builder, rows, step_product, (a, stride), (b0, b1, b_stride), steps, (c, c_stride)
+            )
+
+        return types.void(*[types.int64] * 8), generate
+
+    return tile
+
+
+def _tile_loop(
+    builder: ir.IRBuilder,
+    rows: int,
+    step_product: Any,
+    a: tuple[ir.Value, ir.Value],
+    b: tuple[ir.Value, ir.Value, ir.Value],
+    steps: ir.Value,
+    c: tuple[ir.Value, ir.Value],
+) -> None:
+    """steps > 0. Accumulators live in registers from the first step to the last."""
+    places = [
+        builder.add(builder.add(c[0], builder.mul(c[1], e.LONG(row))), e.LONG(64 * half))
+        for row in range(rows)
+        for half in range(2)
+    ]
+    started = [builder.load(e.pointer(builder, at), typ=e.F32, align=4) for at in places]
+    row_starts = [builder.add(a[0], builder.mul(a[1], e.LONG(row))) for row in range(rows)]
+    before = builder.basic_block
+    loop = builder.append_basic_block("steps")
+    after = builder.append_basic_block("stepped")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    step = builder.phi(e.LONG)
+    step.add_incoming(e.LONG(0), before)
+    sums = [builder.phi(e.F32) for _ in places]
+    for phi, value in zip(sums, started, strict=True):
+        phi.add_incoming(value, before)
+    down = builder.mul(step, b[2])
+    columns = [
+        builder.load(e.pointer(builder, builder.add(start, down)), typ=e.I32, align=4)
+        for start in b[:2]
+    ]
+    grown = []
+    for row, start in enumerate(row_starts):
+        at = builder.add(start, builder.shl(step, e.LONG(2)))
+        word = e.splat(builder, builder.load(e.pointer(builder, at), typ=e.INT, align=2))
+        grown += [
+            step_product(builder, sums[2 * row + half], word, columns[half]) for half in range(2)
+        ]
+    following = builder.add(step, e.LONG(1))
+    step.add_incoming(following, loop)
+    for phi, value in zip(sums, grown, strict=True):
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
+    builder.position_at_end(after)
+    for at, value in zip(places, grown, strict=True):
+        builder.store(value, e.pointer(builder, at), align=4)
+
+
+ROWS = (12, 8, 6, 4, 3, 2, 1)
+WORDS = tuple(_tile(rows, _words) for rows in ROWS)
+PAIRS = tuple(_tile(rows, _pairs) for rows in ROWS)
+"""One for each number of rows."""
+
+
+def _bytes_tile(rows: int, numbers_of: Any, each: int) -> Any:
+    """numbers_of: makes a word of A the `each` numbers it holds."""
+
+    @intrinsic
+    def tile(context: Any, a: Any, stride: Any, b: Any, steps: Any, c: Any, c_stride: Any) -> Any:
+        def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+            a, stride, b, steps, c, c_stride = args
+            return _bytes_loop(
+                builder, rows, (numbers_of, each), (a, stride), b, steps, (c, c_stride)
+            )
+
+        return types.void(*[types.int64] * 6), generate
+
+    return tile
+
+
+def _bytes_loop(
+    builder: ir.IRBuilder,
+    rows: int,
+    numbers: tuple[Any, int],
+    a: tuple[ir.Value, ir.Value],
+    b: ir.Value,
+    steps: ir.Value,
+    c: tuple[ir.Value, ir.Value],
+) -> None:
+    """C[rows, 32] = A B; a step is 32 bytes of B for each number of a word. Steps > 0."""
+    numbers_of, each = numbers
+    row_starts = [builder.add(a[0], builder.mul(a[1], e.LONG(row))) for row in range(rows)]
+    before = builder.basic_block
+    loop = builder.append_basic_block("steps")
+    after = builder.append_basic_block("stepped")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    step = builder.phi(e.LONG)
+    step.add_incoming(e.LONG(0), before)
+    # A sum for every number of a word: what waits for one another is shorter.
+    sums = [builder.phi(e.F32) for _ in range(rows * 2 * each)]
+    for phi in sums:
+        phi.add_incoming(e.every(e.F32, 0.0), before)
+    place = builder.add(b, builder.mul(step, e.LONG(COLUMNS * each)))
+    columns = []
+    for part in range(2 * each):
+        at = e.pointer(builder, builder.add(place, e.LONG(LANES * part)))
+        narrow = builder.load(at, typ=e.I8, align=LANES)
+        columns.append(builder.sitofp(builder.sext(narrow, e.I32), e.F32))
+    grown = []
+    for row, start in enumerate(row_starts):
+        at = builder.add(start, builder.shl(step, e.LONG(2)))
+        word = e.splat(builder, builder.load(e.pointer(builder, at), typ=e.INT, align=2))
+        for number, x in enumerate(numbers_of(builder, word)):
+            for half in range(2):
+                so_far = sums[(row * each + number) * 2 + half]
+                grown.append(e.fused(builder, x, columns[2 * number + half], so_far))
+    following = builder.add(step, e.LONG(1))
+    step.add_incoming(following, loop)
+    for phi, value in zip(sums, grown, strict=True):
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
+    builder.position_at_end(after)
+    for row in range(rows):
+        for half in range(2):
+            parts = [grown[(row * each + number) * 2 + half] for number in range(each)]
+            value = parts[0] if each == 1 else builder.fadd(*parts)
+            at = builder.add(c[0], builder.mul(c[1], e.LONG(row)))
+            builder.store(value, e.pointer(builder, builder.add(at, e.LONG(64 * half))), align=4)
+
+
+BYTES_ROWS = (4, 3, 2, 1)
+BYTES_OF_WORDS = tuple(_bytes_tile(rows, _whole, 1) for rows in BYTES_ROWS)
+BYTES_OF_PAIRS = tuple(_bytes_tile(rows, _halves, 2) for rows in BYTES_ROWS)
+"""As WORDS and PAIRS with B in int8; C is overwritten."""
