@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 HUNG_AFTER_S = 4.0
 """As `step_timeout_s`: short for a test, and still long for a step of penny's."""
+IMPATIENT = f"[engine]\nstep_timeout_s = {HUNG_AFTER_S}\n"
 FRESH_CONNECTIONS = 20
 REVOKED_WITHIN_S = 1.0
 
@@ -34,6 +35,26 @@ async def balance(stack: Stack) -> None:
         assert time.monotonic() < deadline, f"{total} of {generated} tokens are accounted for"
         await asyncio.sleep(0.25)
     await check_books(stack)
+
+
+async def signal_amid_streams(
+    stack: Stack, http: httpx.AsyncClient, rng: random.Random, number: signal.Signals
+) -> tuple[int, float, list[Seen]]:
+    """The engine's process, signalled while it serves four streams; since when; what they saw."""
+    streams = [
+        asyncio.create_task(read_stream(http, words(rng), max_tokens=3000)) for _ in range(4)
+    ]
+    await asyncio.sleep(2)
+    (engine,) = stack.pids("-m engine")
+    os.kill(engine, number)
+    since = time.monotonic()
+    return engine, since, await asyncio.gather(*streams)
+
+
+def check_given_up(streams: list[Seen]) -> None:
+    for seen in streams:
+        assert seen.status == 200 and not seen.done
+        assert seen.error is not None and seen.error["type"] == "server_error"
 
 
 async def test_a_killed_gateway_bills_each_open_stream_at_its_last_checkpoint(
@@ -88,22 +109,14 @@ async def test_a_killed_postgres_costs_no_request_and_no_event(stack: Stack) -> 
 async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(stack: Stack) -> None:
     rng = random.Random(5)
     async with client(stack) as http:
-        streams = [
-            asyncio.create_task(read_stream(http, words(rng), max_tokens=3000)) for _ in range(4)
-        ]
-        await asyncio.sleep(2)
-        (engine,) = stack.pids("-m engine")
-        os.kill(engine, signal.SIGKILL)
-        lost = await asyncio.gather(*streams)
+        _, _, lost = await signal_amid_streams(stack, http, rng, signal.SIGKILL)
         away = await http.post(
             "/v1/chat/completions",
             json={"model": "penny", "messages": [{"role": "user", "content": "Hi"}]},
         )
         ready = await http.get("/health/ready")
     assert ready.status_code == 503 and ready.json()["missing"] == ["replicas"]
-    for seen in lost:
-        assert seen.status == 200 and not seen.done
-        assert seen.error is not None and seen.error["type"] == "server_error"
+    check_given_up(lost)
     assert away.status_code == 503
     assert int(away.headers["retry-after"]) >= 1
     patient = stack.client(max_retries=20)
@@ -119,26 +132,16 @@ async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(sta
 async def test_a_hung_engine_is_given_up_killed_and_replaced() -> None:
     """SIGSTOP closes no socket and ends no process: only its silence tells."""
     rng = random.Random(8)
-    with running(config=f"[engine]\nstep_timeout_s = {HUNG_AFTER_S}\n") as stack:
+    with running(config=IMPATIENT) as stack:
         async with client(stack) as http:
-            streams = [
-                asyncio.create_task(read_stream(http, words(rng), max_tokens=3000))
-                for _ in range(4)
-            ]
-            await asyncio.sleep(2)
-            (engine,) = stack.pids("-m engine")
-            os.kill(engine, signal.SIGSTOP)
-            stopped = time.monotonic()
-            lost = await asyncio.gather(*streams)
+            engine, stopped, lost = await signal_amid_streams(stack, http, rng, signal.SIGSTOP)
             noticed_s = time.monotonic() - stopped
             ready = await http.get("/health/ready")
             away = await http.post(
                 "/v1/chat/completions", json=body("Hi", max_tokens=5, stream=False)
             )
         assert HUNG_AFTER_S * 0.8 < noticed_s < HUNG_AFTER_S + 3
-        for seen in lost:
-            assert seen.status == 200 and not seen.done
-            assert seen.error is not None and seen.error["type"] == "server_error"
+        check_given_up(lost)
         assert ready.status_code == 503 and ready.json()["missing"] == ["replicas"]
         assert away.status_code == 503
         assert int(away.headers["retry-after"]) >= 1
@@ -163,16 +166,9 @@ async def test_a_hung_engine_is_given_up_killed_and_replaced() -> None:
 async def test_an_engine_that_goes_on_in_time_is_not_killed() -> None:
     """Its clients were given up; what it generated for them beyond their bill is the house's."""
     rng = random.Random(9)
-    with running(config=f"[engine]\nstep_timeout_s = {HUNG_AFTER_S}\n") as stack:
+    with running(config=IMPATIENT) as stack:
         async with client(stack) as http:
-            streams = [
-                asyncio.create_task(read_stream(http, words(rng), max_tokens=3000))
-                for _ in range(4)
-            ]
-            await asyncio.sleep(2)
-            (engine,) = stack.pids("-m engine")
-            os.kill(engine, signal.SIGSTOP)
-            lost = await asyncio.gather(*streams)
+            engine, _, lost = await signal_amid_streams(stack, http, rng, signal.SIGSTOP)
             os.kill(engine, signal.SIGCONT)
         assert all(seen.error is not None for seen in lost)
         stack.wait_ready()
