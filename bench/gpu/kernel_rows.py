@@ -5,6 +5,7 @@ Above: `rows.py`. Below: `paged_steps.py`, torch. Knows no engine.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,10 +56,10 @@ def _fp8_s(place: Place, size: int) -> float:
         return place.median_s(lambda: wide[0] @ wide[1])
 
     def multiply(scale: Tensor) -> Tensor:
-        scales = {"scale_a": scale, "scale_b": scale.t() if scale.dim() else scale}
-        return torch._scaled_mm(a, b.t(), **scales, out_dtype=torch.bfloat16)
+        across = scale.t() if scale.dim() else scale
+        return torch._scaled_mm(a, b.t(), scale_a=scale, scale_b=across, out_dtype=torch.bfloat16)
 
-    return min(place.median_s(lambda scale=scale: multiply(scale)) for scale in (one, ones))
+    return min(place.median_s(partial(multiply, scale)) for scale in (one, ones))
 
 
 def _attend_s(place: Place, step: PagedStep) -> float:
