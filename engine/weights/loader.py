@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,24 @@ TIED = frozenset({"lm_head.weight"})
 """Stored by some checkpoints although it is the embedding's own."""
 
 
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What is asked of a model, wherever its weights come from."""
+
+    dtype: str
+    device: torch.device
+    group: ParallelGroup
+    linear: LinearOptions
+    startup: Startup
+
+    def choose_dtype(self, config: ModelConfig, num_parameters: int) -> torch.dtype:
+        if self.dtype != "auto":
+            return DTYPES[self.dtype]
+        if self.device.type == "cpu" and num_parameters < SMALL_MODEL_PARAMETERS:
+            return torch.float32
+        return DTYPES[config.dtype or "float32"]
+
+
 def load_model(
     folder: Path,
     *,
@@ -55,13 +74,16 @@ def load_model(
     startup = startup or Startup()
     with startup.phase("config"):
         config = load_model_config(folder)
-    asked = LinearOptions(
+    linear = LinearOptions(
         quantization,
         [Adapter(name, path) for name, path in (adapters or {}).items()],
         deterministic,
     )
-    build = _build_dummy if load_format == "dummy" else _build_stored
-    model, num_parameters = build(folder, config, dtype, device, group, asked, seed, startup)
+    how = _How(dtype, device, group, linear, startup)
+    if load_format == "dummy":
+        model, num_parameters = _build_dummy(config, how, seed)
+    else:
+        model, num_parameters = _build_stored(folder, config, how)
     logger.info(
         "loaded %s: %s, %.1f M %sparameters, %s on %s",
         folder.name,
@@ -74,64 +96,36 @@ def load_model(
     return model
 
 
-def _build_stored(
-    folder: Path,
-    config: ModelConfig,
-    dtype: str,
-    device: torch.device,
-    group: ParallelGroup,
-    asked: LinearOptions,
-    seed: int,
-    startup: Startup,
-) -> tuple[Decoder, int]:
+def _build_stored(folder: Path, config: ModelConfig, how: _How) -> tuple[Decoder, int]:
     began = time.perf_counter()
     checkpoint = Checkpoint(folder)
     num_parameters = checkpoint.num_parameters()
-    chosen = _choose_dtype(dtype, config, device, num_parameters)
-    with TensorReader(device) as reader:
-        weights = CheckpointWeights(checkpoint, reader, dtype=chosen, device=device)
-        source = LinearSource(weights, asked, device=device, stored=config.quantization)
-        model = Decoder(config, source, dtype=chosen, device=device, group=group)
+    chosen = how.choose_dtype(config, num_parameters)
+    with TensorReader(how.device) as reader:
+        weights = CheckpointWeights(checkpoint, reader, dtype=chosen, device=how.device)
+        source = LinearSource(weights, how.linear, device=how.device, stored=config.quantization)
+        model = Decoder(config, source, dtype=chosen, device=how.device, group=how.group)
     source.check_adapters()
     weights.check_all_taken(optional=TIED if config.tie_word_embeddings else frozenset())
     whole_s, convert_s = time.perf_counter() - began, weights.taken_s * reader.convert_share
     read_s = weights.taken_s - convert_s
     rate = reader.bytes_read / max(weights.taken_s, 1e-9) / GIB
     amount = f"{reader.bytes_read / GIB:.2f} GiB from disk, {rate:.1f} GiB/s with the conversion"
-    startup.spent("weights: read", read_s, amount)
-    startup.spent("weights: convert and copy", convert_s)
-    startup.spent("weights: pack", whole_s - weights.taken_s)
+    how.startup.spent("weights: read", read_s, amount)
+    how.startup.spent("weights: convert and copy", convert_s)
+    how.startup.spent("weights: pack", whole_s - weights.taken_s)
     return model, num_parameters
 
 
-def _build_dummy(
-    folder: Path,
-    config: ModelConfig,
-    dtype: str,
-    device: torch.device,
-    group: ParallelGroup,
-    asked: LinearOptions,
-    seed: int,
-    startup: Startup,
-) -> tuple[Decoder, int]:
+def _build_dummy(config: ModelConfig, how: _How, seed: int) -> tuple[Decoder, int]:
     num_parameters = _num_matrix_elements(config)
-    chosen = _choose_dtype(dtype, config, device, num_parameters)
-    with startup.phase("weights: random"):
-        weights = DummyWeights(dtype=chosen, device=device, seed=seed)
-        source = LinearSource(weights, asked, device=device)
-        model = Decoder(config, source, dtype=chosen, device=device, group=group)
+    chosen = how.choose_dtype(config, num_parameters)
+    with how.startup.phase("weights: random"):
+        weights = DummyWeights(dtype=chosen, device=how.device, seed=seed)
+        source = LinearSource(weights, how.linear, device=how.device)
+        model = Decoder(config, source, dtype=chosen, device=how.device, group=how.group)
     source.check_adapters()
     return model, num_parameters
-
-
-def _choose_dtype(
-    asked: str, config: ModelConfig, device: torch.device, num_parameters: int
-) -> torch.dtype:
-    if asked != "auto":
-        return DTYPES[asked]
-    if device.type == "cpu" and num_parameters < SMALL_MODEL_PARAMETERS:
-        return torch.float32
-    return DTYPES[config.dtype or "float32"]
 
 
 def _num_matrix_elements(config: ModelConfig) -> int:
