@@ -35,7 +35,9 @@ from engine.protocol import EngineRequest, SamplingParams
 KV_CACHE_BYTES = 1 << 30
 PROMPT, ANSWER, NUM_MIXED = 128, 33, 64
 ITL_TARGET_S = 0.2
-PEERS = ("static_transformers", "openvino_genai")
+PEERS = ("static_transformers", "openvino_genai", "llama_cpp", "vllm")
+OWN_PROCESS = ("vllm",)
+"""Peers whose processor's time is not this process's: `--cpu-time` leaves them out."""
 MEASURES = ("prefill 512", "decode 1", "decode 8", "decode 32", "mixed")
 
 
@@ -202,6 +204,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     torch.set_num_threads(arguments.threads)
     clock = time.process_time if arguments.cpu_time else time.perf_counter
+    left_out = OWN_PROCESS if arguments.cpu_time else ()
+    wanted = [name for name in arguments.peers if name not in left_out]
     result: dict[str, Any] = {"torch": torch.__version__, "threads": arguments.threads}
     result["seconds_of"] = "the processor" if arguments.cpu_time else "the clock"
     result["load_average"] = [os.getloadavg()[0]]
@@ -217,7 +221,7 @@ def main() -> None:
             engines: dict[str, Engine] = {"ours": ours}
             if model in ("bfloat16", "float32", "15M"):
                 openvino = None if model == "15M" else arguments.openvino
-                engines |= peers(folder, dtype, arguments.peers, openvino)
+                engines |= peers(folder, dtype, wanted, openvino)
             found: dict[str, Any] = {"start_s": round(ours.start_s, 2)}
             found["tokens_per_s"] = compare(engines, arguments.measures, arguments.turns, clock)
             found["overhead_s_32"] = overhead_s(ours, 32)
