@@ -63,3 +63,9 @@ def call(builder: ir.IRBuilder, name: str, result: ir.Type, *values: ir.Value) -
 
 def fused(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     return call(builder, "llvm.fma.v16f32", F32, a, b, c)
+
+
+def prefetch(builder: ir.IRBuilder, address: ir.Value, cache: int = 3) -> None:
+    """Ask for the cache line at an address, into the core's first cache (3) or second (2)."""
+    place = pointer(builder, address)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, INT(0), INT(cache), INT(1))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from numba import cfunc, njit, types
 
 from engine.kernels.cpu import vectors as v
-from engine.kernels.cpu.products import multiply, put
+from engine.kernels.cpu.products import put, stream
 from engine.kernels.cpu.tiles import MAX_ROWS, tile_memory
 
 BLOCK_ROWS = 96
@@ -55,7 +55,7 @@ def linear(args):
             rows = min(MAX_ROWS, last - row)
             _start(args, tile, panel, rows)
             x, stride = args[X] + row * args[X_STRIDE], args[X_STRIDE]
-            multiply(half, rows, x, stride, weight, weight + 64, 128, steps, tile, 128)
+            stream(half, rows, x, stride, weight, steps, tile, 128)
             for i in range(rows):
                 y = args[Y] + (row + i) * args[Y_STRIDE] + panel * 32 * size
                 put(half, tile + i * 128, y, left)

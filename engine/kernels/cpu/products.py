@@ -47,6 +47,19 @@ multiply_pairs = _in_tiles(tiles.PAIRS)
 """As `multiply_words` on words of two bfloat16: row s of B holds inputs 2s and 2s + 1."""
 
 
+_stream_words = _in_tiles(tiles.STREAMED_WORDS)
+_stream_pairs = _in_tiles(tiles.STREAMED_PAIRS)
+
+
+@njit(error_model="numpy")
+def stream(half, rows, a, a_stride, b, steps, c, c_stride):
+    """As `multiply` with a B that is one stretch of memory: what follows it is needed next."""
+    if half:
+        _stream_pairs(rows, a, a_stride, b, b + 64, 128, steps, c, c_stride)
+    else:
+        _stream_words(rows, a, a_stride, b, b + 64, 128, steps, c, c_stride)
+
+
 @njit(error_model="numpy")
 def multiply(half, rows, a, a_stride, b0, b1, b_stride, steps, c, c_stride):
     if half:

@@ -22,6 +22,9 @@ from engine.kernels.cpu.emit import LANES
 MAX_ROWS = 12
 """Rows of a tile: 24 accumulators of the 32 registers of AVX-512."""
 COLUMNS = 2 * LANES
+AHEAD = 8192
+"""Bytes of B asked for before they are needed: what the processor fetches by itself comes too late.
+Measured on one core with B in memory, of 8 to 32 rows of A: 1.3-1.5 times as fast."""
 
 
 @intrinsic
@@ -64,7 +67,9 @@ def _pairs(builder: ir.IRBuilder, acc: ir.Value, a: ir.Value, b: ir.Value) -> ir
     return acc
 
 
-def _tile(rows: int, step_product: Any) -> Any:
+def _tile(rows: int, step_product: Any, streamed: bool) -> Any:
+    """streamed: B is one stretch of memory that other tiles go on with."""
+
     @intrinsic
     def tile(
         context: Any,
@@ -80,7 +85,12 @@ def _tile(rows: int, step_product: Any) -> Any:
         def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
             a, stride, b0, b1, b_stride, steps, c, c_stride = args
             return _tile_loop(
-                builder, rows, step_product, (a, stride), (b0, b1, b_stride), steps, (c, c_stride)
+                builder,
+                (rows, step_product, streamed),
+                (a, stride),
+                (b0, b1, b_stride),
+                steps,
+                (c, c_stride),
             )
 
         return types.void(*[types.int64] * 8), generate
@@ -90,14 +100,15 @@ def _tile(rows: int, step_product: Any) -> Any:
 
 def _tile_loop(
     builder: ir.IRBuilder,
-    rows: int,
-    step_product: Any,
+    kind: tuple[int, Any, bool],
     a: tuple[ir.Value, ir.Value],
     b: tuple[ir.Value, ir.Value, ir.Value],
     steps: ir.Value,
     c: tuple[ir.Value, ir.Value],
 ) -> None:
-    """steps > 0. Accumulators live in registers from the first step to the last."""
+    """kind: see `_tile`. Steps > 0. Accumulators live in registers from the first step to the
+    last."""
+    rows, step_product, streamed = kind
     places = [
         builder.add(builder.add(c[0], builder.mul(c[1], e.LONG(row))), e.LONG(64 * half))
         for row in range(rows)
@@ -120,6 +131,9 @@ def _tile_loop(
         builder.load(e.pointer(builder, builder.add(start, down)), typ=e.I32, align=4)
         for start in b[:2]
     ]
+    if streamed:
+        for start in b[:2]:
+            e.prefetch(builder, builder.add(builder.add(start, down), e.LONG(AHEAD)))
     grown = []
     for row, start in enumerate(row_starts):
         at = builder.add(start, builder.shl(step, e.LONG(2)))
@@ -138,8 +152,8 @@ def _tile_loop(
 
 
 ROWS = (12, 8, 6, 4, 3, 2, 1)
-WORDS = tuple(_tile(rows, _words) for rows in ROWS)
-PAIRS = tuple(_tile(rows, _pairs) for rows in ROWS)
+WORDS, STREAMED_WORDS = (tuple(_tile(n, _words, ahead) for n in ROWS) for ahead in (False, True))
+PAIRS, STREAMED_PAIRS = (tuple(_tile(n, _pairs, ahead) for n in ROWS) for ahead in (False, True))
 """One for each number of rows."""
 
 
@@ -183,6 +197,7 @@ def _bytes_loop(
     for phi in sums:
         phi.add_incoming(e.every(e.F32, 0.0), before)
     place = builder.add(b, builder.mul(step, e.LONG(COLUMNS * each)))
+    e.prefetch(builder, builder.add(place, e.LONG(AHEAD)))
     columns = []
     for part in range(2 * each):
         at = e.pointer(builder, builder.add(place, e.LONG(LANES * part)))

@@ -10,7 +10,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 from engine.kernels.cpu import emit as e
@@ -311,11 +310,7 @@ def prefetch(context: Any, address: Any) -> Any:
     """Ask for the cache line at an address, into the core's second cache"""
 
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
-        place = e.pointer(builder, args[0])
-        kind = ir.FunctionType(ir.VoidType(), [place.type, e.INT, e.INT, e.INT])
-        name = "llvm.prefetch.p0"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        builder.call(function, [place, e.INT(0), e.INT(2), e.INT(1)])
+        e.prefetch(builder, args[0], 2)
 
     return types.void(types.int64), generate
 
