@@ -185,10 +185,12 @@ def _add_steps(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
     )
     add(
         "--speculative",
-        choices=("off", "ngram"),
+        choices=("off", "ngram", "draft"),
         default=default.speculative,
-        help="ngram: guess that what followed the last tokens before follows them again",
+        help="ngram: guess that what followed the last tokens before follows them again; draft: "
+        "guess what --draft-model says",
     )
+    add("--draft-model", type=Path, help="a folder: a smaller model with the same vocabulary")
     add(
         "--num-draft-tokens",
         type=_positive,

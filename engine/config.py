@@ -59,8 +59,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     itl_target_s: float = 0.2
     """A step with decodes carries only so much of a prompt that it should take no longer; 0: no
     target, the token budget alone bounds a step."""
-    speculative: Literal["off", "ngram"] = "off"
-    """ngram: guess that what followed the last tokens before will follow them again."""
+    speculative: Literal["off", "ngram", "draft"] = "off"
+    """ngram: guess that what followed the last tokens before will follow them again; draft: guess
+    what `draft_model` says."""
+    draft_model: Path | None = None
+    """A folder as `model`'s, of a smaller model with the same vocabulary."""
     num_draft_tokens: int = 4
     """Guesses verified in a step, at most, for each sequence."""
     run_ahead: bool | None = None

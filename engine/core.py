@@ -10,7 +10,9 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -25,6 +27,7 @@ from engine.pace import Pace
 from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
 from engine.protocol import PROTOCOL_VERSION, EngineOutput, EngineRequest, ReplicaStatus
 from engine.runner.device_runner import DeviceRunner, StepLimits, graph_backend
+from engine.runner.draft_model import Drafter
 from engine.runner.kv_cache import (
     allocate_kv_cache,
     attention_shape,
@@ -41,8 +44,21 @@ from engine.startup import GIB, Startup
 from engine.stepping import Stepper
 from engine.validation import check_adapter
 from engine.weights.loader import load_model
+from engine.weights.registry import load_model_config
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model whose weights are there."""
+
+    model: Decoder
+    shape: AttentionShape
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return kv_bytes_per_token(self.shape, self.model.config.num_layers)
 
 
 class EngineCore:
@@ -62,56 +78,29 @@ class EngineCore:
         startup = startup or Startup()
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
+        _check_draft(config)
         device = _device(config.device)
-        used_before = used_bytes(device)
-        model = load_model(
-            config.model,
-            dtype=config.dtype,
-            device=device,
-            quantization=config.quantization,
-            adapters=config.adapters,
-            load_format=config.load_format,
-            deterministic=config.deterministic,
-            seed=config.seed,
-            startup=startup,
-        )
-        startup.took("weights", used_bytes(device) - used_before)
-        shape = attention_shape(
-            model,
-            BLOCK_SIZE,
-            cache_dtype=config.kv_cache_dtype,
-            deterministic=config.deterministic,
-        )
-        self.resolved = _resolve(config, model, shape, startup)
+        loaded = [_load(config, device, startup)]
+        if config.draft_model is not None:
+            loaded.append(_load_draft(config, config.draft_model, device, startup))
+        self.resolved = _resolve(config, loaded, startup)
         self.engine_id = str(uuid.uuid4())
         with startup.phase("KV cache"):
-            cache = _allocate(shape, model.config.num_layers, self.resolved)
-        on_free = partial(poison_block, cache) if config.poison_freed_blocks else None
+            caches = [_allocate(each, self.resolved) for each in loaded]
+        layers = [layer for cache in caches for layer in cache]
+        on_free = partial(poison_block, layers) if config.poison_freed_blocks else None
         self._scheduler = _scheduler(self.resolved, clock, on_free)
-        runner = _runner(model, cache, shape, self.resolved)
-        guesser = None
-        if config.speculative == "ngram":
-            guesser = Guesser(NgramProposer(config.num_draft_tokens))
+        runners = [
+            _runner(each, cache, self.resolved) for each, cache in zip(loaded, caches, strict=True)
+        ]
         self._stepper = Stepper(
             self._scheduler,
-            runner,
+            runners[0],
             max_steps_in_flight=self.resolved.max_steps_in_flight,
-            guesser=guesser,
+            guesser=_guesser(config, loaded[-1].model, runners[-1]),
         )
         self._generated_tokens = 0
-        with startup.phase("warm-up"):
-            warm_up(
-                runner,
-                block_size=BLOCK_SIZE,
-                num_blocks=self.resolved.num_blocks,
-                max_num_tokens=config.max_num_batched_tokens,
-                max_num_seqs=config.max_num_seqs,
-            )
-        if isinstance(runner, DeviceRunner):
-            graphs = graph_backend(device)
-            with startup.phase("graphs of decodes"):
-                runner.capture(graphs)
-            startup.took("graphs of decodes", graphs.num_bytes())
+        _prepare(runners, self.resolved, startup)
         logger.info(
             "engine for %s ready in %.2f s, max_model_len %d; where time and memory went:\n%s",
             self.resolved.served_name,
@@ -135,7 +124,7 @@ class EngineCore:
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch and return what it, or the one before, added to each request. Requests
-        of a batch that raised, and those whose logits are not finite numbers, end with
+        of a batch that raised, and those whose logits or vector are not finite, end with
         finish_reason "error"; the engine lives on."""
         outputs = self._stepper.step()
         self._generated_tokens += sum(len(out.token_ids) for out in outputs)
@@ -178,20 +167,125 @@ def _device(asked: str) -> torch.device:
     return torch.device(asked)
 
 
-def _resolve(
-    config: EngineConfig, model: Decoder, shape: AttentionShape, startup: Startup
-) -> ResolvedConfig:
+def _check_draft(config: EngineConfig) -> None:
+    """ConfigError unless a draft model is named where it is asked for, and fits the model."""
+    if (config.speculative == "draft") != (config.draft_model is not None):
+        raise ConfigError(
+            f"speculative is {config.speculative}, draft_model is {config.draft_model}: "
+            "speculative draft and a draft_model go together"
+        )
+    if config.draft_model is None:
+        return
+    model, draft = load_model_config(config.model), load_model_config(config.draft_model)
+    if draft.vocab_size != model.vocab_size:
+        raise ConfigError(
+            f"draft_model {config.draft_model} has a vocab_size of {draft.vocab_size}, "
+            f"the model {model.vocab_size}: a draft is a token of both"
+        )
+    for name, each in (("model", model), ("draft_model", draft)):
+        if each.sliding_window is not None:
+            raise ConfigError(
+                f"{name} has a sliding window: blocks behind it are given back, while the other "
+                "model still reads them; speculative draft is not supported with it"
+            )
+
+
+def _load(config: EngineConfig, device: torch.device, startup: Startup) -> _Loaded:
+    used_before = used_bytes(device)
+    model = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=device,
+        quantization=config.quantization,
+        adapters=config.adapters,
+        load_format=config.load_format,
+        deterministic=config.deterministic,
+        seed=config.seed,
+        startup=startup,
+    )
+    startup.took("weights", used_bytes(device) - used_before)
+    shape = attention_shape(
+        model,
+        BLOCK_SIZE,
+        cache_dtype=config.kv_cache_dtype,
+        deterministic=config.deterministic,
+    )
+    return _Loaded(model, shape)
+
+
+def _load_draft(
+    config: EngineConfig, folder: Path, device: torch.device, startup: Startup
+) -> _Loaded:
+    """Neither with adapters nor deterministic: whatever it says, what is verified is the same."""
+    used_before = used_bytes(device)
+    with startup.phase("draft model"):
+        model = load_model(
+            folder,
+            dtype=config.dtype,
+            device=device,
+            quantization=config.quantization,
+            load_format=config.load_format,
+            seed=config.seed,
+        )
+    startup.took("draft model", used_bytes(device) - used_before)
+    return _Loaded(model, attention_shape(model, BLOCK_SIZE, cache_dtype=config.kv_cache_dtype))
+
+
+def _guesser(config: EngineConfig, draft: Decoder, runner: ModelRunner) -> Guesser | None:
+    """draft, runner: of the draft model, if there is one."""
+    if config.speculative == "off":
+        return None
+    if config.speculative == "ngram":
+        return Guesser(NgramProposer(config.num_draft_tokens))
+    drafter = Drafter(
+        runner,
+        config.num_draft_tokens,
+        block_size=BLOCK_SIZE,
+        max_num_tokens=config.max_num_batched_tokens,
+        max_model_len=draft.config.max_position_embeddings,
+    )
+    return Guesser(drafter)
+
+
+def _prepare(runners: list[ModelRunner], resolved: ResolvedConfig, startup: Startup) -> None:
+    """A first step, and graphs where they are recorded."""
+    config, graph_bytes = resolved.config, 0
+    for runner in runners:
+        with startup.phase("warm-up"):
+            warm_up(
+                runner,
+                block_size=BLOCK_SIZE,
+                num_blocks=resolved.num_blocks,
+                max_num_tokens=config.max_num_batched_tokens,
+                max_num_seqs=config.max_num_seqs,
+            )
+        if isinstance(runner, DeviceRunner):
+            graphs = graph_backend(torch.device(resolved.device))
+            with startup.phase("graphs of decodes"):
+                runner.capture(graphs)
+            graph_bytes += graphs.num_bytes()
+            startup.took("graphs of decodes", graph_bytes)
+
+
+def _resolve(config: EngineConfig, loaded: list[_Loaded], startup: Startup) -> ResolvedConfig:
     """Size the KV cache from what is free and cut max_model_len to what it can hold."""
-    per_token = kv_bytes_per_token(shape, model.config.num_layers)
+    model, shape = loaded[0].model, loaded[0].shape
+    per_token = sum(each.kv_bytes_per_token for each in loaded)
     with startup.phase("step's memory"):
-        step_bytes = largest_step_bytes(
-            model,
-            shape,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=config.max_model_len or model.config.max_position_embeddings,
+        step_bytes = sum(
+            largest_step_bytes(
+                each.model,
+                each.shape,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_num_seqs=config.max_num_seqs,
+                max_model_len=config.max_model_len or model.config.max_position_embeddings,
+            )
+            for each in loaded
         )
     num_blocks = _num_blocks(config, shape, per_token, step_bytes, startup)
+    for draft in loaded[1:]:
+        draft_bytes = num_blocks * BLOCK_SIZE * draft.kv_bytes_per_token
+        startup.took("draft model's KV cache", draft_bytes, "of the KV cache above")
     max_steps_in_flight = _max_steps_in_flight(config, shape.device)
     max_model_len = _max_model_len(config, model.config, num_blocks, max_steps_in_flight)
     return ResolvedConfig(
@@ -207,11 +301,14 @@ def _resolve(
         kv_bytes_per_token=per_token,
         max_steps_in_flight=max_steps_in_flight,
         step_timeout_s=config.step_timeout_s
-        or derive_step_timeout_s(
-            model.config,
-            shape.device.type,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=max_model_len,
+        or sum(
+            derive_step_timeout_s(
+                each.model.config,
+                shape.device.type,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=max_model_len,
+            )
+            for each in loaded
         ),
     )
 
@@ -286,20 +383,20 @@ def _num_blocks(
     return num_blocks
 
 
-def _allocate(shape: AttentionShape, num_layers: int, resolved: ResolvedConfig) -> list[KVLayer]:
+def _allocate(loaded: _Loaded, resolved: ResolvedConfig) -> list[KVLayer]:
     try:
-        return allocate_kv_cache(shape, num_layers, resolved.num_blocks)
+        num_layers = loaded.model.config.num_layers
+        return allocate_kv_cache(loaded.shape, num_layers, resolved.num_blocks)
     except (RuntimeError, MemoryError) as error:  # torch's is a RuntimeError, with a trace in it
-        size = resolved.num_blocks * resolved.block_size * resolved.kv_bytes_per_token
+        size = resolved.num_blocks * resolved.block_size * loaded.kv_bytes_per_token
         raise ConfigError(
             f"the KV cache of {resolved.num_blocks} blocks = {size / GIB:.2f} GiB cannot be "
             f"allocated on {resolved.device}: {str(error).partition(chr(10))[0]}"
         ) from error
 
 
-def _runner(
-    model: Decoder, cache: list[KVLayer], shape: AttentionShape, resolved: ResolvedConfig
-) -> ModelRunner:
+def _runner(loaded: _Loaded, cache: list[KVLayer], resolved: ResolvedConfig) -> ModelRunner:
+    model, shape = loaded.model, loaded.shape
     eos_token_ids = frozenset(resolved.eos_token_ids)
     if not uses_triton(shape.device):
         return ModelRunner(model, cache, shape, eos_token_ids=eos_token_ids)

@@ -30,6 +30,8 @@ class _InFlight:
     output: SchedulerOutput
     launched: Launched
     started_s: float
+    is_usual: bool
+    """Whether its time says what such a step takes."""
 
 
 class Stepper:
@@ -69,12 +71,15 @@ class Stepper:
             return self._collect() if self._in_flight else []
         self.num_steps += 1
         started_s = time.perf_counter()
+        is_usual = True
+        if self._guesser is not None:
+            is_usual = not self._guesser.fill(output, self._room_beside(output))
         before = self._in_flight[-1].launched if self._in_flight else None
         try:
             launched = self._runner.launch(output, before)
         except Exception:
             return self._drain() + self._fail(output)
-        self._in_flight.append(_InFlight(output, launched, started_s))
+        self._in_flight.append(_InFlight(output, launched, started_s, is_usual))
         return self._collect() if len(self._in_flight) >= self._max_in_flight else []
 
     def _drain(self) -> list[EngineOutput]:
@@ -95,7 +100,7 @@ class Stepper:
         # A step launched behind another one began when that one ended.
         step_s = now_s - max(step.started_s, self._collected_s)
         self._collected_s = now_s
-        self._learn(output, sampled, step_s)
+        self._learn(step, sampled, step_s)
         return self._take_in(output, sampled)
 
     def _take_in(self, output: SchedulerOutput, sampled: Sampled) -> list[EngineOutput]:
@@ -115,15 +120,37 @@ class Stepper:
         logger.exception("step %d with %d tokens failed", self.num_steps, output.num_tokens)
         return self._scheduler.fail_batch(output)
 
-    def _learn(self, output: SchedulerOutput, sampled: Sampled, step_s: float) -> None:
+    def _room_beside(self, output: SchedulerOutput) -> int:
+        """Tokens that a drafter may compute beside a step: as many as prompts could have had."""
+        scheduler, parts = self._scheduler, _Parts.of(output)
+        budget = scheduler.max_num_batched_tokens
+        paced = scheduler.pace.prompt_tokens(len(parts.decodes), budget) - parts.num_prompt_tokens
+        return max(0, min(paced, budget - output.num_tokens))
+
+    def _learn(self, step: _InFlight, sampled: Sampled, step_s: float) -> None:
         """What the step cost, for the sizes of the next ones."""
-        decodes = [entry for entry in output.scheduled if entry.decodes]
-        num_verified = sum(len(entry.draft_token_ids) for entry in decodes)
-        num_prompt_tokens = output.num_tokens - len(decodes) - num_verified
-        if num_verified == 0:
+        parts = _Parts.of(step.output)
+        decodes, num_prompt_tokens = parts.decodes, parts.num_prompt_tokens
+        if step.is_usual and parts.num_verified == 0:
             self._scheduler.pace.observe(len(decodes), num_prompt_tokens, step_s)
         if self._guesser is not None:
-            self._guesser.learn(decodes, sampled, step_s if num_prompt_tokens == 0 else None)
+            tells = step.is_usual and num_prompt_tokens == 0
+            self._guesser.learn(decodes, sampled, step_s if tells else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a step's tokens are."""
+
+    decodes: list[ScheduledSequence]
+    num_verified: int
+    num_prompt_tokens: int
+
+    @staticmethod
+    def of(output: SchedulerOutput) -> _Parts:
+        decodes = [entry for entry in output.scheduled if entry.decodes]
+        num_verified = sum(len(entry.draft_token_ids) for entry in decodes)
+        return _Parts(decodes, num_verified, output.num_tokens - len(decodes) - num_verified)
 
 
 def _part(output: SchedulerOutput, entries: list[ScheduledSequence]) -> SchedulerOutput:

@@ -5,6 +5,7 @@ Above: `settings_file` ([engine]), `served_models`, the supervisor. Below: nothi
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -35,7 +36,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_num_seqs: PositiveInt | None = None
     max_waiting: PositiveInt | None = None
     itl_target_s: Seconds | None = None
-    speculative: Literal["off", "ngram"] | None = None
+    speculative: Literal["off", "ngram", "draft"] | None = None
+    draft_model: Path | None = None
     num_draft_tokens: PositiveInt | None = None
     kv_cache_bytes: PositiveInt | None = None
     kv_cache_fraction: Fraction | None = None
@@ -56,10 +58,13 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def over(self, others: EngineOptions) -> EngineOptions:
         """`others`, and what is said here in the place of what they say. A size of the KV cache
-        takes the place of any other: the engine would heed the one that is not meant."""
+        takes the place of any other: the engine would heed the one that is not meant. Another way
+        to guess takes that of a draft model."""
         fields = msgspec.structs.asdict(self).items()
         said = {name: value for name, value in fields if value is not None}
         unsaid = dict.fromkeys(KV_CACHE_SIZES) if self.sizes_kv_cache else {}
+        if self.speculative not in (None, "draft"):
+            unsaid |= {"draft_model": None}
         return msgspec.structs.replace(others, **(unsaid | said))
 
     def shared_by(self, num_engines: int) -> EngineOptions:

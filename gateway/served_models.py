@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.hub import names_a_repository
 from gateway.engine_options import EngineOptions, PositiveInt
 from gateway.home import Home
@@ -123,9 +125,17 @@ def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: H
         revision=model.revision,
         engine=model.engine or f"unix:{home.engine_socket(position)}",
         starts_engine=starts_engine,
-        engine_options=model.engine_options.over(engine) if starts_engine else EngineOptions(),
+        engine_options=_options(model.engine_options, engine) if starts_engine else EngineOptions(),
         adapters=tuple(_to_adapters(model, at)),
     )
+
+
+def _options(own: EngineOptions, shared: EngineOptions) -> EngineOptions:
+    """`own` over `shared`; the draft model's folder is found as a model's is."""
+    options = own.over(shared)
+    if options.draft_model is None:
+        return options
+    return msgspec.structs.replace(options, draft_model=_find(options.draft_model))
 
 
 def _to_adapters(model: WrittenModel, at: str) -> Iterator[AdapterConfig]:

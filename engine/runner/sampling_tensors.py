@@ -99,8 +99,15 @@ def logit_adjustments(
     said = [row.token_ids if _penalises(row.sampling) else [] for row in rows]
     counts, adjusted = scratch.take(len(rows), vocab, device)
     floats, ints = np.float32, np.int32
+    totals = [row.num_prompt_tokens + row.num_output_tokens for row in rows]
+    # A draft is drawn behind others that nobody here knows: all but the last go unpenalised.
     lengths = to_device(
-        [row.num_prompt_tokens + row.num_output_tokens for row in rows], ints, device
+        [
+            min(total, len(ids) + 1) if ids else total
+            for total, ids in zip(totals, said, strict=True)
+        ],
+        ints,
+        device,
     )
     history = to_device(_padded(said, room=1), ints, device)
     if last_tokens is not None:

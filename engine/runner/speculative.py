@@ -1,7 +1,8 @@
 """Speculative decoding: guess what follows, verify the guesses in one step, keep what was right.
 
-Above: `core.py` asks for guesses before a step and reports afterwards what they were worth. Below:
-numpy. Knows sequences, no tensors and no queue.
+Above: `stepping.py` asks for guesses before a step and reports afterwards what they were worth.
+Below: numpy; `draft_model.py` is another source of guesses. Knows sequences, no tensors and no
+queue.
 
 A guess is one token, not a distribution: a point mass. Rejection sampling (Leviathan et al. 2023,
 arXiv:2211.17192) then is to draw x from the model's own distribution p and to accept the guess d
@@ -16,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.schedule import Sampled, ScheduledSequence
+from engine.schedule import Sampled, ScheduledSequence, SchedulerOutput
 from engine.sequence import Sequence
 
 LONGEST_NGRAM, SHORTEST_NGRAM = 4, 2
@@ -36,10 +38,24 @@ RETRY_TOKENS = 64
 Key = tuple[str, int]
 
 
+class Proposer(Protocol):
+    """Where guesses come from."""
+
+    def keep_only(self, seqs: Iterable[Sequence]) -> None:
+        """A step begins: forget all others."""
+
+    def propose(self, seq: Sequence) -> list[int]:
+        """What may follow; or placeholders, as many as blocks are to be had for."""
+
+    def fill(self, output: SchedulerOutput, room: int) -> bool:
+        """Replace placeholders in the entries of the step. `room`: tokens that may be computed
+        beside it. Whether the step's time says nothing of usual ones."""
+
+
 class Guesser:
     """Puts guesses where they are worth it, and learns what they were worth."""
 
-    def __init__(self, proposer: NgramProposer) -> None:
+    def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer
         self._worth = Worth()
         self.num_guessed = self.num_right = 0
@@ -48,11 +64,17 @@ class Guesser:
         """Set `draft_token_ids` of those whose next step could verify some."""
         self._proposer.keep_only(running)
         self._worth.keep_only(running)
-        if self._worth.wants_plain_step():
+        if self._worth.wants_plain_step(sum(seq.num_missing == 1 for seq in running)):
             return
         for seq in running:
-            if seq.num_missing == 1 and self._worth.is_worth_it(seq):
+            # The last token of all is never guessed: nothing is verified behind it.
+            ends = seq.num_output_tokens + 1 >= seq.sampling.max_tokens
+            if seq.num_missing == 1 and not ends and self._worth.is_worth_it(seq):
                 seq.draft_token_ids = self._proposer.propose(seq)
+
+    def fill(self, output: SchedulerOutput, room: int) -> bool:
+        """See `Proposer`."""
+        return self._proposer.fill(output, room)
 
     def learn(
         self, decodes: list[ScheduledSequence], sampled: Sampled, step_s: float | None
@@ -84,6 +106,10 @@ class NgramProposer:
         """Up to `num_drafts` ids; empty when the last tokens stand nowhere before."""
         text = self._texts.setdefault((seq.request_id, seq.index), _Text())
         return text.update(seq).continuation(self._num_drafts)
+
+    def fill(self, output: SchedulerOutput, room: int) -> bool:
+        """Nothing: guesses are there from the start."""
+        return False
 
     def keep_only(self, seqs: Iterable[Sequence]) -> None:
         """Forget all others."""
@@ -150,9 +176,12 @@ class Worth:
             return 1.0
         return max(1.0, verifying_s / plain_s)
 
-    def wants_plain_step(self) -> bool:
-        """Now and then a step without guesses shows what one costs."""
-        return self._num_verifying >= PLAIN_EVERY
+    def wants_plain_step(self, num_decodes: int) -> bool:
+        """Now and then, and where none was seen yet, a step without guesses shows what one
+        costs."""
+        bucket = num_decodes.bit_length()
+        unseen = bucket in self._verifying_s and bucket not in self._plain_s
+        return unseen or self._num_verifying >= PLAIN_EVERY
 
     def is_worth_it(self, seq: Sequence) -> bool:
         record = self._records.setdefault((seq.request_id, seq.index), _Record())

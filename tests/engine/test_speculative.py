@@ -105,9 +105,20 @@ def test_free_guesses_are_never_given_up() -> None:
 
 def test_a_plain_step_is_wanted_now_and_then() -> None:
     worth = Worth()
-    for _ in range(PLAIN_EVERY):
-        assert not worth.wants_plain_step()
-        worth.observe_step(verifying=True, step_s=0.01, num_decodes=1)
-    assert worth.wants_plain_step()
     worth.observe_step(verifying=False, step_s=0.01, num_decodes=1)
-    assert not worth.wants_plain_step()
+    for _ in range(PLAIN_EVERY):
+        assert not worth.wants_plain_step(1)
+        worth.observe_step(verifying=True, step_s=0.01, num_decodes=1)
+    assert worth.wants_plain_step(1)
+    worth.observe_step(verifying=False, step_s=0.01, num_decodes=1)
+    assert not worth.wants_plain_step(1)
+
+
+def test_a_plain_step_is_wanted_where_none_was_seen() -> None:
+    worth = Worth()
+    worth.observe_step(verifying=False, step_s=0.01, num_decodes=1)
+    assert not worth.wants_plain_step(4)
+    worth.observe_step(verifying=True, step_s=0.02, num_decodes=4)
+    assert worth.wants_plain_step(5) and not worth.wants_plain_step(1)
+    worth.observe_step(verifying=False, step_s=0.01, num_decodes=5)
+    assert not worth.wants_plain_step(4)

@@ -11,6 +11,7 @@ import pytest
 
 from engine import __main__ as engine_main
 from gateway.engine_options import KV_CACHE_FRACTION, EngineOptions
+from gateway.served_models import PACKAGE_ROOT
 from gateway.settings import load, restore, save
 from gateway.settings_file import SettingsError
 
@@ -28,6 +29,7 @@ def test_every_engine_option_is_a_flag_of_the_engine() -> None:
     values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "prefix_caching": False}
     values |= {"kv_cache_fraction": 0.25, "load_format": "dummy"}
     values |= {"quantization": "int8", "speculative": "ngram"}
+    values |= {"draft_model": Path("d")}
     values |= {"kv_cache_dtype": "fp8", "deterministic": True, "poison_freed_blocks": True}
     options = EngineOptions(
         **{name: values.get(name, 7) for name in EngineOptions.__struct_fields__}
@@ -106,6 +108,39 @@ def test_who_names_one_size_of_the_kv_cache_has_named_the_size(size: str) -> Non
     own = EngineOptions(kv_cache_fraction=0.1)
     assert own.over(everybodys) == EngineOptions(kv_cache_fraction=0.1, seed=1)
     assert EngineOptions(seed=2).over(everybodys) == msgspec.structs.replace(everybodys, seed=2)
+
+
+WITH_DRAFTS = """
+[engine]
+speculative = "draft"
+draft_model = "small"
+[[model]]
+name = "one"
+path = "one"
+[[model]]
+name = "two"
+path = "two"
+[model.engine_options]
+speculative = "off"
+[[model]]
+name = "three"
+path = "three"
+[model.engine_options]
+draft_model = "models/penny"
+"""
+
+
+def test_a_draft_model_is_found_as_models_are(tmp_path: Path) -> None:
+    """In the working folder, or else where Tollgate's own stand; who guesses otherwise has none."""
+    write(WITH_DRAFTS)
+    settings = load({}, {})
+    one, two, three = (model.engine_options for model in settings.models)
+    assert (one.speculative, one.draft_model) == ("draft", tmp_path / "small")
+    assert (two.speculative, two.draft_model) == ("off", None)
+    assert three.draft_model == PACKAGE_ROOT / "models" / "penny"
+    assert f"--draft-model {tmp_path / 'small'}" in " ".join(one.to_flags())
+    save(settings, tmp_path / "settings")
+    assert restore(tmp_path / "settings").models == settings.models
 
 
 WITH_ADAPTERS = """

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from engine.models.decoder import Decoder
 from engine.protocol import EngineRequest
 from engine.runner.cuda_graphs import Decode
 from engine.runner.device_runner import DeviceRunner, StepLimits, graph_backend
+from engine.runner.draft_model import Drafter
 from engine.runner.model_runner import Launched
 from engine.runner.speculative import Guesser, NgramProposer
 from engine.schedule import SchedulerOutput
@@ -182,6 +184,26 @@ def test_drafts_are_verified(device: torch.device, tmp_path: Path) -> None:
     guesser = Guesser(NgramProposer(3))
     assert_same(run(graphs_of(model), model, requests, guesser=guesser), plain)
     assert guesser.num_guessed > 0
+
+
+def test_drafts_come_from_graphs(device: torch.device, tmp_path: Path) -> None:
+    """The model is its own draft, over a cache of its own. What is drawn without penalties is
+    always right; with them, drafts behind drafts know less of the text than what verifies them."""
+    model = load(tmp_path, device)
+    limits = {"max_num_tokens": LIMITS.max_num_tokens, "max_model_len": LIMITS.max_model_len}
+    for count in (1, 2):
+        requests = [(i, ask(i, range(3, 8 + 7 * i), max_tokens=6, **SAMPLINGS[2 + i]))
+                    for i in range(count)]  # fmt: skip
+        plain = run(runner_of(model), model, requests)
+        drafts = graphs_of(model)
+        replayed = count_replays(drafts)
+        guesser = Guesser(Drafter(drafts, 3, block_size=BLOCK_SIZE, **limits))
+        found = run(
+            graphs_of(model), model, requests, guesser=guesser, before_step=partial(poison, drafts)
+        )
+        assert_same(found, plain)
+        assert len(replayed) > 1 and guesser.num_right > 0
+        assert count > 1 or guesser.num_right == guesser.num_guessed
 
 
 def test_adapters_in_graphs(device: torch.device, tmp_path: Path) -> None:
