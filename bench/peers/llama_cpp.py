@@ -48,9 +48,6 @@ class Slot:
         """The tokens to compute next: a part of the prompt, or the last of the answer."""
         return self.request.prompt[self.num_computed :][:room] or [self.last]
 
-    def is_prompt_done(self) -> bool:
-        return self.num_computed >= len(self.request.prompt)
-
 
 class Peer:
     def __init__(self, folder: Path, dtype: str) -> None:
@@ -85,29 +82,34 @@ class Peer:
         assert all(len(r.prompt) + r.num_output_tokens <= SLOT_TOKENS for r in requests)
         self.answers = [[] for _ in requests]
         waiting = deque(enumerate(requests))
-        free = list(range(NUM_SLOTS))[::-1]
         running: dict[int, tuple[Slot, list[int]]] = {}
         while waiting or running:
-            while waiting and free:
+            while waiting and len(running) < NUM_SLOTS:
                 i, request = waiting.popleft()
-                running[free.pop()] = Slot(request), self.answers[i]
+                running[_first_free(running)] = Slot(request), self.answers[i]
+            self._close_gaps(running)
             for place in self._step(running):
                 del running[place]
                 self._lib.llama_memory_seq_rm(self._memory, place, -1, -1)
-                free.append(place)
         said = [len(answer) for answer in self.answers]
         assert said == [request.num_output_tokens for request in requests], said
+
+    def _close_gaps(self, running: dict[int, tuple[Slot, list[int]]]) -> None:
+        """Only sequences of successive numbers are computed together."""
+        while (last := max(running)) >= len(running):
+            place = _first_free(running)
+            self._lib.llama_memory_seq_cp(self._memory, last, place, -1, -1)
+            self._lib.llama_memory_seq_rm(self._memory, last, -1, -1)
+            running[place] = running.pop(last)
 
     def _step(self, running: dict[int, tuple[Slot, list[int]]]) -> list[int]:
         """One batch. The places of the requests that are done."""
         batch = Batch(BATCH_TOKENS)
         said: list[int] = []
-        # The answers first: a token each; prompts fill what is left.
-        for place in sorted(running, key=lambda p: not running[p][0].is_prompt_done()):
+        for place in range(len(running)):
             slot, _ = running[place]
-            tokens = slot.take(batch.room) if batch.room else []
-            if not tokens:
-                continue
+            # Every sequence gets a token at least, prompts what is left.
+            tokens = slot.take(batch.room - (len(running) - 1 - place))
             ends = slot.num_computed + len(tokens) >= len(slot.request.prompt)
             batch.add(place, tokens, slot.num_computed, ends)
             slot.num_computed += len(tokens)
@@ -128,6 +130,10 @@ class Peer:
             if len(answer) == slot.request.num_output_tokens:
                 done.append(place)
         return done
+
+
+def _first_free(running: dict[int, tuple[Slot, list[int]]]) -> int:
+    return next(place for place in range(NUM_SLOTS) if place not in running)
 
 
 def _free(lib: Any, model: Any, context: Any) -> None:
