@@ -5,8 +5,9 @@ huggingface_hub, imported when a model is to be fetched: it reads HF_ENDPOINT, H
 HF_TOKEN and HF_HOME, keeps the cache, checks sizes, takes up a cut connection where it broke, and
 shows progress on a terminal. Knows neither torch nor what the files mean.
 
-What is fetched are files of the repository's top folder only: weights in safetensors, as many as
-the index names, JSON, and the texts of tokenizer and chat template. Never a pickle or a program.
+What is fetched are files of the repository's top folder only, and POOLING_FILE: weights in
+safetensors, as many as the index names, JSON, and the texts of tokenizer and chat template. Never a
+pickle or a program.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ log = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-TEXTS = re.compile(r"[^/]+\.(json|jinja)|merges\.txt|vocab\.txt")
+MODULES_FILE, POOLING_FILE = "modules.json", "1_Pooling/config.json"
+"""How a model embeds, as sentence-transformers says it."""
+TEXTS = re.compile(rf"[^/]+\.(json|jinja)|merges\.txt|vocab\.txt|{re.escape(POOLING_FILE)}")
 """Fetched beside the weights. None is a program: a chat template is rendered in a sandbox."""
 GIB = 1 << 30
 
@@ -118,6 +121,9 @@ def _cached(name: str, commit: str, weights: bool) -> Fetched:
     if weights:
         index = folder / INDEX_FILE
         needed += _shards(index) if index.exists() else [SINGLE_FILE]
+        modules = folder / MODULES_FILE
+        if modules.exists() and Path(POOLING_FILE).parent.name in modules.read_text():
+            needed.append(POOLING_FILE)
     for file in needed:
         if not (folder / file).exists():
             raise LocalEntryNotFoundError(f"{folder / file} is missing")

@@ -86,6 +86,17 @@ def test_weights_and_texts_are_fetched_and_nothing_else(hub: Hub, tmp_path: Path
     assert set(hub.downloaded()) == set(SHARDED)
 
 
+def test_how_a_model_embeds_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    """Also where only the rest is in the cache."""
+    environment = hub.environment(tmp_path)
+    files_of = SINGLE | {"modules.json": b'[{"path": "1_Pooling"}]', "1_Pooling/config.json": b"{}"}
+    commit = hub.push(NAME, files_of | {"2_Dense/model.safetensors": b"weights"})
+    folder = folder_of(run_fetch(environment, NAME))
+    assert files(folder) == files_of
+    (folder / "1_Pooling" / "config.json").unlink()
+    assert files(folder_of(run_fetch(environment, NAME, commit))) == files_of
+
+
 def test_the_texts_alone(hub: Hub, tmp_path: Path) -> None:
     hub.push(NAME, SINGLE)
     done = run_fetch(hub.environment(tmp_path), NAME, weights=False)
