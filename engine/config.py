@@ -14,6 +14,9 @@ import msgspec
 BLOCK_SIZE = 16
 """Tokens per KV block."""
 
+Pooling = Literal["last", "mean"]
+"""Whose hidden states an embedding is made of: the last token's, or all tokens'."""
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an operator may ask of one engine process."""
@@ -94,4 +97,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     step_timeout_s: float
     max_steps_in_flight: int
+    embedding_size: int
+    generates: bool = True
+    """False: the checkpoint has no head and only embeds."""
+    pooling: Pooling = "last"
     block_size: int = BLOCK_SIZE

@@ -42,7 +42,7 @@ from engine.runner.step_timeout import derive_step_timeout_s
 from engine.scheduler import Scheduler
 from engine.startup import GIB, Startup
 from engine.stepping import Stepper
-from engine.validation import check_adapter
+from engine.validation import check_adapter, check_head
 from engine.weights.loader import load_model
 from engine.weights.registry import load_model_config
 
@@ -111,7 +111,9 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or EngineOverloaded."""
-        check_adapter(request, self.resolved.config.adapters)
+        resolved = self.resolved
+        check_adapter(request, resolved.config.adapters)
+        check_head(request, generates=resolved.generates, embedding_size=resolved.embedding_size)
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> list[EngineOutput]:
@@ -152,6 +154,8 @@ class EngineCore:
             generated_tokens=self._generated_tokens,
             engine_id=self.engine_id,
             step_timeout_s=resolved.step_timeout_s,
+            embedding_size=resolved.embedding_size,
+            generates=resolved.generates,
         )
 
     def check_integrity(self) -> None:
@@ -227,6 +231,8 @@ def _load_draft(
             load_format=config.load_format,
             seed=config.seed,
         )
+    if not model.config.generates:
+        raise ConfigError(f"draft_model {folder} has no head: it embeds and cannot guess")
     startup.took("draft model", used_bytes(device) - used_before)
     return _Loaded(model, attention_shape(model, BLOCK_SIZE, cache_dtype=config.kv_cache_dtype))
 
@@ -300,6 +306,9 @@ def _resolve(config: EngineConfig, loaded: list[_Loaded], startup: Startup) -> R
         num_blocks=num_blocks,
         kv_bytes_per_token=per_token,
         max_steps_in_flight=max_steps_in_flight,
+        embedding_size=model.config.hidden_size,
+        generates=model.config.generates,
+        pooling=model.config.embedding.pooling,
         step_timeout_s=config.step_timeout_s
         or sum(
             derive_step_timeout_s(
@@ -433,4 +442,5 @@ def _scheduler(
         pace=Pace(config.itl_target_s or None),
         max_steps_in_flight=resolved.max_steps_in_flight,
         penalties_ahead=uses_triton(torch.device(resolved.device)),
+        pooling=resolved.pooling,
     )

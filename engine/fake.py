@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+import struct
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
+
+import msgspec
 
 from engine.client import OnOrphan, OutputStream
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
@@ -29,13 +33,14 @@ from engine.protocol import (
     TokenLogprobs,
     Usage,
 )
-from engine.validation import check_adapter, check_request
+from engine.validation import check_adapter, check_head, check_request
 
 Respond = Callable[[EngineRequest, int], Iterator[int]]
 """The token ids of choice `index` of a request. Where they end the choice has met its EOS."""
 
 FAKE_CONFIG = EngineConfig(model=Path("fake"), max_model_len=4096, num_blocks=4096)
 EOS_TOKEN_ID = 0
+EMBEDDING_SIZE = 16
 STEP_TIMEOUT_S = 30.0
 
 
@@ -45,6 +50,15 @@ def drawn(request: EngineRequest, index: int, *, vocab_size: int = 1024) -> Iter
     for position in count():
         digest = hashlib.blake2b(root + position.to_bytes(8), digest_size=8).digest()
         yield 1 + int.from_bytes(digest) % (vocab_size - 1)
+
+
+def embedding(request: EngineRequest) -> bytes:
+    """A vector of unit length drawn from the prompt, as `EngineOutput.embedding`."""
+    root = repr(request.prompt_token_ids).encode()
+    digest = hashlib.blake2b(root, digest_size=EMBEDDING_SIZE).digest()
+    numbers = [byte - 127.5 for byte in digest[: request.dimensions]]
+    length = math.hypot(*numbers)
+    return struct.pack(f"<{len(numbers)}f", *(number / length for number in numbers))
 
 
 class _FakeRequest:
@@ -78,6 +92,9 @@ class _FakeRequest:
 
     def step(self) -> list[EngineOutput]:
         self.prefilled = True
+        if self.request.embed:
+            last = self.end("stop")[0]
+            return [msgspec.structs.replace(last, embedding=embedding(self.request))]
         return [self._advance(index) for index in sorted(self.open)]
 
     def end(self, reason: FinishReason) -> list[EngineOutput]:
@@ -134,6 +151,7 @@ class FakeCore:
         *,
         vocab_size: int = 1024,
         respond: Respond = drawn,
+        generates: bool = True,
     ) -> None:
         self.resolved = ResolvedConfig(
             config=config,
@@ -148,6 +166,8 @@ class FakeCore:
             kv_bytes_per_token=0,
             step_timeout_s=config.step_timeout_s or STEP_TIMEOUT_S,
             max_steps_in_flight=1,
+            embedding_size=EMBEDDING_SIZE,
+            generates=generates,
         )
         self._respond = respond
         self._waiting: deque[_FakeRequest] = deque()
@@ -158,6 +178,7 @@ class FakeCore:
 
     def add(self, request: EngineRequest) -> None:
         resolved = self.resolved
+        check_head(request, generates=resolved.generates, embedding_size=resolved.embedding_size)
         check_request(request, vocab_size=resolved.vocab_size, max_model_len=resolved.max_model_len)
         check_adapter(request, resolved.config.adapters)
         config = self.resolved.config
@@ -214,6 +235,8 @@ class FakeCore:
             generated_tokens=self._generated,
             engine_id=self._engine_id,
             step_timeout_s=self.resolved.step_timeout_s,
+            embedding_size=self.resolved.embedding_size,
+            generates=self.resolved.generates,
         )
 
     def check_integrity(self) -> None:

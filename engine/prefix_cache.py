@@ -110,10 +110,15 @@ class PrefixCache:
             return 0
         return max(0, position - self.sliding_window + 1) // self.block_size
 
+    def serves(self, seq: Sequence) -> bool:
+        """Whether `seq` may skip what is cached: a mean needs the hidden states of all its tokens,
+        and only their keys and values are kept."""
+        return self.enabled and seq.pooling != "mean"
+
     def match(self, seq: Sequence) -> list[int]:
         """The longest cached prefix as a block table, at least one token short of `num_tokens`,
         because the last one must be computed to sample. Changes no block. O(num_tokens)."""
-        if not self.enabled:
+        if not self.serves(seq):
             return []
         longest = run = 0
         for end in range(1, (seq.num_tokens - 1) // self.block_size + 1):

@@ -13,15 +13,15 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-"""stop: an EOS or stop token id was generated; length: max_tokens or the context is used up; abort:
-the client asked; error: the engine could not go on. Text stop strings are found by the gateway,
-which aborts and reports `stop` itself."""
+"""stop: an EOS or stop token id was generated, or the embedding is there; length: max_tokens or the
+context is used up; abort: the client asked; error: the engine could not go on. Text stop strings
+are found by the gateway, which aborts and reports `stop` itself."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,14 +52,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     log-softmax."""
 
 
+NOTHING_SAMPLED = SamplingParams(max_tokens=0)
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One generation of `n` choices over one prompt. `request_id` is unique per attempt (the
-    billing event id)."""
+    """One generation of `n` choices over one prompt, or the prompt's embedding. `request_id` is
+    unique per attempt (the billing event id)."""
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling: SamplingParams
+    sampling: SamplingParams = NOTHING_SAMPLED
+    """Every generation names its own; an embedding samples nothing."""
     n: int = 1
+    embed: bool = False
+    """The answer is one output with `embedding`, and no token. Of one choice."""
+    dimensions: int | None = None
+    """Of an embedding: so many of its first numbers (Matryoshka, arXiv:2205.13147), brought to unit
+    length, if the model's are, after the cut. None: all `ReplicaStatus.embedding_size`."""
     cache_salt: str = ""
     """Prefix-cache namespace; one per org, so that timing tells no tenant what another one
     asked."""
@@ -92,7 +101,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_time_s: float = 0.0
     prefill_time_s: float = 0.0
     first_token_time_s: float = 0.0
-    """From arrival in the engine to the first generated token."""
+    """From arrival in the engine to the first generated token, or to the embedding."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +131,9 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     finished: bool = False
     """True on exactly one output per request, the last one."""
     error_code: str | None = None
+    embedding: bytes | None = None
+    """float32, little-endian, of the only output of a request that asked to `embed` and went well;
+    its usage has no generated tokens."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="status"):
@@ -152,6 +164,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     """A fresh UUID per engine process: a change means every request of before is gone."""
     step_timeout_s: float
     """Longer than any step: `EngineConfig.step_timeout_s`, or what was derived in its place."""
+    embedding_size: int
+    """Numbers of an embedding, and the most `EngineRequest.dimensions`."""
+    generates: bool
+    """False: a checkpoint without a language model's head, which only embeds."""
     silent_s: float = 0.0
     """On connection: how long ago the step loop said this."""
 

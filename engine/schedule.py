@@ -17,6 +17,9 @@ SampledTokens = list[tuple[int, TokenLogprobs | None]]
 """What one step sampled for one choice: the drafts it verified, and one token after them."""
 Sampled = Mapping[tuple[str, int], SampledTokens]
 """(request_id, index) -> what the step sampled for that choice."""
+Embedded = Mapping[tuple[str, int], bytes]
+"""The same of embeddings that the step completed, as in `EngineOutput.embedding`."""
+NOTHING_EMBEDDED: Embedded = {}
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
@@ -34,6 +37,17 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """`seq.num_preemptions` at the time of schedule(): a preemption voids the entry."""
     draft_token_ids: list[int] = []
     """The last of the new tokens, which are guesses: the step samples behind each, too."""
+    embeds: bool = False
+    """These tokens catch up with the prompt of an embedding, which the step completes."""
+
+    @property
+    def answers(self) -> bool:
+        """The step's end says something of `seq`."""
+        return self.samples or self.embeds
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.seq.request_id, self.seq.index
 
     @property
     def decodes(self) -> bool:
@@ -51,7 +65,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
     """One step's work."""
 
     scheduled: list[ScheduledSequence]
-    """Decodes (one new token that samples) first, then chunks of prompts. Each sequence once."""
+    """Those that lacked one token first, then chunks of prompts. Each sequence once."""
     preempted: list[Sequence]
     """Lost their blocks in this schedule(); WAITING again."""
     num_tokens: int
@@ -69,14 +83,16 @@ class StepPlan:
 
     def put(self, seq: Sequence, num_new_tokens: int, drafts: list[int] | None = None) -> None:
         drafts = drafts or []
+        catches_up = num_new_tokens == seq.num_missing
         self.scheduled[seq.order] = ScheduledSequence(
             seq,
             num_new_tokens + len(drafts),
             start=seq.num_computed_tokens + seq.num_in_flight,
-            samples=num_new_tokens == seq.num_missing,
+            samples=catches_up and not seq.embeds,
             output_index=seq.num_output_tokens + seq.num_pending,
             attempt=seq.num_preemptions,
             draft_token_ids=drafts,
+            embeds=catches_up and seq.embeds,
         )
         self._spend(num_new_tokens + len(drafts))
 

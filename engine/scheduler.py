@@ -12,6 +12,7 @@ A step may be scheduled while the one before still runs (`core.py` says how far 
 one will sample is pending: counted, given a place, not yet known; so a stop is noticed one step
 late, and what the late step computed for a finished sequence is dropped, unseen and unbilled.
 Sequences with `draft_token_ids` have them verified in one step, as far as there is room to spare.
+A sequence that embeds is a prompt like others; the step that catches up ends it.
 
 Both queues are kept in order of arrival. When blocks run out, a running sequence takes them from
 the latest running one, which starts over from the front of the waiting queue with its output kept.
@@ -26,14 +27,20 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 
-import msgspec
-
+from engine.config import Pooling
 from engine.errors import EngineOverloaded, InvalidRequest
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
 from engine.protocol import EngineOutput, EngineRequest, FinishReason
-from engine.schedule import Sampled, SampledTokens, SchedulerOutput, StepPlan
-from engine.sequence import FREED, RequestState, Sequence, SequenceStatus, choice_seed
+from engine.schedule import (
+    NOTHING_EMBEDDED,
+    Embedded,
+    Sampled,
+    SampledTokens,
+    SchedulerOutput,
+    StepPlan,
+)
+from engine.sequence import FREED, RequestState, Sequence, SequenceStatus, sequences_of
 from engine.validation import check_request
 
 LEAVE_SHARE = 4
@@ -76,10 +83,12 @@ class Scheduler:
         pace: Pace | None = None,
         max_steps_in_flight: int = 1,
         penalties_ahead: bool = False,
+        pooling: Pooling = "last",
     ) -> None:
         """pace: bounds the prompt tokens of steps that also decode; None: only the budget does.
         max_steps_in_flight: how many outputs of schedule() may wait for their update().
-        penalties_ahead: a token that is pending can be penalised for being said again."""
+        penalties_ahead: a token that is pending can be penalised for being said again.
+        pooling: of embeddings."""
         assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and max_waiting >= 1
         assert max_model_len >= 2, f"max_model_len {max_model_len}: a prompt and an answer"
         self.cache = cache
@@ -106,6 +115,7 @@ class Scheduler:
         self.prefix_cache_hit_tokens = 0
         self.pace = pace or Pace(None)
         self._penalties_ahead = penalties_ahead
+        self._pooling: Pooling = pooling
         self._clock = clock
         self._random = random.Random(seed)
         self._num_arrived = 0
@@ -128,23 +138,13 @@ class Scheduler:
             raise InvalidRequest("request_id is in use by a running request", param="request_id")
         if self._num_queued >= self.max_waiting:
             raise EngineOverloaded(f"{self._num_queued} requests are waiting, the queue is full")
-        room = self.max_model_len - len(request.prompt_token_ids)
-        sampling = request.sampling
-        if sampling.max_tokens > room:
-            sampling = msgspec.structs.replace(sampling, max_tokens=room)
-        seed = self._random.getrandbits(64) if sampling.seed is None else sampling.seed
-        sequences = tuple(
-            Sequence(
-                request_id=request.request_id,
-                index=index,
-                order=(self._num_arrived, index),
-                prompt_token_ids=request.prompt_token_ids,
-                sampling=sampling,
-                seed=choice_seed(seed, index),
-                cache_salt=request.cache_namespace,
-                adapter=request.adapter,
-            )
-            for index in range(request.n)
+        seed = request.sampling.seed
+        sequences = sequences_of(
+            request,
+            arrival=self._num_arrived,
+            seed=self._random.getrandbits(64) if seed is None else seed,
+            max_model_len=self.max_model_len,
+            pooling=self._pooling,
         )
         self._requests[request.request_id] = RequestState(
             request.request_id, sequences, arrival_s=self._clock()
@@ -181,12 +181,16 @@ class Scheduler:
         entries = list(step.scheduled.values())
         return SchedulerOutput(entries, step.preempted, step.num_tokens)
 
-    def update(self, output: SchedulerOutput, sampled: Sampled) -> list[EngineOutput]:
-        """Take in what the step computed: `sampled` has exactly the entries that sample. Returns an
-        output for each of them. Sequences that ended or were preempted since schedule() are passed
-        over."""
-        wanted = {(s.seq.request_id, s.seq.index) for s in output.scheduled if s.samples}
+    def update(
+        self, output: SchedulerOutput, sampled: Sampled, embedded: Embedded = NOTHING_EMBEDDED
+    ) -> list[EngineOutput]:
+        """Take in what the step computed: `sampled` has exactly the entries that sample, `embedded`
+        those that embed. Returns an output for each of them. Sequences that ended or were preempted
+        since schedule() are passed over."""
+        wanted = {entry.key for entry in output.scheduled if entry.samples}
         assert sampled.keys() == wanted, f"sampled {sampled.keys() ^ wanted} against the schedule"
+        wanted = {entry.key for entry in output.scheduled if entry.embeds}
+        assert embedded.keys() == wanted, f"embedded {embedded.keys() ^ wanted}"
         now = self._clock()
         outputs: list[EngineOutput] = []
         for entry in output.scheduled:
@@ -195,15 +199,15 @@ class Scheduler:
                 continue
             seq.num_in_flight -= entry.num_new_tokens
             seq.num_pending -= entry.samples
-            tokens = sampled[seq.request_id, seq.index] if entry.samples else []
+            tokens = sampled[entry.key] if entry.samples else []
             num_rejected = len(entry.draft_token_ids) + entry.samples - len(tokens)
             said = self._append(seq, tokens)
             computed = entry.start + entry.num_new_tokens - num_rejected
             seq.num_computed_tokens = min(computed, seq.num_tokens)
             self.cache.register(seq)
             self.cache.slide(seq)
-            if entry.samples:
-                outputs.append(self._answer(seq, said, now))
+            if entry.answers:
+                outputs.append(self._answer(seq, said, now, embedded.get(entry.key)))
         return outputs
 
     def fail_batch(self, output: SchedulerOutput) -> list[EngineOutput]:
@@ -296,14 +300,15 @@ class Scheduler:
 
     def _goes_on(self, seq: Sequence) -> bool:
         """Whether what is pending leaves anything to sample, and lets it be sampled now: penalties
-        look at all that was said; where only the host knows that, they wait for it."""
+        look at all that was said; where only the host knows that, they wait for it. A prompt to be
+        embedded goes on to its end."""
         if seq.num_pending and seq.is_penalised and not self._penalties_ahead:
             return False
-        return seq.num_output_tokens + seq.num_pending < seq.sampling.max_tokens
+        return seq.embeds or seq.num_output_tokens + seq.num_pending < seq.sampling.max_tokens
 
     def _drafts(self, seq: Sequence, room: int) -> list[int]:
         """The drafts worth verifying: the last token of all is never one."""
-        if seq.num_pending:
+        if seq.num_pending or seq.embeds:
             return []
         left = seq.sampling.max_tokens - seq.num_output_tokens - 1
         return seq.draft_token_ids[: min(room, left)]
@@ -343,7 +348,7 @@ class Scheduler:
         for entry in list(step.scheduled.values()):
             if step.budget == 0:
                 return
-            if not entry.samples:
+            if not entry.answers:
                 seq = entry.seq
                 num_new_tokens = min(seq.num_missing, entry.num_new_tokens + step.budget)
                 if self.cache.grow(seq, entry.start + num_new_tokens):
@@ -407,7 +412,7 @@ class Scheduler:
             state.first_scheduled_s = self._clock()
             state.cached_tokens = seq.num_cached_tokens
             self._num_queued -= 1
-            if self.cache.enabled:
+            if self.cache.serves(seq):
                 self.prefix_cache_query_tokens += seq.num_prompt_tokens
                 self.prefix_cache_hit_tokens += seq.num_cached_tokens
 
@@ -415,12 +420,14 @@ class Scheduler:
         """Add sampled tokens up to one that ends the sequence; those behind it never were."""
         for index, (token_id, _) in enumerate(tokens):
             seq.output_token_ids.append(token_id)
-            if self._finish_reason(seq) is not None:
+            if seq.reason_to_end(self.eos_token_ids) is not None:
                 return tokens[: index + 1]
         return tokens
 
-    def _answer(self, seq: Sequence, said: SampledTokens, now: float) -> EngineOutput:
-        """Tell what was appended, and finish the sequence if that was its end."""
+    def _answer(
+        self, seq: Sequence, said: SampledTokens, now: float, embedding: bytes | None
+    ) -> EngineOutput:
+        """Tell what was appended or embedded, and finish the sequence if that was its end."""
         state = self._requests[seq.request_id]
         state.generated_tokens += len(said)
         if state.first_token_s is None:
@@ -428,7 +435,7 @@ class Scheduler:
             if self.cache.enabled:
                 for sibling in state.sequences[1:]:
                     insort(self._waiting, sibling, key=_order)
-        reason = self._finish_reason(seq)
+        reason = seq.reason_to_end(self.eos_token_ids)
         if reason is not None:
             self._finish(state, seq, reason)
         return EngineOutput(
@@ -439,16 +446,8 @@ class Scheduler:
             logprobs=[entry for _, entry in said if entry is not None] or None,
             finish_reason=reason,
             finished=state.num_unfinished == 0,
+            embedding=embedding,
         )
-
-    def _finish_reason(self, seq: Sequence) -> FinishReason | None:
-        """An EOS or stop token ends the sequence and is part of its output: generated, counted."""
-        sampling, token_id = seq.sampling, seq.last_token_id
-        if seq.num_output_tokens >= sampling.min_tokens:
-            is_eos = token_id in self.eos_token_ids and not sampling.ignore_eos
-            if is_eos or token_id in sampling.stop_token_ids:
-                return "stop"
-        return "length" if seq.num_output_tokens >= sampling.max_tokens else None
 
     def _finish(self, state: RequestState, seq: Sequence, reason: FinishReason) -> None:
         """End one choice, wherever it is, and free its blocks."""

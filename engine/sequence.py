@@ -1,4 +1,5 @@
-"""One choice of one request while it is generated, and what all choices of a request share.
+"""One choice of one request while it is generated, or its prompt while that is embedded; and what
+all choices of a request share.
 
 Above: `prefix_cache.py` fills block tables, `scheduler.py` moves sequences between its queues, the
 model runner reads token ids, block tables and sampling parameters. Below: `protocol.py`. Knows
@@ -12,7 +13,10 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 
-from engine.protocol import FinishReason, SamplingParams, Usage
+import msgspec
+
+from engine.config import Pooling
+from engine.protocol import EngineRequest, FinishReason, SamplingParams, Usage
 
 FREED = -1
 """A block table's entry whose block was given back because it lies outside the sliding window. The
@@ -36,7 +40,8 @@ def choice_seed(seed: int, index: int) -> int:
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One choice. The first `num_computed_tokens` of its `num_tokens` have their KV in the blocks
-    of `block_table`; a step computes the next, and the step that catches up samples one more."""
+    of `block_table`; a step computes the next, and the step that catches up samples one more, or
+    completes the prompt's embedding."""
 
     request_id: str
     index: int
@@ -52,6 +57,10 @@ class Sequence:
     cache_salt: str
     """`EngineRequest.cache_namespace`"""
     adapter: str = ""
+    pooling: Pooling | None = None
+    """What its hidden states become an embedding by; None: it generates."""
+    dimensions: int | None = None
+    """Of the embedding; None: all."""
     output_token_ids: list[int] = field(default_factory=list)
     """Generated so far, a final EOS or stop token included."""
     num_computed_tokens: int = 0
@@ -105,6 +114,10 @@ class Sequence:
         return self.output_token_ids[-1] if self.output_token_ids else self.prompt_token_ids[-1]
 
     @property
+    def embeds(self) -> bool:
+        return self.pooling is not None
+
+    @property
     def num_missing(self) -> int:
         """Tokens, known here or on the device, whose KV no step computes yet."""
         known = len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_pending
@@ -116,9 +129,46 @@ class Sequence:
         p = self.sampling
         return p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
 
+    def reason_to_end(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """As what it has said ends it. An EOS or stop token is part of the output: generated,
+        counted. What embeds, and has its prompt computed, ends with that."""
+        if self.embeds:
+            return "stop"
+        sampling, token_id = self.sampling, self.last_token_id
+        if self.num_output_tokens >= sampling.min_tokens:
+            is_eos = token_id in eos_token_ids and not sampling.ignore_eos
+            if is_eos or token_id in sampling.stop_token_ids:
+                return "stop"
+        return "length" if self.num_output_tokens >= sampling.max_tokens else None
+
     @property
     def num_held_blocks(self) -> int:
         return len(self.block_table) - self.num_freed_blocks
+
+
+def sequences_of(
+    request: EngineRequest, *, arrival: int, seed: int, max_model_len: int, pooling: Pooling
+) -> tuple[Sequence, ...]:
+    """The choices of a request, which must fit. arrival: its number. seed: of the whole request."""
+    room = max_model_len - len(request.prompt_token_ids)
+    sampling = request.sampling
+    if sampling.max_tokens > room:
+        sampling = msgspec.structs.replace(sampling, max_tokens=room)
+    return tuple(
+        Sequence(
+            request_id=request.request_id,
+            index=index,
+            order=(arrival, index),
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=sampling,
+            seed=choice_seed(seed, index),
+            cache_salt=request.cache_namespace,
+            adapter=request.adapter,
+            pooling=pooling if request.embed else None,
+            dimensions=request.dimensions,
+        )
+        for index in range(request.n)
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +181,7 @@ class RequestState:
     arrival_s: float
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
+    """Or when the embedding was there."""
     cached_tokens: int = 0
     """Frozen when the first choice is first scheduled."""
     generated_tokens: int = 0
@@ -146,7 +197,7 @@ class RequestState:
         prompt_tokens = self.sequences[0].num_prompt_tokens
         if scheduled_s is None:
             return Usage(prompt_tokens=prompt_tokens)
-        # The step that finishes a prompt also samples its first token: one moment for both.
+        # The step that finishes a prompt also samples its first token, or embeds it: one moment.
         return Usage(
             prompt_tokens=prompt_tokens,
             cached_tokens=self.cached_tokens,

@@ -19,7 +19,7 @@ import msgspec
 from engine.protocol import EngineOutput
 from engine.runner.model_runner import Launched, ModelRunner, Sampled
 from engine.runner.speculative import Guesser
-from engine.schedule import ScheduledSequence, SchedulerOutput
+from engine.schedule import Embedded, ScheduledSequence, SchedulerOutput
 from engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Stepper:
     def step(self) -> list[EngineOutput]:
         """Launch a step if there is one to launch, and collect the oldest if enough are in flight.
 
-        Requests of a batch that raised, and those whose logits are not finite numbers, end with
+        Requests of a batch that raised, and those whose logits or vector are not finite, end with
         finish_reason "error"; the next step knows nothing of it.
         """
         if self._guesser is not None:
@@ -94,6 +94,7 @@ class Stepper:
         output = step.output
         try:
             sampled = self._runner.collect(step.launched)
+            embedded = self._runner.embedded(step.launched)
         except Exception:
             return self._fail(output)
         now_s = time.perf_counter()
@@ -101,19 +102,22 @@ class Stepper:
         step_s = now_s - max(step.started_s, self._collected_s)
         self._collected_s = now_s
         self._learn(step, sampled, step_s)
-        return self._take_in(output, sampled)
+        return self._take_in(output, sampled, embedded)
 
-    def _take_in(self, output: SchedulerOutput, sampled: Sampled) -> list[EngineOutput]:
+    def _take_in(
+        self, output: SchedulerOutput, sampled: Sampled, embedded: Embedded
+    ) -> list[EngineOutput]:
         lost = [
             entry
             for entry in output.scheduled
-            if entry.samples and (entry.seq.request_id, entry.seq.index) not in sampled
+            if (entry.samples and entry.key not in sampled)
+            or (entry.embeds and entry.key not in embedded)
         ]
         if not lost:
-            return self._scheduler.update(output, sampled)
-        logger.error("step %d: logits of %d sequences not finite", self.num_steps, len(lost))
+            return self._scheduler.update(output, sampled, embedded)
+        logger.error("step %d: numbers of %d sequences not finite", self.num_steps, len(lost))
         kept = [entry for entry in output.scheduled if entry not in lost]
-        outputs = self._scheduler.update(_part(output, kept), sampled)
+        outputs = self._scheduler.update(_part(output, kept), sampled, embedded)
         return outputs + self._scheduler.fail_batch(_part(output, lost))
 
     def _fail(self, output: SchedulerOutput) -> list[EngineOutput]:

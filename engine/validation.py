@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
-from engine.protocol import EngineRequest, SamplingParams
+from engine.protocol import NOTHING_SAMPLED, EngineRequest, SamplingParams
 
 MAX_CHOICES = 128
 """Largest `EngineRequest.n`."""
@@ -27,9 +27,10 @@ MAX_LOGIT_BIAS = 100.0
 def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int) -> None:
     """InvalidRequest with `param`, or ContextLengthExceeded, unless the request can run.
 
-    A max_tokens beyond what the context leaves is no error: generation ends with "length".
+    A max_tokens beyond what the context leaves is no error: generation ends with "length". An
+    embedding's prompt may be as long as the context.
     """
-    prompt = request.prompt_token_ids
+    prompt, embed = request.prompt_token_ids, request.embed
     if not 1 <= request.n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
     if not prompt:
@@ -38,12 +39,33 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int
         raise InvalidRequest(
             f"prompt token ids must be between 0 and {vocab_size - 1}", param="prompt_token_ids"
         )
-    check_sampling(request.sampling, vocab_size=vocab_size)
-    if len(prompt) >= max_model_len:
+    if not embed:
+        check_sampling(request.sampling, vocab_size=vocab_size)
+    elif request.n != 1:
+        raise InvalidRequest("n must be 1: a prompt has one embedding", param="n")
+    elif request.sampling != NOTHING_SAMPLED:
+        raise InvalidRequest("sampling is not for embeddings", param="sampling")
+    if len(prompt) > max_model_len - (not embed):
+        what = "an embedding's prompt" if embed else "prompt and answer together"
         raise ContextLengthExceeded(
-            f"the prompt has {len(prompt)} tokens, but prompt and answer together may have"
-            f" {max_model_len}",
+            f"the prompt has {len(prompt)} tokens, but {what} may have {max_model_len}",
             param="prompt_token_ids",
+        )
+
+
+def check_head(request: EngineRequest, *, generates: bool, embedding_size: int) -> None:
+    """InvalidRequest unless the model's head is for such a request."""
+    if not request.embed and not generates:
+        raise InvalidRequest(
+            "the model has no head to generate with: it only embeds", param="embed"
+        )
+    if request.dimensions is None:
+        return
+    if not request.embed:
+        raise InvalidRequest("dimensions is for embeddings alone", param="dimensions")
+    if not 1 <= request.dimensions <= embedding_size:
+        raise InvalidRequest(
+            f"dimensions must be between 1 and {embedding_size}", param="dimensions"
         )
 
 

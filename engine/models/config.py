@@ -12,11 +12,20 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from engine.config import Pooling
 from engine.errors import ConfigError, UnsupportedModel
 from engine.layers.rotary import LinearScaling, Llama3Scaling, RopeScaling
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 DEFAULT_ROPE_THETA = 10_000.0
+
+
+class EmbeddingHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of the hidden states behind the final norm when a prompt is embedded."""
+
+    pooling: Pooling = "last"
+    normalise: bool = True
+    """To unit length."""
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +70,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     experts: Experts | None = None
     quantization: dict[str, Any] | None = None
     """The checkpoint's quantization_config, which `weights/quantization.py` reads."""
+    generates: bool = True
+    """False: without a head there are no logits."""
+    embedding: EmbeddingHead = EmbeddingHead()
 
     @property
     def num_layers(self) -> int:
@@ -112,6 +124,7 @@ class HFConfig(msgspec.Struct, kw_only=True):
     norm_topk_prob: bool = False
     decoder_sparse_step: int = 1
     mlp_only_layers: list[int] = []
+    is_causal: bool = True
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +203,8 @@ def _refuse_unsupported(hf: HFConfig) -> None:
         raise UnsupportedModel(f"config.json: hidden_act {hf.hidden_act!r} is not supported (silu)")
     if hf.partial_rotary_factor != 1.0:
         raise UnsupportedModel("config.json: partial_rotary_factor other than 1 is not supported")
+    if not hf.is_causal:  # some embedding models are decoders trained to look at what comes, too
+        raise UnsupportedModel("config.json: is_causal false is not supported")
 
 
 def _check_sizes(

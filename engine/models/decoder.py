@@ -1,5 +1,8 @@
 """The pre-norm decoder that Llama, Mistral, Qwen2, Qwen3 and their mixtures of experts share.
 
+What it computes of a step's tokens becomes logits (`logits`), or is looked at itself (`hidden`)
+where a prompt is embedded.
+
 Above: `weights/loader.py` builds it, `runner/model_runner.py` runs it. Below: `engine.layers`.
 Knows no sequences: a step's tokens lie flat behind each other, attention plans tell them apart.
 Shapes: T tokens of the step, S rows whose next token is wanted.
@@ -8,6 +11,7 @@ Shapes: T tokens of the step, S rows whose next token is wanted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,6 +98,15 @@ def _bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     return (4 * config.hidden_size + heads + 3 * config.intermediate_size) * dtype.itemsize
 
 
+class States(NamedTuple):
+    """A step's tokens behind the last layer."""
+
+    delta: Tensor
+    """[T, hidden], what that layer has to add"""
+    residual: Tensor
+    """[T, hidden]"""
+
+
 class Decoder:
     """Token ids to logits. Built whole: weights are taken by their Hugging Face names."""
 
@@ -126,10 +139,13 @@ class Decoder:
             DecoderLayer(source, index, config, group) for index in range(config.num_layers)
         ]
         self._norm = RMSNorm(source, "model.norm", config.hidden_size, config.rms_norm_eps)
-        self._lm_head = ParallelLMHead(
-            self._lm_head_weight(source), group, deterministic=source.deterministic
-        )
-
+        self._lm_head: ParallelLMHead | None = None
+        if config.generates:
+            self._lm_head = ParallelLMHead(
+                source.head(self._lm_head_weight(source)),
+                group,
+                deterministic=source.deterministic,
+            )
         self._programs = LayerPrograms(_bytes_per_token(config, dtype))
 
     def _lm_head_weight(self, source: WeightSource) -> Tensor:
@@ -146,16 +162,31 @@ class Decoder:
         cache: Sequence[KVLayer],
         sampling_rows: Tensor,
     ) -> Tensor:
-        """Compute the step; the logits [S, vocab] of `sampling_rows` in the model's dtype.
+        """Compute the step; the logits [S, vocab] of `sampling_rows`, int64 [S] into the T tokens.
+        Otherwise as `states`."""
+        return self.logits(self.states(token_ids, positions, plans, cache), sampling_rows)
 
-        token_ids, positions: int64 [T]. plans: by window. cache: by layer. sampling_rows: int64 [S]
-        into the T tokens.
-        """
+    def states(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plans: Mapping[int | None, AttentionPlan],
+        cache: Sequence[KVLayer],
+    ) -> States:
+        """Compute the step. token_ids, positions: int64 [T]. plans: by window. cache: by layer."""
         residual = self._embedding(token_ids)
         rotation = self._rotary(positions)
-        delta, residual = self._through_layers(residual, rotation, plans, cache)
-        wanted = (x.index_select(0, sampling_rows) for x in (delta, residual))
-        return self._lm_head(self._norm.add(*wanted))
+        return States(*self._through_layers(residual, rotation, plans, cache))
+
+    def hidden(self, states: States, rows: Tensor) -> Tensor:
+        """[R, hidden] behind the final norm, in the model's dtype. rows: int [R] into the T
+        tokens."""
+        return self._norm.add(*(x.index_select(0, rows) for x in states))
+
+    def logits(self, states: States, rows: Tensor) -> Tensor:
+        """[R, vocab], alike, of a model that generates."""
+        assert self._lm_head is not None, "logits of a model without a head"
+        return self._lm_head(self.hidden(states, rows))
 
     def _through_layers(
         self,

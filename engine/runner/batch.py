@@ -51,6 +51,21 @@ class SampleRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledSpan:
+    """Tokens of the batch whose hidden states go into an embedding."""
+
+    seq: Sequence
+    start: int
+    stop: int
+    """Into the T tokens."""
+    begins: bool
+    """No step had any of the sequence's before."""
+    completes: bool
+    num_pooled: int
+    """Tokens that go into the embedding, those of other steps included."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepParts:
     """A step as the host knows it, its sequences in the order of the batch."""
 
@@ -69,6 +84,7 @@ class StepParts:
     """S of them, into the T tokens"""
     rows: list[SampleRow]
     """S of them, alike; those of one sequence lie side by side"""
+    pooled: list[PooledSpan]
 
     @property
     def adapters(self) -> list[tuple[str, int]]:
@@ -89,6 +105,7 @@ class Batch:
     unknown: list[tuple[int, Key]]
     """Index into the T tokens, and whose token it is that the step before samples"""
     adapters: list[tuple[str, int]]
+    pooled: list[PooledSpan]
 
 
 def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
@@ -108,6 +125,7 @@ def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
     unknown: list[tuple[int, Key]] = []
     wanted: list[int] = []
     rows: list[SampleRow] = []
+    pooled: list[PooledSpan] = []
     for number, (entry, end) in enumerate(zip(entries, ends.tolist(), strict=True)):
         seq, drafts = entry.seq, entry.draft_token_ids
         token_ids += seq.tokens(entry.start, entry.start + entry.num_new_tokens - len(drafts))
@@ -121,6 +139,11 @@ def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
                 SampleRow(seq, entry.output_index + ahead, drafts[:ahead])
                 for ahead in range(len(drafts) + 1)
             ]
+        if seq.pooling == "mean":
+            span = (end - entry.num_new_tokens, end, entry.start == 0, entry.embeds)
+            pooled.append(PooledSpan(seq, *span, num_pooled=seq.num_tokens))
+        elif entry.embeds:
+            pooled.append(PooledSpan(seq, end - 1, end, True, True, num_pooled=1))
     return StepParts(
         entries=entries,
         query_lens=query_lens,
@@ -131,6 +154,7 @@ def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
         unknown=unknown,
         sampling_rows=wanted,
         rows=rows,
+        pooled=pooled,
     )
 
 
@@ -151,4 +175,5 @@ def build_batch(output: SchedulerOutput, *, block_size: int, device: torch.devic
         rows=parts.rows,
         unknown=[(int(ends[number]) - 1, key) for number, key in parts.unknown],
         adapters=parts.adapters,
+        pooled=parts.pooled,
     )

@@ -26,7 +26,7 @@ from engine.kernels.paged_attention import (
     DeviceMetadata,
     KVLayer,
 )
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, States
 from engine.runner.batch import StepParts, lay_out
 from engine.runner.cuda_graphs import (
     CalledGraphs,
@@ -44,7 +44,7 @@ from engine.runner.device_buffers import (
     StepViews,
     layout_of,
 )
-from engine.runner.device_sampler import DeviceDrawing, DeviceSampler
+from engine.runner.device_sampler import DeviceSampler
 from engine.runner.model_runner import Launched, ModelRunner
 from engine.runner.sampling_tensors import adjusts
 from engine.runner.step_packer import StepPacker
@@ -124,6 +124,8 @@ class DeviceRunner(ModelRunner):
 
     def decodes(self) -> list[Decode]:
         """Those that are worth a graph."""
+        if not self._model.config.generates:
+            return []
         limits = self._limits
         plain = decodes_to_record(limits.largest_decode, limits.max_model_len, self._programs)
         if self._model.adapters is None:
@@ -133,7 +135,10 @@ class DeviceRunner(ModelRunner):
     @torch.inference_mode()
     def capture(self, backend: GraphBackend, decodes: Rows[Decode] | None = None) -> None:
         """Record decodes; None: all that are worth it. Nothing is written to the KV cache."""
-        graphs = DecodeGraphs(backend, self.decodes() if decodes is None else decodes)
+        decodes = self.decodes() if decodes is None else decodes
+        if not decodes:
+            return
+        graphs = DecodeGraphs(backend, decodes)
         graphs.capture(self._decode_work)
         self._graphs = graphs
 
@@ -142,15 +147,16 @@ class DeviceRunner(ModelRunner):
         """Start a step; the host waits for nothing."""
         parts = lay_out(output, MAX_VERIFIED)
         try:
-            return Launched(parts.rows, self._launch(parts, before))
+            return self._launch(parts, before)
         except Exception:
             # Whether the device got what changed in the block tables is not known.
             self._packer.forget()
             raise
 
-    def _launch(self, parts: StepParts, before: Launched | None) -> DeviceDrawing | None:
+    def _launch(self, parts: StepParts, before: Launched | None) -> Launched:
         num_rows = len(parts.rows)
         graph = self._graph_for(parts)
+        pooled = None
         if self._model.adapters is not None:
             self._model.adapters.assign(parts.adapters)
         drawn = self._buffers.drawn[:num_rows]
@@ -166,9 +172,11 @@ class DeviceRunner(ModelRunner):
             self._send(parts, before, layout)
             self._device_sampler.let_answers_pass()
             views = StepViews(self._buffers, size, layout)
-            logits = self._logits(views, _metadata(views, parts), None)
+            states = self._states(views, _metadata(views, parts), None)
+            pooled = self._pooler(states, parts.pooled)
             if num_rows == 0:
-                return None
+                return Launched(parts.rows, None, pooled)
+            logits = self._model.logits(states, views.sampling_rows)
             last_tokens = views.token_ids[views.sampling_rows]
         if any(adjusts(row) for row in parts.rows):
             self._device_sampler.draw_adjusted(
@@ -176,7 +184,7 @@ class DeviceRunner(ModelRunner):
             )
         elif graph is None:
             sampling.sample(logits, views.sampling, drawn)
-        return self._device_sampler.answer(logits, drawn, parts.rows)
+        return Launched(parts.rows, self._device_sampler.answer(logits, drawn, parts.rows), pooled)
 
     def _graph_for(self, parts: StepParts) -> Decode | None:
         """What a graph must be for to do this step; None if there is none."""
@@ -196,8 +204,8 @@ class DeviceRunner(ModelRunner):
         num_bytes = self._packer.pack(parts, previous, layout, staging.open())
         staging.send(self._buffers.inputs, num_bytes)
 
-    def _logits(self, views: StepViews, metadata: DeviceMetadata, out: Tensor | None) -> Tensor:
-        """[S, vocab] of the step whose inputs are on the device. out: where attention writes."""
+    def _states(self, views: StepViews, metadata: DeviceMetadata, out: Tensor | None) -> States:
+        """Of the step whose inputs are on the device. out: where attention writes."""
         # Only devices with Triton have this runner: nothing else should have to load it.
         from engine.kernels.paged_attention_triton import TritonAttentionPlan
 
@@ -209,9 +217,7 @@ class DeviceRunner(ModelRunner):
             window: TritonAttentionPlan(metadata, shape, window, out=out)
             for window in self._windows
         }
-        return self._model(
-            views.token_ids, views.positions, plans, self._cache, views.sampling_rows
-        )
+        return self._model.states(views.token_ids, views.positions, plans, self._cache)
 
     def _views_of(self, num_seqs: int) -> StepViews:
         """The inputs of a decode with a graph."""
@@ -253,7 +259,8 @@ class DeviceRunner(ModelRunner):
         memory, drawn = self._graph_memory, self._buffers.drawn[:size]
 
         def work() -> None:
-            logits = self._logits(views, metadata, memory.attended)
+            states = self._states(views, metadata, memory.attended)
+            logits = self._model.logits(states, views.sampling_rows)
             memory.logits[:size].copy_(logits)
             sampling.sample(logits, views.sampling, drawn)
 

@@ -1,8 +1,9 @@
 """Runs one scheduled step: batch, model, sampler.
 
-Above: `core.py`. Below: `batch.py`, `models/decoder.py`, `sampler.py`. Knows neither queues nor
-blocks but as numbers in a table, and keeps nothing between steps except the KV cache. A device with
-kernels has a runner of its own, `device_runner.py`, that launches otherwise and collects alike.
+Above: `core.py`. Below: `batch.py`, `models/decoder.py`, `sampler.py`, `pooling.py`. Knows neither
+queues nor blocks but as numbers in a table, and keeps nothing between steps except the KV cache and
+sums of embeddings. A device with kernels has a runner of its own, `device_runner.py`, that launches
+otherwise and collects alike.
 
 `launch` only hands work to the device; `collect` waits for what it sampled. A step may be launched
 before the one before it was collected: tokens that only the device knows are fed to it there.
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor
 
 from engine.kernels.paged_attention import AttentionShape, KVLayer, plan_attention
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, States
 from engine.runner.batch import Batch, Key, SampleRow, build_batch
+from engine.runner.pooling import Pooled, Pooler
 from engine.runner.sampler import Drawing, Sampler
-from engine.schedule import SampledTokens, SchedulerOutput
+from engine.schedule import Embedded, SampledTokens, SchedulerOutput
 
 Sampled = dict[Key, SampledTokens]
 
@@ -32,6 +34,8 @@ class Launched:
     rows: list[SampleRow]
     drawing: Drawing | None
     """What is being sampled, a row each; None when the step samples nothing."""
+    pooled: Pooled | None = None
+    """Embeddings; None when the step completes none."""
 
     def token_of(self) -> dict[Key, int]:
         """Row of the only token that each sequence samples."""
@@ -52,12 +56,20 @@ class ModelRunner:
         self._shape = shape
         self._windows = frozenset(model.config.windows)
         self._sampler = Sampler(eos_token_ids)
+        self._pooler = Pooler(model, deterministic=shape.deterministic)
+
+    @property
+    def generates(self) -> bool:
+        return self._model.config.generates
 
     @torch.inference_mode()
     def launch(self, output: SchedulerOutput, before: Launched | None = None) -> Launched:
         """Start a step. `before` is the step launched last, if it was not collected yet."""
-        rows, logits = self.logits(output, before)
-        return Launched(rows, self._sampler(logits, rows) if rows else None)
+        batch, states = self._compute(output, before)
+        drawing = None
+        if batch.rows:
+            drawing = self._sampler(self._model.logits(states, batch.sampling_rows), batch.rows)
+        return Launched(batch.rows, drawing, self._pooler(states, batch.pooled))
 
     def collect(self, launched: Launched) -> Sampled:
         """Wait for a step: (request_id, index) -> the drafts that were right and the token behind
@@ -79,22 +91,28 @@ class ModelRunner:
                 sampled.setdefault(key, []).append(token)
         return sampled
 
+    @staticmethod
+    def embedded(launched: Launched) -> Embedded:
+        """Wait for a step's embeddings. One whose numbers are not finite is left out."""
+        return {} if launched.pooled is None else launched.pooled.results()
+
     @torch.inference_mode()
     def logits(
         self, output: SchedulerOutput, before: Launched | None = None
     ) -> tuple[list[SampleRow], Tensor]:
         """Compute the step. The rows that sample and their logits [S, vocab], in the model's
         dtype."""
+        batch, states = self._compute(output, before)
+        return batch.rows, self._model.logits(states, batch.sampling_rows)
+
+    def _compute(self, output: SchedulerOutput, before: Launched | None) -> tuple[Batch, States]:
         shape = self._shape
         batch = build_batch(output, block_size=shape.block_size, device=shape.device)
         self._feed(batch, before)
         if self._model.adapters is not None:
             self._model.adapters.assign(batch.adapters)
         plans = {window: plan_attention(batch.attention, shape, window) for window in self._windows}
-        logits = self._model(
-            batch.token_ids, batch.positions, plans, self._cache, batch.sampling_rows
-        )
-        return batch.rows, logits
+        return batch, self._model.states(batch.token_ids, batch.positions, plans, self._cache)
 
     @staticmethod
     def _feed(batch: Batch, before: Launched | None) -> None:

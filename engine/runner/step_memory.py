@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.config import Pooling
 from engine.errors import ConfigError
 from engine.kernels.backend import uses_triton
 from engine.kernels.paged_attention import MAX_SCORES, AttentionShape
@@ -72,7 +73,8 @@ def warm_up(
     num_tokens = min(WARM_UP_TOKENS, max_num_tokens)
     num_seqs = min(WARM_UP_SEQS, max_num_seqs, num_tokens)
     if num_blocks * block_size >= num_tokens + num_seqs * block_size:
-        runner.collect(runner.launch(_step(num_tokens, num_seqs, block_size)))
+        pooling: Pooling | None = None if runner.generates else "last"
+        _run(runner, _step(num_tokens, num_seqs, block_size, pooling))
 
 
 def _measure(model: Decoder, shape: AttentionShape, limits: StepLimits) -> int:
@@ -91,7 +93,9 @@ def _measure(model: Decoder, shape: AttentionShape, limits: StepLimits) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    runner.collect(runner.launch(_step(num_tokens, num_seqs, shape.block_size)))
+    poolings: list[Pooling | None] = [model.config.embedding.pooling]
+    for pooling in [None, *poolings] if runner.generates else poolings:
+        _run(runner, _step(num_tokens, num_seqs, shape.block_size, pooling))
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before + held
 
@@ -99,6 +103,8 @@ def _measure(model: Decoder, shape: AttentionShape, limits: StepLimits) -> int:
 def _graph_bytes(runner: DeviceRunner, device: torch.device) -> int:
     """Of all graphs, from the largest, in whose memory the others run."""
     decodes = runner.decodes()
+    if not decodes:
+        return 0
     graphs = CudaGraphs(device)
     runner.capture(graphs, [max(decodes)])
     return graphs.num_bytes() + len(decodes) * GRAPH_BYTES
@@ -130,8 +136,16 @@ def _compute(
     return activations + rotation + gathered + max(scores, logits)
 
 
-def _step(num_tokens: int, num_seqs: int, block_size: int) -> SchedulerOutput:
-    """Prompts that together have `num_tokens`, all of which sample."""
+def _run(runner: ModelRunner, step: SchedulerOutput) -> None:
+    launched = runner.launch(step)
+    runner.collect(launched)
+    runner.embedded(launched)
+
+
+def _step(
+    num_tokens: int, num_seqs: int, block_size: int, pooling: Pooling | None
+) -> SchedulerOutput:
+    """Prompts that together have `num_tokens`, all of which sample, or are embedded."""
     scheduled = []
     next_block = 0
     for number in range(num_seqs):
@@ -145,11 +159,20 @@ def _step(num_tokens: int, num_seqs: int, block_size: int) -> SchedulerOutput:
             sampling=sampling,
             seed=0,
             cache_salt="",
+            pooling=pooling,
         )
         num_blocks = -(-length // block_size)
         seq.block_table = list(range(next_block, next_block + num_blocks))
         next_block += num_blocks
         scheduled.append(
-            ScheduledSequence(seq, length, start=0, samples=True, output_index=0, attempt=0)
+            ScheduledSequence(
+                seq,
+                length,
+                start=0,
+                samples=pooling is None,
+                output_index=0,
+                attempt=0,
+                embeds=pooling is not None,
+            )
         )
     return SchedulerOutput(scheduled=scheduled, preempted=[], num_tokens=num_tokens)

@@ -38,6 +38,7 @@ DTYPES = {
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.[kv]_scale$")
 """Derived values that old checkpoints store, recomputed here; and scales of a float8 KV cache."""
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 LENGTH_BYTES = 8
 """A safetensors file: the header's length, little-endian; the header, JSON; the data."""
 
@@ -77,6 +78,13 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stored = self._locate()
+        self.has_head = True
+        if EMBEDDING in self._stored:  # stored from within the model that has the head
+            self.has_head = HEAD in self._stored
+            self._stored = {
+                name if name == HEAD else f"model.{name}": stored
+                for name, stored in self._stored.items()
+            }
 
     @property
     def names(self) -> frozenset[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import torch
 
 from engine.layers.parallel import SINGLE_RANK, ParallelGroup
@@ -99,6 +100,8 @@ def load_model(
 def _build_stored(folder: Path, config: ModelConfig, how: _How) -> tuple[Decoder, int]:
     began = time.perf_counter()
     checkpoint = Checkpoint(folder)
+    if not checkpoint.has_head:
+        config = msgspec.structs.replace(config, generates=False)
     num_parameters = checkpoint.num_parameters()
     chosen = how.choose_dtype(config, num_parameters)
     with TensorReader(how.device) as reader:
@@ -130,7 +133,7 @@ def _build_dummy(config: ModelConfig, how: _How, seed: int) -> tuple[Decoder, in
 
 def _num_matrix_elements(config: ModelConfig) -> int:
     """Parameters without biases and norms, which are a part in thousands."""
-    embeddings = 1 if config.tie_word_embeddings else 2
+    embeddings = 1 if config.tie_word_embeddings or not config.generates else 2
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     width = config.num_layers * heads * config.head_dim + 3 * _num_neurons(config)
     return config.hidden_size * (config.vocab_size * embeddings + width)

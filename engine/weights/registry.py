@@ -16,6 +16,7 @@ from engine.errors import ConfigError, UnsupportedModel
 from engine.models import llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from engine.models.config import HFConfig, ModelConfig, parse, token_ids
 from engine.tokenizer import Tokenizer, read_tokenizer_config, special_tokens
+from engine.weights.embedding_head import read_embedding_head
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +28,13 @@ FAMILIES: dict[str, Callable[[HFConfig], ModelConfig]] = {
     "MixtralForCausalLM": mixtral.from_hf,
     "Qwen3MoeForCausalLM": qwen3_moe.from_hf,
 }
+HEADLESS = {name.replace("ForCausalLM", "Model"): family for name, family in FAMILIES.items()}
+"""The same without a head: they embed."""
 
 
 def load_model_config(folder: Path) -> ModelConfig:
     """Read config.json and, where it names other EOS ids, generation_config.json; where neither
-    names any, the EOS is that of tokenizer_config.json.
+    names any, the EOS is that of tokenizer_config.json. How it embeds is said beside them.
 
     Raises ConfigError (absent, broken or misfitting), UnsupportedModel (not built here).
     """
@@ -42,18 +45,25 @@ def load_model_config(folder: Path) -> ModelConfig:
         names = msgspec.convert(raw.get("architectures"), list[str] | None) or []
     except msgspec.ValidationError as error:
         raise ConfigError(f"{folder / 'config.json'}: architectures: {error}") from error
-    family = next((FAMILIES[name] for name in names if name in FAMILIES), None)
-    if family is None:
+    known = FAMILIES | HEADLESS
+    name = next((name for name in names if name in known), None)
+    if name is None:
         named = ", ".join(names) or "none named"
         supported = ", ".join(FAMILIES)
         raise UnsupportedModel(f"{folder}: architecture {named} is unknown; supported: {supported}")
-    config = family(parse(raw))
+    config = known[name](parse(raw))
     ids = (
         _generation_eos(folder, config.vocab_size)
         or config.eos_token_ids
         or _tokenizer_eos(folder, config.vocab_size)
     )
-    return msgspec.structs.replace(config, eos_token_ids=ids)
+    return msgspec.structs.replace(
+        config,
+        architecture=name,
+        eos_token_ids=ids,
+        generates=name in FAMILIES,
+        embedding=read_embedding_head(folder),
+    )
 
 
 def _generation_eos(folder: Path, vocab_size: int) -> tuple[int, ...]:

@@ -133,6 +133,12 @@ def generate(name: str, prompt: Sequence[int], max_tokens: int) -> list[int]:
 
 
 @torch.inference_mode()
+def hidden(name: str, token_ids: Sequence[int]) -> Tensor:
+    """float32 [len(token_ids), hidden] behind the final norm"""
+    return build(name).model(torch.tensor([list(token_ids)])).last_hidden_state[0].float()
+
+
+@torch.inference_mode()
 def logits(name: str, token_ids: Sequence[int]) -> Tensor:
     """float32 [len(token_ids), vocab]"""
     return build(name)(torch.tensor([list(token_ids)])).logits[0].float()

@@ -61,12 +61,17 @@ def request(
     )
 
 
+def embedding(request_id: str, prompt: list[int], salt: str = "") -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id, prompt_token_ids=prompt, embed=True, cache_salt=salt
+    )
+
+
 def execute(scheduler: Scheduler, output: SchedulerOutput, token: int = 1) -> list[EngineOutput]:
-    """A model that says `token` to everybody."""
-    sampled = {
-        (s.seq.request_id, s.seq.index): [(token, None)] for s in output.scheduled if s.samples
-    }
-    outputs = scheduler.update(output, sampled)
+    """A model that says `token` to everybody, and embeds nothing as a vector of no numbers."""
+    sampled = {s.key: [(token, None)] for s in output.scheduled if s.samples}
+    embedded = {s.key: b"" for s in output.scheduled if s.embeds}
+    outputs = scheduler.update(output, sampled, embedded)
     scheduler.check_integrity()
     return outputs
 

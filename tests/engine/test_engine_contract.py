@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from itertools import islice
@@ -18,7 +20,7 @@ from engine.errors import (
     EngineUnavailable,
     InvalidRequest,
 )
-from engine.fake import EOS_TOKEN_ID, FakeCore, FakeEngine, drawn
+from engine.fake import EOS_TOKEN_ID, FakeCore, FakeEngine, drawn, embedding
 from engine.protocol import (
     EngineOutput,
     EngineRequest,
@@ -182,6 +184,43 @@ async def test_many_streams_at_once(any_engine: Engine) -> None:
         assert text(outputs) == list(expected)
 
 
+async def test_an_embedding_is_one_output(any_engine: Engine) -> None:
+    found = []
+    for i, prompt in enumerate(([1, 2, 3] * 20, [1, 2, 3] * 20, [4])):
+        request = EngineRequest(request_id=f"r{i}", prompt_token_ids=prompt, embed=True)
+        (output,) = await collect(any_engine, request)
+        assert output.embedding == embedding(request) and output.token_ids == []
+        assert (output.finish_reason, output.finished) == ("stop", True)
+        cached_tokens = 48 if i == 1 else 0
+        assert output.usage == Usage(
+            prompt_tokens=len(prompt), cached_tokens=cached_tokens, prefilled=True
+        )
+        numbers = struct.unpack(f"<{any_engine.status.embedding_size}f", output.embedding)
+        assert math.hypot(*numbers) == pytest.approx(1)
+        found.append(numbers)
+        await any_engine.acknowledge(request.request_id)
+    assert found[0] == found[1] != found[2]
+    request = EngineRequest(request_id="cut", prompt_token_ids=[4], embed=True, dimensions=3)
+    (output,) = await collect(any_engine, request)
+    assert output.embedding is not None
+    cut = struct.unpack("<3f", output.embedding)
+    length = math.hypot(*found[2][:3])
+    assert cut == pytest.approx([number / length for number in found[2][:3]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [({"n": 2}, "n"), ({"dimensions": 17}, "dimensions"), ({"embed": False}, "max_tokens")],
+)
+async def test_an_embedding_is_refused_by_field(
+    any_engine: Engine, changes: dict[str, Any], param: str
+) -> None:
+    asked = {"request_id": "r", "prompt_token_ids": [1], "embed": True} | changes
+    with pytest.raises(InvalidRequest) as refused:
+        await collect(any_engine, EngineRequest(**asked))
+    assert refused.value.param == param
+
+
 async def test_a_closed_engine_is_unavailable(any_engine: Engine) -> None:
     await any_engine.close()
     assert not any_engine.connected
@@ -208,6 +247,16 @@ async def test_time_is_the_callers() -> None:
 
     await collect(FakeEngine(delay_s=3.0, sleep=sleep), ask(max_tokens=5))
     assert slept == [3.0] * 5
+
+
+async def test_a_fake_without_a_head_only_embeds() -> None:
+    fake = FakeEngine(FakeCore(generates=False))
+    assert fake.status.generates is False
+    request = EngineRequest(request_id="r", prompt_token_ids=[1], embed=True)
+    assert (await collect(fake, request))[0].embedding is not None
+    with pytest.raises(InvalidRequest) as refused:
+        await collect(fake, ask())
+    assert refused.value.param == "embed"
 
 
 async def test_a_full_queue_is_overload() -> None:

@@ -12,16 +12,19 @@ import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 import pytest_asyncio
 
 from engine.client import EngineClient
-from engine.errors import EngineUnavailable
+from engine.errors import EngineUnavailable, InvalidRequest
 from engine.protocol import (
     EngineRequest,
     OrphanedUsage,
     ReplicaStatus,
     SamplingParams,
+    Usage,
 )
 from tests.engine import checkpoints
 from tests.engine.peers import collect, until
@@ -29,6 +32,7 @@ from tests.engine.peers import collect, until
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
 PROMPT = list(range(3, 40))
+HIDDEN = checkpoints.SHAPE["hidden_size"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -164,6 +168,52 @@ async def test_a_killed_engine_is_known_at_once_and_its_successor_found(process:
     again = [id_ for output in await collect(client, ask("d", 50)) for id_ in output.token_ids]
     assert again == whole
     await client.close()
+
+
+async def test_embeddings_beside_a_text(process: Process) -> None:
+    """Their usage, never acknowledged, is what a gateway's death leaves."""
+    client = await EngineClient.connect(process.address, timeout_s=START_TIMEOUT_S)
+    assert client.status.generates and client.status.embedding_size == HIDDEN
+    speaking = asyncio.create_task(collect(client, ask("text", 100)))
+    states = checkpoints.hidden("llama3", PROMPT)
+    for i, (dimensions, cached_tokens) in enumerate(((None, 0), (7, 32), (HIDDEN, 32))):
+        request = EngineRequest(
+            request_id=f"e{i}",
+            prompt_token_ids=PROMPT,
+            embed=True,
+            dimensions=dimensions,
+            cache_salt="own",
+        )
+        (output,) = await collect(client, request)
+        wanted = states[-1, :dimensions] / states[-1, :dimensions].norm()
+        assert output.embedding is not None and output.usage.cached_tokens == cached_tokens
+        found = np.frombuffer(output.embedding, "<f4")
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=1e-5)
+    with pytest.raises(InvalidRequest, match="dimensions must be between 1 and"):
+        await collect(client, msgspec.structs.replace(request, dimensions=HIDDEN + 1))
+    assert (await speaking)[-1].usage.generated_tokens == 100
+    await client.close()
+    orphans: dict[str, OrphanedUsage] = {}
+
+    async def record(orphan: OrphanedUsage) -> bool:
+        orphans[orphan.request_id] = orphan
+        return True
+
+    heir = await EngineClient.connect(process.address, timeout_s=START_TIMEOUT_S, on_orphan=record)
+    await until(lambda: len(orphans) == 4)
+    assert orphans["e1"].usage == output_usage(orphans["e1"], cached_tokens=32)
+    await heir.close()
+
+
+def output_usage(orphan: OrphanedUsage, *, cached_tokens: int) -> Usage:
+    """Of an embedded PROMPT; times are as they were."""
+    return msgspec.structs.replace(
+        orphan.usage,
+        prompt_tokens=len(PROMPT),
+        cached_tokens=cached_tokens,
+        generated_tokens=0,
+        prefilled=True,
+    )
 
 
 async def test_sigterm_drains_and_exits_with_zero(process: Process) -> None:

@@ -1,7 +1,8 @@
 """The scheduler under random traffic over few blocks: every step is checked against an oracle.
 
 With `ahead`, each step is scheduled while the one before still runs, as on a device. With drafts,
-decodes carry guesses, some of them right."""
+decodes carry guesses, some of them right. Some requests embed: their vector stands for the text
+that the model saw, and a mean's for all tokens that it was given in one go from the start."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.config import Pooling
 from engine.protocol import EngineOutput, EngineRequest, FinishReason, Usage
 from engine.schedule import SampledTokens, ScheduledSequence, SchedulerOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, SequenceStatus
-from tests.engine.scheduling import EOS, Clock, make, request
+from tests.engine.scheduling import EOS, Clock, embedding, make, request
 
+Key = tuple[str, int]
 PROMPTS = [[10, 11, 12, 13, 14, 15, 16, 17, 18, 19] * 2, [10, 11, 12, 13] * 5, [30] * 20]
 
 
@@ -38,6 +41,8 @@ class Expected:
     usage: Usage | None = None
 
     def finish_reason(self, index: int) -> FinishReason | None:
+        if self.asked.embed:
+            return "stop"
         sampling, said = self.asked.sampling, self.said[index]
         stops = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {EOS})
         if said[-1] in stops and len(said) >= sampling.min_tokens:
@@ -62,8 +67,10 @@ class World:
         self.open: dict[str, Expected] = {}
         self.ended: set[str] = set()
         self.num_steps = 0
-        self.launched: list[tuple[SchedulerOutput, dict[tuple[str, int], SampledTokens]]] = []
-        self.num_accepted = self.num_dropped = 0
+        self.launched: list[tuple[SchedulerOutput, dict[Key, SampledTokens], dict[Key, bytes]]] = []
+        self.sums: dict[Sequence, list[int]] = {}
+        """What a runner adds up: here it is listed."""
+        self.num_accepted = self.num_dropped = self.num_embedded = 0
 
     def add(self, asked: EngineRequest) -> None:
         scheduler = self.scheduler
@@ -87,13 +94,17 @@ class World:
             for seq in self.scheduler._running:
                 seq.draft_token_ids = [draw() for _ in range(draw())]
         output = self.schedule()
-        sampled = {}
+        sampled, embedded = {}, {}
         for entry in output.scheduled:
             said = self.compute(entry, draw)
             if entry.samples:
-                sampled[entry.seq.request_id, entry.seq.index] = said
+                sampled[entry.key] = said
+            if entry.embeds:
+                embedded[entry.key] = self.embed(entry)
+            elif entry.seq.pooling == "mean":
+                self.add_up(entry)
         if output.scheduled:
-            self.launched.append((output, sampled))
+            self.launched.append((output, sampled, embedded))
         if not self.ahead or not output.scheduled or len(self.launched) > 1:
             self.take_in()
 
@@ -101,17 +112,22 @@ class World:
         """The oldest step in flight ends."""
         if not self.launched:
             return
-        output, sampled = self.launched.pop(0)
+        output, sampled, embedded = self.launched.pop(0)
         standing = {
-            (s.seq.request_id, s.seq.index)
+            s.key
             for s in output.scheduled
-            if s.samples and s.seq.status is SequenceStatus.RUNNING
+            if (s.samples or s.embeds) and s.seq.status is SequenceStatus.RUNNING
             if s.seq.num_preemptions == s.attempt
         }
-        answers = self.scheduler.update(output, sampled)
+        answers = self.scheduler.update(output, sampled, embedded)
         assert {(a.request_id, a.index) for a in answers} == standing
-        self.num_dropped += len(sampled) - len(answers)
+        self.num_dropped += len(sampled) + len(embedded) - len(answers)
         for answer in answers:
+            if answer.embedding is not None:
+                assert embedded[answer.request_id, 0] == answer.embedding
+                self.num_embedded += 1
+                self.hear(answer)
+                continue
             said = [token_id for token_id, _ in sampled[answer.request_id, answer.index]]
             assert answer.token_ids == said[: len(answer.token_ids)]
             assert answer.finish_reason is not None or answer.token_ids == said
@@ -151,11 +167,11 @@ class World:
         assert output.num_tokens <= scheduler.max_num_batched_tokens
         assert len({s.seq.order for s in entries}) == len(entries) <= scheduler.max_num_seqs
         kinds = [
-            s.samples and s.num_new_tokens == 1 + len(s.draft_token_ids)
+            (s.samples or s.embeds) and s.num_new_tokens == 1 + len(s.draft_token_ids)
             for s in entries
             if s.seq in running
         ]
-        assert all(a >= b for a, b in pairwise(kinds)), "decodes first"
+        assert all(a >= b for a, b in pairwise(kinds)), "those that lack one token first"
         kept = [s for s in running if s not in output.preempted]
         for victim in output.preempted:
             assert all(victim.order > s.order for s in kept), "not the latest"
@@ -174,7 +190,8 @@ class World:
         text = tuple(seq.token_ids) + tuple(ahead) + tuple(entry.draft_token_ids)
         assert entry.num_new_tokens >= 1
         assert entry.output_index == seq.num_output_tokens + len(ahead)
-        assert entry.samples == (stop == len(text))
+        assert entry.samples == (stop == len(text) and not seq.embeds)
+        assert entry.embeds == (stop == len(text) and seq.embeds)
         known = min(stop, seq.num_tokens)
         assert tuple(seq.tokens(entry.start, known)) == text[entry.start : known]
         first = 0 if window is None else max(0, entry.start - window + 1)
@@ -193,11 +210,23 @@ class World:
             self.num_accepted += 1
         return [(token_id, None) for token_id in said]
 
+    def add_up(self, entry: ScheduledSequence) -> list[int]:
+        """Tokens of a mean so far."""
+        seq = entry.seq
+        if entry.start == 0:
+            self.sums[seq] = []
+        self.sums[seq] += seq.tokens(entry.start, entry.start + entry.num_new_tokens)
+        return self.sums[seq]
+
+    def embed(self, entry: ScheduledSequence) -> bytes:
+        seq = entry.seq
+        return vector(self.add_up(entry) if seq.pooling == "mean" else seq.token_ids)
+
     def pending(self, seq: Sequence) -> list[int]:
         """What steps in flight have sampled for `seq`, which the scheduler does not know yet."""
         return [
             token_id
-            for output, sampled in self.launched
+            for output, sampled, _ in self.launched
             for entry in output.scheduled
             if entry.seq is seq and entry.samples and entry.attempt == seq.num_preemptions
             for token_id, _ in sampled[seq.request_id, seq.index]
@@ -208,6 +237,8 @@ class World:
         index = answer.index
         assert expected.reasons[index] is None, "a finished choice went on"
         expected.said[index] += answer.token_ids
+        wanted = vector(expected.asked.prompt_token_ids) if expected.asked.embed else None
+        assert answer.embedding == wanted
         expected.reasons[index] = answer.finish_reason
         assert answer.finish_reason == expected.finish_reason(index)
         self.bill(expected, answer)
@@ -225,6 +256,7 @@ class World:
         assert [answer.finished for answer in answers] == [False] * (len(answers) - 1) + [True]
         for answer in answers:
             assert answer.finish_reason == reason and not answer.token_ids
+            assert answer.embedding is None
             self.bill(expected, answer)
 
     def bill(self, expected: Expected, answer: EngineOutput) -> None:
@@ -232,7 +264,9 @@ class World:
         assert usage.prompt_tokens == len(expected.asked.prompt_token_ids)
         assert usage.generated_tokens == sum(map(len, expected.said))
         assert 0 <= usage.cached_tokens < usage.prompt_tokens
-        assert usage.prefilled == (usage.generated_tokens > 0)
+        assert usage.prefilled == (usage.generated_tokens > 0 or answer.embedding is not None)
+        if expected.asked.embed and self.scheduler._pooling == "mean":
+            assert usage.cached_tokens == 0
         if before is not None:
             assert usage.cached_tokens == before.cached_tokens
             assert usage.queue_time_s == before.queue_time_s
@@ -266,6 +300,7 @@ def make_world(
     max_seqs: int,
     ahead: bool = False,
     drafts: bool = False,
+    pooling: Pooling = "last",
 ) -> World:
     """As few blocks as the longest sequence needs, and `spare_blocks`. max_model_len is 40."""
     clock = Clock()
@@ -278,6 +313,7 @@ def make_world(
         "max_waiting": 6,
         "clock": clock,
         "max_steps_in_flight": 2 if ahead else 1,
+        "pooling": pooling,
     }
     least = make(1000, **bounds).max_blocks_per_seq
     return World(make(least + spare_blocks, **bounds), clock, ahead=ahead, drafts=drafts)
@@ -285,33 +321,21 @@ def make_world(
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        spare_blocks=st.integers(0, 12),
-        window=st.one_of(st.none(), st.integers(1, 20)),
-        enabled=st.booleans(),
-        max_tokens=st.integers(1, 24),
-        max_seqs=st.integers(1, 6),
-        ahead=st.booleans(),
-        drafts=st.booleans(),
-    )
-    def start(
-        self,
-        spare_blocks: int,
-        window: int | None,
-        enabled: bool,
-        max_tokens: int,
-        max_seqs: int,
-        ahead: bool,
-        drafts: bool,
-    ) -> None:
-        self.world = make_world(
-            spare_blocks=spare_blocks,
-            window=window,
-            enabled=enabled,
-            max_tokens=max_tokens,
-            max_seqs=max_seqs,
-            ahead=ahead,
-            drafts=drafts,
+        options=st.fixed_dictionaries(
+            {
+                "spare_blocks": st.integers(0, 12),
+                "window": st.one_of(st.none(), st.integers(1, 20)),
+                "enabled": st.booleans(),
+                "max_tokens": st.integers(1, 24),
+                "max_seqs": st.integers(1, 6),
+                "ahead": st.booleans(),
+                "drafts": st.booleans(),
+                "pooling": st.sampled_from(["last", "mean"]),
+            }
         )
+    )
+    def start(self, options: dict[str, Any]) -> None:
+        self.world = make_world(**options)
         self.num_requests = 0
 
     @precondition(lambda self: self.world.scheduler._num_queued < 6)
@@ -350,6 +374,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         )
 
+    @precondition(lambda self: self.world.scheduler._num_queued < 6)
+    @rule(
+        text=st.sampled_from(PROMPTS),
+        length=st.integers(1, 20),
+        suffix=st.lists(st.integers(40, 41), max_size=20),
+        salt=st.sampled_from(["", "", "org-2"]),
+    )
+    def add_embedding(self, text: list[int], length: int, suffix: list[int], salt: str) -> None:
+        self.num_requests += 1
+        self.world.add(embedding(f"r{self.num_requests}", text[:length] + suffix, salt))
+
     @rule(seed=st.integers(0, 2**16), times=st.integers(1, 8))
     def steps(self, seed: int, times: int) -> None:
         draw = sampler(random.Random(seed))
@@ -375,6 +410,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             self.world.drain(sampler(random.Random(0)))
             assert self.world.ended == {f"r{i + 1}" for i in range(self.num_requests)}
+
+
+def vector(token_ids: list[int]) -> bytes:
+    return bytes(token_ids)
 
 
 def sampler(rng: random.Random) -> Callable[[], int]:
@@ -420,12 +459,17 @@ def traffic(
         max_seqs=5,
         ahead=ahead,
         drafts=drafts,
+        pooling="mean" if drafts else "last",
     )
     draw, num_requests = sampler(rng), 0
     while world.num_steps < num_steps:
         while world.scheduler._num_queued < 4 and rng.random() < 0.4:
             num_requests += 1
             prompt = rng.choice(PROMPTS)[: rng.randint(1, 20)] + [40] * rng.randint(0, 3)
+            if rng.random() < 0.2:
+                long = prompt + [41] * rng.randint(0, 17)
+                world.add(embedding(f"r{num_requests}", long, rng.choice(["", "org-2"])))
+                continue
             world.add(
                 request(
                     f"r{num_requests}",
@@ -448,4 +492,5 @@ def traffic(
     assert scheduler.num_preemptions > 0 or window is not None, "the pool was never short"
     assert (scheduler.prefix_cache_hit_tokens > 0) is enabled
     assert (world.num_accepted > 0) is drafts
+    assert world.num_embedded > num_requests // 10
     assert world.num_dropped > 0 if ahead else world.num_dropped == 0

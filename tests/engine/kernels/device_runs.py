@@ -11,7 +11,7 @@ import torch
 import triton  # noqa: F401 (its interpreter is on for those who have imported it)
 
 from engine.block_pool import BlockPool
-from engine.config import BLOCK_SIZE
+from engine.config import BLOCK_SIZE, Pooling
 from engine.kernels.backend import uses_triton
 from engine.models.decoder import Decoder
 from engine.prefix_cache import PrefixCache
@@ -88,6 +88,7 @@ def stepper_of(
     ahead: bool,
     penalties_ahead: bool,
     guesser: Guesser | None,
+    pooling: Pooling = "last",
 ) -> tuple[Stepper, Scheduler]:
     steps = 2 if ahead else 1
     scheduler = Scheduler(
@@ -102,6 +103,7 @@ def stepper_of(
         eos_token_ids=(),
         max_steps_in_flight=steps,
         penalties_ahead=penalties_ahead,
+        pooling=pooling,
     )
     return Stepper(scheduler, runner, max_steps_in_flight=steps, guesser=guesser), scheduler
 
