@@ -72,17 +72,38 @@ def _block_at(args, item, index):
 
 
 @njit(error_model="numpy")
-def _fetch_ahead(args, item, index, stop, base):
-    """Ask for the item's head of a block before it is needed: blocks lie anywhere, and what fetches
-    ahead by itself stops at the end of each."""
-    if index < stop:
-        block = base + _block_at(args, item, index)
-        for line in range(0, BLOCK * args[HEAD_DIM] * (4 >> args[HALF]), 64):
-            v.prefetch(block + line)
+def _blocks(args, item, start, rows):
+    """The first block that rows [start, start + rows) of an item see, and the one behind the
+    last."""
+    valid = item[VALID] + start * item[VALID_STEP]
+    first = max(0, valid - args[WINDOW]) if args[WINDOW] > 0 else 0
+    last = valid + (rows - 1) * item[VALID_STEP]
+    return first // BLOCK, (last + BLOCK - 1) // BLOCK
 
 
 @njit(error_model="numpy")
-def _score(args, item, q, q_stride, rows, first_block, stop_block, scores):
+def _fetch(args, item, following, place):
+    """Ask for a block before it is needed: blocks lie anywhere, and what fetches ahead by itself
+    stops at the end of each. They are needed in the order of `place`: the item's keys, its values,
+    the keys of the item that follows."""
+    first, stop = _blocks(args, item, 0, min(MAX_ROWS, item[NUM_ROWS]))
+    count = stop - first
+    if place < count:
+        block = args[K] + _block_at(args, item, first + place)
+    elif place < 2 * count:
+        block = args[V] + _block_at(args, item, first + place - count)
+    else:
+        begin, end = _blocks(args, following, 0, min(MAX_ROWS, following[NUM_ROWS]))
+        index = begin + place - 2 * count
+        if index >= end:
+            return
+        block = args[K] + _block_at(args, following, index)
+    for line in range(0, BLOCK * args[HEAD_DIM] * (4 >> args[HALF]), 64):
+        v.prefetch(block + line)
+
+
+@njit(error_model="numpy")
+def _score(args, item, following, q, q_stride, rows, first_block, stop_block, scores):
     """scores[m, j] = q[m] K[j], not scaled; blocks two by two, the last one twice if it is odd."""
     zero = v.splat(types.float32(0.0))
     stride, half = args[SCORE_STRIDE], args[HALF]
@@ -94,8 +115,8 @@ def _score(args, item, q, q_stride, rows, first_block, stop_block, scores):
             v.store(at + row * stride + 64, zero)
         one = args[K] + _block_at(args, item, index)
         two = args[K] + _block_at(args, item, min(index + 1, stop_block - 1))
-        for ahead in range(AHEAD, AHEAD + 2):
-            _fetch_ahead(args, item, index + ahead, stop_block, args[K])
+        for ahead in range(AHEAD, AHEAD + min(2, stop_block - index)):
+            _fetch(args, item, following, index - first_block + ahead)
         multiply(half, rows, q, q_stride, one, two, 64, steps, at, stride)
 
 
@@ -140,18 +161,18 @@ def _mix_steps(args, rows, weights, values, steps, mixed):
 
 
 @njit(error_model="numpy")
-def _mix(args, item, rows, first, last, weights, mixed, spare):
+def _mix(args, item, following, rows, first, last, weights, mixed, spare):
     """mixed[m] = sum_j weights[m, j] V[j] over the keys [first, last); weights begin with the block
     of `first`."""
     half, dim = args[HALF], args[HEAD_DIM]
     zero = v.splat(types.float32(0.0))
     for i in range(rows * dim // 16):
         v.store(mixed + i * 64, zero)
-    last_block = (last + BLOCK - 1) // BLOCK
-    for index in range(first // BLOCK, last_block):
+    first_block, stop_block = first // BLOCK, (last + BLOCK - 1) // BLOCK
+    for index in range(first_block, stop_block):
         values = args[V] + _block_at(args, item, index)
-        _fetch_ahead(args, item, index + AHEAD, last_block, args[V])
-        a = weights + ((index - first // BLOCK) * 64 >> half)
+        _fetch(args, item, following, stop_block - first_block + index - first_block + AHEAD)
+        a = weights + ((index - first_block) * 64 >> half)
         begin, end = max(first - index * BLOCK, 0), min(last - index * BLOCK, BLOCK)
         step, stop = (begin + half) >> half, end >> half
         if step << half > begin:
@@ -165,23 +186,18 @@ def _mix(args, item, rows, first, last, weights, mixed, spare):
 
 
 @njit(error_model="numpy")
-def _attend_rows(args, item, q, q_stride, out, out_stride, start, rows, scratch):
+def _attend_rows(args, item, following, q, q_stride, out, out_stride, start, rows, scratch):
     """Rows [start, start + rows) of an item."""
     half, dim = args[HALF], args[HEAD_DIM]
     valid = item[VALID] + start * item[VALID_STEP]
     last = valid + (rows - 1) * item[VALID_STEP]
     first = max(0, valid - args[WINDOW]) if args[WINDOW] > 0 else 0
-    first_block, stop_block = first // BLOCK, (last + BLOCK - 1) // BLOCK
+    first_block, stop_block = _blocks(args, item, start, rows)
     spare = scratch
     mixed = spare + dim * 4
     scores = mixed + MAX_ROWS * dim * 4
     sums = tile_memory()
-    if start == 0:
-        for ahead in range(AHEAD):
-            _fetch_ahead(args, item, first_block + ahead, stop_block, args[K])
-    _score(args, item, q, q_stride, rows, first_block, stop_block, scores)
-    for ahead in range(AHEAD):
-        _fetch_ahead(args, item, first_block + ahead, stop_block, args[V])
+    _score(args, item, following, q, q_stride, rows, first_block, stop_block, scores)
     for row in range(rows):
         high = valid + row * item[VALID_STEP]
         low = max(0, high - args[WINDOW]) if args[WINDOW] > 0 else 0
@@ -194,7 +210,7 @@ def _attend_rows(args, item, q, q_stride, out, out_stride, start, rows, scratch)
             high - origin,
         )
         v.write_float(sums + row * 4, summed)
-    _mix(args, item, rows, first, last, scores, mixed, spare)
+    _mix(args, item, following, rows, first, last, scores, mixed, spare)
     for row in range(rows):
         share = v.splat(types.float32(1.0) / v.read_float(sums + row * 4))
         for i in range(dim // 16):
@@ -202,16 +218,22 @@ def _attend_rows(args, item, q, q_stride, out, out_stride, start, rows, scratch)
             store(half, out + row * out_stride + (i * 64 >> half), value)
 
 
+@njit(error_model="numpy")
+def _item(args, index):
+    return v.pointer_to(args[ITEMS] + min(index, args[NUM_ITEMS] - 1) * ITEM_WIDTH * 8)
+
+
 @cfunc(SIGNATURE, error_model="numpy", cache=True)
 def attend(args):
     counter = v.address_of(args)
     scratch = args[SCRATCH] + v.next_index(counter + SLOT * 8) * args[SCRATCH_BYTES]
     row_bytes = args[HEAD_DIM] * (4 >> args[HALF])
-    while True:
-        index = v.next_index(counter)
-        if index >= args[NUM_ITEMS]:
-            return
-        item = v.pointer_to(args[ITEMS] + index * ITEM_WIDTH * 8)
+    index = v.next_index(counter)
+    for place in range(AHEAD):
+        _fetch(args, _item(args, index), _item(args, index), place)
+    while index < args[NUM_ITEMS]:
+        behind = v.next_index(counter)
+        item, following = _item(args, index), _item(args, behind)
         q_stride = args[Q_STRIDE] if item[VALID_STEP] else row_bytes
         out_stride = args[OUT_STRIDE] if item[VALID_STEP] else row_bytes
         q = args[Q] + item[TOKEN] * args[Q_STRIDE] + item[HEAD] * row_bytes
@@ -221,6 +243,7 @@ def attend(args):
             _attend_rows(
                 args,
                 item,
+                following,
                 q + start * q_stride,
                 q_stride,
                 out + start * out_stride,
@@ -229,3 +252,4 @@ def attend(args):
                 rows,
                 scratch,
             )
+        index = behind

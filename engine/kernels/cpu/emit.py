@@ -65,7 +65,7 @@ def fused(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Va
     return call(builder, "llvm.fma.v16f32", F32, a, b, c)
 
 
-def prefetch(builder: ir.IRBuilder, address: ir.Value, cache: int = 3) -> None:
-    """Ask for the cache line at an address, into the core's first cache (3) or second (2)."""
+def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Ask for the cache line at an address, to be read, into the core's first cache."""
     place = pointer(builder, address)
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, INT(0), INT(cache), INT(1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, INT(0), INT(3), INT(1))

@@ -307,10 +307,10 @@ def root(context: Any, value: Any) -> Any:
 
 @intrinsic
 def prefetch(context: Any, address: Any) -> Any:
-    """Ask for the cache line at an address, into the core's second cache"""
+    """Ask for the cache line at an address"""
 
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
-        e.prefetch(builder, args[0], 2)
+        e.prefetch(builder, args[0])
 
     return types.void(types.int64), generate
 
