@@ -35,6 +35,7 @@ from engine.kernels.rotary_cache import rotate
 from engine.kernels.swiglu import swiglu
 from engine.layers.rotary import RotaryEmbedding
 from engine.protocol import EngineRequest, SamplingParams
+from engine.runner.batch import SampleRow
 
 CPU = torch.device("cpu")
 VOCAB = 211
@@ -112,17 +113,16 @@ def serve(core: EngineCore, asked: dict[str, Asked]) -> Bits:
     """Every logit that was sampled from. One that is computed twice must be the same twice."""
     bits: Bits = {}
     runner = core._stepper._runner
-    compute = runner.logits
+    sample = runner._sampler
 
-    def note(*arguments: Any) -> Any:
-        rows, logits = compute(*arguments)
-        for row, values in zip(rows, logits, strict=True):
+    def note(logits: Tensor, rows: list[SampleRow]) -> Any:
+        for row, values in zip(rows, logits.clone(), strict=True):
             text = (row.seq.token_ids + row.drafts)[len(row.seq.prompt_token_ids) :]
             said.setdefault((row.seq.request_id, row.num_output_tokens), {})[tuple(text)] = values
-        return rows, logits
+        return sample(logits, rows)
 
     said: dict[tuple[str, int], dict[tuple[int, ...], Tensor]] = {}
-    runner.logits = note  # type: ignore[assignment, method-assign]
+    runner._sampler = note  # type: ignore[assignment]
     texts: dict[str, list[int]] = {name: [] for name in asked}
     waiting, steps = dict(asked), 0
     try:
@@ -140,7 +140,7 @@ def serve(core: EngineCore, asked: dict[str, Asked]) -> Bits:
                 texts[output.request_id] += output.token_ids
             steps += 1
     finally:
-        runner.logits = compute  # type: ignore[method-assign]
+        runner._sampler = sample
     core.check_integrity()
     for (name, count), by_text in said.items():  # behind a wrong guess nobody goes on
         found = by_text.get(tuple(texts[name][:count]))
@@ -212,6 +212,17 @@ def test_alone_and_in_any_batch(case: str, library: str, tmp_path: Path) -> None
     core = start(tmp_path, changes, speculative="ngram", **SMALL, **options)
     assert differences(serve(core, asked), expected) == []
     assert core.status().num_preemptions > 0
+    guesser = core._stepper._guesser
+    assert guesser is not None and guesser.num_guessed > 0
+
+
+def test_verified_as_a_draft(tmp_path: Path) -> None:
+    """The draft model itself is not deterministic."""
+    asked = draw(3)
+    options: dict[str, Any] = {"dtype": "bfloat16"}
+    expected = alone(start(tmp_path, {}, enable_prefix_caching=False, **options), asked)
+    core = start(tmp_path, {}, speculative="draft", draft_model=tmp_path, **SMALL, **options)
+    assert differences(serve(core, asked), expected) == []
     guesser = core._stepper._guesser
     assert guesser is not None and guesser.num_guessed > 0
 
