@@ -249,6 +249,7 @@ def _guesser(config: EngineConfig, draft: Decoder, runner: ModelRunner) -> Guess
         block_size=BLOCK_SIZE,
         max_num_tokens=config.max_num_batched_tokens,
         max_model_len=draft.config.max_position_embeddings,
+        has_graphs=isinstance(runner, DeviceRunner),
     )
     return Guesser(drafter)
 

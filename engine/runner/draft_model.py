@@ -12,7 +12,8 @@ point mass (Leviathan et al. 2023, arXiv:2211.17192), lossless whatever was draf
 How: the scheduler reserves blocks for placeholders; before the step they are filled in. A pass over
 what the draft model lacks draws the first draft of each sequence, and each further pass, launched a
 step ahead and fed on the device, one more. The last draft's own KV is not computed: the next first
-pass makes up for it, as for anything else that is missing.
+pass makes up for it, as for anything else that is missing; or, where decodes are replayed as
+graphs, which take one token of each sequence, a pass of its own before that.
 
 What a draft model holds is trusted only where it computed it itself, for this sequence, in blocks
 that are still the sequence's: others may have been filled while nobody drafted. A sequence that
@@ -107,15 +108,17 @@ class Drafter:
         block_size: int,
         max_num_tokens: int,
         max_model_len: int,
+        has_graphs: bool = False,
     ) -> None:
         """max_num_tokens: that `runner` computes at once. max_model_len: longest text that the
-        draft model knows; behind it nothing is drafted."""
+        draft model knows; behind it nothing is drafted. has_graphs: `runner` has, of decodes."""
         assert num_drafts >= 1
         self._runner = runner
         self._num_drafts = num_drafts
         self._block_size = block_size
         self._max_num_tokens = max_num_tokens
         self._max_model_len = max_model_len
+        self._has_graphs = has_graphs
         self._held: dict[Sequence, _Held] = {}
         self._behind: list[_Held] = []
         """Those that should catch up in this step."""
@@ -212,6 +215,8 @@ class Drafter:
         portions: list[tuple[_Held, int]],
     ) -> list[list[int]]:
         """Drafts for each of `drafting`; fewer than asked where logits are not finite."""
+        if self._has_graphs and not portions:
+            self._make_up(drafting)
         first = [held.entry(held.num_computed, end, None) for held, end in portions]
         first += [
             held.entry(held.num_computed, entry.start + 1, entry.output_index)
@@ -233,6 +238,23 @@ class Drafter:
                 if found is not None and len(drafts) == number:
                     drafts.append(found[0][0])
         return drawn
+
+    def _make_up(self, drafting: list[tuple[ScheduledSequence, _Held]]) -> None:
+        """Compute the one token that some lack before their last, if nobody lacks more: so that the
+        passes behind it are decodes. What it draws is not looked at: the next token is known."""
+        missing = [entry.start - held.num_computed for entry, held in drafting]
+        if max(missing) != 1:
+            return
+        self._launch(
+            [
+                held.entry(held.num_computed, entry.start, entry.output_index)
+                for (entry, held), lacking in zip(drafting, missing, strict=True)
+                if lacking
+            ],
+            None,
+        )
+        for entry, held in drafting:
+            held.num_computed = entry.start
 
     def _launch(self, entries: list[ScheduledSequence], before: Launched | None) -> Launched:
         num_tokens = sum(entry.num_new_tokens for entry in entries)

@@ -473,6 +473,10 @@ def test_what_cannot_be_drafted_with_is_told(folders: dict[str, Path], tmp_path:
     (other / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
     with pytest.raises(ConfigError, match="vocab_size of 200, the model 199"):
         start(model, draft_model=other, speculative="draft")
+    headless = tmp_path / "headless"
+    checkpoints.build("llama3").model.save_pretrained(headless)
+    with pytest.raises(ConfigError, match="has no head"):
+        start(model, draft_model=headless, speculative="draft")
 
 
 def test_the_command_line_names_it() -> None:
