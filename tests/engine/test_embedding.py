@@ -400,10 +400,18 @@ def test_the_same_bits_whatever_the_steps(save: Save, pooling: Pooling) -> None:
     assert len(found) == 1
 
 
-def test_guesses_are_for_those_who_speak(save: Save) -> None:
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("speculative", ["ngram", "draft"])
+def test_guesses_are_for_those_who_speak(save: Save, speculative: str, pooling: Pooling) -> None:
     """A prompt that lacks one token is no decode."""
-    core = start(save("llama3"), speculative="ngram", max_num_batched_tokens=16)
+    draft = save("llama2") if speculative == "draft" else None
+    core = start(
+        save("llama3", pooling),
+        speculative=speculative,
+        draft_model=draft,
+        max_num_batched_tokens=16,
+    )
     prompt = [5, 6, 7, 8] * 8 + [5]
     outputs = run(core, [embed(0, prompt), greedy(0, prompt, 4)])
-    assert_close(vector(outputs["e0"]), expected("llama3", prompt))
+    assert_close(vector(outputs["e0"]), expected("llama3", prompt, pooling))
     assert text(outputs["0"]) == checkpoints.generate("llama3", prompt, 4)
