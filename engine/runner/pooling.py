@@ -104,6 +104,6 @@ class Pooler:
             numbers = part.double()
             if before is not None:
                 numbers = torch.cat((before[None], numbers))
-            return numbers.cumsum(0)[-1]
+            return numbers.cumsum(0)[-1].clone()  # not a view of all
         total = part.sum(0, dtype=torch.float32)
         return total if before is None else before + total

@@ -372,11 +372,15 @@ def test_a_vector_that_is_no_number_harms_itself_alone(
     assert text(outputs["0"]) == checkpoints.generate("llama2", prompt, 4)
 
 
-def test_an_aborted_mean_leaves_nothing(save: Save) -> None:
-    core = start(save("llama3", "mean"), max_num_batched_tokens=16)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_aborted_mean_leaves_nothing(save: Save, deterministic: bool) -> None:
+    """And holds one vector while it lives."""
+    core = start(save("llama3", "mean"), max_num_batched_tokens=16, deterministic=deterministic)
     prompt = prompts()[8]
     core.add(embed(0, prompt))
     core.step()
+    (kept,) = core._stepper._runner._pooler._sums.values()
+    assert kept.untyped_storage().nbytes() == HIDDEN * kept.itemsize
     (last,) = core.abort("e0")
     assert (last.finish_reason, last.finished, last.embedding) == ("abort", True, None)
     assert last.usage.prefilled is False, "nothing to bill"
