@@ -1,8 +1,8 @@
 """A run of kernels recorded once and played again in one call.
 
-Above: `models/decoder.py` records its layers. Below: `cpu_backend.py`, `cpu/program.py`. Knows
-neither layers nor operations, but for the arguments that differ from step to step: those of
-attention, which its plan hands over.
+Above: `models/decoder.py` records its layers. Below: `cpu_backend.py`, `cpu_team.py`,
+`cpu/program.py`. Knows neither layers nor operations, but for the arguments that differ from step
+to step: those of attention, which its plan hands over.
 
 A layer is nine kernels of some ten microseconds each; from Python each call costs as much again.
 While a `Recorder` is active, kernels run as always and their arguments are kept. Playing them again
@@ -13,6 +13,7 @@ missing when the program is played, so it makes the recording void.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.kernels import cpu_backend
 from engine.kernels.cpu_backend import Call
+from engine.kernels.cpu_team import Team
 
 Varying = dict[str, tuple[int, tuple[int, ...]]]
 """For each kind of call whose arguments change between steps: the first that does, and those."""
@@ -142,13 +144,13 @@ class Program:
             cpu_backend.barrier(),
         )
 
-    def play(self, residual: Tensor, varying: Varying) -> tuple[Tensor, Tensor]:
+    def play(self, residual: Tensor, varying: Varying, threads: int) -> tuple[Tensor, Tensor]:
         self._first.copy_(residual)
         self._table[:, 0] = 0
         for name, (start, values) in varying.items():
             self._table[self._rows[name], start : start + len(values)] = values
         run = cpu_backend.kernel("program", "run_program")
-        cpu_backend.start(run, self._arguments, torch.get_num_threads())
+        cpu_backend.start(run, self._arguments, threads)
         return self._last, self._first
 
 
@@ -160,6 +162,7 @@ class LayerPrograms:
         self._arena_bytes = MAX_TOKENS * bytes_per_token + MAX_ALLOCATIONS * ALIGNMENT
         self._arenas: Arenas | None = None
         self._programs: dict[tuple[int, int], Program | None] = {}
+        self._team = Team(torch.get_num_threads())
 
     def run(self, residual: Tensor, varying: Varying, cache: int, layers: Layers) -> Pair:
         """What `layers` returns for `residual`. cache: address of the KV cache, another one is
@@ -168,11 +171,16 @@ class LayerPrograms:
         if key not in self._programs:
             if len(self._programs) >= MAX_PROGRAMS:
                 self._programs.clear()
+                self._team.forget()
             return self._record(key, residual, layers)
         program = self._programs[key]
         if program is None:
             return layers(residual, do_nothing)
-        return program.play(residual, varying)
+        threads = self._team.choose(key)
+        began = time.perf_counter()
+        result = program.play(residual, varying, threads)
+        self._team.took(key, threads, time.perf_counter() - began)
+        return result
 
     def _record(self, key: tuple[int, int], residual: Tensor, layers: Layers) -> Pair:
         first = residual.clone()
