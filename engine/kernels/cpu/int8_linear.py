@@ -27,16 +27,16 @@ def _in_tiles(kinds):
     four, three, two, one = kinds
 
     @njit(error_model="numpy")
-    def multiply(rows, a, a_stride, b, steps, c):
+    def multiply(rows, a, a_stride, b, following, steps, c):
         while rows >= 4:
-            four(a, a_stride, b, steps, c, 128)
+            four(a, a_stride, b, following, steps, c, 128)
             a, c, rows = a + 4 * a_stride, c + 4 * 128, rows - 4
         if rows == 3:
-            three(a, a_stride, b, steps, c, 128)
+            three(a, a_stride, b, following, steps, c, 128)
         elif rows == 2:
-            two(a, a_stride, b, steps, c, 128)
+            two(a, a_stride, b, following, steps, c, 128)
         elif rows == 1:
-            one(a, a_stride, b, steps, c, 128)
+            one(a, a_stride, b, following, steps, c, 128)
 
     return multiply
 
@@ -63,18 +63,20 @@ def int8_linear(args):
     tile = tile_memory()
     steps, half, rows = args[STEPS], args[HALF], args[ROWS]
     counter = v.address_of(args)
-    while True:
-        panel = v.next_index(counter)
-        if panel >= args[PANELS]:
-            return
-        weight = args[WEIGHT] + (panel * steps * 32 << half)
+    panel_bytes = steps * 32 << half
+    panel = v.next_index(counter)
+    while panel < args[PANELS]:
+        behind = v.next_index(counter)
+        weight = args[WEIGHT] + panel * panel_bytes
+        following = args[WEIGHT] + behind % args[PANELS] * panel_bytes
         if half:
-            _multiply_pairs(rows, args[X], args[X_STRIDE], weight, steps, tile)
+            _multiply_pairs(rows, args[X], args[X_STRIDE], weight, following, steps, tile)
         else:
-            _multiply_words(rows, args[X], args[X_STRIDE], weight, steps, tile)
+            _multiply_words(rows, args[X], args[X_STRIDE], weight, following, steps, tile)
         _finish(args, tile, panel, rows)
         size = 4 >> half
         left = min(32, args[OUTPUTS] - panel * 32)
         for row in range(rows):
             y = args[Y] + row * args[Y_STRIDE] + panel * 32 * size
             put(half, tile + row * 128, y, left)
+        panel = behind

@@ -43,19 +43,21 @@ def linear(args):
     steps, half = args[STEPS], args[HALF]
     size = 4 >> half
     counter = v.address_of(args)
-    while True:
-        index = v.next_index(counter)
-        if index >= blocks * args[PANELS]:
-            return
+    index, total = v.next_index(counter), blocks * args[PANELS]
+    while index < total:
+        behind = v.next_index(counter)
         first, panel = index // args[PANELS] * BLOCK_ROWS, index % args[PANELS]
         weight = args[WEIGHT] + panel * steps * 128
+        following = args[WEIGHT] + behind % args[PANELS] * steps * 128
         left = min(32, args[OUTPUTS] - panel * 32)
         last = min(first + BLOCK_ROWS, args[ROWS])
         for row in range(first, last, MAX_ROWS):
             rows = min(MAX_ROWS, last - row)
             _start(args, tile, panel, rows)
             x, stride = args[X] + row * args[X_STRIDE], args[X_STRIDE]
-            stream(half, rows, x, stride, weight, steps, tile, 128)
+            further = following if row + rows == last else weight
+            stream(half, rows, x, stride, weight, further, steps, tile, 128)
             for i in range(rows):
                 y = args[Y] + (row + i) * args[Y_STRIDE] + panel * 32 * size
                 put(half, tile + i * 128, y, left)
+        index = behind

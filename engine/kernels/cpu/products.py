@@ -40,32 +40,27 @@ def _in_tiles(tiles):
     return multiply
 
 
-multiply_words = _in_tiles(tiles.WORDS)
-"""C[rows, 32] += A[rows, steps] B[steps, 32] in float32; strides are bytes. The two halves of a row
-of B are at b0 and b1, b_stride apart from the next row."""
-multiply_pairs = _in_tiles(tiles.PAIRS)
-"""As `multiply_words` on words of two bfloat16: row s of B holds inputs 2s and 2s + 1."""
-
-
-_stream_words = _in_tiles(tiles.STREAMED_WORDS)
-_stream_pairs = _in_tiles(tiles.STREAMED_PAIRS)
-
-
-@njit(error_model="numpy")
-def stream(half, rows, a, a_stride, b, steps, c, c_stride):
-    """As `multiply` with a B that is one stretch of memory: what follows it is needed next."""
-    if half:
-        _stream_pairs(rows, a, a_stride, b, b + 64, 128, steps, c, c_stride)
-    else:
-        _stream_words(rows, a, a_stride, b, b + 64, 128, steps, c, c_stride)
+_words, _streamed_words = _in_tiles(tiles.WORDS), _in_tiles(tiles.STREAMED_WORDS)
+_pairs, _streamed_pairs = _in_tiles(tiles.PAIRS), _in_tiles(tiles.STREAMED_PAIRS)
 
 
 @njit(error_model="numpy")
 def multiply(half, rows, a, a_stride, b0, b1, b_stride, steps, c, c_stride):
+    """C[rows, 32] += A[rows, steps] B[steps, 32] on words, of one float32 or two bfloat16; strides
+    are bytes. The two halves of a row of B are at b0 and b1, b_stride apart from the next row."""
     if half:
-        multiply_pairs(rows, a, a_stride, b0, b1, b_stride, steps, c, c_stride)
+        _pairs(rows, a, a_stride, b0, b1, b_stride, steps, c, c_stride)
     else:
-        multiply_words(rows, a, a_stride, b0, b1, b_stride, steps, c, c_stride)
+        _words(rows, a, a_stride, b0, b1, b_stride, steps, c, c_stride)
+
+
+@njit(error_model="numpy")
+def stream(half, rows, a, a_stride, b, following, steps, c, c_stride):
+    """As `multiply` with a B in one stretch of memory; what is read next begins at `following`."""
+    if half:
+        _streamed_pairs(rows, a, a_stride, b, following, 0, steps, c, c_stride)
+    else:
+        _streamed_words(rows, a, a_stride, b, following, 0, steps, c, c_stride)
 
 
 @njit(error_model="numpy")

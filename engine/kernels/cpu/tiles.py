@@ -68,7 +68,8 @@ def _pairs(builder: ir.IRBuilder, acc: ir.Value, a: ir.Value, b: ir.Value) -> ir
 
 
 def _tile(rows: int, step_product: Any, streamed: bool) -> Any:
-    """streamed: B is one stretch of memory that other tiles go on with."""
+    """A row of B has two halves, at b0 and b1, b_stride apart from those of the next row. streamed:
+    it lies in one stretch of memory from b0 on, and what is read next begins at b1."""
 
     @intrinsic
     def tile(
@@ -84,13 +85,11 @@ def _tile(rows: int, step_product: Any, streamed: bool) -> Any:
     ) -> Any:
         def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
             a, stride, b0, b1, b_stride, steps, c, c_stride = args
+            places = (b0, b1, b_stride, None)
+            if streamed:
+                places = (b0, builder.add(b0, e.LONG(64)), e.LONG(4 * COLUMNS), b1)
             return _tile_loop(
-                builder,
-                (rows, step_product, streamed),
-                (a, stride),
-                (b0, b1, b_stride),
-                steps,
-                (c, c_stride),
+                builder, rows, step_product, (a, stride), places, steps, (c, c_stride)
             )
 
         return types.void(*[types.int64] * 8), generate
@@ -98,17 +97,28 @@ def _tile(rows: int, step_product: Any, streamed: bool) -> Any:
     return tile
 
 
+def _ask_ahead(
+    builder: ir.IRBuilder, b: ir.Value, following: ir.Value, down: ir.Value, size: ir.Value
+) -> None:
+    """Reading `size` bytes from `b` on has come `down`: ask for the line AHEAD of that, which may
+    be one of `following`."""
+    behind = builder.sub(builder.add(down, e.LONG(AHEAD)), size)
+    inside = builder.icmp_signed("<", behind, e.LONG(0))
+    end = builder.add(b, size)
+    e.prefetch(builder, builder.add(builder.select(inside, end, following), behind))
+
+
 def _tile_loop(
     builder: ir.IRBuilder,
-    kind: tuple[int, Any, bool],
+    rows: int,
+    step_product: Any,
     a: tuple[ir.Value, ir.Value],
-    b: tuple[ir.Value, ir.Value, ir.Value],
+    b: tuple[ir.Value, ir.Value, ir.Value, ir.Value | None],
     steps: ir.Value,
     c: tuple[ir.Value, ir.Value],
 ) -> None:
-    """kind: see `_tile`. Steps > 0. Accumulators live in registers from the first step to the
-    last."""
-    rows, step_product, streamed = kind
+    """b: the two halves of its first row, how far rows are apart, and where reading goes on, if it
+    is one stretch. Steps > 0. Accumulators live in registers from the first step to the last."""
     places = [
         builder.add(builder.add(c[0], builder.mul(c[1], e.LONG(row))), e.LONG(64 * half))
         for row in range(rows)
@@ -131,9 +141,11 @@ def _tile_loop(
         builder.load(e.pointer(builder, builder.add(start, down)), typ=e.I32, align=4)
         for start in b[:2]
     ]
-    if streamed:
-        for start in b[:2]:
-            e.prefetch(builder, builder.add(builder.add(start, down), e.LONG(AHEAD)))
+    if b[3] is not None:
+        size = builder.mul(steps, b[2])
+        for half in (0, 64):
+            further = builder.add(b[3], e.LONG(half))
+            _ask_ahead(builder, builder.add(b[0], e.LONG(half)), further, down, size)
     grown = []
     for row, start in enumerate(row_starts):
         at = builder.add(start, builder.shl(step, e.LONG(2)))
@@ -152,8 +164,12 @@ def _tile_loop(
 
 
 ROWS = (12, 8, 6, 4, 3, 2, 1)
-WORDS, STREAMED_WORDS = (tuple(_tile(n, _words, ahead) for n in ROWS) for ahead in (False, True))
-PAIRS, STREAMED_PAIRS = (tuple(_tile(n, _pairs, ahead) for n in ROWS) for ahead in (False, True))
+WORDS, STREAMED_WORDS = (
+    tuple(_tile(n, _words, streamed) for n in ROWS) for streamed in (False, True)
+)
+PAIRS, STREAMED_PAIRS = (
+    tuple(_tile(n, _pairs, streamed) for n in ROWS) for streamed in (False, True)
+)
 """One for each number of rows."""
 
 
@@ -161,29 +177,30 @@ def _bytes_tile(rows: int, numbers_of: Any, each: int) -> Any:
     """numbers_of: makes a word of A the `each` numbers it holds."""
 
     @intrinsic
-    def tile(context: Any, a: Any, stride: Any, b: Any, steps: Any, c: Any, c_stride: Any) -> Any:
+    def tile(
+        context: Any, a: Any, stride: Any, b: Any, following: Any, steps: Any, c: Any, c_stride: Any
+    ) -> Any:
         def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
-            a, stride, b, steps, c, c_stride = args
-            return _bytes_loop(
-                builder, rows, (numbers_of, each), (a, stride), b, steps, (c, c_stride)
-            )
+            a, stride, b, following, steps, c, c_stride = args
+            kind = (rows, numbers_of, each)
+            return _bytes_loop(builder, kind, (a, stride), (b, following), steps, (c, c_stride))
 
-        return types.void(*[types.int64] * 6), generate
+        return types.void(*[types.int64] * 7), generate
 
     return tile
 
 
 def _bytes_loop(
     builder: ir.IRBuilder,
-    rows: int,
-    numbers: tuple[Any, int],
+    kind: tuple[int, Any, int],
     a: tuple[ir.Value, ir.Value],
-    b: ir.Value,
+    b: tuple[ir.Value, ir.Value],
     steps: ir.Value,
     c: tuple[ir.Value, ir.Value],
 ) -> None:
-    """C[rows, 32] = A B; a step is 32 bytes of B for each number of a word. Steps > 0."""
-    numbers_of, each = numbers
+    """C[rows, 32] = A B; a step is 32 bytes of B for each number of a word. b: it, and what is read
+    next. Steps > 0."""
+    rows, numbers_of, each = kind
     row_starts = [builder.add(a[0], builder.mul(a[1], e.LONG(row))) for row in range(rows)]
     before = builder.basic_block
     loop = builder.append_basic_block("steps")
@@ -196,8 +213,9 @@ def _bytes_loop(
     sums = [builder.phi(e.F32) for _ in range(rows * 2 * each)]
     for phi in sums:
         phi.add_incoming(e.every(e.F32, 0.0), before)
-    place = builder.add(b, builder.mul(step, e.LONG(COLUMNS * each)))
-    e.prefetch(builder, builder.add(place, e.LONG(AHEAD)))
+    down = builder.mul(step, e.LONG(COLUMNS * each))
+    place = builder.add(b[0], down)
+    _ask_ahead(builder, *b, down, builder.mul(steps, e.LONG(COLUMNS * each)))
     columns = []
     for part in range(2 * each):
         at = e.pointer(builder, builder.add(place, e.LONG(LANES * part)))
