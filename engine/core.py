@@ -11,14 +11,15 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.block_pool import BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, InvalidRequest
 from engine.kernels.backend import uses_triton
 from engine.kernels.paged_attention import AttentionShape, KVLayer
 from engine.models.config import ModelConfig
@@ -42,9 +43,12 @@ from engine.runner.step_timeout import derive_step_timeout_s
 from engine.scheduler import Scheduler
 from engine.startup import GIB, Startup
 from engine.stepping import Stepper
-from engine.validation import check_adapter, check_head
+from engine.validation import check_adapter, check_head, check_request
 from engine.weights.loader import load_model
 from engine.weights.registry import load_model_config
+
+if TYPE_CHECKING:
+    from engine.runner.grammar_cache import GrammarCache
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ class _Loaded:
 
 
 class EngineCore:
-    """One model on one device. Not thread-safe: every call comes from the same thread.
+    """One model on one device. Not thread-safe: all calls but `prepare` come from one thread.
 
     Raises ConfigError or UnsupportedModel when the engine cannot start as configured.
     """
@@ -109,12 +113,26 @@ class EngineCore:
             startup.table(),
         )
 
+    def prepare(self, request: EngineRequest) -> None:
+        """What of `add` may take long: compile the grammar. Safe in any thread. Raises
+        InvalidRequest or ContextLengthExceeded."""
+        grammar, resolved = request.sampling.grammar, self.resolved
+        if grammar is not None:
+            check_request(
+                request, vocab_size=resolved.vocab_size, max_model_len=resolved.max_model_len
+            )
+            self._grammars.prepare(grammar)
+
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or EngineOverloaded."""
         resolved = self.resolved
         check_adapter(request, resolved.config.adapters)
         check_head(request, generates=resolved.generates, embedding_size=resolved.embedding_size)
-        self._scheduler.add(request)
+        sampling, constraint = request.sampling, None
+        if sampling.grammar is not None:
+            self.prepare(request)
+            constraint = self._grammars.constraint(sampling.grammar, sampling.stop_token_ids)
+        self._scheduler.add(request, constraint)
 
     def abort(self, request_id: str) -> list[EngineOutput]:
         """End a request now; a last output for each open choice, none when the id is unknown or
@@ -161,6 +179,19 @@ class EngineCore:
     def check_integrity(self) -> None:
         """AssertionError when a block is leaked or doubly owned."""
         self._scheduler.check_integrity()
+
+    @cached_property
+    def _grammars(self) -> GrammarCache:
+        # Where only torch and triton are, the engine starts all the same.
+        try:
+            from engine.runner.grammar import Vocabulary
+            from engine.runner.grammar_cache import GrammarCache
+        except ImportError as error:
+            message = f"grammar cannot be kept to: {error.name} is not installed"
+            raise InvalidRequest(message, param="grammar") from error
+        resolved = self.resolved
+        path = resolved.config.model / "tokenizer.json"
+        return GrammarCache(Vocabulary(str(path), resolved.vocab_size, resolved.eos_token_ids))
 
 
 def _device(asked: str) -> torch.device:

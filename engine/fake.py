@@ -176,11 +176,17 @@ class FakeCore:
         self._num_steps = self._generated = self._queried = self._hit = 0
         self._engine_id = str(uuid.uuid4())
 
+    def prepare(self, request: EngineRequest) -> None:
+        """Grammars are about texts, and here is none."""
+        if request.sampling.grammar is not None:
+            raise InvalidRequest("grammar is not supported without a model", param="grammar")
+
     def add(self, request: EngineRequest) -> None:
         resolved = self.resolved
         check_head(request, generates=resolved.generates, embedding_size=resolved.embedding_size)
         check_request(request, vocab_size=resolved.vocab_size, max_model_len=resolved.max_model_len)
         check_adapter(request, resolved.config.adapters)
+        self.prepare(request)
         config = self.resolved.config
         if len(self._waiting) >= config.max_waiting:
             raise EngineOverloaded(f"{config.max_waiting} requests are waiting")

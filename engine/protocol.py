@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
@@ -24,9 +24,22 @@ context is used up; abort: the client asked; error: the engine could not go on. 
 are found by the gateway, which aborts and reports `stop` itself."""
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an output must be, byte by byte. An output that nothing can follow ends with "stop";
+    while one is not complete, EOS and stop tokens are as forbidden as others that do not fit."""
+
+    kind: Literal["json_schema", "regex", "lark", "choice"]
+    text: str
+    """The schema as JSON; the regular expression, of the whole output; the grammar in the dialect
+    of Lark that llguidance reads; or a JSON array of strings, one of which is to be said."""
+    after_token_id: int | None = None
+    """Of a model that reasons first: whatever comes up to this token, once generated, is free. A
+    prompt that closes the reasoning itself leaves it None."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to turn logits into the next token. The order of application is that of vLLM:
-    logit_bias, min_tokens, penalties, temperature, min_p, top_k, top_p."""
+    logit_bias, min_tokens, penalties, grammar, temperature, min_p, top_k, top_p."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -50,6 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     """None: off. k >= 0: the chosen token and the k most likely, from the raw logits'
     log-softmax."""
+    grammar: Grammar | None = None
 
 
 NOTHING_SAMPLED = SamplingParams(max_tokens=0)

@@ -40,7 +40,14 @@ from engine.schedule import (
     SchedulerOutput,
     StepPlan,
 )
-from engine.sequence import FREED, RequestState, Sequence, SequenceStatus, sequences_of
+from engine.sequence import (
+    FREED,
+    Constraint,
+    RequestState,
+    Sequence,
+    SequenceStatus,
+    sequences_of,
+)
 from engine.validation import check_request
 
 LEAVE_SHARE = 4
@@ -63,10 +70,8 @@ def _remove(queue: list[Sequence], seq: Sequence) -> bool:
 
 
 class Scheduler:
-    """`cache` says how many blocks there are, how large, and which sliding window applies.
-
-    `clock` returns monotonic seconds; `seed` starts the draws for requests that name no seed.
-    """
+    """`cache` says how many blocks there are, how large, and which sliding window applies. `clock`
+    returns monotonic seconds; `seed` starts the draws for requests that name no seed."""
 
     def __init__(
         self,
@@ -130,7 +135,7 @@ class Scheduler:
 
     # What goes in
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, request: EngineRequest, constraint: Constraint | None = None) -> None:
         """Queue a request. InvalidRequest (naming `param`) or ContextLengthExceeded when it can
         never run, EngineOverloaded when `max_waiting` requests are queued; nothing is kept then."""
         check_request(request, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
@@ -145,6 +150,7 @@ class Scheduler:
             seed=self._random.getrandbits(64) if seed is None else seed,
             max_model_len=self.max_model_len,
             pooling=self._pooling,
+            constraint=constraint,
         )
         self._requests[request.request_id] = RequestState(
             request.request_id, sequences, arrival_s=self._clock()
@@ -217,9 +223,7 @@ class Scheduler:
             last
             for entry in output.scheduled
             if entry.stands()  # not ended with an earlier choice of the same request
-            for last in self._end(
-                self._requests[entry.seq.request_id], "error", "engine_step_failed"
-            )
+            for last in self._end(self._requests[entry.key[0]], "error", "engine_step_failed")
         ]
 
     # What there is
@@ -299,10 +303,9 @@ class Scheduler:
                 step.put(seq, 1)
 
     def _goes_on(self, seq: Sequence) -> bool:
-        """Whether what is pending leaves anything to sample, and lets it be sampled now: penalties
-        look at all that was said; where only the host knows that, they wait for it. A prompt to be
-        embedded goes on to its end."""
-        if seq.num_pending and seq.is_penalised and not self._penalties_ahead:
+        """Whether what is pending leaves anything to sample, and lets it be sampled now. A prompt
+        to be embedded goes on to its end."""
+        if seq.num_pending and seq.waits_for_pending(self._penalties_ahead):
             return False
         return seq.embeds or seq.num_output_tokens + seq.num_pending < seq.sampling.max_tokens
 

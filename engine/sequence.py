@@ -12,8 +12,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.config import Pooling
 from engine.protocol import EngineRequest, FinishReason, SamplingParams, Usage
@@ -28,6 +31,23 @@ class SequenceStatus(Enum):
     """Holds no blocks; a preempted sequence is WAITING again and keeps its output."""
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class Constraint(Protocol):
+    """What a choice may say. Where it stands follows from what was said alone, which it is shown
+    whenever it is asked: all of the output so far, so that nobody has to tell it of preemptions or
+    of guesses that were wrong."""
+
+    def copy(self) -> Constraint:
+        """For another choice, which has said nothing yet."""
+
+    def is_over(self, said: list[int]) -> bool:
+        """Whether nothing can follow."""
+
+    def allow(self, said: list[int], drafts: list[int], mask: NDArray[np.int32]) -> None:
+        """Clear the bits of what may not follow `said` and `drafts`. mask: all set, a bit for each
+        token, from the lowest of the first word on. Stays as it is where all is allowed, and behind
+        drafts that are not, or behind the last. All clear where nothing can be said any more."""
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -61,6 +81,8 @@ class Sequence:
     """What its hidden states become an embedding by; None: it generates."""
     dimensions: int | None = None
     """Of the embedding; None: all."""
+    constraint: Constraint | None = None
+    """Of what it generates; None: it may say anything."""
     output_token_ids: list[int] = field(default_factory=list)
     """Generated so far, a final EOS or stop token included."""
     num_computed_tokens: int = 0
@@ -129,6 +151,11 @@ class Sequence:
         p = self.sampling
         return p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
 
+    def waits_for_pending(self, penalties_ahead: bool) -> bool:
+        """Penalties and grammars look at all that was said. Where a device can penalise what only
+        it knows, penalties need not wait for it."""
+        return self.constraint is not None or (self.is_penalised and not penalties_ahead)
+
     def reason_to_end(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """As what it has said ends it. An EOS or stop token is part of the output: generated,
         counted. What embeds, and has its prompt computed, ends with that."""
@@ -139,6 +166,8 @@ class Sequence:
             is_eos = token_id in eos_token_ids and not sampling.ignore_eos
             if is_eos or token_id in sampling.stop_token_ids:
                 return "stop"
+        if self.constraint is not None and self.constraint.is_over(self.output_token_ids):
+            return "stop"
         return "length" if self.num_output_tokens >= sampling.max_tokens else None
 
     @property
@@ -147,9 +176,16 @@ class Sequence:
 
 
 def sequences_of(
-    request: EngineRequest, *, arrival: int, seed: int, max_model_len: int, pooling: Pooling
+    request: EngineRequest,
+    *,
+    arrival: int,
+    seed: int,
+    max_model_len: int,
+    pooling: Pooling,
+    constraint: Constraint | None = None,
 ) -> tuple[Sequence, ...]:
-    """The choices of a request, which must fit. arrival: its number. seed: of the whole request."""
+    """The choices of a request, which must fit. arrival: its number. seed: of the whole request.
+    constraint: of each choice."""
     room = max_model_len - len(request.prompt_token_ids)
     sampling = request.sampling
     if sampling.max_tokens > room:
@@ -166,6 +202,7 @@ def sequences_of(
             adapter=request.adapter,
             pooling=pooling if request.embed else None,
             dimensions=request.dimensions,
+            constraint=constraint and constraint.copy(),
         )
         for index in range(request.n)
     )

@@ -20,6 +20,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ import msgspec
 
 from engine.errors import (
     ConfigError,
+    EngineError,
     EngineOverloaded,
     EngineStepFailed,
     EngineUnavailable,
@@ -54,13 +56,15 @@ from engine.protocol import (
     Submit,
     Usage,
 )
-from engine.step_loop import Core, Result, StepLoop
+from engine.step_loop import Core, Result, StepLoop, refusal_of
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 MAX_CONNECTIONS = 512
+MAX_PREPARING = 64
+"""Requests whose grammars wait to be compiled, one at a time, beside the steps."""
 MAX_WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 """Bytes a peer may leave unread beyond what its socket holds."""
 ORPHAN_REOFFER_S = 30.0
@@ -106,6 +110,8 @@ class _LiveRequest:
     def __init__(self, connection: _Connection) -> None:
         self.connection: _Connection | None = connection  # None: lost, the request is an orphan
         self.aborting = False
+        self.preparing = False
+        """Not yet handed to the step thread."""
 
 
 class EngineServer:
@@ -113,6 +119,7 @@ class EngineServer:
 
     def __init__(self, core: Core, address: str) -> None:
         self._listen_address = parse_address(address)
+        self._core = core
         self._max_orphans = core.resolved.config.max_orphans
         self._step_loop = StepLoop(
             core,
@@ -127,6 +134,8 @@ class EngineServer:
         self._connections: set[_Connection] = set()
         self._num_accepted = 0
         self._handlers: set[asyncio.Task[None]] = set()
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="engine-prepare")
+        self._preparing: set[asyncio.Task[None]] = set()
         self._live: dict[str, _LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -182,6 +191,9 @@ class EngineServer:
         """Stop the thread, flush and close every connection, free the address."""
         self._listener.close()
         self._reoffer.cancel()
+        self._preparer.shutdown(wait=False, cancel_futures=True)
+        for task in self._preparing:
+            task.cancel()
         if not self._step_loop.stop(ABORT_TIMEOUT_S):
             log.error("the step in progress did not end in %s s", ABORT_TIMEOUT_S)
         writers = [connection.writer for connection in self._connections]
@@ -191,7 +203,8 @@ class EngineServer:
             await asyncio.wait(self._handlers, timeout=FLUSH_TIMEOUT_S)
         for writer in writers:  # those whose peer did not read in time
             writer.transport.abort()
-        await asyncio.gather(*self._handlers, self._reoffer, return_exceptions=True)
+        rest = (*self._handlers, *self._preparing, self._reoffer)
+        await asyncio.gather(*rest, return_exceptions=True)
         if isinstance(self._listen_address, UnixAddress):
             path = Path(self._listen_address.path)
             # Since the drain began nobody listens here: a successor may have taken the place.
@@ -303,20 +316,57 @@ class EngineServer:
             return Rejected(
                 request_id=request_id, code=EngineUnavailable.code, message="shutting down"
             )
-        if not self._step_loop.submit(request):
-            return Rejected(
-                request_id=request_id,
-                code=EngineOverloaded.code,
-                message="too many requests wait for the step in progress",
-            )
-        self._live[request_id] = _LiveRequest(connection)
-        self._idle.clear()
+        live = _LiveRequest(connection)
+        if request.sampling.grammar is None:
+            refusal = self._hand_over(request)
+        else:
+            refusal = self._prepare(request, live)
+        if refusal is None:
+            self._live[request_id] = live
+            self._idle.clear()
+        return refusal
+
+    def _hand_over(self, request: EngineRequest) -> Rejected | None:
+        if self._step_loop.submit(request):
+            return None
+        message = "too many requests wait for the step in progress"
+        return refusal_of(request, EngineOverloaded(message))
+
+    def _prepare(self, request: EngineRequest, live: _LiveRequest) -> Rejected | None:
+        if len(self._preparing) >= MAX_PREPARING:
+            message = f"{MAX_PREPARING} requests wait for their grammars"
+            return refusal_of(request, EngineOverloaded(message))
+        live.preparing = True
+        task = asyncio.create_task(self._submit_prepared(request, live))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
         return None
+
+    async def _submit_prepared(self, request: EngineRequest, live: _LiveRequest) -> None:
+        try:
+            await self._loop.run_in_executor(self._preparer, self._core.prepare, request)
+            refusal = self._hand_over(request)
+        except EngineError as error:
+            refusal = refusal_of(request, error)
+        except Exception as error:  # a bug, as in `_guard`
+            log.critical("cannot prepare a request", exc_info=True)
+            self._fail(error)
+            return
+        live.preparing = False
+        if refusal is not None:
+            del self._live[request.request_id]
+            if live.connection is not None:
+                self._send(live.connection, refusal)
+            if not self._live:
+                self._idle.set()
+        elif live.aborting:  # what it is answered with, the step thread knows
+            self._step_loop.abort(request.request_id)
 
     def _abort(self, request_id: str, live: _LiveRequest) -> None:
         if not live.aborting:
             live.aborting = True
-            self._step_loop.abort(request_id)
+            if not live.preparing:
+                self._step_loop.abort(request_id)
 
     # ---- what the step thread says
 

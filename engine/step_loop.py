@@ -47,10 +47,13 @@ Result = EngineOutput | Rejected
 
 
 class Core(Protocol):
-    """What the loop needs of an engine. Called from one thread only."""
+    """What the loop needs of an engine. Called from one thread only, but for `prepare`."""
 
     @property
     def resolved(self) -> ResolvedConfig: ...
+
+    def prepare(self, request: EngineRequest) -> None:
+        """Before `add`, what of it would hold up a step. Safe in any thread. Raises as `add`."""
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises `InvalidRequest` or `EngineOverloaded`."""
@@ -68,6 +71,12 @@ class Core(Protocol):
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` when a block is leaked or doubly owned."""
+
+
+def refusal_of(request: EngineRequest, error: EngineError) -> Rejected:
+    return Rejected(
+        request_id=request.request_id, code=error.code, message=error.message, param=error.param
+    )
 
 
 class StepLoop:
@@ -167,13 +176,7 @@ class StepLoop:
         try:
             self._core.add(command.request)
         except EngineError as error:
-            refusal = Rejected(
-                request_id=command.request.request_id,
-                code=error.code,
-                message=error.message,
-                param=error.param,
-            )
-            return [refusal]
+            return [refusal_of(command.request, error)]
         return []
 
     def _wait_for_work(self) -> list[Submit | Abort] | None:

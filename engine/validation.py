@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
-from engine.protocol import NOTHING_SAMPLED, EngineRequest, SamplingParams
+from engine.protocol import NOTHING_SAMPLED, EngineRequest, Grammar, SamplingParams
 
 MAX_CHOICES = 128
 """Largest `EngineRequest.n`."""
@@ -22,6 +22,8 @@ MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_LOGIT_BIAS = 100.0
 """Of either sign (OpenAI's)."""
+MAX_GRAMMAR_BYTES = 128 * 1024
+"""Of a grammar's text in UTF-8."""
 
 
 def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int) -> None:
@@ -110,3 +112,24 @@ def check_sampling(params: SamplingParams, *, vocab_size: int) -> None:
     for param, holds, allowed in rules:
         if not holds:
             raise InvalidRequest(f"{param} must be {allowed}", param=param)
+    if p.grammar is not None:
+        _check_grammar(p.grammar, known=known, is_known=(p.grammar.after_token_id or 0) in ids)
+        if p.ignore_eos:
+            raise InvalidRequest(
+                "ignore_eos must be false: a grammar says where an output ends", param="ignore_eos"
+            )
+
+
+def _check_grammar(grammar: Grammar, *, known: str, is_known: bool) -> None:
+    """Whether it can be compiled is another matter. is_known: of its after_token_id."""
+    if not is_known:
+        raise InvalidRequest(f"grammar's after_token_id must be {known}", param="grammar")
+    try:
+        size_bytes = len(grammar.text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("grammar holds a lone surrogate", param="grammar") from error
+    if size_bytes > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(
+            f"grammar must be at most {MAX_GRAMMAR_BYTES} bytes, it has {size_bytes}",
+            param="grammar",
+        )

@@ -9,6 +9,7 @@ the host is never waited for.
     x = logits + bias; x = -inf where the row may not stop yet
     x = x / r if x > 0 else x * r          for tokens of prompt and output (arXiv:1909.05858)
     x = x - f * count - p * (count > 0)    count: how often the output has the token
+    x = -inf where the row's grammar does not allow the token
     s = (x - max x) / temperature,  w = exp(s) in units of 2**-42
     kept: s >= log(min_p), s >= the top_k-th largest s, s >= the largest t with
           sum of w over s >= t at least top_p of the mass that the other two left
@@ -54,6 +55,9 @@ class LogitAdjustments(NamedTuple):
     than min_tokens, int32 [S]."""
     num_stop: Tensor
     min_tokens: Tensor
+    allowed: Tensor | None
+    """int32 [S, V / 32 rounded up], a bit for each token, from the lowest of the first word on.
+    None: no row has a grammar."""
     counts: Tensor
     """int32 [>= S, V], all zero, and zero again afterwards: scratch."""
     adjusted: Tensor

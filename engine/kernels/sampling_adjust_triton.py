@@ -1,4 +1,4 @@
-"""Bias, minimum length and penalties, dense over the rows of a batch where any row asks.
+"""Bias, minimum length, penalties and grammars, dense over the rows of a batch where any row asks.
 
 Two launches: `_count_kernel`, grid (S, history / BLOCK), counts the tokens of the history into a
 scratch of the vocabulary's size with integer atomics (exact in any order); `_adjust_kernel`, grid
@@ -51,7 +51,8 @@ def _count_kernel(
 def _adjust_kernel(
     logits_ptr, adjusted_ptr, counts_ptr, repetition_ptr, frequency_ptr, presence_ptr, lengths_ptr,
     prompt_lengths_ptr, bias_ids_ptr, bias_values_ptr, num_bias_ptr, stop_ids_ptr, num_stop_ptr,
-    min_tokens_ptr, bias_stride, stop_stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+    min_tokens_ptr, allowed_ptr, bias_stride, stop_stride, allowed_stride, VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_GRAMMARS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -81,6 +82,9 @@ def _adjust_kernel(
         presence = tl.where(times > 0, tl.load(presence_ptr + row), 0.0)
         scaled = scaled - tl.load(frequency_ptr + row) * times - presence
         x = tl.where(seen != 0, scaled, x)
+    if HAS_GRAMMARS:
+        word = tl.load(allowed_ptr + row * allowed_stride + token // 32, mask=inside, other=0)
+        x = tl.where((word >> (token % 32)) & 1 != 0, x, float("-inf"))
     tl.store(adjusted_ptr + row * VOCAB + token, x, mask=inside)
 
 
@@ -98,6 +102,8 @@ def adjust(logits: Tensor, adjustments: LogitAdjustments) -> Tensor:
     lists = (a.history, a.bias_ids, a.bias_values, a.stop_ids)
     assert all(each.stride(1) == 1 for each in lists)
     assert a.bias_ids.stride(0) == a.bias_values.stride(0)
+    # Any pointer will do where none is read.
+    allowed = a.stop_ids if a.allowed is None else a.allowed
     factors = (a.repetition, a.frequency, a.presence)
     _count_kernel[(rows, triton.cdiv(a.history.shape[1], block))](
         a.history, a.lengths, a.prompt_lengths, *factors, a.counts, a.history.stride(0),
@@ -105,8 +111,9 @@ def adjust(logits: Tensor, adjustments: LogitAdjustments) -> Tensor:
     )  # fmt: skip
     _adjust_kernel[(rows, triton.cdiv(vocab, block))](
         logits, out, a.counts, *factors, a.lengths, a.prompt_lengths, a.bias_ids, a.bias_values,
-        a.num_bias, a.stop_ids, a.num_stop, a.min_tokens, a.bias_ids.stride(0),
-        a.stop_ids.stride(0), VOCAB=vocab, **config,
+        a.num_bias, a.stop_ids, a.num_stop, a.min_tokens, allowed, a.bias_ids.stride(0),
+        a.stop_ids.stride(0), allowed.stride(0), VOCAB=vocab, HAS_GRAMMARS=a.allowed is not None,
+        **config,
     )  # fmt: skip
     return out
 
@@ -114,8 +121,10 @@ def adjust(logits: Tensor, adjustments: LogitAdjustments) -> Tensor:
 FLOATS = ("adjusted_ptr", "repetition_ptr", "frequency_ptr", "presence_ptr", "bias_values_ptr")
 
 
-def _aot(name: str, kernel: triton.JITFunction, vocab: int, dtype: str) -> AotCase:
-    constexprs = {"VOCAB": vocab, "BLOCK": 1024}
+def _aot(
+    name: str, kernel: triton.JITFunction, vocab: int, dtype: str, **constants: bool
+) -> AotCase:
+    constexprs = {"VOCAB": vocab, "BLOCK": 1024} | constants
     kinds = {"logits_ptr": f"*{dtype}", **dict.fromkeys(FLOATS, "*fp32")}
     signature = {
         arg: kinds.get(arg, "*i32" if arg.endswith("_ptr") else "i32")
@@ -127,6 +136,10 @@ def _aot(name: str, kernel: triton.JITFunction, vocab: int, dtype: str) -> AotCa
 
 AOT = [
     _aot("sampling_count", _count_kernel, 128256, "bf16"),
-    *(_aot("sampling_adjust", _adjust_kernel, vocab, "bf16") for vocab in (32000, 128256, 151936)),
-    _aot("sampling_adjust", _adjust_kernel, 128256, "fp32"),
+    *(
+        _aot("sampling_adjust", _adjust_kernel, vocab, "bf16", HAS_GRAMMARS=False)
+        for vocab in (32000, 128256, 151936)
+    ),
+    _aot("sampling_adjust", _adjust_kernel, 128256, "fp32", HAS_GRAMMARS=False),
+    _aot("sampling_adjust_grammars", _adjust_kernel, 151936, "bf16", HAS_GRAMMARS=True),
 ]

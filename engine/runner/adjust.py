@@ -1,7 +1,8 @@
-"""What requests do to logits before anything is drawn: bias, minimum length, penalties.
+"""What requests do to logits before anything is drawn: bias, minimum length, penalties, grammar.
 
-Above: `sampler.py`. Below: torch. In place and sparse: only the named tokens of the rows that asked
-are touched, so that a plain request costs nothing. The order is that of `SamplingParams`.
+Above: `sampler.py`, and `sampling_tensors.py` for devices that adjust by kernels. Below: torch. In
+place and sparse: only the named tokens of the rows that asked are touched, so that a plain request
+costs nothing. The order is that of `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence as Rows
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.protocol import SamplingParams
@@ -21,13 +23,29 @@ def adjust_logits(logits: Tensor, seqs: Rows[SampleRow], eos_token_ids: frozense
     _add_bias(logits, seqs)
     _forbid_early_stop(logits, seqs, eos_token_ids)
     _penalise(logits, seqs)
+    _forbid_what_does_not_fit(logits, seqs)
 
 
 def is_adjusted(row: SampleRow) -> bool:
     """Whether `adjust_logits` can change the row."""
     sampling = row.sampling
     waits = row.num_output_tokens < sampling.min_tokens
-    return row.seq.is_penalised or bool(sampling.logit_bias) or waits
+    bound = row.seq.constraint is not None
+    return row.seq.is_penalised or bool(sampling.logit_bias) or waits or bound
+
+
+def allowed_tokens(seqs: Rows[SampleRow], vocab: int) -> NDArray[np.int32] | None:
+    """[S, vocab / 32 rounded up]: a bit for each token, from the lowest of the first word on, set
+    where a row's grammar allows it. None where no row has a grammar."""
+    if all(row.seq.constraint is None for row in seqs):
+        return None
+    masks = np.full((len(seqs), -(-vocab // 32)), -1, np.int32)
+    for row, mask in zip(seqs, masks, strict=True):
+        if row.seq.constraint is not None:
+            said = row.seq.output_token_ids
+            assert len(said) + len(row.drafts) == row.num_output_tokens, "a grammar ahead of time"
+            row.seq.constraint.allow(said, row.drafts, mask)
+    return masks
 
 
 def _add_bias(logits: Tensor, seqs: Rows[SampleRow]) -> None:
@@ -89,3 +107,15 @@ def _penalise(logits: Tensor, seqs: Rows[SampleRow]) -> None:
     value = logits[at]
     value = torch.where(value > 0, value / repetition, value * repetition)
     logits[at] = value - frequency * count - presence * (count > 0)
+
+
+def _forbid_what_does_not_fit(logits: Tensor, seqs: Rows[SampleRow]) -> None:
+    """Last, so that nothing brings a token back."""
+    vocab = logits.shape[1]
+    masks = allowed_tokens(seqs, vocab)
+    if masks is None:
+        return
+    bound = [i for i, row in enumerate(seqs) if row.seq.constraint is not None]
+    bits = np.unpackbits(masks[bound].view(np.uint8), axis=1, bitorder="little")[:, :vocab]
+    forbidden = torch.from_numpy(bits == 0).to(logits.device)
+    logits[bound] = logits[bound].masked_fill_(forbidden, float("-inf"))

@@ -27,6 +27,7 @@ from engine.kernels.paged_attention import (
     KVLayer,
 )
 from engine.models.decoder import Decoder, States
+from engine.runner.adjust import is_adjusted
 from engine.runner.batch import StepParts, lay_out
 from engine.runner.cuda_graphs import (
     CalledGraphs,
@@ -46,7 +47,6 @@ from engine.runner.device_buffers import (
 )
 from engine.runner.device_sampler import DeviceSampler
 from engine.runner.model_runner import Launched, ModelRunner
-from engine.runner.sampling_tensors import adjusts
 from engine.runner.step_packer import StepPacker
 from engine.schedule import SchedulerOutput
 
@@ -178,7 +178,7 @@ class DeviceRunner(ModelRunner):
                 return Launched(parts.rows, None, pooled)
             logits = self._model.logits(states, views.sampling_rows)
             last_tokens = views.token_ids[views.sampling_rows]
-        if any(adjusts(row) for row in parts.rows):
+        if any(is_adjusted(row) for row in parts.rows):
             self._device_sampler.draw_adjusted(
                 logits, parts.rows, views.sampling, last_tokens, drawn
             )

@@ -173,9 +173,9 @@ class Drafter:
     def _held_of(self, seq: Sequence) -> _Held:
         held = self._held.get(seq)
         if held is None:
-            # Nobody reads log-probabilities of drafts.
+            # Nobody reads log-probabilities of drafts, and a grammar is kept to by what verifies.
             sampling = msgspec.structs.replace(seq.sampling, logprobs=None)
-            shadow = replace(seq, sampling=sampling, adapter="", block_table=[])
+            shadow = replace(seq, sampling=sampling, adapter="", constraint=None, block_table=[])
             held = self._held[seq] = _Held(seq, shadow, seq.num_preemptions)
         return held
 

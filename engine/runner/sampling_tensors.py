@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.kernels.sampling import LogitAdjustments, SamplingTensors
 from engine.protocol import SamplingParams
-from engine.runner.adjust import stop_ids
+from engine.runner.adjust import allowed_tokens, is_adjusted, stop_ids
 from engine.runner.batch import SampleRow
 
 
@@ -88,7 +88,7 @@ def logit_adjustments(
 ) -> LogitAdjustments | None:
     """None where no row asks for any. last_tokens: int64 [S], the last token of each row as the
     device knows it; the host may not, while the step that samples it runs."""
-    if not any(adjusts(row) for row in rows):
+    if not any(is_adjusted(row) for row in rows):
         return None
     params = [row.sampling for row in rows]
     early = [row.num_output_tokens < row.sampling.min_tokens for row in rows]
@@ -97,6 +97,7 @@ def logit_adjustments(
         for p, yes in zip(params, early, strict=True)
     ]
     said = [row.token_ids if _penalises(row.sampling) else [] for row in rows]
+    allowed = allowed_tokens(rows, vocab)
     counts, adjusted = scratch.take(len(rows), vocab, device)
     floats, ints = np.float32, np.int32
     totals = [row.num_prompt_tokens + row.num_output_tokens for row in rows]
@@ -128,15 +129,10 @@ def logit_adjustments(
         stop_ids=to_device(_padded(stops), ints, device),
         num_stop=to_device([len(stop) for stop in stops], ints, device),
         min_tokens=to_device([p.min_tokens for p in params], ints, device),
+        allowed=None if allowed is None else to_device(allowed, ints, device),
         counts=counts,
         adjusted=adjusted,
     )
-
-
-def adjusts(row: SampleRow) -> bool:
-    """Whether anything but the threshold and the draw is asked of a row."""
-    p = row.sampling
-    return bool(p.logit_bias) or row.num_output_tokens < p.min_tokens or _penalises(p)
 
 
 def _penalises(p: SamplingParams) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.protocol import SamplingParams
 from engine.runner.batch import SampleRow
-from engine.sequence import Sequence
+from engine.sequence import Constraint, Sequence
 
 
 def sample_row(
@@ -15,6 +15,7 @@ def sample_row(
     prompt: list[int] | None = None,
     output: list[int] | None = None,
     derived_seed: int = 0,
+    constraint: Constraint | None = None,
     **params: Any,
 ) -> SampleRow:
     """params: of `SamplingParams`. derived_seed: what the engine made of their own or drew."""
@@ -27,5 +28,6 @@ def sample_row(
         seed=derived_seed,
         cache_salt="",
         output_token_ids=output or [],
+        constraint=constraint,
     )
     return SampleRow(seq, seq.num_output_tokens, [])

@@ -10,16 +10,19 @@ green on a dead engine (`tests/chaos/`).
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.protocol import EngineOutput, EngineRequest, SamplingParams, TokenLogprobs
+from engine.protocol import EngineOutput, EngineRequest, Grammar, SamplingParams, TokenLogprobs
+from engine.tokenizer import Tokenizer
 from tests.engine import checkpoints
 
 
@@ -179,3 +182,75 @@ def test_preemption_does_not_thrash(folders: dict[str, Path]) -> None:
     assert core.status().num_preemptions > 0
     needed = 16 * (40 + 39)
     assert computed < 1.5 * needed, f"{computed} tokens computed, {needed} needed"
+
+
+PENNY = Path("models/penny").resolve()
+GREEK = "(alpha|beta|gamma|delta|epsilon|zeta)"
+ORDER = rf'\{{"order": "{GREEK}(, {GREEK}){{9}}"\}}'
+SPECULATION: list[dict[str, Any]] = [
+    {"speculative": "ngram"},
+    {"speculative": "draft", "draft_model": PENNY},
+]
+
+
+def orders(tokenizer: Tokenizer, end_of_reasoning: int | None) -> list[EngineRequest]:
+    """Answers that repeat themselves up to where the grammar ends, some after free reasoning."""
+    ids = tokenizer.encode("<|im_start|>user\nThe order is alpha, beta, gamma.<|im_end|>\n")
+    if end_of_reasoning is not None:  # quoted before an answer
+        ids += [end_of_reasoning, *tokenizer.encode('{"order": "alpha'), end_of_reasoning]
+    ids += tokenizer.encode("<|im_start|>assistant\n")
+    grammar = Grammar(kind="regex", text=ORDER, after_token_id=end_of_reasoning)
+    requests = []
+    for i in range(8):
+        # Likely at any time, also where the grammar forbids it.
+        bias = {} if end_of_reasoning is None else {end_of_reasoning: 12.0 + 2 * (i % 2)}
+        sampling = {"seed": i, "temperature": i % 3 / 2, "logit_bias": bias, "max_tokens": 150}
+        requests.append(request(f"r{i}", ids, grammar=grammar, **sampling))
+    return requests
+
+
+@pytest.mark.parametrize("options", SPECULATION, ids=str)
+def test_a_grammar_holds_behind_several_guesses_at_once(options: dict[str, Any]) -> None:
+    """The very texts without guesses, in fewer steps; guesses that the grammar forbids are
+    wrong."""
+    tokenizer, texts, steps = Tokenizer.load(PENNY), [], []
+    for changes in ({}, options):
+        core = start(PENNY, **changes, max_model_len=256)
+        for asked in orders(tokenizer, None):
+            core.add(asked)
+        outputs = finish(core)
+        assert [o.finish_reason for o in outputs if o.finished] == ["stop"] * 8
+        texts.append(said(outputs))
+        steps.append(core.status().num_steps)
+        for ids in texts[-1].values():
+            assert re.fullmatch(ORDER, tokenizer.decode(ids))
+        largest = max(len(output.token_ids) for output in outputs)
+        assert largest == 1 if not changes else largest > 3
+    assert texts[0] == texts[1] and steps[1] < steps[0]
+    guesser = core._stepper._guesser
+    assert guesser is not None and 0 < guesser.num_right < guesser.num_guessed
+
+
+@pytest.mark.parametrize("options", [{}, {"run_ahead": True}, *SPECULATION], ids=str)
+def test_a_grammar_leaves_reasoning_alone_and_holds_after_it(options: dict[str, Any]) -> None:
+    tokenizer = Tokenizer.load(PENNY)
+    (end,) = tokenizer.encode("<|im_start|>")
+    free = start(PENNY, max_model_len=256)
+    for asked in orders(tokenizer, end):
+        sampling = msgspec.structs.replace(asked.sampling, grammar=None)
+        free.add(msgspec.structs.replace(asked, sampling=sampling))
+    unbound = said(finish(free))
+    core = start(PENNY, **options, max_model_len=256)
+    for asked in orders(tokenizer, end):
+        core.add(asked)
+    num_answers = 0
+    for key, ids in said(finish(core)).items():
+        before = unbound[key]
+        if end not in before:
+            assert ids == before
+            continue
+        num_answers += 1
+        count = before.index(end) + 1
+        assert ids[:count] == before[:count]
+        assert re.fullmatch(ORDER, tokenizer.decode(ids[count:])), tokenizer.decode(ids)
+    assert num_answers > 3

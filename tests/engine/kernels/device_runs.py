@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from engine.runner.kv_cache import allocate_kv_cache, attention_shape
 from engine.runner.model_runner import ModelRunner
 from engine.runner.speculative import Guesser
 from engine.scheduler import Scheduler
+from engine.sequence import Constraint
 from engine.stepping import Stepper
 from engine.weights.loader import load_model
 
@@ -117,8 +118,10 @@ def run(
     penalties_ahead: bool = False,
     guesser: Guesser | None = None,
     before_step: Callable[[], None] = lambda: None,
+    constraints: Mapping[str, Constraint] | None = None,
 ) -> Said:
-    """requests: (the step before which it comes, and the request). What each of them said."""
+    """requests: (the step before which it comes, and the request). constraints: by request id. What
+    each of them said."""
     stepper, scheduler = stepper_of(
         runner,
         model.config.sliding_window,
@@ -131,7 +134,8 @@ def run(
     number = 0
     while waiting or stepper.has_work():
         while waiting and waiting[0][0] <= number:
-            scheduler.add(waiting.pop(0)[1])
+            request = waiting.pop(0)[1]
+            scheduler.add(request, (constraints or {}).get(request.request_id))
         before_step()
         for output in stepper.step():
             assert output.error_code is None, output.error_code

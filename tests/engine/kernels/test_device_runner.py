@@ -27,6 +27,7 @@ from engine.schedule import SchedulerOutput
 from engine.sequence import Sequence
 from engine.weights.loader import load_model
 from tests.engine import checkpoints
+from tests.engine.constraints import Residues
 from tests.engine.kernels.device_runs import (
     LIMITS,
     MIXTURE,
@@ -183,6 +184,33 @@ def test_drafts_are_verified(device: torch.device, tmp_path: Path) -> None:
     guesser = Guesser(NgramProposer(3))
     assert_same(run(graphs_of(model), model, requests, guesser=guesser), plain)
     assert guesser.num_guessed > 0
+
+
+def test_grammars(device: torch.device, tmp_path: Path) -> None:
+    """From graphs, a step ahead and behind drafts, beside rows without and over poison."""
+    model = load(tmp_path, device)
+    requests = []
+    for i, bias in enumerate((100.0, 5.0, 100.0, 3.0)):
+        sampling = SAMPLINGS[i] | {"logit_bias": {9: bias}}
+        prompt = ([9, 9, 9], [9, 9, 7])[i % 2] * (i + 1)
+        requests.append((i % 2, ask(i, [*prompt, 9], max_tokens=6, **sampling)))
+    rules = {"0": Residues(), "1": Residues(4), "3": Residues()}
+    plain = run(runner_of(model), model, requests, constraints=rules)
+    for key, rule in rules.items():
+        said = tokens(plain)[key]
+        assert all(rule.fits(said[:i], token_id) for i, token_id in enumerate(said))
+    assert len(tokens(plain)["1"]) == 4
+    runner = graphs_of(model)
+    replayed = count_replays(runner)
+    ahead: dict[str, Any] = {"ahead": True, "penalties_ahead": True}
+    found = run(
+        runner, model, requests, **ahead, constraints=rules, before_step=lambda: poison(runner)
+    )
+    assert_same(found, plain)
+    assert replayed
+    guesser = Guesser(NgramProposer(3))
+    assert_same(run(runner, model, requests, guesser=guesser, constraints=rules), plain)
+    assert 0 < guesser.num_right < guesser.num_guessed
 
 
 def test_drafts_come_from_graphs(device: torch.device, tmp_path: Path) -> None:

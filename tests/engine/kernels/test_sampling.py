@@ -22,6 +22,7 @@ from engine.runner.device_sampler import DeviceSampler
 from engine.runner.philox import uniforms
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_tensors import SamplingScratch, sampling_tensors
+from tests.engine.constraints import Residues
 from tests.engine.sample_rows import sample_row
 
 EOS = frozenset({2})
@@ -227,6 +228,7 @@ TOKENS = st.lists(st.integers(0, 79), min_size=1, max_size=30)
                 "min_tokens": st.integers(0, 20),
                 "stop_token_ids": st.sampled_from([(), (5,), tuple(range(0, 80, 4))]),
                 "ignore_eos": st.booleans(),
+                "constraint": st.sampled_from([None, Residues()]),
             }
         ),
         min_size=1,

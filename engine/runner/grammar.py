@@ -1,0 +1,224 @@
+"""What a grammar lets a choice say next: llguidance's matchers, shown what was said.
+
+Above: `grammar_cache.py` makes them, `grammar_trial.py` tries them first; `adjust.py` asks them for
+masks, the scheduler whether they are over, both through `sequence.Constraint`. Below: llguidance.
+Knows no queue, no batch and no torch.
+
+A guess is looked at on a copy of the matcher, so that one which was wrong leaves no trace. A
+matcher that gave up, because the grammar grew beyond its limits, allows nothing: its request ends
+with an error. The library itself would allow EOS then, as if the output were complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Rows
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from engine.errors import InvalidRequest
+from engine.protocol import Grammar
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,  # a compilation: tens of milliseconds
+    step_lexer_fuel=200_000,  # a mask: some 15 ms
+    step_max_items=50_000,  # a mask: some 3 ms
+    max_items_in_row=2_000,
+    max_lexer_states=20_000,  # some 40 MB of a matcher
+    max_grammar_size=100_000,
+    verbose_errors=False,  # they would quote the request
+)
+MAX_MESSAGE_CHARS = 200
+"""Of what the library says of a grammar."""
+JSON_WHITESPACE = r"[ ]|\n[ \t]{0,64}"
+"""Between what a schema is about: as JSON is usually written, on one line or indented. Any amount
+of it would be valid, and a model may never stop."""
+END_OF_GRAMMAR = "<|end of grammar|>"
+"""Stands in for EOS where a model has none. Never allowed."""
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """What a mask is over."""
+
+    tokenizer_path: str
+    """The model's tokenizer.json."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class MatcherTokenizer:
+    """The library's view of a vocabulary, which it reads from tokenizer.json by itself."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """InvalidRequest, of the grammar it is wanted for, where there is none that can be used."""
+        size, eos_token_ids = vocabulary.vocab_size, list(vocabulary.eos_token_ids)
+        self.unused_id: int | None = None
+        """Bit of a mask that means nothing."""
+        try:
+            text = Path(vocabulary.tokenizer_path).read_text()
+            if not eos_token_ids:
+                text, self.unused_id = _with_end_of_grammar(text)
+                eos_token_ids = [self.unused_id]
+                size = max(size, self.unused_id + 1)
+            self.tokenizer = LLTokenizer(text, n_vocab=size, eos_token=eos_token_ids)
+        except (OSError, ValueError, KeyError) as error:
+            raise InvalidRequest(
+                f"grammar cannot be kept to: the model has no usable tokenizer.json ({error})"[
+                    :MAX_MESSAGE_CHARS
+                ],
+                param="grammar",
+            ) from error
+
+
+def _with_end_of_grammar(text: str) -> tuple[str, int]:
+    """A tokenizer.json with one more token, behind all others; and its id."""
+    tokenizer = json.loads(text)
+    ids = [token["id"] for token in tokenizer["added_tokens"]]
+    vocab = tokenizer["model"]["vocab"]
+    ids += vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    token = {"id": max(ids) + 1, "content": END_OF_GRAMMAR, "special": True} | flags
+    tokenizer["added_tokens"].append(token)
+    return json.dumps(tokenizer), max(ids) + 1
+
+
+def compile_grammar(grammar: Grammar, tokenizer: MatcherTokenizer) -> LLMatcher:
+    """A matcher that has seen nothing. InvalidRequest where there is none within the limits, or
+    where it allows nothing to begin with.
+
+    Not bounded in time: whether an intersection of regular expressions (`&`, `~`, two patterns for
+    one string) is empty is decided first, which takes exponentially long. See `grammar_trial.py`.
+    """
+    try:
+        text = _library_grammar(grammar)
+    except ValueError as error:
+        raise _refusal(str(error)) from error
+    matcher = LLMatcher(tokenizer.tokenizer, text, log_level=0, limits=LIMITS)
+    first = matcher.deep_copy()
+    if not first.is_error():
+        first.unsafe_compute_mask_ptr(*_memory(_mask(tokenizer.tokenizer.vocab_size)))
+    if first.is_error():
+        raise _refusal(first.get_error().partition("\n")[0])
+    return matcher
+
+
+def _library_grammar(grammar: Grammar) -> str:
+    """ValueError where the text is not even of its kind."""
+    if grammar.kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(
+            grammar.text, defaults={"whitespace_pattern": JSON_WHITESPACE}
+        )
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind == "lark":
+        return LLMatcher.grammar_from_lark(grammar.text)
+    choices = msgspec.json.decode(grammar.text, type=list[str])
+    if not choices or not all(choices):
+        raise ValueError("a choice is between one or more strings that are not empty")
+    # Lark's strings are JSON's.
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+
+
+def _refusal(message: str) -> InvalidRequest:
+    return InvalidRequest(f"grammar: {message}"[:MAX_MESSAGE_CHARS], param="grammar")
+
+
+class GrammarConstraint:
+    """A `sequence.Constraint`."""
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        *,
+        after_token_id: int | None,
+        stop_token_ids: Rows[int],
+        unused_id: int | None,
+    ) -> None:
+        """matcher: has seen nothing, and is kept for good. stop_token_ids: allowed where the output
+        may end. unused_id: see `MatcherTokenizer`."""
+        self._fresh = matcher
+        self._matcher = matcher.deep_copy()
+        self._after_token_id = after_token_id
+        self._stop_token_ids = stop_token_ids
+        self._unused_id = unused_id
+        self._binds = after_token_id is None
+        """Whether the free part is over."""
+        self._num_seen = 0
+
+    def copy(self) -> GrammarConstraint:
+        return GrammarConstraint(
+            self._fresh,
+            after_token_id=self._after_token_id,
+            stop_token_ids=self._stop_token_ids,
+            unused_id=self._unused_id,
+        )
+
+    def is_over(self, said: list[int]) -> bool:
+        self._see(said)
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def allow(self, said: list[int], drafts: list[int], mask: NDArray[np.int32]) -> None:
+        self._see(said)
+        bound = self._bound_part(drafts)
+        if bound is None:
+            return
+        matcher = self._matcher
+        if bound and not matcher.is_error():
+            matcher = matcher.deep_copy()
+            if matcher.try_consume_tokens(bound) < len(bound) or matcher.is_stopped():
+                return
+        self._fill(matcher, mask)
+
+    def _see(self, said: list[int]) -> None:
+        """Take in what is new."""
+        assert len(said) >= self._num_seen, "what was said is not taken back"
+        new = said[self._num_seen :]
+        self._num_seen = len(said)
+        bound = self._bound_part(new)
+        if bound is None:
+            return
+        self._binds = True
+        if bound and not self._matcher.is_error():
+            self._matcher.consume_tokens(bound)
+
+    def _bound_part(self, tokens: list[int]) -> list[int] | None:
+        """Those of the next tokens that the grammar is about; None while all are free, and so is
+        what follows them."""
+        if self._binds:
+            return tokens
+        if self._after_token_id not in tokens:
+            return None
+        return tokens[tokens.index(self._after_token_id) + 1 :]
+
+    def _fill(self, matcher: LLMatcher, mask: NDArray[np.int32]) -> None:
+        words = mask
+        if not matcher.is_error():
+            if self._unused_id is not None:
+                words = _mask(max(self._unused_id + 1, 32 * len(mask)))
+            matcher.unsafe_compute_mask_ptr(*_memory(words))
+        if matcher.is_error():
+            mask[:] = 0
+            return
+        mask[:] = words[: len(mask)]
+        if matcher.is_accepting():
+            for token_id in self._stop_token_ids:
+                mask[token_id // 32] |= _BITS[token_id % 32]
+        if self._unused_id is not None and self._unused_id < 32 * len(mask):
+            mask[self._unused_id // 32] &= ~_BITS[self._unused_id % 32]
+
+
+_BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
+
+
+def _mask(vocab_size: int) -> NDArray[np.int32]:
+    return np.full(-(-vocab_size // 32), -1, np.int32)
+
+
+def _memory(mask: NDArray[np.int32]) -> tuple[int, int]:
+    """Address and bytes, as the library wants them."""
+    assert mask.flags.c_contiguous
+    return mask.ctypes.data, mask.nbytes

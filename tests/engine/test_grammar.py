@@ -1,0 +1,439 @@
+"""A constrained text is one of its grammar, whatever else is in the batch and however it was
+computed: at any temperature, behind guesses, after free reasoning, preempted, a step ahead."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import shutil
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import InvalidRequest
+from engine.protocol import EngineOutput, EngineRequest, Grammar, SamplingParams
+from engine.runner import grammar_cache
+from engine.runner.grammar import (
+    GrammarConstraint,
+    MatcherTokenizer,
+    Vocabulary,
+    compile_grammar,
+)
+from engine.tokenizer import Tokenizer
+from engine.validation import MAX_GRAMMAR_BYTES
+from tests.engine import checkpoints
+
+PENNY = Path("models/penny").resolve()
+TOKENIZER = Tokenizer.load(PENNY)
+EOS = 2
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 3},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_pattern": "[ ]"},
+}
+JSON = Grammar(kind="json_schema", text=json.dumps(SCHEMA))
+CHOICES = ["yes", "no way", 'a "quoted" maybe\n']
+CHOICE = Grammar(kind="choice", text=json.dumps(CHOICES))
+ENDLESS = "/.*a.{30}/ & /.*b.{29}/ & ~/.*c.{28}/"
+"""Takes for ever to compile."""
+
+TOO_LARGE = [
+    {"anyOf": [{"properties": {f"p{i}{k}": {"type": "string"}}} for k in range(5)]}
+    for i in range(12)
+]
+"""As allOf: 5 ** 12 cases."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def start(folder: Path = PENNY, **changes: Any) -> EngineCore:
+    options: dict[str, Any] = {"num_blocks": 120, "dtype": "float32", "max_model_len": 300}
+    return EngineCore(EngineConfig(model=folder, **(options | changes)))
+
+
+@pytest.fixture(scope="module")
+def penny() -> EngineCore:
+    return start()
+
+
+def ask(
+    name: str, grammar: Grammar | None, prompt: str = "Who are you?", n: int = 1, **sampling: Any
+) -> EngineRequest:
+    params = {"max_tokens": 80, "temperature": 1.0, "seed": 1, "grammar": grammar} | sampling
+    return EngineRequest(
+        request_id=name,
+        prompt_token_ids=TOKENIZER.encode(CHAT.format(prompt)),
+        sampling=SamplingParams(**params),
+        n=n,
+    )
+
+
+class Said(msgspec.Struct):
+    token_ids: list[int] = []
+    reason: str | None = None
+    error_code: str | None = None
+
+    @property
+    def text(self) -> str:
+        return TOKENIZER.decode(self.token_ids)
+
+
+def say(core: EngineCore, *requests: EngineRequest) -> dict[str, Said]:
+    """What choice 0 of each says, or choice i as "name.i"; nothing is left behind."""
+    for request in requests:
+        core.add(request)
+    outputs: list[EngineOutput] = []
+    while core.has_work():
+        outputs += core.step()
+    core.check_integrity()
+    assert core.status().num_free_blocks == core.resolved.num_blocks
+    found: dict[str, Said] = {}
+    for output in outputs:
+        name = output.request_id + (f".{output.index}" if output.index else "")
+        said = found.setdefault(name, Said())
+        said.token_ids += output.token_ids
+        said.reason = output.finish_reason or said.reason
+        said.error_code = output.error_code or said.error_code
+    return found
+
+
+def mixture() -> list[EngineRequest]:
+    """Grammars of every kind, and texts without, sampled and greedy."""
+    grammars = [
+        None,
+        JSON,
+        CHOICE,
+        Grammar(kind="regex", text="[0-9]{3}( [a-z]{1,6}){2,4}[.!]"),
+        Grammar(kind="lark", text='start: "<" word ("," word){2,5} ">"\nword: /[a-z]{1,5}/'),
+        None,
+        JSON,
+    ]
+    return [
+        ask(
+            f"r{i}",
+            grammar,
+            n=1 + i % 2,
+            seed=i,
+            temperature=[1.0, 0.0][i % 3 == 2],
+            repetition_penalty=[1.0, 1.2][i % 4 == 3],
+            max_tokens=80,
+            ignore_eos=grammar is None,
+        )
+        for i, grammar in enumerate(grammars)
+    ]
+
+
+# ---- texts fit
+
+
+def test_json_follows_its_schema_at_any_temperature(penny: EngineCore) -> None:
+    temperatures = [1.0, 1.5, 3.0]
+    requests = [
+        ask(f"r{seed}", JSON, seed=seed, temperature=temperatures[seed % 3], n=1 + seed % 2)
+        for seed in range(24)
+    ]
+    said = say(penny, *requests)
+    assert len({each.text for each in said.values()}) > 20
+    for each in said.values():
+        assert each.reason == "stop", each.text
+        jsonschema_rs.validate(SCHEMA, json.loads(each.text))
+
+
+def test_white_space_comes_to_an_end(penny: EngineCore) -> None:
+    """However much a model likes it."""
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+    grammar = Grammar(kind="json_schema", text=json.dumps(schema))
+    blank = {i: 100.0 for i in range(4096) if TOKENIZER.decode([i]).isspace()}
+    digits = {i: 50.0 for i in range(4096) if TOKENIZER.decode([i]).isdigit()}
+    said = say(penny, ask("r", grammar, logit_bias=blank | digits, max_tokens=290))["r"]
+    assert re.match(r"\[\s+\d", said.text), said.text
+    assert "\n\n" not in said.text and " " * 66 not in said.text
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[0-9]{3}-[a-z]{2,6}", "(ab|cd)*!", "naïve (日本|😀){2}", r"\w{1,3}(\.\w){0,4}"]
+)
+def test_texts_match_their_regular_expression(penny: EngineCore, pattern: str) -> None:
+    grammar = Grammar(kind="regex", text=pattern)
+    said = say(penny, *(ask(f"r{i}", grammar, seed=i) for i in range(6)))
+    for each in said.values():
+        assert each.reason == "stop" and re.fullmatch(pattern, each.text), each.text
+
+
+def test_a_choice_is_one_of_the_strings(penny: EngineCore) -> None:
+    said = say(penny, *(ask(f"r{i}", CHOICE, seed=i, temperature=3.0) for i in range(20)))
+    assert {each.text for each in said.values()} == set(CHOICES)
+    assert {each.reason for each in said.values()} == {"stop"}
+
+
+def test_nothing_brings_a_forbidden_token_back(penny: EngineCore) -> None:
+    """Neither a bias, nor penalties, nor a minimum beyond what there is to say."""
+    (letter,) = TOKENIZER.encode("a")
+    said = say(
+        penny,
+        ask("bias", CHOICE, logit_bias={letter: 100.0, EOS: 100.0}),
+        ask("minimum", Grammar(kind="choice", text='["yes"]'), min_tokens=30),
+        ask("open", Grammar(kind="regex", text="a+"), min_tokens=9, max_tokens=12),
+        ask("penalty", Grammar(kind="regex", text="a{20}"), frequency_penalty=2.0),
+    )
+    assert said["bias"].text == CHOICES[2]
+    assert said["minimum"].text == "yes" and said["minimum"].reason == "stop"
+    assert said["penalty"].text == "a" * 20
+    assert re.fullmatch("a{9,}", said["open"].text)
+
+
+def test_stop_tokens_end_a_text_where_it_may_end(penny: EngineCore) -> None:
+    (stop,) = TOKENIZER.encode("<|im_start|>")
+    grammar = Grammar(kind="regex", text="a{3,}")
+    options: dict[str, Any] = {"stop_token_ids": (stop,), "logit_bias": {stop: 100.0}}
+    said = say(penny, ask("r", grammar, **options))["r"]
+    assert said.reason == "stop" and said.token_ids[-1] == stop
+    assert re.fullmatch("a{3,}", TOKENIZER.decode(said.token_ids[:-1]))
+
+
+def test_a_model_without_eos_stops_where_nothing_can_follow(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json"):
+        shutil.copy(PENNY / name, tmp_path)
+    config = json.loads((PENNY / "config.json").read_text())
+    config["eos_token_id"] = None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    core = start(tmp_path)
+    assert core.resolved.eos_token_ids == ()
+    said = say(
+        core,
+        ask("json", JSON),
+        ask("closed", Grammar(kind="regex", text="a{2,3}b")),
+        ask("open", Grammar(kind="regex", text="(ab)+"), max_tokens=9),
+    )
+    jsonschema_rs.validate(SCHEMA, json.loads(said["json"].text))
+    assert said["json"].reason == said["closed"].reason == "stop"
+    assert said["open"].reason == "length" and re.match("(ab)+", said["open"].text)
+
+
+# ---- whatever else happens
+
+
+def test_neighbours_say_what_they_say_alone(penny: EngineCore) -> None:
+    together = say(penny, *mixture())
+    alone: dict[str, Said] = {}
+    for request in mixture():
+        alone |= say(penny, request)
+    assert together == alone
+    assert all(each.error_code is None for each in together.values())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_blocks": 8, "max_model_len": 120},
+        {"run_ahead": True},
+        {"run_ahead": True, "num_blocks": 8, "max_model_len": 120},
+        {"max_num_batched_tokens": 24},
+        {"speculative": "ngram"},
+        {"speculative": "ngram", "num_blocks": 10, "max_model_len": 120},
+        {"speculative": "draft", "draft_model": PENNY},
+    ],
+    ids=str,
+)
+def test_texts_are_the_same_however_they_are_computed(
+    penny: EngineCore, options: dict[str, Any]
+) -> None:
+    core = start(**options)
+    assert say(core, *mixture()) == say(penny, *mixture())
+    assert (core.status().num_preemptions > 0) == ("num_blocks" in options)
+
+
+def test_a_prompt_from_the_prefix_cache(penny: EngineCore) -> None:
+    prompt = "Tell me all that you know of the world, and then of yourself. " * 2
+    first, again = (say(penny, ask(name, JSON, prompt))[name] for name in ("one", "two"))
+    assert first == again and penny.status().prefix_cache_hit_tokens > 0
+    jsonschema_rs.validate(SCHEMA, json.loads(again.text))
+
+
+def test_an_abort_leaves_no_matcher() -> None:
+    core = start()
+    core.add(ask("r", JSON, n=2))
+    for _ in range(4):
+        core.step()
+    kept = [weakref.ref(seq.constraint) for seq in core._scheduler.running]
+    assert len(kept) == 2 and all(ref() is not None for ref in kept)
+    core.abort("r")
+    assert say(core, ask("next", None, max_tokens=2))["next"].reason == "length"
+    gc.collect()
+    assert all(ref() is None for ref in kept)
+
+
+def test_a_text_that_cannot_go_on_ends_alone(penny: EngineCore) -> None:
+    """A grammar that is too much for its limits in the midst: an error, and never an EOS."""
+    hard = "/ok|x.*a.{30}/ & /ok|x.*b.{29}/ & ~/x.*c.{28}/"
+    grammar = Grammar(kind="lark", text=f"start: A\nA: {hard}")
+    (letter,) = TOKENIZER.encode("x")
+    said = say(penny, ask("hard", grammar, logit_bias={letter: 100.0}), *mixture())
+    hard = said.pop("hard")
+    assert (hard.reason, hard.error_code) == ("error", "engine_step_failed")
+    assert hard.text == "x"
+    assert said == say(penny, *mixture())
+
+
+# ---- refused at the door
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(kind="lark", text=f"start: A\nA: {ENDLESS}"),
+        Grammar(kind="lark", text="start: nowhere"),
+        Grammar(kind="regex", text="(" * 2000 + ")" * 2000),
+        Grammar(kind="regex", text="(a"),
+        Grammar(kind="json_schema", text="{"),
+        Grammar(kind="json_schema", text='{"type": "nothing"}'),
+        Grammar(kind="json_schema", text='{"type": "array", "items":' * 900 + "{}" + "}" * 900),
+        Grammar(kind="json_schema", text='{"$ref": "#"}'),
+        Grammar(kind="json_schema", text='{"$ref": "http://127.0.0.1:9/schema.json"}'),
+        Grammar(kind="json_schema", text=json.dumps({"allOf": TOO_LARGE})),
+        Grammar(kind="choice", text="[]"),
+        Grammar(kind="choice", text='["a", ""]'),
+        Grammar(kind="choice", text='{"a": 1}'),
+        Grammar(kind="regex", text="a" * (MAX_GRAMMAR_BYTES + 1)),
+        Grammar(kind="regex", text="\ud800"),
+        Grammar(kind="regex", text="a", after_token_id=4096),
+        Grammar(kind="regex", text="a", after_token_id=-1),
+    ],
+    ids=lambda grammar: f"{grammar.kind}-{grammar.text[:30]!a}",
+)
+def test_what_cannot_be_kept_to_is_refused_by_name(penny: EngineCore, grammar: Grammar) -> None:
+    for _ in range(2):
+        began_s = time.process_time()
+        with pytest.raises(InvalidRequest, match="grammar") as refusal:
+            penny.prepare(ask("r", grammar))
+        assert refusal.value.param == "grammar" and len(refusal.value.message) <= 200
+        assert time.process_time() - began_s < 1.0
+    assert say(penny, ask("next", CHOICE))["next"].text in CHOICES
+
+
+def test_a_refusal_takes_its_time_once(penny: EngineCore) -> None:
+    endless = Grammar(kind="lark", text=f"start: B\nB: {ENDLESS}")
+    with pytest.raises(InvalidRequest, match="takes more than"):
+        penny.prepare(ask("r", endless))
+    began_s = time.monotonic()
+    with pytest.raises(InvalidRequest, match="takes more than"):
+        penny.add(ask("r", endless))
+    assert time.monotonic() - began_s < 0.5
+
+
+def test_no_more_than_so_many_are_kept(penny: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_cache, "MAX_CACHED", 2)
+    cache = start()._grammars
+    kept = cache.prepare(CHOICE)
+    cache.prepare(JSON)
+    assert cache.prepare(CHOICE) is kept
+    with pytest.raises(InvalidRequest):
+        cache.prepare(Grammar(kind="regex", text="(a"))
+    assert len(cache._found) == 2 and cache.prepare(CHOICE) is kept
+
+
+def test_an_end_that_is_ignored_is_no_end(penny: EngineCore) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        penny.add(ask("r", CHOICE, ignore_eos=True))
+    assert refusal.value.param == "ignore_eos"
+
+
+def test_a_model_without_a_tokenizer_refuses_grammars(tmp_path: Path) -> None:
+    core = start(checkpoints.save("llama3", tmp_path))
+    sampling = SamplingParams(max_tokens=3, grammar=CHOICE)
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.json") as refusal:
+        core.add(EngineRequest(request_id="r", prompt_token_ids=[5], sampling=sampling))
+    assert refusal.value.param == "grammar" and not core.has_work()
+
+
+# ---- the matcher
+
+
+def mask_of(constraint: GrammarConstraint, said: list[int], drafts: list[int]) -> np.ndarray:
+    mask = np.full(-(-4096 // 32), -1, np.int32)
+    constraint.allow(said, drafts, mask)
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+@pytest.mark.parametrize("after_token_id", [None, 77])
+def test_guesses_leave_no_trace(after_token_id: int | None) -> None:
+    """A mask behind text and guesses is that of a fresh matcher that was shown all of it, whatever
+    was guessed before."""
+    tokenizer = MatcherTokenizer(Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS, 0)))
+    fresh = GrammarConstraint(
+        compile_grammar(JSON, tokenizer),
+        after_token_id=after_token_id,
+        stop_token_ids=(),
+        unused_id=None,
+    )
+    draw = np.random.default_rng(5)
+    num_behind = 0
+    for _ in range(20):
+        constraint, said = fresh.copy(), list[int]()
+        if after_token_id is not None:
+            said = [5, 9, after_token_id][draw.integers(3) :]
+        while not constraint.is_over(said) and len(said) < 60:
+            drafts: list[int] = []
+            for _ in range(draw.integers(6)):
+                right = mask_of(fresh.copy(), said + drafts, [])
+                drafts.append(int(draw.choice(right)))
+                if fresh.copy().is_over(said + drafts):
+                    break
+                behind = mask_of(constraint, said, drafts)
+                assert list(behind) == list(mask_of(fresh.copy(), said + drafts, []))
+                num_behind += 1
+            mask_of(constraint, said, [*drafts, int(draw.integers(4096)), 5])
+            allowed = mask_of(constraint, said, [])
+            assert list(allowed) == list(mask_of(fresh.copy(), said, []))
+            said = said + [int(draw.choice(allowed))]
+        if len(said) < 60:
+            bound = said if after_token_id is None else said[said.index(after_token_id) + 1 :]
+            jsonschema_rs.validate(SCHEMA, json.loads(TOKENIZER.decode(bound)))
+    assert num_behind > 100
+
+
+@pytest.mark.parametrize("pattern", ["(naïve|日本|[a-z ]{1,8})+!", "😀{2,3}", "( again){3}"])
+def test_masks_are_about_the_bytes_that_tokens_stand_for(
+    tokenizer_folder: Path, tokenizer: Tokenizer, pattern: str
+) -> None:
+    """Of either kind of vocabulary, with a model that has a few ids to spare."""
+    size, eos = tokenizer.vocab_size + 9, tokenizer.eos_token_id
+    assert eos is not None
+    library = MatcherTokenizer(Vocabulary(str(tokenizer_folder / "tokenizer.json"), size, (eos,)))
+    matcher = compile_grammar(Grammar(kind="regex", text=pattern), library)
+    fresh = GrammarConstraint(matcher, after_token_id=None, stop_token_ids=(), unused_id=None)
+    draw = np.random.default_rng(0)
+    for _ in range(10):
+        constraint, said = fresh.copy(), list[int]()
+        while not constraint.is_over(said):
+            mask = np.full(-(-size // 32), -1, np.int32)
+            constraint.allow(said, [], mask)
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:size]
+            allowed = np.flatnonzero(bits)
+            said.append(eos if eos in allowed else int(draw.choice(allowed)))
+        text = b"".join(map(tokenizer.token_bytes, said)).removesuffix(b"</s>").decode()
+        assert re.fullmatch(pattern, text), text
