@@ -57,8 +57,9 @@ $(VENV)/.runtime: requirements/runtime.lock pyproject.toml $(VENV)/.torch
 	$(PIP) install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.lock $(VENV)/.runtime
+$(VENV)/.dev: requirements/dev.lock requirements/peft.txt $(VENV)/.runtime
 	$(PIP) install -q --require-hashes -r requirements/dev.lock
+	$(PIP) install -q --require-hashes --no-deps -r requirements/peft.txt
 	@touch $@
 
 # On a machine with a CUDA device. Nothing is installed: .venv where it is, else PYTHON with torch and triton (docs/gpu.md).

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -156,6 +157,32 @@ def test_a_mixed_batch_says_what_each_merged_model_says(family: Family) -> None:
             cached = outputs[name or "base"][-1].usage.cached_tokens
             assert cached == (2 * BLOCK_SIZE if repetition else 0)
     assert len({tuple(said) for said in answers.values()}) == 3, "adapters that change nothing"
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+def test_adapters_that_peft_trained_say_what_peft_says(tmp_path: Path) -> None:
+    """Made, saved and run by PEFT itself; here both are served over one base, in one batch."""
+    folder = checkpoints.save("qwen3", tmp_path / "base")
+    model = checkpoints.build("qwen3")
+    settings: dict[str, dict[str, Any]] = {
+        "first": {"r": 8, "lora_alpha": 16, "target_modules": list(EVERYWHERE)},
+        "second": {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "use_rslora": True},
+    }
+    trained: Any = None
+    torch.manual_seed(0)
+    for name, setting in settings.items():
+        config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **setting)
+        if trained is None:
+            trained = peft.get_peft_model(model, config, adapter_name=name)
+        else:
+            trained.add_adapter(name, config)
+    trained.eval().save_pretrained(str(tmp_path / "adapters"))
+    core = start(folder, {name: tmp_path / "adapters" / name for name in settings})
+    outputs = run(core, [ask(name, PROMPT, name) for name in settings])
+    for name in settings:
+        trained.set_adapter(name)
+        check_text(trained, PROMPT, text(outputs[name]))
+    assert text(outputs["first"]) != text(outputs["second"])
 
 
 def test_who_is_preempted_keeps_the_adapter(family: Family) -> None:
