@@ -459,8 +459,7 @@ class Scheduler:
             self._release(seq)
         else:
             _remove(self._waiting, seq)
-        seq.status = SequenceStatus.FINISHED
-        seq.finish_reason = reason
+        seq.finish(reason)
         self._num_open -= 1
         state.num_unfinished -= 1
         if state.num_unfinished == 0:

@@ -170,6 +170,13 @@ class Sequence:
             return "stop"
         return "length" if self.num_output_tokens >= sampling.max_tokens else None
 
+    def finish(self, reason: FinishReason) -> None:
+        """Nothing more is said. The constraint, which may be large, is let go of: whoever remembers
+        the sequence does not keep it."""
+        self.status = SequenceStatus.FINISHED
+        self.finish_reason = reason
+        self.constraint = None
+
     @property
     def num_held_blocks(self) -> int:
         return len(self.block_table) - self.num_freed_blocks

@@ -28,7 +28,7 @@ LIMITS = LLParserLimits(
     step_lexer_fuel=200_000,  # a mask: some 15 ms
     step_max_items=50_000,  # a mask: some 3 ms
     max_items_in_row=2_000,
-    max_lexer_states=20_000,  # some 40 MB of a matcher
+    max_lexer_states=50_000,  # some 100 MB of a matcher
     max_grammar_size=100_000,
     verbose_errors=False,  # they would quote the request
 )

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import msgspec
 
@@ -23,8 +24,8 @@ from engine.runner.grammar import MatcherTokenizer, Vocabulary, compile_grammar
 
 MAX_CPU_S = 1.0
 """Of a compilation, on one processor; some hundred times what a large schema takes."""
-MAX_MEMORY_BYTES = 4 * 1024**3
-"""Of the process: virtual, tokenizer included."""
+MAX_MEMORY_BYTES = 1024**3
+"""Beside the tokenizer; virtual."""
 
 
 class GrammarTrial:
@@ -73,7 +74,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """The process: until stdin ends, or a compilation goes beyond its bounds."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who started it decides
     vocabulary = msgspec.json.decode(sys.stdin.buffer.readline(), type=Vocabulary)
@@ -81,7 +81,9 @@ def main() -> None:
     for line in sys.stdin.buffer:
         message = None
         try:
-            tokenizer = tokenizer or MatcherTokenizer(vocabulary)
+            if tokenizer is None:
+                tokenizer = MatcherTokenizer(vocabulary)
+                _bound_memory()
             grammar = msgspec.json.decode(line, type=Grammar)
             # Its default action ends the process, whatever it is doing. Processor time: on a busy
             # machine a good grammar is not refused for being slow.
@@ -92,6 +94,12 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
         sys.stdout.buffer.flush()
+
+
+def _bound_memory() -> None:
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most_bytes = num_pages * resource.getpagesize() + MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 
 
 if __name__ == "__main__":

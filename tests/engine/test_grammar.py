@@ -7,6 +7,8 @@ import gc
 import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -30,6 +32,7 @@ from engine.runner.grammar import (
     Vocabulary,
     compile_grammar,
 )
+from engine.runner.grammar_trial import GrammarTrial
 from engine.tokenizer import Tokenizer
 from engine.validation import MAX_GRAMMAR_BYTES
 from tests.engine import checkpoints
@@ -282,7 +285,6 @@ def test_an_abort_leaves_no_matcher() -> None:
     kept = [weakref.ref(seq.constraint) for seq in core._scheduler.running]
     assert len(kept) == 2 and all(ref() is not None for ref in kept)
     core.abort("r")
-    assert say(core, ask("next", None, max_tokens=2))["next"].reason == "length"
     gc.collect()
     assert all(ref() is None for ref in kept)
 
@@ -343,6 +345,61 @@ def test_a_refusal_takes_its_time_once(penny: EngineCore) -> None:
     with pytest.raises(InvalidRequest, match="takes more than"):
         penny.add(ask("r", endless))
     assert time.monotonic() - began_s < 0.5
+    penny.prepare(ask("r", Grammar(kind="regex", text="after that")))
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 20, 1 << 30])
+def test_a_compilation_has_only_so_much_memory(max_bytes: int) -> None:
+    properties = {f"p{i}": {"type": "string"} for i in range(2500)}
+    schema = json.dumps({"type": "object", "properties": properties})
+    lines = [
+        Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS,)),
+        Grammar(kind="json_schema", text=schema),
+    ]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from engine.runner import grammar_trial as trial\n"
+            f"trial.MAX_MEMORY_BYTES = {max_bytes}\ntrial.main()",
+        ],
+        input=b"".join(msgspec.json.encode(line) + b"\n" for line in lines),
+        capture_output=True,
+        check=False,
+    )
+    survives = max_bytes > 1 << 20
+    assert (done.returncode == 0) == survives, done.stderr
+    assert done.stdout == (b"null\n" if survives else b"")
+
+
+def test_the_process_that_tries_grammars_ends_with_its_engine() -> None:
+    core = start()
+    core.prepare(ask("r", CHOICE))
+    process = core._grammars._trial._process
+    assert process is not None and process.poll() is None
+    del core
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_the_process_that_tries_grammars_ends_with_its_input() -> None:
+    trial = GrammarTrial(Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS,)))
+    trial.check(CHOICE)
+    process = trial._process
+    assert process is not None and process.stdin is not None
+    process.stdin.close()
+    assert process.wait(10) == 0
+
+
+def test_an_engine_without_the_library_refuses_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("grammar", "grammar_cache", "grammar_trial"):
+        monkeypatch.delitem(sys.modules, f"engine.runner.{name}")
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    core = start()
+    with pytest.raises(InvalidRequest, match="llguidance is not installed") as refusal:
+        core.add(ask("r", CHOICE))
+    assert refusal.value.param == "grammar"
+    assert say(core, ask("next", None, max_tokens=2))["next"].reason == "length"
 
 
 def test_no_more_than_so_many_are_kept(penny: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
