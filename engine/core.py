@@ -48,7 +48,7 @@ from engine.weights.loader import load_model
 from engine.weights.registry import load_model_config
 
 if TYPE_CHECKING:
-    from engine.runner.grammar_cache import GrammarCache
+    from engine.runner.grammar_compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class EngineCore:
             check_request(
                 request, vocab_size=resolved.vocab_size, max_model_len=resolved.max_model_len
             )
-            self._grammars.prepare(grammar)
+            self._grammars.prepare(request.request_id, grammar)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or EngineOverloaded."""
@@ -131,7 +131,9 @@ class EngineCore:
         sampling, constraint = request.sampling, None
         if sampling.grammar is not None:
             self.prepare(request)
-            constraint = self._grammars.constraint(sampling.grammar, sampling.stop_token_ids)
+            constraint = self._grammars.constraint(
+                request.request_id, sampling.grammar, sampling.stop_token_ids
+            )
         self._scheduler.add(request, constraint)
 
     def abort(self, request_id: str) -> list[EngineOutput]:
@@ -181,17 +183,17 @@ class EngineCore:
         self._scheduler.check_integrity()
 
     @cached_property
-    def _grammars(self) -> GrammarCache:
+    def _grammars(self) -> GrammarCompiler:
         # Where only torch and triton are, the engine starts all the same.
         try:
             from engine.runner.grammar import Vocabulary
-            from engine.runner.grammar_cache import GrammarCache
+            from engine.runner.grammar_compiler import GrammarCompiler
         except ImportError as error:
             message = f"grammar cannot be kept to: {error.name} is not installed"
             raise InvalidRequest(message, param="grammar") from error
         resolved = self.resolved
         path = resolved.config.model / "tokenizer.json"
-        return GrammarCache(Vocabulary(str(path), resolved.vocab_size, resolved.eos_token_ids))
+        return GrammarCompiler(Vocabulary(str(path), resolved.vocab_size, resolved.eos_token_ids))
 
 
 def _device(asked: str) -> torch.device:

@@ -1,8 +1,8 @@
 """What a grammar lets a choice say next: llguidance's matchers, shown what was said.
 
-Above: `grammar_cache.py` makes them, `grammar_trial.py` tries them first; `adjust.py` asks them for
-masks, the scheduler whether they are over, both through `sequence.Constraint`. Below: llguidance.
-Knows no queue, no batch and no torch.
+Above: `grammar_compiler.py` makes them, `grammar_trial.py` tries them first; `adjust.py` asks them
+for masks, the scheduler whether they are over, both through `sequence.Constraint`. Below:
+llguidance. Knows no queue, no batch and no torch.
 
 A guess is looked at on a copy of the matcher, so that one which was wrong leaves no trace. A
 matcher that gave up, because the grammar grew beyond its limits, allows nothing: its request ends
@@ -98,11 +98,10 @@ def compile_grammar(grammar: Grammar, tokenizer: MatcherTokenizer) -> LLMatcher:
     except ValueError as error:
         raise _refusal(str(error)) from error
     matcher = LLMatcher(tokenizer.tokenizer, text, log_level=0, limits=LIMITS)
-    first = matcher.deep_copy()
-    if not first.is_error():
-        first.unsafe_compute_mask_ptr(*_memory(_mask(tokenizer.tokenizer.vocab_size)))
-    if first.is_error():
-        raise _refusal(first.get_error().partition("\n")[0])
+    if not matcher.is_error():
+        matcher.unsafe_compute_mask_ptr(*_memory(_mask(tokenizer.tokenizer.vocab_size)))
+    if matcher.is_error():
+        raise _refusal(matcher.get_error().partition("\n")[0])
     return matcher
 
 
@@ -138,8 +137,8 @@ class GrammarConstraint:
         stop_token_ids: Rows[int],
         unused_id: int | None,
     ) -> None:
-        """matcher: has seen nothing, and is kept for good. stop_token_ids: allowed where the output
-        may end. unused_id: see `MatcherTokenizer`."""
+        """matcher: has seen nothing, and nobody else has it but copies of this. stop_token_ids:
+        allowed where the output may end. unused_id: see `MatcherTokenizer`."""
         self._fresh = matcher
         self._matcher = matcher.deep_copy()
         self._after_token_id = after_token_id
@@ -169,7 +168,8 @@ class GrammarConstraint:
         matcher = self._matcher
         if bound and not matcher.is_error():
             matcher = matcher.deep_copy()
-            if matcher.try_consume_tokens(bound) < len(bound) or matcher.is_stopped():
+            fits = matcher.try_consume_tokens(bound) == len(bound)
+            if (not fits or matcher.is_stopped()) and not matcher.is_error():
                 return
         self._fill(matcher, mask)
 
@@ -204,7 +204,7 @@ class GrammarConstraint:
             mask[:] = 0
             return
         mask[:] = words[: len(mask)]
-        if matcher.is_accepting():
+        if self._stop_token_ids and matcher.is_accepting():
             for token_id in self._stop_token_ids:
                 mask[token_id // 32] |= _BITS[token_id % 32]
         if self._unused_id is not None and self._unused_id < 32 * len(mask):

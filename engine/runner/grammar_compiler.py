@@ -1,0 +1,108 @@
+"""From a grammar as it was asked for to what keeps a choice to it.
+
+Above: `core.py`. Below: `grammar_trial.py`, which tries a grammar before anything here has to live
+with it, and `grammar.py`. Knows of requests their ids. Any thread may call; one compiles at a time.
+
+What is remembered of a grammar is whether it compiles. Each request has a matcher of its own:
+copies of one share what it learns, and the limits on that, so one request's text could end
+another's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence as Rows
+from typing import TypeVar
+
+from llguidance import LLMatcher
+
+from engine.errors import InvalidRequest
+from engine.protocol import Grammar
+from engine.runner.grammar import (
+    GrammarConstraint,
+    MatcherTokenizer,
+    Vocabulary,
+    compile_grammar,
+)
+from engine.runner.grammar_trial import GrammarTrial
+
+MAX_VERDICTS = 4096
+MAX_READY = 1024
+"""Matchers of requests that were prepared and did not arrive yet."""
+FITS = ""
+"""Verdict on a grammar that compiles."""
+
+Digest = bytes
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class GrammarCompiler:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._trial = GrammarTrial(vocabulary)
+        self._tokenizer: MatcherTokenizer | None = None
+        self._compiling = threading.Lock()
+        self._verdicts: OrderedDict[Digest, str] = OrderedDict()
+        """FITS or why not, latest use last."""
+        self._ready: OrderedDict[tuple[str, Digest], LLMatcher] = OrderedDict()
+        """By request id, too; latest last."""
+
+    def prepare(self, request_id: str, grammar: Grammar) -> None:
+        """Compile it for a request unless that was done. InvalidRequest, and always the same one,
+        for a grammar that is wrong or too much."""
+        key = request_id, _digest(grammar)
+        if key in self._ready:  # the step thread finds it so, and waits for nobody's compilation
+            return
+        with self._compiling:
+            if key not in self._ready:
+                self._ready[key] = self._compile(grammar, key[1])
+                _drop_oldest(self._ready, MAX_READY)
+
+    def constraint(
+        self, request_id: str, grammar: Grammar, stop_token_ids: Rows[int]
+    ) -> GrammarConstraint:
+        """What keeps a request that was prepared to its grammar, stop tokens allowed where the
+        output may end. InvalidRequest as `prepare`, if that was too long ago."""
+        matcher = self._ready.pop((request_id, _digest(grammar)), None)
+        if matcher is None:
+            with self._compiling:
+                matcher = self._compile(grammar, _digest(grammar))
+        assert self._tokenizer is not None
+        return GrammarConstraint(
+            matcher,
+            after_token_id=grammar.after_token_id,
+            stop_token_ids=stop_token_ids,
+            unused_id=self._tokenizer.unused_id,
+        )
+
+    def _compile(self, grammar: Grammar, digest: Digest) -> LLMatcher:
+        try:
+            self._tokenizer = self._tokenizer or MatcherTokenizer(self._vocabulary)
+            verdict = self._verdicts.get(digest)
+            if verdict:
+                raise InvalidRequest(verdict, param="grammar")
+            if verdict is None:
+                self._trial.check(grammar)
+            matcher = compile_grammar(grammar, self._tokenizer)
+        except InvalidRequest as error:
+            self._remember(digest, error.message)
+            raise
+        self._remember(digest, FITS)
+        return matcher
+
+    def _remember(self, digest: Digest, verdict: str) -> None:
+        self._verdicts[digest] = verdict
+        self._verdicts.move_to_end(digest)
+        _drop_oldest(self._verdicts, MAX_VERDICTS)
+
+
+def _digest(grammar: Grammar) -> Digest:
+    return hashlib.blake2b(f"{grammar.kind}\0{grammar.text}".encode()).digest()
+
+
+def _drop_oldest(entries: OrderedDict[K, V], most: int) -> None:
+    while len(entries) > most:
+        entries.popitem(last=False)

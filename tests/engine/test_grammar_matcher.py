@@ -1,0 +1,143 @@
+"""Matchers without an engine: masks behind text and guesses, over vocabularies of both kinds; and
+the process that compiles grammars first."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema_rs
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.protocol import Grammar
+from engine.runner.grammar import (
+    GrammarConstraint,
+    MatcherTokenizer,
+    Vocabulary,
+    compile_grammar,
+)
+from engine.runner.grammar_trial import GrammarTrial
+from engine.tokenizer import Tokenizer
+from tests.engine.test_grammar import CHOICE, EOS, JSON, PENNY, SCHEMA, TOKENIZER
+
+
+def mask_of(constraint: GrammarConstraint, said: list[int], drafts: list[int]) -> NDArray[np.int64]:
+    mask = np.full(-(-4096 // 32), -1, np.int32)
+    constraint.allow(said, drafts, mask)
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+@pytest.mark.parametrize("after_token_id", [None, 77])
+def test_guesses_leave_no_trace(after_token_id: int | None) -> None:
+    """A mask behind text and guesses is that of a fresh matcher that was shown all of it, whatever
+    was guessed before."""
+    tokenizer = MatcherTokenizer(Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS, 0)))
+    fresh = GrammarConstraint(
+        compile_grammar(JSON, tokenizer),
+        after_token_id=after_token_id,
+        stop_token_ids=(),
+        unused_id=None,
+    )
+    draw = np.random.default_rng(5)
+    num_behind = 0
+    for _ in range(20):
+        constraint, said = fresh.copy(), list[int]()
+        if after_token_id is not None:
+            said = [5, 9, after_token_id][draw.integers(3) :]
+        while not constraint.is_over(said) and len(said) < 60:
+            drafts: list[int] = []
+            for _ in range(draw.integers(6)):
+                right = mask_of(fresh.copy(), said + drafts, [])
+                drafts.append(int(draw.choice(right)))
+                if fresh.copy().is_over(said + drafts):
+                    break
+                behind = mask_of(constraint, said, drafts)
+                assert list(behind) == list(mask_of(fresh.copy(), said + drafts, []))
+                num_behind += 1
+            mask_of(constraint, said, [*drafts, int(draw.integers(4096)), 5])
+            allowed = mask_of(constraint, said, [])
+            assert list(allowed) == list(mask_of(fresh.copy(), said, []))
+            said = said + [int(draw.choice(allowed))]
+        if len(said) < 60:
+            bound = said if after_token_id is None else said[said.index(after_token_id) + 1 :]
+            jsonschema_rs.validate(SCHEMA, json.loads(TOKENIZER.decode(bound)))
+    assert num_behind > 100
+
+
+def test_what_gave_up_behind_a_guess_allows_nothing_there() -> None:
+    """Else the token behind a right guess would be free, and might be EOS."""
+    patterns = [f"^(ok|x.*{letter}.{{{30 - i}}})$" for i, letter in enumerate("abc")]
+    schema = {"type": "string", "allOf": [{"pattern": pattern} for pattern in patterns]}
+    tokenizer = MatcherTokenizer(Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS,)))
+    matcher = compile_grammar(Grammar(kind="json_schema", text=json.dumps(schema)), tokenizer)
+    constraint = GrammarConstraint(
+        matcher, after_token_id=None, stop_token_ids=(7,), unused_id=None
+    )
+    quote = TOKENIZER.encode('"')
+    assert list(mask_of(constraint, [], [])) == quote
+    assert list(mask_of(constraint, [], quote)) == []
+    assert list(mask_of(constraint, [], [])) == quote
+    assert list(mask_of(constraint, quote, [])) == []
+    assert not constraint.is_over(quote)
+
+
+@pytest.mark.parametrize("pattern", ["(naïve|日本|[a-z ]{1,8})+!", "😀{2,3}", "( again){3}"])
+def test_masks_are_about_the_bytes_that_tokens_stand_for(
+    tokenizer_folder: Path, tokenizer: Tokenizer, pattern: str
+) -> None:
+    """Of either kind of vocabulary, with a model that has a few ids to spare."""
+    size, eos = tokenizer.vocab_size + 9, tokenizer.eos_token_id
+    assert eos is not None
+    library = MatcherTokenizer(Vocabulary(str(tokenizer_folder / "tokenizer.json"), size, (eos,)))
+    matcher = compile_grammar(Grammar(kind="regex", text=pattern), library)
+    fresh = GrammarConstraint(matcher, after_token_id=None, stop_token_ids=(), unused_id=None)
+    draw = np.random.default_rng(0)
+    for _ in range(10):
+        constraint, said = fresh.copy(), list[int]()
+        while not constraint.is_over(said):
+            mask = np.full(-(-size // 32), -1, np.int32)
+            constraint.allow(said, [], mask)
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:size]
+            allowed = np.flatnonzero(bits)
+            said.append(eos if eos in allowed else int(draw.choice(allowed)))
+        text = b"".join(map(tokenizer.token_bytes, said)).removesuffix(b"</s>").decode()
+        assert re.fullmatch(pattern, text), text
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 20, 1 << 30])
+def test_a_compilation_has_only_so_much_memory(max_bytes: int) -> None:
+    properties = {f"p{i}": {"type": "string"} for i in range(2500)}
+    schema = json.dumps({"type": "object", "properties": properties})
+    lines = [
+        Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS,)),
+        Grammar(kind="json_schema", text=schema),
+    ]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from engine.runner import grammar_trial as trial\n"
+            f"trial.MAX_MEMORY_BYTES = {max_bytes}\ntrial.main()",
+        ],
+        input=b"".join(msgspec.json.encode(line) + b"\n" for line in lines),
+        capture_output=True,
+        check=False,
+    )
+    survives = max_bytes > 1 << 20
+    assert (done.returncode == 0) == survives, done.stderr
+    assert done.stdout == (b"null\n" if survives else b"")
+
+
+def test_the_process_that_tries_grammars_ends_with_its_input() -> None:
+    trial = GrammarTrial(Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS,)))
+    trial.check(CHOICE)
+    process = trial._process
+    assert process is not None and process.stdin is not None
+    process.stdin.close()
+    assert process.wait(10) == 0
