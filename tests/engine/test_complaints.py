@@ -184,7 +184,7 @@ def test_preemption_does_not_thrash(folders: dict[str, Path]) -> None:
     assert computed < 1.5 * needed, f"{computed} tokens computed, {needed} needed"
 
 
-PENNY = Path("models/penny").resolve()
+PENNY = Path(__file__).resolve().parents[2] / "models" / "penny"
 GREEK = "(alpha|beta|gamma|delta|epsilon|zeta)"
 ORDER = rf'\{{"order": "{GREEK}(, {GREEK}){{9}}"\}}'
 SPECULATION: list[dict[str, Any]] = [

@@ -3,6 +3,7 @@ computed: at any temperature, behind guesses, after free reasoning, preempted, a
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import re
@@ -19,6 +20,7 @@ import msgspec
 import pytest
 import torch
 
+from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import InvalidRequest
@@ -27,8 +29,9 @@ from engine.runner import grammar_compiler
 from engine.tokenizer import Tokenizer
 from engine.validation import MAX_GRAMMAR_BYTES
 from tests.engine import checkpoints
+from tests.engine.peers import Serve, collect, until
 
-PENNY = Path("models/penny").resolve()
+PENNY = Path(__file__).resolve().parents[2] / "models" / "penny"
 TOKENIZER = Tokenizer.load(PENNY)
 EOS = 2
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -367,6 +370,30 @@ def test_an_engine_without_the_library_refuses_grammars(monkeypatch: pytest.Monk
         core.add(ask("r", CHOICE))
     assert refusal.value.param == "grammar"
     assert say(core, ask("next", None, max_tokens=2))["next"].reason == "length"
+
+
+async def test_streams_go_on_while_a_grammar_is_refused(serve: Serve) -> None:
+    server = await serve(start())
+    client = await EngineClient.connect(server.address, timeout_s=5)
+    num_tokens = 0
+
+    async def listen() -> None:
+        nonlocal num_tokens
+        async for output in client.generate(ask("free", None, max_tokens=270, ignore_eos=True)):
+            num_tokens += len(output.token_ids)
+
+    listening = asyncio.create_task(listen())
+    await until(lambda: num_tokens > 0)
+    before = num_tokens
+    endless = Grammar(kind="lark", text=f"start: C\nC: {ENDLESS}")
+    with pytest.raises(InvalidRequest, match="takes more than") as refusal:
+        await collect(client, ask("endless", endless))
+    assert refusal.value.param == "grammar" and num_tokens > before + 5
+    outputs = await collect(client, ask("json", JSON))
+    text = TOKENIZER.decode([token_id for output in outputs for token_id in output.token_ids])
+    jsonschema_rs.validate(SCHEMA, json.loads(text))
+    await listening
+    await client.close()
 
 
 def test_no_more_than_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
