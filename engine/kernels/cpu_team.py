@@ -3,9 +3,10 @@
 Above: `cpu_program.py`. Below: nothing. Knows times, no kernels.
 
 Threads of a team wait for each other after every kernel, some hundred times a step. On cores of
-their own that halves a step; where anything else wants the cores, each wait may last as long as a
-slice of the scheduler's, and a step takes several times what a single thread needs. Nobody can tell
-the two machines apart but by the clock, so the other choice is tried now and then.
+their own that nearly halves a step; where anything else wants the cores, each wait may last as long
+as a slice of the scheduler's, and a step takes several times what a single thread needs. Nobody can
+tell the two machines apart but by the clock, so the other choice is tried now and then. Kinds of
+work differ in what they take, and share how much slower than at its best each choice makes them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 
-TRY_EVERY = 96
-"""Runs between two tries of what was slower: on cores of its own, that costs a percent."""
-FIRST_TRY = 3
+FIRST_TRY = 16
 """Runs before one thread is tried: the first ones may be slow for reasons of their own."""
+TRY_EVERY = 128
+"""Runs between two tries of what was slower: on cores of its own, that costs half a percent."""
 KEPT_RUNS = 5
 """Their median counts: a single run may meet anything."""
+AGEING = 1.01
+"""What was the best time grows by so much with every run, as contexts do."""
 
 
 class Team:
@@ -26,33 +29,35 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._seconds: dict[tuple[Hashable, int], deque[float]] = {}
-        """Of the latest runs, by kind of work and number of threads."""
-        self._num_runs: dict[Hashable, int] = {}
+        self._best_s: dict[Hashable, float] = {}
+        """Of all threads, by kind of work."""
+        self._slowdowns: dict[int, deque[float]] = {}
+        """Seconds over the best of the same work, of the latest runs by number of threads."""
+        self._num_runs = 0
 
     def choose(self, work: Hashable) -> int:
         """Threads for the next run of this kind of work."""
-        count = self._num_runs.get(work, 0)
-        self._num_runs[work] = count + 1
-        if self._size == 1:
-            return 1
-        seconds, alone = self._median(work, self._size), self._median(work, 1)
-        if seconds is None or alone is None:
-            return 1 if count == FIRST_TRY else self._size
-        better, other = (1, self._size) if alone < seconds else (self._size, 1)
-        return other if count % TRY_EVERY == 0 else better
+        if self._size == 1 or work not in self._best_s:
+            return self._size
+        self._num_runs += 1
+        alone, together = self._slowdown(1), self._slowdown(self._size)
+        if alone is None or together is None:
+            return 1 if self._num_runs >= FIRST_TRY else self._size
+        better, other = (1, self._size) if alone < together else (self._size, 1)
+        return other if self._num_runs % TRY_EVERY == 0 else better
 
     def took(self, work: Hashable, threads: int, seconds: float) -> None:
         """A run that `choose` chose for."""
-        key = work, threads
-        self._seconds.setdefault(key, deque(maxlen=KEPT_RUNS)).append(seconds)
-
-    def _median(self, work: Hashable, threads: int) -> float | None:
-        """Seconds; None where nothing was tried."""
-        found = self._seconds.get((work, threads))
-        return None if found is None else sorted(found)[len(found) // 2]
+        if threads == self._size:
+            self._best_s[work] = min(AGEING * self._best_s.get(work, seconds), seconds)
+        runs = self._slowdowns.setdefault(threads, deque(maxlen=KEPT_RUNS))
+        runs.append(seconds / self._best_s[work])
 
     def forget(self) -> None:
-        """Of all kinds of work."""
-        self._seconds.clear()
-        self._num_runs.clear()
+        """All kinds of work: their names may mean others from now on."""
+        self._best_s.clear()
+
+    def _slowdown(self, threads: int) -> float | None:
+        """None where nothing was tried."""
+        runs = self._slowdowns.get(threads)
+        return None if runs is None else sorted(runs)[len(runs) // 2]
