@@ -35,6 +35,8 @@ from engine.protocol import EngineRequest, SamplingParams
 KV_CACHE_BYTES = 1 << 30
 PROMPT, ANSWER, NUM_MIXED = 128, 33, 64
 ITL_TARGET_S = 0.2
+SETTLE_S = 0.5
+"""Before each measurement, so that the threads of the engine before it have gone to sleep."""
 PEERS = ("static_transformers", "openvino_genai", "llama_cpp", "vllm")
 OWN_PROCESS = ("vllm",)
 """Peers whose processor's time is not this process's: `--cpu-time` leaves them out."""
@@ -89,6 +91,7 @@ Clock = Callable[[], float]
 
 
 def timed(engine: Engine, requests: Sequence[Request], clock: Clock) -> float:
+    time.sleep(SETTLE_S)
     began = clock()
     engine.run(requests)
     return clock() - began

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,8 +23,7 @@ from engine.sequence import Sequence
 Key = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(msgspec.Struct, frozen=True, gc=False):
     """A place in the batch whose next token is wanted. A sequence has one, and one more behind each
     draft that is to be verified."""
 

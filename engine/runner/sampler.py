@@ -71,11 +71,12 @@ class Sampler:
         """logits: [S, vocab] of any float dtype, row i for `rows[i]`; used up."""
         if uses_triton(logits.device):
             return self._on_device(logits, rows)
-        chosen = cpu_rows.argmax(logits) if any(map(is_plain, rows)) else None
+        plain = [is_plain(row) for row in rows]
+        chosen = cpu_rows.argmax(logits) if any(plain) else None
         if chosen is None:
             return self._choose(logits.float(), rows)
-        unsound = (chosen < 0).tolist()
-        rest = [i for i, row in enumerate(rows) if unsound[i] or not is_plain(row)]
+        served = zip(plain, chosen.tolist(), strict=True)
+        rest = [i for i, (is_served, best) in enumerate(served) if not is_served or best < 0]
         sound = torch.ones(len(rows), dtype=torch.bool)
         raw: dict[int, Tensor] = {}
         if rest:
