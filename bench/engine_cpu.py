@@ -33,7 +33,7 @@ from engine.models.decoder import Decoder
 from engine.protocol import EngineRequest, SamplingParams
 
 KV_CACHE_BYTES = 1 << 30
-PROMPT, ANSWER, NUM_MIXED = 128, 33, 64
+PROMPT, ANSWER, NUM_MIXED = 128, 129, 64
 ITL_TARGET_S = 0.2
 SETTLE_S = 0.5
 """Before each measurement, so that the threads of the engine before it have gone to sleep."""
