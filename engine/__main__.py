@@ -178,7 +178,7 @@ def _add_steps(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
     )
     add(
         "--itl-target-s",
-        type=float,
+        type=_no_less_than_0,
         default=default.itl_target_s,
         help="how long a step with decodes should take at most; prompt chunks are sized for it. "
         "0: no target",
@@ -240,7 +240,7 @@ def _add_process(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
     )
     add(
         "--drain-timeout-s",
-        type=float,
+        type=_no_less_than_0,
         default=DRAIN_TIMEOUT_S,
         help="after SIGTERM, how long requests may take to finish before they are aborted",
     )
@@ -270,6 +270,13 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not 1 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 1 on")
+    return value
+
+
+def _no_less_than_0(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 on")
     return value
 
 

@@ -6,13 +6,24 @@ Sizes are tokens unless the name says bytes; durations are seconds.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from engine.errors import ConfigError
+
 BLOCK_SIZE = 16
 """Tokens per KV block."""
+AT_LEAST_ONE = (
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_waiting",
+    "num_draft_tokens",
+    "num_threads",
+)
+"""Of an EngineConfig, where they are set."""
 
 Pooling = Literal["last", "mean"]
 """Whose hidden states an embedding is made of: the last token's, or all tokens'."""
@@ -79,6 +90,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     started it kills it some time after. None: derived from the model's and the step's size."""
     max_orphans: int = 10_000
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """ConfigError that names what no engine can run with."""
+        for name in AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be 1 or more")
+        if not 0 <= self.itl_target_s < math.inf:
+            raise ConfigError(f"itl_target_s is {self.itl_target_s}; it must be 0 or more seconds")
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -176,6 +176,8 @@ class LayerPrograms:
         program = self._programs[key]
         if program is None:
             return layers(residual, do_nothing)
+        if self._team.size != torch.get_num_threads():  # nobody plays on more than others expect
+            self._team = Team(torch.get_num_threads())
         threads = self._team.choose(key)
         began = time.perf_counter()
         result = program.play(residual, varying, threads)

@@ -28,7 +28,7 @@ class Team:
     """Not thread-safe."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._best_s: dict[Hashable, float] = {}
         """Of all threads, by kind of work."""
         self._slowdowns: dict[int, deque[float]] = {}
@@ -37,18 +37,18 @@ class Team:
 
     def choose(self, work: Hashable) -> int:
         """Threads for the next run of this kind of work."""
-        if self._size == 1 or work not in self._best_s:
-            return self._size
+        if self.size == 1 or work not in self._best_s:
+            return self.size
         self._num_runs += 1
-        alone, together = self._slowdown(1), self._slowdown(self._size)
+        alone, together = self._slowdown(1), self._slowdown(self.size)
         if alone is None or together is None:
-            return 1 if self._num_runs >= FIRST_TRY else self._size
-        better, other = (1, self._size) if alone < together else (self._size, 1)
+            return 1 if self._num_runs >= FIRST_TRY else self.size
+        better, other = (1, self.size) if alone < together else (self.size, 1)
         return other if self._num_runs % TRY_EVERY == 0 else better
 
     def took(self, work: Hashable, threads: int, seconds: float) -> None:
         """A run that `choose` chose for."""
-        if threads == self._size:
+        if threads == self.size:
             self._best_s[work] = min(AGEING * self._best_s.get(work, seconds), seconds)
         runs = self._slowdowns.setdefault(threads, deque(maxlen=KEPT_RUNS))
         runs.append(seconds / self._best_s[work])

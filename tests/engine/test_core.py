@@ -338,6 +338,11 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "more blocks than memory": ({"num_blocks": 1 << 40}, "KV cache of 1099511627776 blocks"),
     "context beyond the model": ({"max_model_len": 513}, "max_model_len 513.*512"),
     "context of one": ({"max_model_len": 1}, "max_model_len 1 "),
+    "no sequence at all": ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+    "guesses of nothing": ({"num_draft_tokens": 0}, "num_draft_tokens is 0"),
+    "no thread": ({"num_threads": 0}, "num_threads is 0"),
+    "a target in the past": ({"itl_target_s": -1.0}, "itl_target_s is -1"),
+    "a target that is no number": ({"itl_target_s": float("nan")}, "itl_target_s is nan"),
     "no such folder": ({"model": Path("/nowhere")}, "/nowhere does not exist"),
 }
 

@@ -68,6 +68,25 @@ def test_what_another_operator_does_is_done_every_time() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_no_more_threads_play_than_there_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention has memory for so many: another engine in the process may have changed it."""
+    torch.set_num_threads(2)
+    programs = LayerPrograms(4096)
+    layers = twice(lambda x: x)
+    x = torch.randn(3, 32)
+    for _ in range(3):
+        run(programs, x, layers)
+    teams: list[int] = []
+    start = cpu_backend.start
+    monkeypatch.setattr(
+        cpu_backend, "start", lambda *call: (teams.append(call[2]), start(*call))[1]
+    )
+    torch.set_num_threads(1)
+    for _ in range(40):
+        run(programs, x, layers)
+    assert teams == [1] * 40
+
+
 def test_what_does_not_fit_in_the_arena_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_program, "MAX_ALLOCATIONS", 1)
     programs = LayerPrograms(0)
