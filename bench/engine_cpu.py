@@ -148,6 +148,14 @@ def burst(engine: Ours) -> dict[str, float]:
     return found
 
 
+def compare_int8(result: dict[str, Any]) -> dict[str, float]:
+    """What int8 weights gain, by measure."""
+    wide, narrow = (result[model]["tokens_per_s"] for model in ("bfloat16", "int8"))
+    gain = {what: round(narrow[what]["ours"] / wide[what]["ours"], 2) for what in narrow}
+    print(f"int8 over bfloat16: {gain}")
+    return gain
+
+
 def overhead_s(engine: Ours, num_seqs: int) -> float:
     """Seconds of a decode step outside the model: scheduling, building the batch, sampling. Of the
     processor's time of this thread; the median of the steps."""
@@ -188,8 +196,12 @@ def peers(folder: Path, dtype: str, wanted: Sequence[str], openvino: Path | None
     for name in wanted:
         module = importlib.import_module(f"bench.peers.{name}")
         place = openvino if name == "openvino_genai" else folder
-        if module.installed() and place is not None:
-            found[module.NAME] = module.Peer(place, dtype)
+        if not module.installed():
+            continue
+        if place is None:
+            print(f"  {module.NAME} is left out: --openvino names no model of this shape")
+            continue
+        found[module.NAME] = module.Peer(place, dtype)
     return found
 
 
@@ -236,6 +248,8 @@ def main() -> None:
             if model == "bfloat16" and not arguments.no_burst:
                 found["burst"] = burst(Ours(folder, dtype, itl_target_s=ITL_TARGET_S))
             result[model] = found
+    if {"bfloat16", "int8"} <= result.keys():
+        result["int8_over_bfloat16"] = compare_int8(result)
     result["load_average"].append(os.getloadavg()[0])
     if not arguments.dry:
         threads = arguments.threads
