@@ -9,6 +9,17 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+ASK_AGAIN_S = 0.5
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancel a task that leaves nothing to clean up, until it has ended. Once may not be enough: a
+    library whose own timeout runs out in that moment raises TimeoutError in the cancellation's
+    place, and a loop that survives outages goes on."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=ASK_AGAIN_S)
+
 
 class TaskSet:
     def __init__(self) -> None:

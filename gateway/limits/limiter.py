@@ -48,6 +48,7 @@ from gateway.limits.verdicts import (
     tightest,
 )
 from gateway.principal import Plan, Principal
+from gateway.tasks import end
 
 __all__ = ["Admission", "Limiter", "LimiterUnavailable", "RateState", "Refusal", "Settlement"]
 
@@ -77,8 +78,7 @@ class Limiter:
     async def close(self) -> None:
         """Leases that are still open are left to expire."""
         if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+            await end(self._renewing)
             self._renewing = None
 
     async def admit(

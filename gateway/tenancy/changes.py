@@ -24,6 +24,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.tasks import end
 from gateway.tenancy.errors import ChangeNotAnnounced
 
 log = logging.getLogger(__name__)
@@ -84,8 +85,7 @@ class ChangeListener:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
             self._task = None
 
     async def _run(self) -> None:
