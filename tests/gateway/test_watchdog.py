@@ -94,7 +94,8 @@ async def test_a_stopped_engine_is_killed_and_its_successor_let_be(place: Place)
     os.kill(pid, signal.SIGSTOP)
     stopped = time.monotonic()
     await until(lambda: place.keeper.exits == 1)
-    assert time.monotonic() - stopped > 1.5 * TIMEOUT_S, "a slow one has its chance"
+    # Twice the timeout since it was last heard of, which may be a heartbeat before it was stopped.
+    assert time.monotonic() - stopped > 0.8 * TIMEOUT_S, "a slow one has its chance"
     assert place.keeper.last_exit is not None
     assert place.keeper.last_exit.poll() == -signal.SIGKILL
     await until(lambda: len(place.begun) == 2)
