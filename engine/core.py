@@ -115,9 +115,10 @@ class EngineCore:
 
     def prepare(self, request: EngineRequest) -> None:
         """What of `add` may take long: compile the grammar. Safe in any thread. Raises
-        InvalidRequest or ContextLengthExceeded."""
+        InvalidRequest, ContextLengthExceeded or EngineOverloaded."""
         grammar, resolved = request.sampling.grammar, self.resolved
-        if grammar is not None:
+        if grammar is not None:  # all else first, so that nothing is compiled in vain
+            self._check_model_has(request)
             check_request(
                 request, vocab_size=resolved.vocab_size, max_model_len=resolved.max_model_len
             )
@@ -125,9 +126,7 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or EngineOverloaded."""
-        resolved = self.resolved
-        check_adapter(request, resolved.config.adapters)
-        check_head(request, generates=resolved.generates, embedding_size=resolved.embedding_size)
+        self._check_model_has(request)
         sampling, constraint = request.sampling, None
         if sampling.grammar is not None:
             self.prepare(request)
@@ -138,7 +137,9 @@ class EngineCore:
 
     def abort(self, request_id: str) -> list[EngineOutput]:
         """End a request now; a last output for each open choice, none when the id is unknown or
-        finished."""
+        finished. One that was prepared and never added is forgotten."""
+        if (grammars := vars(self).get("_grammars")) is not None:  # made when first wanted
+            grammars.forget(request_id)
         return self._scheduler.abort(request_id)
 
     def has_work(self) -> bool:
@@ -181,6 +182,11 @@ class EngineCore:
     def check_integrity(self) -> None:
         """AssertionError when a block is leaked or doubly owned."""
         self._scheduler.check_integrity()
+
+    def _check_model_has(self, request: EngineRequest) -> None:
+        resolved = self.resolved
+        check_adapter(request, resolved.config.adapters)
+        check_head(request, generates=resolved.generates, embedding_size=resolved.embedding_size)
 
     @cached_property
     def _grammars(self) -> GrammarCompiler:

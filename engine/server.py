@@ -346,6 +346,8 @@ class EngineServer:
         try:
             await self._loop.run_in_executor(self._preparer, self._core.prepare, request)
             refusal = self._hand_over(request)
+            if refusal is not None:  # the core keeps what it prepared until it hears of it
+                self._step_loop.abort(request.request_id)
         except EngineError as error:
             refusal = refusal_of(request, error)
         except Exception as error:  # a bug, as in `_guard`

@@ -29,8 +29,9 @@ from engine.runner.grammar import (
 from engine.runner.grammar_trial import GrammarTrial
 
 MAX_VERDICTS = 4096
-MAX_READY = 1024
-"""Matchers of requests that were prepared and did not arrive yet."""
+MAX_READY = 64
+"""Matchers of requests that were prepared and did not arrive yet: as many as may wait to be
+prepared (`server.py`). One may take some 40 MB; one that was dropped is compiled again."""
 FITS = ""
 """Verdict on a grammar that compiles."""
 
@@ -47,29 +48,42 @@ class GrammarCompiler:
         self._compiling = threading.Lock()
         self._verdicts: OrderedDict[Digest, str] = OrderedDict()
         """FITS or why not, latest use last."""
-        self._ready: OrderedDict[tuple[str, Digest], LLMatcher] = OrderedDict()
-        """By request id, too; latest last."""
+        self._ready: OrderedDict[str, tuple[Digest, LLMatcher]] = OrderedDict()
+        """By request id; latest last."""
 
     def prepare(self, request_id: str, grammar: Grammar) -> None:
         """Compile it for a request unless that was done. InvalidRequest, and always the same one,
-        for a grammar that is wrong or too much."""
-        key = request_id, _digest(grammar)
-        if key in self._ready:  # the step thread finds it so, and waits for nobody's compilation
+        for a grammar that is wrong or too much. EngineOverloaded where it cannot be tried now."""
+        digest = _digest(grammar)
+        if self._is_ready(request_id, digest):  # the step thread waits for nobody's compilation
             return
         with self._compiling:
-            if key not in self._ready:
-                self._ready[key] = self._compile(grammar, key[1])
+            if not self._is_ready(request_id, digest):
+                matcher = self._compile(grammar, digest)
+                self._ready.pop(request_id, None)  # so that it is latest; `forget` may come between
+                self._ready[request_id] = digest, matcher
                 _drop_oldest(self._ready, MAX_READY)
+
+    def forget(self, request_id: str) -> None:
+        """A request that was prepared does not arrive."""
+        self._ready.pop(request_id, None)
+
+    def _is_ready(self, request_id: str, digest: Digest) -> bool:
+        ready = self._ready.get(request_id)
+        return ready is not None and ready[0] == digest
 
     def constraint(
         self, request_id: str, grammar: Grammar, stop_token_ids: Rows[int]
     ) -> GrammarConstraint:
         """What keeps a request that was prepared to its grammar, stop tokens allowed where the
-        output may end. InvalidRequest as `prepare`, if that was too long ago."""
-        matcher = self._ready.pop((request_id, _digest(grammar)), None)
-        if matcher is None:
+        output may end. Raises as `prepare`, if that was too long ago."""
+        digest = _digest(grammar)
+        ready = self._ready.pop(request_id, None)
+        if ready is not None and ready[0] == digest:
+            matcher = ready[1]
+        else:
             with self._compiling:
-                matcher = self._compile(grammar, _digest(grammar))
+                matcher = self._compile(grammar, digest)
         assert self._tokenizer is not None
         return GrammarConstraint(
             matcher,
@@ -79,8 +93,9 @@ class GrammarCompiler:
         )
 
     def _compile(self, grammar: Grammar, digest: Digest) -> LLMatcher:
+        # Not in the verdict: what is wrong with a file is not wrong with the grammar.
+        self._tokenizer = self._tokenizer or MatcherTokenizer(self._vocabulary)
         try:
-            self._tokenizer = self._tokenizer or MatcherTokenizer(self._vocabulary)
             verdict = self._verdicts.get(digest)
             if verdict:
                 raise InvalidRequest(verdict, param="grammar")

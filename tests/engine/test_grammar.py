@@ -23,7 +23,7 @@ import torch
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.errors import InvalidRequest
+from engine.errors import EngineOverloaded, InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, Grammar, SamplingParams
 from engine.runner import grammar_compiler
 from engine.tokenizer import Tokenizer
@@ -406,10 +406,33 @@ def test_no_more_than_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler.prepare("a", JSON)
     with pytest.raises(InvalidRequest):
         compiler.prepare("d", Grammar(kind="regex", text="(a"))
-    assert [name for name, _ in compiler._ready] == ["c", "a"] and len(compiler._verdicts) == 2
+    assert list(compiler._ready) == ["c", "a"] and len(compiler._verdicts) == 2
     for name in "abcd":
         assert compiler.constraint(name, CHOICE, ()).is_over([]) is False
-    assert [name for name, _ in compiler._ready] == ["a"]
+    assert not compiler._ready
+
+
+@pytest.mark.parametrize("changes", [{"adapter": "nobody"}, {"dimensions": 4}], ids=str)
+def test_nothing_is_compiled_in_vain(penny: EngineCore, changes: dict[str, Any]) -> None:
+    wrong = Grammar(kind="regex", text="(a")
+    request = msgspec.structs.replace(ask("vain", wrong), **changes)
+    for refuse in (penny.prepare, penny.add):
+        with pytest.raises(InvalidRequest) as refusal:
+            refuse(request)
+        assert refusal.value.param in changes
+
+
+def test_a_refused_request_leaves_no_matcher() -> None:
+    core = start(max_waiting=1)
+    core.add(ask("r", CHOICE))
+    for name, refusal in (("r", InvalidRequest), ("full", EngineOverloaded)):
+        core.prepare(ask(name, CHOICE))
+        with pytest.raises(refusal):
+            core.add(ask(name, CHOICE))
+    core.prepare(ask("never", CHOICE))
+    assert list(core._grammars._ready) == ["never"]
+    assert core.abort("never") == []
+    assert not core._grammars._ready
 
 
 def test_an_end_that_is_ignored_is_no_end(penny: EngineCore) -> None:

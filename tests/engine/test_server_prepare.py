@@ -12,8 +12,9 @@ import pytest
 import pytest_asyncio
 
 import engine.server
+import engine.step_loop
 from engine.errors import InvalidRequest
-from engine.protocol import Abort, EngineRequest, Grammar, Outputs, Rejected
+from engine.protocol import Abort, EngineOutput, EngineRequest, Grammar, Outputs, Rejected
 from engine.server import EngineServer
 from tests.engine.peers import GatedCore, Join, Serve, settle, submit, until
 
@@ -30,6 +31,7 @@ class CompilingCore(GatedCore):
         self.compiling: list[str] = []
         self.compiled = threading.Semaphore(0)
         self.arrived: list[str] = []
+        self.aborted: list[str] = []
 
     def prepare(self, request: EngineRequest) -> None:
         grammar = request.sampling.grammar
@@ -44,6 +46,10 @@ class CompilingCore(GatedCore):
     def add(self, request: EngineRequest) -> None:
         super().add(request)
         self.arrived.append(request.request_id)
+
+    def abort(self, request_id: str) -> list[EngineOutput]:
+        self.aborted.append(request_id)
+        return super().abort(request_id)
 
 
 @pytest_asyncio.fixture
@@ -147,6 +153,21 @@ async def test_no_more_than_so_many_wait(
     core.compiled.release(2)
     await until(lambda: not server._live)
     assert core.arrived == ["a", "b"]
+
+
+async def test_what_was_prepared_for_a_full_engine_is_let_go(
+    join: Join, compiling: tuple[CompilingCore, EngineServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.step_loop, "MAX_PENDING_COMMANDS", 0)
+    core, server = compiling
+    peer = await join(server)
+    core.compiled.release()
+    peer.say(submit("r", grammar=GRAMMAR))
+    message = await peer.next()
+    assert isinstance(message, Rejected)
+    assert (message.request_id, message.code) == ("r", "engine_overloaded")
+    await until(lambda: core.aborted == ["r"])
+    assert core.arrived == [] and not server._live
 
 
 async def test_a_bug_there_ends_the_process(
