@@ -59,13 +59,14 @@ class MatcherTokenizer:
         self.unused_id: int | None = None
         """Bit of a mask that means nothing."""
         try:
-            text = Path(vocabulary.tokenizer_path).read_text()
+            text = Path(vocabulary.tokenizer_path).read_text(encoding="utf-8")
             if not eos_token_ids:
                 text, self.unused_id = _with_end_of_grammar(text)
                 eos_token_ids = [self.unused_id]
                 size = max(size, self.unused_id + 1)
             self.tokenizer = LLTokenizer(text, n_vocab=size, eos_token=eos_token_ids)
-        except (OSError, ValueError, KeyError) as error:
+        # The last three: JSON of another shape.
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InvalidRequest(
                 f"grammar cannot be kept to: the model has no usable tokenizer.json ({error})"[
                     :MAX_MESSAGE_CHARS

@@ -4,7 +4,9 @@ the process that compiles grammars first."""
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from engine.errors import EngineOverloaded, InvalidRequest
 from engine.protocol import Grammar
 from engine.runner.grammar import (
     GrammarConstraint,
@@ -22,9 +25,10 @@ from engine.runner.grammar import (
     Vocabulary,
     compile_grammar,
 )
-from engine.runner.grammar_trial import GrammarTrial
+from engine.runner.grammar_compiler import GrammarCompiler
+from engine.runner.grammar_trial import OF_THE_GRAMMAR, GrammarTrial
 from engine.tokenizer import Tokenizer
-from tests.engine.test_grammar import CHOICE, EOS, JSON, PENNY, SCHEMA, TOKENIZER
+from tests.engine.test_grammar import CHOICE, ENDLESS, EOS, JSON, PENNY, SCHEMA, TOKENIZER
 
 
 def mask_of(constraint: GrammarConstraint, said: list[int], drafts: list[int]) -> NDArray[np.int64]:
@@ -130,7 +134,7 @@ def test_a_compilation_has_only_so_much_memory(max_bytes: int) -> None:
         check=False,
     )
     survives = max_bytes > 1 << 20
-    assert (done.returncode == 0) == survives, done.stderr
+    assert done.returncode == 0 if survives else done.returncode in OF_THE_GRAMMAR, done.stderr
     assert done.stdout == (b"null\n" if survives else b"")
 
 
@@ -141,3 +145,74 @@ def test_the_process_that_tries_grammars_ends_with_its_input() -> None:
     assert process is not None and process.stdin is not None
     process.stdin.close()
     assert process.wait(10) == 0
+
+
+# ---- a process that was lost
+
+WORDS = Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS,))
+
+
+def test_a_lost_process_leaves_nothing_open() -> None:
+    trial = GrammarTrial(WORDS)
+    trial.check(CHOICE)
+    num_open = len(os.listdir("/proc/self/fd"))
+    for number in range(2):
+        with pytest.raises(InvalidRequest, match="takes more than"):
+            trial.check(Grammar(kind="lark", text=f"start: D{number}\nD{number}: {ENDLESS}"))
+        trial.check(CHOICE)
+        assert trial._process is not None
+        trial._process.kill()
+        trial._process.wait()
+        trial.check(CHOICE)
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_a_process_that_cannot_be_started_says_nothing_of_a_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler = GrammarCompiler(WORDS)
+
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", fail)
+        for _ in range(2):
+            with pytest.raises(EngineOverloaded, match="Too many open files"):
+                compiler.prepare("r", CHOICE)
+    compiler.prepare("r", CHOICE)
+    assert list(compiler._ready) == ["r"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_others_killed_says_nothing_of_a_grammar(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    compiler = GrammarCompiler(WORDS)
+    compiler.prepare("one", CHOICE)
+    process = compiler._trial._process
+    assert process is not None
+    os.kill(process.pid, number)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    # As if it died after it was asked whether it lives.
+    monkeypatch.setattr(process, "poll", lambda: None)
+    with pytest.raises(EngineOverloaded, match="lost"):
+        compiler.prepare("two", JSON)
+    compiler.prepare("two", JSON)
+    assert list(compiler._ready) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[1]", "1", '{"added_tokens": null, "model": {"vocab": {}}}', '{"model": 1}', "x", "[" * 9]
+    + ['{"added_tokens": [{"id": "a"}], "model": {"vocab": {"b": 1}}}'],
+)
+@pytest.mark.parametrize("eos_token_ids", [(), (0,)])
+def test_a_tokenizer_of_another_shape_is_refused_by_name(
+    tmp_path: Path, text: str, eos_token_ids: tuple[int, ...]
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.json") as refusal:
+        GrammarCompiler(Vocabulary(str(path), 4096, eos_token_ids)).prepare("r", CHOICE)
+    assert refusal.value.param == "grammar"
