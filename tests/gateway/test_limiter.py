@@ -498,32 +498,3 @@ def test_what_remains_passes_and_not_one_more(redis_server_url: str, sizes: list
     with pytest.MonkeyPatch.context() as patched:
         move_clock(patched)
         asyncio.run(check())
-
-
-async def test_a_cancellation_that_is_lost_is_repeated(
-    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client of Redis whose timeout runs out in that very moment raises that instead."""
-    monkeypatch.setattr(limiter, "RENEW_INTERVAL_S", 0.01)
-    gate = Limiter(redis)
-    asked = asyncio.Event()
-    lost = 0
-
-    async def renew() -> int:
-        nonlocal lost
-        asked.set()
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            lost += 1
-            if lost == 1:
-                raise LimiterUnavailable("timed out") from None
-            raise
-        return 0
-
-    monkeypatch.setattr(gate, "renew", renew)
-    await gate.start()
-    await asked.wait()
-    async with asyncio.timeout(10):
-        await gate.close()
-    assert lost == 2
