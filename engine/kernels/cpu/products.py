@@ -12,9 +12,9 @@ from engine.kernels.cpu import tiles
 from engine.kernels.cpu import vectors as v
 
 
-def _in_tiles(tiles):
-    """tiles: for 12, 8, 6, 4, 3, 2 and 1 rows."""
-    twelve, eight, six, four, three, two, one = tiles
+def _in_tiles(kinds):
+    """kinds: tiles of 12, 8, 6, 4, 3, 2 and 1 rows."""
+    twelve, eight, six, four, three, two, one = kinds
 
     @njit(error_model="numpy")
     def multiply(rows, a, a_stride, b0, b1, b_stride, steps, c, c_stride):

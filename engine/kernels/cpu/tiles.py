@@ -9,6 +9,7 @@ rows: results do not depend on the batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -108,6 +109,48 @@ def _ask_ahead(
     e.prefetch(builder, builder.add(builder.select(inside, end, following), behind))
 
 
+def _loop(
+    builder: ir.IRBuilder,
+    steps: ir.Value,
+    started: list[ir.Value],
+    body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
+) -> list[ir.Value]:
+    """What `body(step, sums)` makes of sums that begin as `started`, for steps from 0 on, at least
+    one. They live in registers from the first step to the last."""
+    before = builder.basic_block
+    loop = builder.append_basic_block("steps")
+    after = builder.append_basic_block("stepped")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    step = builder.phi(e.LONG)
+    step.add_incoming(e.LONG(0), before)
+    sums = [builder.phi(e.F32) for _ in started]
+    for phi, value in zip(sums, started, strict=True):
+        phi.add_incoming(value, before)
+    grown = body(step, sums)
+    following = builder.add(step, e.LONG(1))
+    step.add_incoming(following, loop)
+    for phi, value in zip(sums, grown, strict=True):
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
+    builder.position_at_end(after)
+    return grown
+
+
+def _row_starts(
+    builder: ir.IRBuilder, rows: int, matrix: tuple[ir.Value, ir.Value]
+) -> list[ir.Value]:
+    """matrix: address and stride."""
+    start, stride = matrix
+    return [builder.add(start, builder.mul(stride, e.LONG(row))) for row in range(rows)]
+
+
+def _word(builder: ir.IRBuilder, row_start: ir.Value, step: ir.Value) -> ir.Value:
+    """Of a row of A, in all lanes"""
+    at = builder.add(row_start, builder.shl(step, e.LONG(2)))
+    return e.splat(builder, builder.load(e.pointer(builder, at), typ=e.INT, align=2))
+
+
 def _tile_loop(
     builder: ir.IRBuilder,
     rows: int,
@@ -118,48 +161,36 @@ def _tile_loop(
     c: tuple[ir.Value, ir.Value],
 ) -> None:
     """b: the two halves of its first row, how far rows are apart, and where reading goes on, if it
-    is one stretch. Steps > 0. Accumulators live in registers from the first step to the last."""
+    is one stretch. Steps > 0."""
     places = [
-        builder.add(builder.add(c[0], builder.mul(c[1], e.LONG(row))), e.LONG(64 * half))
-        for row in range(rows)
+        builder.add(start, e.LONG(64 * half))
+        for start in _row_starts(builder, rows, c)
         for half in range(2)
     ]
     started = [builder.load(e.pointer(builder, at), typ=e.F32, align=4) for at in places]
-    row_starts = [builder.add(a[0], builder.mul(a[1], e.LONG(row))) for row in range(rows)]
-    before = builder.basic_block
-    loop = builder.append_basic_block("steps")
-    after = builder.append_basic_block("stepped")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    step = builder.phi(e.LONG)
-    step.add_incoming(e.LONG(0), before)
-    sums = [builder.phi(e.F32) for _ in places]
-    for phi, value in zip(sums, started, strict=True):
-        phi.add_incoming(value, before)
-    down = builder.mul(step, b[2])
-    columns = [
-        builder.load(e.pointer(builder, builder.add(start, down)), typ=e.I32, align=4)
-        for start in b[:2]
-    ]
-    if b[3] is not None:
-        size = builder.mul(steps, b[2])
-        for half in (0, 64):
-            further = builder.add(b[3], e.LONG(half))
-            _ask_ahead(builder, builder.add(b[0], e.LONG(half)), further, down, size)
-    grown = []
-    for row, start in enumerate(row_starts):
-        at = builder.add(start, builder.shl(step, e.LONG(2)))
-        word = e.splat(builder, builder.load(e.pointer(builder, at), typ=e.INT, align=2))
-        grown += [
-            step_product(builder, sums[2 * row + half], word, columns[half]) for half in range(2)
+    row_starts = _row_starts(builder, rows, a)
+
+    def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        down = builder.mul(step, b[2])
+        columns = [
+            builder.load(e.pointer(builder, builder.add(start, down)), typ=e.I32, align=4)
+            for start in b[:2]
         ]
-    following = builder.add(step, e.LONG(1))
-    step.add_incoming(following, loop)
-    for phi, value in zip(sums, grown, strict=True):
-        phi.add_incoming(value, loop)
-    builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
-    builder.position_at_end(after)
-    for at, value in zip(places, grown, strict=True):
+        if b[3] is not None:
+            size = builder.mul(steps, b[2])
+            for half in (0, 64):
+                further = builder.add(b[3], e.LONG(half))
+                _ask_ahead(builder, builder.add(b[0], e.LONG(half)), further, down, size)
+        grown = []
+        for row, start in enumerate(row_starts):
+            word = _word(builder, start, step)
+            grown += [
+                step_product(builder, sums[2 * row + half], word, columns[half])
+                for half in range(2)
+            ]
+        return grown
+
+    for at, value in zip(places, _loop(builder, steps, started, body), strict=True):
         builder.store(value, e.pointer(builder, at), align=4)
 
 
@@ -201,46 +232,34 @@ def _bytes_loop(
     """C[rows, 32] = A B; a step is 32 bytes of B for each number of a word. b: it, and what is read
     next. Steps > 0."""
     rows, numbers_of, each = kind
-    row_starts = [builder.add(a[0], builder.mul(a[1], e.LONG(row))) for row in range(rows)]
-    before = builder.basic_block
-    loop = builder.append_basic_block("steps")
-    after = builder.append_basic_block("stepped")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    step = builder.phi(e.LONG)
-    step.add_incoming(e.LONG(0), before)
+    row_starts = _row_starts(builder, rows, a)
+
+    def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        down = builder.mul(step, e.LONG(COLUMNS * each))
+        place = builder.add(b[0], down)
+        _ask_ahead(builder, *b, down, builder.mul(steps, e.LONG(COLUMNS * each)))
+        columns = []
+        for part in range(2 * each):
+            at = e.pointer(builder, builder.add(place, e.LONG(LANES * part)))
+            narrow = builder.load(at, typ=e.I8, align=LANES)
+            columns.append(builder.sitofp(builder.sext(narrow, e.I32), e.F32))
+        grown = []
+        for row, start in enumerate(row_starts):
+            for number, x in enumerate(numbers_of(builder, _word(builder, start, step))):
+                for half in range(2):
+                    so_far = sums[(row * each + number) * 2 + half]
+                    grown.append(e.fused(builder, x, columns[2 * number + half], so_far))
+        return grown
+
     # A sum for every number of a word: what waits for one another is shorter.
-    sums = [builder.phi(e.F32) for _ in range(rows * 2 * each)]
-    for phi in sums:
-        phi.add_incoming(e.every(e.F32, 0.0), before)
-    down = builder.mul(step, e.LONG(COLUMNS * each))
-    place = builder.add(b[0], down)
-    _ask_ahead(builder, *b, down, builder.mul(steps, e.LONG(COLUMNS * each)))
-    columns = []
-    for part in range(2 * each):
-        at = e.pointer(builder, builder.add(place, e.LONG(LANES * part)))
-        narrow = builder.load(at, typ=e.I8, align=LANES)
-        columns.append(builder.sitofp(builder.sext(narrow, e.I32), e.F32))
-    grown = []
-    for row, start in enumerate(row_starts):
-        at = builder.add(start, builder.shl(step, e.LONG(2)))
-        word = e.splat(builder, builder.load(e.pointer(builder, at), typ=e.INT, align=2))
-        for number, x in enumerate(numbers_of(builder, word)):
-            for half in range(2):
-                so_far = sums[(row * each + number) * 2 + half]
-                grown.append(e.fused(builder, x, columns[2 * number + half], so_far))
-    following = builder.add(step, e.LONG(1))
-    step.add_incoming(following, loop)
-    for phi, value in zip(sums, grown, strict=True):
-        phi.add_incoming(value, loop)
-    builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
-    builder.position_at_end(after)
-    for row in range(rows):
+    started = [e.every(e.F32, 0.0)] * (rows * 2 * each)
+    grown = _loop(builder, steps, started, body)
+    for row, start in enumerate(_row_starts(builder, rows, c)):
         for half in range(2):
             parts = [grown[(row * each + number) * 2 + half] for number in range(each)]
             value = parts[0] if each == 1 else builder.fadd(*parts)
-            at = builder.add(c[0], builder.mul(c[1], e.LONG(row)))
-            builder.store(value, e.pointer(builder, builder.add(at, e.LONG(64 * half))), align=4)
+            at = builder.add(start, e.LONG(64 * half))
+            builder.store(value, e.pointer(builder, at), align=4)
 
 
 BYTES_ROWS = (4, 3, 2, 1)
