@@ -126,9 +126,10 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or EngineOverloaded."""
-        self._check_model_has(request)
         sampling, constraint = request.sampling, None
-        if sampling.grammar is not None:
+        if sampling.grammar is None:
+            self._check_model_has(request)
+        else:
             self.prepare(request)
             constraint = self._grammars.constraint(
                 request.request_id, sampling.grammar, sampling.stop_token_ids

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     output: SchedulerOutput
+    parts: _Parts
     launched: Launched
     started_s: float
     is_usual: bool
@@ -71,15 +72,15 @@ class Stepper:
             return self._collect() if self._in_flight else []
         self.num_steps += 1
         started_s = time.perf_counter()
-        is_usual = True
+        parts, is_usual = _Parts.of(output), True
         if self._guesser is not None:
-            is_usual = not self._guesser.fill(output, self._room_beside(output))
+            is_usual = not self._guesser.fill(output, self._room_beside(output, parts))
         before = self._in_flight[-1].launched if self._in_flight else None
         try:
             launched = self._runner.launch(output, before)
         except Exception:
             return self._drain() + self._fail(output)
-        self._in_flight.append(_InFlight(output, launched, started_s, is_usual))
+        self._in_flight.append(_InFlight(output, parts, launched, started_s, is_usual))
         return self._collect() if len(self._in_flight) >= self._max_in_flight else []
 
     def _drain(self) -> list[EngineOutput]:
@@ -124,16 +125,16 @@ class Stepper:
         logger.exception("step %d with %d tokens failed", self.num_steps, output.num_tokens)
         return self._scheduler.fail_batch(output)
 
-    def _room_beside(self, output: SchedulerOutput) -> int:
+    def _room_beside(self, output: SchedulerOutput, parts: _Parts) -> int:
         """Tokens that a drafter may compute beside a step: as many as prompts could have had."""
-        scheduler, parts = self._scheduler, _Parts.of(output)
+        scheduler = self._scheduler
         budget = scheduler.max_num_batched_tokens
         paced = scheduler.pace.prompt_tokens(len(parts.decodes), budget) - parts.num_prompt_tokens
         return max(0, min(paced, budget - output.num_tokens))
 
     def _learn(self, step: _InFlight, sampled: Sampled, step_s: float) -> None:
         """What the step cost, for the sizes of the next ones."""
-        parts = _Parts.of(step.output)
+        parts = step.parts
         decodes, num_prompt_tokens = parts.decodes, parts.num_prompt_tokens
         if step.is_usual and parts.num_verified == 0:
             self._scheduler.pace.observe(len(decodes), num_prompt_tokens, step_s)
