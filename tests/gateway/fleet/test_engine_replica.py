@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from engine.chat_template import ChatTemplate
 from engine.errors import EngineUnavailable, InvalidRequest
 from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine, Respond, drawn
-from engine.protocol import EngineOutput, EngineRequest, Usage
+from engine.protocol import EngineOutput, EngineRequest, SamplingParams, Usage
 from engine.tokenizer import Tokenizer
 from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.errors import (
@@ -312,7 +312,9 @@ async def test_a_long_prompt_is_prepared_in_a_thread(make: Make, says: Says) -> 
 
 
 async def test_a_full_engine(make: Make, tokenizer: Tokenizer) -> None:
-    engine = fake(tokenizer, drawn, max_waiting=0)
+    engine = fake(tokenizer, drawn, max_waiting=1)
+    before = SamplingParams(max_tokens=1)
+    engine.core.add(EngineRequest(request_id="before", prompt_token_ids=[1], sampling=before))
     with pytest.raises(ReplicaOverloaded):
         await run(make(engine), chat())
 
