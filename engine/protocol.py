@@ -65,6 +65,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     log-softmax."""
     grammar: Grammar | None = None
 
+    @property
+    def penalises(self) -> bool:
+        """Whether what is sampled depends on all that was said before."""
+        factors = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+        return factors != (1.0, 0.0, 0.0)
+
 
 NOTHING_SAMPLED = SamplingParams(max_tokens=0)
 

@@ -10,14 +10,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from engine.protocol import TokenLogprobs
-from engine.sequence import Sequence, SequenceStatus
+from engine.sequence import Key, SampledTokens, Sequence, SequenceStatus
 
-SampledTokens = list[tuple[int, TokenLogprobs | None]]
-"""What one step sampled for one choice: the drafts it verified, and one token after them."""
-Sampled = Mapping[tuple[str, int], SampledTokens]
+Sampled = Mapping[Key, SampledTokens]
 """(request_id, index) -> what the step sampled for that choice."""
-Embedded = Mapping[tuple[str, int], bytes]
+Embedded = Mapping[Key, bytes]
 """The same of embeddings that the step completed, as in `EngineOutput.embedding`."""
 NOTHING_EMBEDDED: Embedded = {}
 
@@ -41,13 +38,17 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """These tokens catch up with the prompt of an embedding, which the step completes."""
 
     @property
+    def end(self) -> int:
+        return self.start + self.num_new_tokens
+
+    @property
     def answers(self) -> bool:
         """The step's end says something of `seq`."""
         return self.samples or self.embeds
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.seq.request_id, self.seq.index
+    def key(self) -> Key:
+        return self.seq.key
 
     @property
     def decodes(self) -> bool:

@@ -36,7 +36,6 @@ from engine.schedule import (
     NOTHING_EMBEDDED,
     Embedded,
     Sampled,
-    SampledTokens,
     SchedulerOutput,
     StepPlan,
 )
@@ -44,6 +43,7 @@ from engine.sequence import (
     FREED,
     Constraint,
     RequestState,
+    SampledTokens,
     Sequence,
     SequenceStatus,
     sequences_of,
@@ -207,13 +207,15 @@ class Scheduler:
             seq.num_pending -= entry.samples
             tokens = sampled[entry.key] if entry.samples else []
             num_rejected = len(entry.draft_token_ids) + entry.samples - len(tokens)
-            said = self._append(seq, tokens)
+            said, reason = seq.say(tokens, self.eos_token_ids)
             computed = entry.start + entry.num_new_tokens - num_rejected
             seq.num_computed_tokens = min(computed, seq.num_tokens)
             self.cache.register(seq)
             self.cache.slide(seq)
+            if entry.embeds:
+                reason = "stop"
             if entry.answers:
-                outputs.append(self._answer(seq, said, now, embedded.get(entry.key)))
+                outputs.append(self._answer(seq, said, reason, now, embedded.get(entry.key)))
         return outputs
 
     def fail_batch(self, output: SchedulerOutput) -> list[EngineOutput]:
@@ -419,16 +421,13 @@ class Scheduler:
                 self.prefix_cache_query_tokens += seq.num_prompt_tokens
                 self.prefix_cache_hit_tokens += seq.num_cached_tokens
 
-    def _append(self, seq: Sequence, tokens: SampledTokens) -> SampledTokens:
-        """Add sampled tokens up to one that ends the sequence; those behind it never were."""
-        for index, (token_id, _) in enumerate(tokens):
-            seq.output_token_ids.append(token_id)
-            if seq.reason_to_end(self.eos_token_ids) is not None:
-                return tokens[: index + 1]
-        return tokens
-
     def _answer(
-        self, seq: Sequence, said: SampledTokens, now: float, embedding: bytes | None
+        self,
+        seq: Sequence,
+        said: SampledTokens,
+        reason: FinishReason | None,
+        now: float,
+        embedding: bytes | None,
     ) -> EngineOutput:
         """Tell what was appended or embedded, and finish the sequence if that was its end."""
         state = self._requests[seq.request_id]
@@ -438,7 +437,6 @@ class Scheduler:
             if self.cache.enabled:
                 for sibling in state.sequences[1:]:
                     insort(self._waiting, sibling, key=_order)
-        reason = seq.reason_to_end(self.eos_token_ids)
         if reason is not None:
             self._finish(state, seq, reason)
         return EngineOutput(

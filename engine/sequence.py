@@ -19,11 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import Pooling
-from engine.protocol import EngineRequest, FinishReason, SamplingParams, Usage
+from engine.protocol import EngineRequest, FinishReason, SamplingParams, TokenLogprobs, Usage
 
 FREED = -1
 """A block table's entry whose block was given back because it lies outside the sliding window. The
 entry stays, so that entry i always stands for tokens [i * block_size, (i + 1) * block_size)."""
+
+
+Key = tuple[str, int]
+"""A choice by its request's id and its index."""
+SampledTokens = list[tuple[int, TokenLogprobs | None]]
+"""What one step sampled for one choice: the drafts it verified, and one token after them."""
 
 
 class SequenceStatus(Enum):
@@ -104,6 +110,17 @@ class Sequence:
     """Tokens that those steps will sample: known to the device, not yet to us."""
     draft_token_ids: list[int] = field(default_factory=list)
     """Guesses of what follows the last known token; the next step may verify them."""
+    key: Key = field(init=False)
+    is_adjusted: bool = field(init=False)
+    """Whether what is asked for is not what its logits say: but for a least length, which is over
+    some day."""
+
+    def __post_init__(self) -> None:
+        """What every step asks for is made once."""
+        self.key = (self.request_id, self.index)
+        asked = self.sampling
+        bound = self.constraint is not None
+        self.is_adjusted = bound or asked.penalises or bool(asked.logit_bias)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -132,10 +149,6 @@ class Sequence:
         return self.prompt_token_ids[start:] + self.output_token_ids[: stop - boundary]
 
     @property
-    def last_token_id(self) -> int:
-        return self.output_token_ids[-1] if self.output_token_ids else self.prompt_token_ids[-1]
-
-    @property
     def embeds(self) -> bool:
         return self.pooling is not None
 
@@ -145,30 +158,35 @@ class Sequence:
         known = len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_pending
         return known - self.num_computed_tokens - self.num_in_flight
 
-    @property
-    def is_penalised(self) -> bool:
-        """Whether what is sampled depends on all that was said before."""
-        p = self.sampling
-        return p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
-
     def waits_for_pending(self, penalties_ahead: bool) -> bool:
         """Penalties and grammars look at all that was said. Where a device can penalise what only
         it knows, penalties need not wait for it."""
-        return self.constraint is not None or (self.is_penalised and not penalties_ahead)
+        if not self.is_adjusted:
+            return False
+        return self.constraint is not None or (self.sampling.penalises and not penalties_ahead)
 
-    def reason_to_end(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
-        """As what it has said ends it. An EOS or stop token is part of the output: generated,
-        counted. What embeds, and has its prompt computed, ends with that."""
-        if self.embeds:
-            return "stop"
-        sampling, token_id = self.sampling, self.last_token_id
-        if self.num_output_tokens >= sampling.min_tokens:
-            is_eos = token_id in eos_token_ids and not sampling.ignore_eos
-            if is_eos or token_id in sampling.stop_token_ids:
+    def say(
+        self, tokens: SampledTokens, eos_token_ids: frozenset[int]
+    ) -> tuple[SampledTokens, FinishReason | None]:
+        """Add sampled tokens up to one that ends the sequence; those behind it never were. What was
+        added, and why it ends."""
+        for index, (token_id, _) in enumerate(tokens):
+            self.output_token_ids.append(token_id)
+            if (reason := self._reason_to_end(eos_token_ids)) is not None:
+                return tokens[: index + 1], reason
+        return tokens, None
+
+    def _reason_to_end(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """As what it has said, something, ends it. An EOS or stop token is part of the output:
+        generated, counted."""
+        sampling, said = self.sampling, self.output_token_ids
+        if len(said) >= sampling.min_tokens:
+            is_eos = said[-1] in eos_token_ids and not sampling.ignore_eos
+            if is_eos or said[-1] in sampling.stop_token_ids:
                 return "stop"
-        if self.constraint is not None and self.constraint.is_over(self.output_token_ids):
+        if self.constraint is not None and self.constraint.is_over(said):
             return "stop"
-        return "length" if self.num_output_tokens >= sampling.max_tokens else None
+        return "length" if len(said) >= sampling.max_tokens else None
 
     def finish(self, reason: FinishReason) -> None:
         """Nothing more is said. The constraint, which may be large, is let go of: whoever remembers

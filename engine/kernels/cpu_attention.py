@@ -1,15 +1,14 @@
 """The attention of one step on a processor: which rows each thread takes, and the calls.
 
-Above: `paged_attention.py` and `rotary_cache.py` choose it. Below: `cpu/attention.py`,
-`cpu/rotary.py`. Knows no layers. The cache's memory is that of `KVLayer`, its layout the kernels'
-own: whoever writes through this plan attends through it.
+Above: `paged_attention.py` and `rotary_cache.py` choose it. Below: `cpu/plan.py`,
+`cpu/attention.py`, `cpu/rotary.py`. Knows no layers. The cache's memory is that of `KVLayer`, its
+layout the kernels' own: whoever writes through this plan attends through it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.cpu_backend import (
@@ -22,7 +21,7 @@ from engine.kernels.cpu_backend import (
     start,
     uses_cpu_kernels,
 )
-from engine.kernels.paged_attention import AttentionMetadata, AttentionShape, KVLayer, new_slots
+from engine.kernels.paged_attention import AttentionMetadata, AttentionShape, KVLayer
 
 ROWS = 12
 """Tokens of a prompt computed together for one head."""
@@ -56,19 +55,17 @@ class CpuAttentionPlan:
         self._half = half(shape.dtype)
         self._attends, self._rotates = f"attend {window}", f"rotate {window}"
         self._threads = torch.get_num_threads()
-        self.slots = torch.from_numpy(new_slots(metadata, shape.block_size))
-        self._tables = np.ascontiguousarray(metadata.block_tables)
-        self._items = _items(metadata, shape)
-        longest = int(metadata.seq_lens.max())
-        stride = (-(-longest // LANES) + SPARE_BLOCKS) * LANES * 4
+        self._tables = torch.from_numpy(np.ascontiguousarray(metadata.block_tables))
+        self.slots, self._items = self._plan(metadata)
+        stride = (self._tables.shape[1] + SPARE_BLOCKS) * LANES * 4
         scratch = shape.head_dim * 4 * (ROWS + 1) + ROWS * stride
         self._scratch = torch.empty(self._threads, scratch, dtype=torch.uint8)
         # What attention's arguments have in them of this step, from ATTEND_VARIES on.
         self._fixed = (
             0,
-            self._tables.ctypes.data,
+            self._tables.data_ptr(),
             self._tables.shape[1],
-            self._items.ctypes.data,
+            self._items.data_ptr(),
             len(self._items),
             self._scratch.data_ptr(),
             scratch,
@@ -80,6 +77,35 @@ class CpuAttentionPlan:
             self._half,
             float_bits(shape.head_dim**-0.5),
         )
+
+    def _plan(self, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
+        """Where the new tokens' keys go, int64 [T], and what threads draw, [n, ITEM_WIDTH]."""
+        shape, tables, num_single = self._shape, self._tables, metadata.num_single
+        chunks = metadata.query_lens[num_single:].tolist()
+        num_tiles = sum(-(-count // ROWS) for count in chunks)
+        num_items = num_single * shape.num_kv_heads + num_tiles * shape.num_heads
+        query_lens = torch.from_numpy(metadata.query_lens)
+        seq_lens = torch.from_numpy(metadata.seq_lens)
+        slots = torch.empty(num_single + sum(chunks), dtype=torch.int64)
+        items = torch.empty(num_items, ITEM_WIDTH, dtype=torch.int64)
+        start(
+            kernel("plan", "plan"),
+            (
+                query_lens.data_ptr(),
+                seq_lens.data_ptr(),
+                len(query_lens),
+                num_single,
+                tables.data_ptr(),
+                tables.shape[1],
+                slots.data_ptr(),
+                items.data_ptr(),
+                shape.num_heads,
+                shape.num_kv_heads,
+                ROWS,
+            ),
+            1,
+        )
+        return slots, items
 
     def varying(self, cos: Tensor, sin: Tensor) -> dict[str, tuple[int, tuple[int, ...]]]:
         """Of this step, see `cpu_program.Varying`; called with the angles of its tokens."""
@@ -155,26 +181,3 @@ class CpuAttentionPlan:
             self._attends,
         )
         return out
-
-
-def _items(metadata: AttentionMetadata, shape: AttentionShape) -> NDArray[np.int64]:
-    """What threads draw, [n, ITEM_WIDTH] as `cpu/attention.py` reads it; the longest come first."""
-    group = shape.num_heads // shape.num_kv_heads
-    num_single = metadata.num_single
-    seq = np.repeat(np.arange(num_single), shape.num_kv_heads)
-    head = np.tile(np.arange(shape.num_kv_heads) * group, num_single)
-    alike = np.ones_like(seq)
-    singles = [seq, head, seq, group * alike, metadata.seq_lens[seq], 0 * alike]
-    parts = [np.stack(singles, axis=1)]
-    token = num_single
-    for row in range(num_single, len(metadata.query_lens)):
-        num_queries = int(metadata.query_lens[row])
-        before = int(metadata.seq_lens[row]) - num_queries
-        at = np.repeat(np.arange(0, num_queries, ROWS)[::-1], shape.num_heads)
-        head = np.tile(np.arange(shape.num_heads), len(at) // shape.num_heads)
-        alike = np.ones_like(at)
-        rows = np.minimum(ROWS, num_queries - at)
-        tiles = [row * alike, head, token + at, rows, before + at + 1, alike]
-        parts.append(np.stack(tiles, axis=1))
-        token += num_queries
-    return np.ascontiguousarray(np.concatenate(parts[::-1]))

@@ -16,6 +16,7 @@ sequence is never read, not even under a mask (0 * NaN is NaN).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,26 +116,40 @@ class AttentionPlan(Protocol):
 def plan_attention(
     metadata: AttentionMetadata | DeviceMetadata, shape: AttentionShape, window: int | None
 ) -> AttentionPlan:
-    """Choose and prepare the attention of one step for `shape.device`.
+    """Prepare the attention of one step for `shape.device`.
 
     window: tokens a query sees, itself included (Mistral, arXiv:2310.06825); None is all before it.
     """
-    if uses_triton(shape.device):
-        from engine.kernels.paged_attention_triton import TritonAttentionPlan
+    if isinstance(metadata, AttentionMetadata):
+        return attention_planner(shape)(metadata, shape, window)
+    from engine.kernels.paged_attention_triton import TritonAttentionPlan
 
-        if isinstance(metadata, AttentionMetadata):
-            metadata = to_device(metadata, shape)
-        return TritonAttentionPlan(metadata, shape, window)
-    assert isinstance(metadata, AttentionMetadata), "processors plan on the host"
+    return TritonAttentionPlan(metadata, shape, window)
+
+
+def attention_planner(
+    shape: AttentionShape,
+) -> Callable[[AttentionMetadata, AttentionShape, int | None], AttentionPlan]:
+    """What prepares the attention of steps that the host knows."""
+    if uses_triton(shape.device):
+        return _plan_on_device
     from engine.kernels.cpu_attention import CpuAttentionPlan, cpu_attends
 
     if cpu_attends(shape):
-        return CpuAttentionPlan(metadata, shape, window)
+        return CpuAttentionPlan
     if shape.deterministic:
         from engine.kernels.deterministic_attention import FixedAttentionPlan
 
-        return FixedAttentionPlan(metadata, shape, window)
-    return TorchAttentionPlan(metadata, shape, window)
+        return FixedAttentionPlan
+    return TorchAttentionPlan
+
+
+def _plan_on_device(
+    metadata: AttentionMetadata, shape: AttentionShape, window: int | None
+) -> AttentionPlan:
+    from engine.kernels.paged_attention_triton import TritonAttentionPlan
+
+    return TritonAttentionPlan(to_device(metadata, shape), shape, window)
 
 
 def new_slots(metadata: AttentionMetadata, block_size: int) -> NDArray[np.int64]:

@@ -28,10 +28,7 @@ def adjust_logits(logits: Tensor, seqs: Rows[SampleRow], eos_token_ids: frozense
 
 def is_adjusted(row: SampleRow) -> bool:
     """Whether `adjust_logits` can change the row."""
-    sampling = row.sampling
-    waits = row.num_output_tokens < sampling.min_tokens
-    bound = row.seq.constraint is not None
-    return row.seq.is_penalised or bool(sampling.logit_bias) or waits or bound
+    return row.seq.is_adjusted or row.num_output_tokens < row.seq.sampling.min_tokens
 
 
 def allowed_tokens(seqs: Rows[SampleRow], vocab: int) -> NDArray[np.int32] | None:

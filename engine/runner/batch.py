@@ -8,6 +8,7 @@ token, longest first, then the chunks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -18,9 +19,7 @@ from torch import Tensor
 from engine.kernels.paged_attention import AttentionMetadata
 from engine.protocol import SamplingParams
 from engine.schedule import ScheduledSequence, SchedulerOutput
-from engine.sequence import Sequence
-
-Key = tuple[str, int]
+from engine.sequence import Key, Sequence
 
 
 class SampleRow(msgspec.Struct, frozen=True, gc=False):
@@ -108,36 +107,42 @@ class Batch:
     pooled: list[PooledSpan]
 
 
+_end = attrgetter("end")
+
+
 def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
     """`output` must schedule something. max_verified: a decode with drafts counts as single up to
     so many tokens."""
-
-    def order(entry: ScheduledSequence) -> tuple[bool, int]:
-        single = entry.num_new_tokens <= (max_verified if entry.decodes else 1)
-        return not single, -(entry.start + entry.num_new_tokens)
-
-    keyed = sorted(((order(entry), entry) for entry in output.scheduled), key=lambda pair: pair[0])
-    entries = [entry for _, entry in keyed]
-    query_lens = np.array([entry.num_new_tokens for entry in entries])
-    seq_lens = np.array([entry.start + entry.num_new_tokens for entry in entries])
-    ends = np.cumsum(query_lens)
+    singles: list[ScheduledSequence] = []
+    chunks: list[ScheduledSequence] = []
+    for entry in output.scheduled:
+        is_single = entry.num_new_tokens <= (max_verified if entry.decodes else 1)
+        (singles if is_single else chunks).append(entry)
+    singles.sort(key=_end, reverse=True)
+    chunks.sort(key=_end, reverse=True)
+    entries = singles + chunks
+    end = 0
     token_ids: list[int] = []
+    positions: list[int] = []
     unknown: list[tuple[int, Key]] = []
     wanted: list[int] = []
     rows: list[SampleRow] = []
     pooled: list[PooledSpan] = []
-    for number, (entry, end) in enumerate(zip(entries, ends.tolist(), strict=True)):
+    for number, entry in enumerate(entries):
         seq, drafts = entry.seq, entry.draft_token_ids
-        token_ids += seq.tokens(entry.start, entry.start + entry.num_new_tokens - len(drafts))
+        positions += range(entry.start, entry.end)
+        token_ids += seq.tokens(entry.start, entry.end - len(drafts))
         token_ids += drafts
+        end += entry.num_new_tokens
         if len(token_ids) < end:  # pending: at most one, and the last
-            unknown.append((number, (seq.request_id, seq.index)))
+            unknown.append((number, seq.key))
             token_ids.append(0)
         if entry.samples:
             wanted += range(end - 1 - len(drafts), end)
+            rows.append(SampleRow(seq, entry.output_index, []))
             rows += [
                 SampleRow(seq, entry.output_index + ahead, drafts[:ahead])
-                for ahead in range(len(drafts) + 1)
+                for ahead in range(1, len(drafts) + 1)
             ]
         if seq.pooling == "mean":
             span = (end - entry.num_new_tokens, end, entry.start == 0, entry.embeds)
@@ -146,10 +151,10 @@ def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
             pooled.append(PooledSpan(seq, end - 1, end, True, True, num_pooled=1))
     return StepParts(
         entries=entries,
-        query_lens=query_lens,
-        seq_lens=seq_lens,
-        num_single=sum(not chunk for (chunk, _), _ in keyed),
-        positions=np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens),
+        query_lens=np.array([entry.num_new_tokens for entry in entries]),
+        seq_lens=np.array([entry.end for entry in entries]),
+        num_single=len(singles),
+        positions=np.array(positions),
         token_ids=token_ids,
         unknown=unknown,
         sampling_rows=wanted,
@@ -161,17 +166,17 @@ def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
 def build_batch(output: SchedulerOutput, *, block_size: int, device: torch.device) -> Batch:
     """`output` must schedule something, and the block tables must cover it."""
     parts = lay_out(output)
-    seq_lens = parts.seq_lens
-    tables = np.zeros((len(seq_lens), -(-int(seq_lens.max()) // block_size)), np.int64)
+    longest = max(entry.end for entry in parts.entries)
+    tables = np.zeros((len(parts.entries), -(-longest // block_size)), np.int64)
     for entry, row in zip(parts.entries, tables, strict=True):
         table = entry.seq.block_table[: len(row)]
         row[: len(table)] = table
-    ends = np.cumsum(parts.query_lens)
+    ends = np.cumsum(parts.query_lens) if parts.unknown else ()
     return Batch(
-        token_ids=torch.tensor(parts.token_ids, device=device),
+        token_ids=torch.from_numpy(np.array(parts.token_ids)).to(device),
         positions=torch.from_numpy(parts.positions).to(device),
-        attention=AttentionMetadata(parts.query_lens, seq_lens, tables, parts.num_single),
-        sampling_rows=torch.tensor(parts.sampling_rows, dtype=torch.int64, device=device),
+        attention=AttentionMetadata(parts.query_lens, parts.seq_lens, tables, parts.num_single),
+        sampling_rows=torch.from_numpy(np.array(parts.sampling_rows, np.int64)).to(device),
         rows=parts.rows,
         unknown=[(int(ends[number]) - 1, key) for number, key in parts.unknown],
         adapters=parts.adapters,

@@ -234,7 +234,7 @@ class Drafter:
         for number, each in enumerate(launched):
             sampled = self._runner.collect(each)
             for (entry, _), drafts in zip(drafting, drawn, strict=True):
-                found = sampled.get((entry.seq.request_id, entry.seq.index))
+                found = sampled.get(entry.key)
                 if found is not None and len(drafts) == number:
                     drafts.append(found[0][0])
         return drawn

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.paged_attention import AttentionShape, KVLayer, plan_attention
+from engine.kernels.paged_attention import AttentionShape, KVLayer, attention_planner
 from engine.models.decoder import Decoder, States
-from engine.runner.batch import Batch, Key, SampleRow, build_batch
+from engine.runner.batch import Batch, SampleRow, build_batch
 from engine.runner.pooling import Pooled, Pooler
 from engine.runner.sampler import Drawing, Sampler
-from engine.schedule import Embedded, SampledTokens, SchedulerOutput
+from engine.schedule import Embedded, SchedulerOutput
+from engine.sequence import Key, SampledTokens
 
 Sampled = dict[Key, SampledTokens]
 
@@ -39,7 +40,7 @@ class Launched:
 
     def token_of(self) -> dict[Key, int]:
         """Row of the only token that each sequence samples."""
-        return {(row.seq.request_id, row.seq.index): i for i, row in enumerate(self.rows)}
+        return {row.seq.key: i for i, row in enumerate(self.rows)}
 
 
 class ModelRunner:
@@ -54,6 +55,7 @@ class ModelRunner:
         self._model = model
         self._cache = cache
         self._shape = shape
+        self._plan = attention_planner(shape)
         self._windows = frozenset(model.config.windows)
         self._sampler = Sampler(eos_token_ids)
         self._pooler = Pooler(model, deterministic=shape.deterministic)
@@ -81,7 +83,7 @@ class ModelRunner:
         drawn = launched.drawing.results()
         goes_on = True
         for row, token in zip(launched.rows, drawn, strict=True):
-            key = (row.seq.request_id, row.seq.index)
+            key = row.seq.key
             if not row.drafts:
                 goes_on = True
             elif goes_on:  # the row before was sampled; was the draft behind it right?
@@ -111,7 +113,7 @@ class ModelRunner:
         self._feed(batch, before)
         if self._model.adapters is not None:
             self._model.adapters.assign(batch.adapters)
-        plans = {window: plan_attention(batch.attention, shape, window) for window in self._windows}
+        plans = {window: self._plan(batch.attention, shape, window) for window in self._windows}
         return batch, self._model.states(batch.token_ids, batch.positions, plans, self._cache)
 
     @staticmethod

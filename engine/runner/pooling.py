@@ -20,10 +20,10 @@ from torch import Tensor
 
 from engine.models.config import EmbeddingHead
 from engine.models.decoder import Decoder, States
-from engine.runner.batch import Key, PooledSpan
+from engine.runner.batch import PooledSpan
 from engine.runner.sampling_tensors import to_device
 from engine.runner.transfers import Download, Transfers
-from engine.sequence import Sequence, SequenceStatus
+from engine.sequence import Key, Sequence, SequenceStatus
 
 LEAST_NORM = 1e-12
 """A shorter vector has no direction: it is divided by this instead of its length."""
@@ -42,7 +42,7 @@ class Pooled:
         """Waits for the device. One whose numbers are not finite is left out."""
         sums: NDArray[np.float32] = self._sums.wait()[0].numpy()
         return {
-            (span.seq.request_id, span.seq.index): self._finish(span, row)
+            span.seq.key: self._finish(span, row)
             for span, row in zip(self._spans, sums, strict=True)
             if np.isfinite(row).all()
         }

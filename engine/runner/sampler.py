@@ -38,12 +38,12 @@ class TorchDrawing:
     """What was drawn for each row, first of all on the device."""
 
     def __init__(
-        self, token_ids: Tensor, sound: Tensor, raw: dict[int, Tensor], rows: Rows[SampleRow]
+        self, token_ids: Tensor, sound: Tensor | None, raw: dict[int, Tensor], rows: Rows[SampleRow]
     ) -> None:
         self.token_ids = token_ids
         """int64 [S]; arbitrary ids of the vocabulary where nothing could be drawn"""
         self.sound = sound
-        """bool [S]: something could be drawn"""
+        """bool [S]: something could be drawn; None: from each row"""
         self.raw = raw
         """Row -> log-softmax [vocab], where asked for"""
         self._rows = rows
@@ -52,7 +52,9 @@ class TorchDrawing:
         """Waits for the device. None for a row from which nothing can be drawn, because its logits
         leave no distribution: the other rows are not touched by that."""
         token_ids: list[int] = self.token_ids.tolist()
-        sound: list[bool] = self.sound.tolist()
+        if self.sound is None and not self.raw:
+            return [(token_id, None) for token_id in token_ids]
+        sound = [True] * len(token_ids) if self.sound is None else self.sound.tolist()
         return [
             (token_id, _logprobs(self.raw.get(i), token_id, row)) if sound[i] else None
             for i, (row, token_id) in enumerate(zip(self._rows, token_ids, strict=True))
@@ -77,12 +79,13 @@ class Sampler:
             return self._choose(logits.float(), rows)
         served = zip(plain, chosen.tolist(), strict=True)
         rest = [i for i, (is_served, best) in enumerate(served) if not is_served or best < 0]
+        if not rest:
+            return TorchDrawing(chosen, None, {}, rows)
+        others = self._choose(logits[rest].float(), [rows[i] for i in rest])
+        assert others.sound is not None
         sound = torch.ones(len(rows), dtype=torch.bool)
-        raw: dict[int, Tensor] = {}
-        if rest:
-            others = self._choose(logits[rest].float(), [rows[i] for i in rest])
-            chosen[rest], sound[rest] = others.token_ids, others.sound
-            raw = {rest[i]: row for i, row in others.raw.items()}
+        chosen[rest], sound[rest] = others.token_ids, others.sound
+        raw = {rest[i]: row for i, row in others.raw.items()}
         return TorchDrawing(chosen, sound, raw, rows)
 
     def _choose(self, logits: Tensor, rows: Rows[SampleRow]) -> TorchDrawing:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.sampling import LogitAdjustments, SamplingTensors
-from engine.protocol import SamplingParams
 from engine.runner.adjust import allowed_tokens, is_adjusted, stop_ids
 from engine.runner.batch import SampleRow
 
@@ -96,7 +95,7 @@ def logit_adjustments(
         sorted(stop_ids(p, eos_token_ids)) if yes else []
         for p, yes in zip(params, early, strict=True)
     ]
-    said = [row.token_ids if _penalises(row.sampling) else [] for row in rows]
+    said = [row.token_ids if row.sampling.penalises else [] for row in rows]
     allowed = allowed_tokens(rows, vocab)
     counts, adjusted = scratch.take(len(rows), vocab, device)
     floats, ints = np.float32, np.int32
@@ -133,11 +132,6 @@ def logit_adjustments(
         counts=counts,
         adjusted=adjusted,
     )
-
-
-def _penalises(p: SamplingParams) -> bool:
-    factors = (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
-    return factors != (1.0, 0.0, 0.0)
 
 
 def _padded(rows: Rows[Rows[float]], room: int = 0) -> NDArray[np.float64]:

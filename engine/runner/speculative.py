@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.schedule import Sampled, ScheduledSequence, SchedulerOutput
-from engine.sequence import Sequence
+from engine.sequence import Key, Sequence
 
 LONGEST_NGRAM, SHORTEST_NGRAM = 4, 2
 WEIGHT = 0.2
@@ -34,8 +34,6 @@ TRIAL_STEPS = 6
 """So many verified guesses before a request is judged."""
 RETRY_TOKENS = 64
 """A request that was given up is tried again after so many tokens: texts change."""
-
-Key = tuple[str, int]
 
 
 class Proposer(Protocol):
@@ -83,7 +81,7 @@ class Guesser:
         verifying costs."""
         verifying = False
         for entry in decodes:
-            tokens = sampled.get((entry.seq.request_id, entry.seq.index))
+            tokens = sampled.get(entry.key)
             if entry.draft_token_ids and tokens is not None:
                 verifying = True
                 self.num_guessed += len(entry.draft_token_ids)
@@ -104,7 +102,7 @@ class NgramProposer:
 
     def propose(self, seq: Sequence) -> list[int]:
         """Up to `num_drafts` ids; empty when the last tokens stand nowhere before."""
-        text = self._texts.setdefault((seq.request_id, seq.index), _Text())
+        text = self._texts.setdefault(seq.key, _Text())
         return text.update(seq).continuation(self._num_drafts)
 
     def fill(self, output: SchedulerOutput, room: int) -> bool:
@@ -113,7 +111,7 @@ class NgramProposer:
 
     def keep_only(self, seqs: Iterable[Sequence]) -> None:
         """Forget all others."""
-        kept = {(seq.request_id, seq.index) for seq in seqs}
+        kept = {seq.key for seq in seqs}
         for key in self._texts.keys() - kept:
             del self._texts[key]
 
@@ -184,16 +182,16 @@ class Worth:
         return unseen or self._num_verifying >= PLAIN_EVERY
 
     def is_worth_it(self, seq: Sequence) -> bool:
-        record = self._records.setdefault((seq.request_id, seq.index), _Record())
+        record = self._records.setdefault(seq.key, _Record())
         if record.given_up_at is not None:
             if seq.num_output_tokens - record.given_up_at < RETRY_TOKENS:
                 return False
-            self._records[seq.request_id, seq.index] = _Record()
+            self._records[seq.key] = _Record()
         return True
 
     def observe(self, seq: Sequence, num_accepted: int, num_decodes: int) -> None:
         """In a step of `num_decodes`, so many guesses for `seq` were right."""
-        record = self._records.setdefault((seq.request_id, seq.index), _Record())
+        record = self._records.setdefault(seq.key, _Record())
         record.num_verified += 1
         weight = max(WEIGHT, 1 / record.num_verified)
         record.accepted += weight * (num_accepted - record.accepted)
@@ -210,6 +208,6 @@ class Worth:
 
     def keep_only(self, seqs: Iterable[Sequence]) -> None:
         """Forget all others."""
-        kept = {(seq.request_id, seq.index) for seq in seqs}
+        kept = {seq.key for seq in seqs}
         for key in self._records.keys() - kept:
             del self._records[key]

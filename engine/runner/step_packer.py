@@ -12,10 +12,10 @@ from collections.abc import Sequence as Rows
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runner.batch import Key, StepParts
+from engine.runner.batch import StepParts
 from engine.runner.device_buffers import StepLayout
 from engine.runner.sampling_tensors import plain_parameters
-from engine.sequence import FREED, Sequence, SequenceStatus
+from engine.sequence import FREED, Key, Sequence, SequenceStatus
 
 UNUSED_SLOT = -1
 KNOWN = -1

@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.config import Pooling
 from engine.protocol import EngineOutput, EngineRequest, FinishReason, Usage
-from engine.schedule import SampledTokens, ScheduledSequence, SchedulerOutput
+from engine.schedule import ScheduledSequence, SchedulerOutput
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence, SequenceStatus
+from engine.sequence import SampledTokens, Sequence, SequenceStatus
 from tests.engine.scheduling import EOS, Clock, embedding, make, request
 
 Key = tuple[str, int]
