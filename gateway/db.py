@@ -1,15 +1,26 @@
-"""The one way to a Postgres connection pool. Above: everything with tables. Below: SQLAlchemy Core
-on asyncpg.
+"""The one way to a Postgres connection pool, and to a tenant's rows. Above: everything with tables.
+Below: SQLAlchemy Core on asyncpg.
 
-Knows no table: each room has its own `tables.py`, and `migrations/` makes them.
+A pool takes a role that owns nothing (`migrations/walls.py`). Queries name their org; where one
+forgets to, Postgres shows what `tenant` named, or nothing. Knows no table: each room has its own
+`tables.py`, and `migrations/` makes them.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+from sqlalchemy import URL, make_url, text
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+ROLE_TENANT = "tollgate_app"
+"""Sees the rows of the org that its transaction named."""
+ROLE_SYSTEM = "tollgate_system"
+"""Sees all: what must look before it knows the tenant, and what serves them all."""
+SET_TENANT = text("SELECT set_config('tollgate.org', :org, true)")
+"""Until the transaction ends."""
 DRIVER = "postgresql+asyncpg"
 POOL_SIZE = 5
 MAX_OVERFLOW = 10
@@ -41,10 +52,13 @@ def normalise(database_url: str) -> str:
     return url.set(drivername=DRIVER).render_as_string(hide_password=False)
 
 
-def create_engine(database_url: str, *, pool_size: int = POOL_SIZE) -> AsyncEngine:
+def create_engine(
+    database_url: str, *, role: str | None = None, pool_size: int = POOL_SIZE
+) -> AsyncEngine:
     """A lazy, bounded pool; the caller disposes it. A connection that died is replaced before it is
-    handed out.
+    handed out. role: what its connections act as; None: the user of the URL, who owns the tables.
     """
+    acts_as = {} if role is None else {"role": role}
     return create_async_engine(
         database_url,
         pool_size=pool_size,
@@ -58,6 +72,15 @@ def create_engine(database_url: str, *, pool_size: int = POOL_SIZE) -> AsyncEngi
                 "application_name": "tollgate",
                 "statement_timeout": str(int(STATEMENT_TIMEOUT_S * 1000)),
                 "timezone": "UTC",
+                **acts_as,
             },
         },
     )
+
+
+@asynccontextmanager
+async def tenant(db: AsyncEngine, org_id: str) -> AsyncIterator[AsyncConnection]:
+    """A transaction that sees, and can write, the rows of one org."""
+    async with db.begin() as conn:
+        await conn.execute(SET_TENANT, {"org": org_id})
+        yield conn

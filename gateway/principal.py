@@ -3,11 +3,17 @@ data."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 SCOPE_INFERENCE = "inference"
 SCOPE_USAGE_READ = "usage:read"
 SCOPE_ADMIN = "admin:*"
+
+
+CredentialKind = Literal["key", "token"]
+Role = Literal["owner", "admin", "developer", "billing", "reader"]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +43,21 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     org_plan: Plan = UNLIMITED
     expires_at: float | None = None
     """Unix seconds."""
+    kind: CredentialKind = "key"
+    role: Role | None = None
+    """Of the user or service account that the credential acts for; None: nobody's, its scopes alone
+    count."""
+    user_id: str | None = None
+    service_account_id: str | None = None
+    client_id: str | None = None
+    """The OAuth client that an access token was issued to; then `key_id` is the same."""
+    grant_id: str | None = None
+    audiences: frozenset[str] = frozenset()
+    """What an access token is good for (RFC 9068 `aud`)."""
+    is_operator: bool = False
+    """Its org runs the installation."""
+    allowed_models: frozenset[str] | None = None
+    """None: all that are served."""
 
     def may(self, scope: str) -> bool:
         """`admin:*` grants every `admin:...` scope and `usage:read`."""

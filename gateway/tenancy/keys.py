@@ -144,7 +144,7 @@ async def create_key(
         "expires_at": expires_at,
     }
     added = sa.insert(api_keys).values(
-        **row, key_hash=hash_key(pepper, secret), pepper_id=pepper_id
+        **row, org_id=org_id, key_hash=hash_key(pepper, secret), pepper_id=pepper_id
     )
     made = await conn.execute(added.returning(api_keys.c.created_at))
     public = KeyRow(**row, org_id=org_id, created_at=made.scalar_one(), revoked_at=None)

@@ -20,6 +20,8 @@ class Org(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     plan: str | None
+    is_operator: bool
+    """It runs the installation."""
     created_at: datetime
     archived_at: datetime | None
 

@@ -1,8 +1,7 @@
 """Tables of tenancy: plans, and org > project > key. Rows are archived or revoked, never deleted.
 
-Above: the verbs beside it. Below: Postgres; `migrations/versions/0001_tenancy.py` creates what
-stands here. Ids are text, a kind and a UUIDv7 (`org_...`): they sort by age, and bills may name
-them for ever.
+Above: the verbs beside it. Below: Postgres; `migrations/versions/` create what stands here. Ids are
+text, a kind and a UUIDv7 (`org_...`): they sort by age, and bills may name them for ever.
 """
 
 from __future__ import annotations
@@ -48,6 +47,7 @@ orgs = sa.Table(
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, nullable=False),
     _plan(),
+    sa.Column("is_operator", sa.Boolean, nullable=False, server_default=sa.false()),
     _moment("created_at", nullable=False),
     _moment("archived_at"),
     sa.Index(
@@ -77,6 +77,7 @@ api_keys = sa.Table(
     "api_keys",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("org_id", sa.Text, sa.ForeignKey("orgs.id"), nullable=False),
     sa.Column("project_id", sa.Text, sa.ForeignKey("projects.id"), nullable=False, index=True),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("key_hash", sa.Text, nullable=False),
