@@ -64,6 +64,7 @@ projects = sa.Table(
     _plan(),
     _moment("created_at", nullable=False),
     _moment("archived_at"),
+    sa.UniqueConstraint("org_id", "id", name="projects_org_id_id"),
     sa.Index(
         "projects_live_name",
         "org_id",
@@ -78,7 +79,9 @@ api_keys = sa.Table(
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("org_id", sa.Text, sa.ForeignKey("orgs.id"), nullable=False),
-    sa.Column("project_id", sa.Text, sa.ForeignKey("projects.id"), nullable=False, index=True),
+    sa.Column("project_id", sa.Text, sa.ForeignKey("projects.id"), nullable=True, index=True),
+    sa.Column("user_id", sa.Text, nullable=True, index=True),
+    sa.Column("service_account_id", sa.Text, nullable=True, index=True),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("key_hash", sa.Text, nullable=False),
     sa.Column("pepper_id", sa.Text, nullable=False),
@@ -89,6 +92,15 @@ api_keys = sa.Table(
     _moment("created_at", nullable=False),
     _moment("expires_at"),
     _moment("revoked_at"),
+    # Of a user or of a service account, or of neither.
+    sa.ForeignKeyConstraint(
+        ["org_id", "user_id"], ["users.org_id", "users.id"], name="api_keys_user"
+    ),
+    sa.ForeignKeyConstraint(
+        ["org_id", "service_account_id"],
+        ["service_accounts.org_id", "service_accounts.id"],
+        name="api_keys_service_account",
+    ),
     sa.UniqueConstraint("key_hash", "pepper_id", name="api_keys_key_hash"),
 )
 

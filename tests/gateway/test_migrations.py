@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import billing.tables
+import gateway.tenancy.member_tables
 import gateway.tenancy.tables
 from migrations.runner import MigrationError, migrate
 
