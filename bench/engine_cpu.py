@@ -6,7 +6,8 @@ decodes of 1, 8 and 32 sequences, and 64 mixed requests (prompts of 32-512, answ
 tokens), greedy, EOS ignored; and the mixed requests as a burst, with the times of their tokens.
 The machine's load before and after is recorded: on a busy one ratios hold better than rates.
 
-A decode's rate is that of the answers' tokens after the first: the time of requests for one token
+The roofline beside them is computed (`bench/cpu_roofline.py`), and nobody reaches it. A decode's
+rate is that of the answers' tokens after the first: the time of requests for one token
 is subtracted. The engines take turns, and each figure is the median of its turns.
 """
 
@@ -25,6 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
+from bench.cpu_roofline import Roofline
 from bench.record import record
 from bench.workload import SMALL_15M, SMOLLM2_135M, Request, alike, build_checkpoint, mixed
 from engine.config import EngineConfig
@@ -110,8 +112,24 @@ def measure(engine: Engine, what: str, turn: int, clock: Clock) -> float:
     return int(size) * (ANSWER - 1) / (whole_s - prefill_s)
 
 
+def at_best(roofline: Roofline, what: str) -> float:
+    """Tokens per second that the machine's memory and multipliers would allow."""
+    kind, _, size = what.partition(" ")
+    if kind == "mixed":
+        asked = mixed(NUM_MIXED)
+        return sum(request.num_output_tokens for request in asked) / roofline.mixed_s(asked)
+    count = int(size)
+    if kind == "prefill":
+        return count / roofline.prefill_s(count)
+    return count / roofline.decode_s(count, count * (PROMPT + ANSWER // 2))
+
+
 def compare(
-    engines: dict[str, Engine], measures: Sequence[str], turns: int, clock: Clock
+    engines: dict[str, Engine],
+    measures: Sequence[str],
+    turns: int,
+    clock: Clock,
+    roofline: Roofline | None,
 ) -> dict[str, Any]:
     """{measure: {engine: tokens per second}}, printed with ratios to the first engine's."""
     for engine in engines.values():
@@ -124,6 +142,8 @@ def compare(
             for name, engine in engines.items():
                 rates[name].append(measure(engine, what, turn, clock))
         row = {name: round(statistics.median(found), 1) for name, found in rates.items()}
+        if roofline is not None:
+            row["roofline"] = round(at_best(roofline, what), 1)
         table[what] = row
         cells = [f"{name} {rate:.0f} ({row[first] / rate:.2f})" for name, rate in row.items()]
         print(f"  {what:<12} {'   '.join(cells)}", flush=True)
@@ -245,7 +265,10 @@ def main() -> None:
                 openvino = None if model == "15M" else arguments.openvino
                 engines |= peers(folder, dtype, wanted, openvino)
             found: dict[str, Any] = {"start_s": round(ours.start_s, 2)}
-            found["tokens_per_s"] = compare(engines, arguments.measures, arguments.turns, clock)
+            best = None if model == "int8" else Roofline.measure(shape, dtype)
+            found["tokens_per_s"] = compare(
+                engines, arguments.measures, arguments.turns, clock, best
+            )
             found["overhead_s_32"] = overhead
             if model == "bfloat16" and not arguments.no_burst:
                 found["burst"] = burst(Ours(folder, dtype, itl_target_s=ITL_TARGET_S))
