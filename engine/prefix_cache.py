@@ -152,6 +152,8 @@ class PrefixCache:
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the table cover the first `num_tokens`. False, and nothing changed, when too few
         blocks are available. Evicts the least recently used as needed."""
+        if num_tokens <= len(seq.block_table) * self.block_size:
+            return True  # as in most steps of most sequences
         missing = self.num_blocks_for(num_tokens) - len(seq.block_table)
         if missing > self.num_available:
             return False
@@ -179,6 +181,8 @@ class PrefixCache:
 
     def slide(self, seq: Sequence) -> None:
         """Give back the blocks that the next token to compute no longer sees."""
+        if self.sliding_window is None:
+            return
         first = self.first_visible_block(seq.num_computed_tokens)
         for index in range(seq.num_freed_blocks, first):
             self._drop(seq.block_table[index])

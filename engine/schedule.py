@@ -85,17 +85,19 @@ class StepPlan:
     def put(self, seq: Sequence, num_new_tokens: int, drafts: list[int] | None = None) -> None:
         drafts = drafts or []
         catches_up = num_new_tokens == seq.num_missing
+        num_tokens = num_new_tokens + len(drafts)
+        embeds = seq.pooling is not None
         self.scheduled[seq.order] = ScheduledSequence(
             seq,
-            num_new_tokens + len(drafts),
+            num_tokens,
             start=seq.num_computed_tokens + seq.num_in_flight,
-            samples=catches_up and not seq.embeds,
-            output_index=seq.num_output_tokens + seq.num_pending,
+            samples=catches_up and not embeds,
+            output_index=len(seq.output_token_ids) + seq.num_pending,
             attempt=seq.num_preemptions,
             draft_token_ids=drafts,
-            embeds=catches_up and seq.embeds,
+            embeds=catches_up and embeds,
         )
-        self._spend(num_new_tokens + len(drafts))
+        self._spend(num_tokens)
 
     def take_back(self, seq: Sequence) -> None:
         """`seq` was preempted, perhaps after it was put."""
