@@ -10,11 +10,16 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import billing.tables
+import gateway.auth.tables
 import gateway.tenancy.member_tables
 import gateway.tenancy.tables
 from migrations.runner import MigrationError, migrate
 
-ROOMS = (gateway.tenancy.tables.metadata, billing.tables.metadata)
+ROOMS = (
+    gateway.tenancy.tables.metadata,
+    billing.tables.metadata,
+    gateway.auth.tables.metadata,
+)
 
 
 def differences(connection: Connection) -> list[str]:
