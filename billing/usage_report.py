@@ -17,18 +17,21 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.errors import ReportQueryError
 from billing.events import COMPONENTS, Quantities
 from billing.money import Pico
 from billing.tables import AMOUNTS, to_moment, usage_events, usage_hourly
 
+OpenRows = Callable[[str], AbstractAsyncContextManager[AsyncConnection]]
+"""From an org to a transaction that may see its rows; opened once the query has been checked."""
 BucketWidth = Literal["1m", "1h", "1d"]
 WIDTH_S: dict[str, int] = {"1m": 60, "1h": 3600, "1d": 86400}
 USAGE_LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
@@ -99,7 +102,7 @@ class ReportPage(msgspec.Struct, Generic[Row], frozen=True, kw_only=True):
 
 
 async def usage_completions(
-    db: AsyncEngine,
+    open_rows: OpenRows,
     *,
     org: str,
     start_time: int,
@@ -132,7 +135,7 @@ async def usage_completions(
     if batch is not None:
         where.append(source.c.batch == batch)
     found: defaultdict[int, list[UsageRow]] = defaultdict(list)
-    for row in await _aggregate(db, source, window.width, where, group_by):
+    for row in await _aggregate(open_rows, org, source, window.width, where, group_by):
         quantities = Quantities(**{name: int(row[name]) for name in COMPONENTS})
         found[row["bucket"]].append(
             UsageRow(
@@ -149,7 +152,7 @@ async def usage_completions(
 
 
 async def costs(
-    db: AsyncEngine,
+    open_rows: OpenRows,
     *,
     org: str,
     start_time: int,
@@ -173,7 +176,7 @@ async def costs(
     by_item = "line_item" in group_by
     totals: defaultdict[int, defaultdict[tuple[Any, ...], list[int]]]
     totals = defaultdict(lambda: defaultdict(lambda: [0, 0]))
-    for row in await _aggregate(db, source, window.width, where, [*names, "model"]):
+    for row in await _aggregate(open_rows, org, source, window.width, where, [*names, "model"]):
         group = tuple(_names(row, names).items())
         for component, amount in zip(COMPONENTS, AMOUNTS, strict=True):
             item = f"{row['model']}, {LINE_ITEMS[component]}"
@@ -269,7 +272,8 @@ def _where(
 
 
 async def _aggregate(
-    db: AsyncEngine,
+    open_rows: OpenRows,
+    org: str,
     source: sa.Subquery,
     width: int,
     where: list[sa.ColumnElement[bool]],
@@ -284,7 +288,7 @@ async def _aggregate(
         sa.func.sum(source.c[name]).label(name) for name in (*COMPONENTS, *AMOUNTS, "num_requests")
     ]
     query = sa.select(bucket, *groups, *sums).where(*where).group_by(bucket, *groups)
-    async with db.connect() as connection:
+    async with open_rows(org) as connection:
         found = await connection.execute(query.order_by(bucket, *groups))
         return found.mappings().all()
 

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.children import Child, end_leftovers
-from gateway.db import create_engine
+from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.embedded import (
     STOP_TIMEOUT_S,
     postgres_url,
@@ -51,13 +51,13 @@ async def database_urls(settings: Settings) -> AsyncIterator[tuple[str, str]]:
 
 @asynccontextmanager
 async def connections(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, Redis]]:
-    """Clients of both, closed at the end, of a home that is there already.
+    """Clients of both, closed at the end, of a home that is there already; they see all orgs.
 
     Raises: NoHome, and what `database_urls` raises.
     """
     Home(settings.home).check()
     async with database_urls(settings) as (database_url, redis_address):
-        db = create_engine(database_url, pool_size=1)
+        db = create_engine(database_url, role=ROLE_SYSTEM, pool_size=1)
         redis = Redis.from_url(redis_address)
         try:
             yield db, redis

@@ -22,6 +22,7 @@ import redis.asyncio
 from litestar import Litestar, Request, Response
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.price_book import PriceBook
 from billing.spool import Spool
@@ -33,7 +34,7 @@ from engine.tokenizer import Tokenizer
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.guards import authenticate
 from gateway.database import PEPPER_PURPOSE
-from gateway.db import create_engine
+from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.errors import to_face
 from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -116,13 +117,13 @@ def refuse(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes
 async def open_services(
     settings: Settings, stack: AsyncExitStack, *, worker_id: str, metrics: Path | None
 ) -> Services:
-    assert settings.database_url is not None and settings.redis_url is not None
+    assert settings.redis_url is not None
     secret = Secret.load(settings.secret_key_file)
     key = secret.current
     tasks = TaskSet()
     stack.push_async_callback(tasks.close)
-    db = create_engine(settings.database_url)
-    stack.push_async_callback(db.dispose)
+    db = open_pool(settings, stack, ROLE_TENANT)
+    system_db = open_pool(settings, stack, ROLE_SYSTEM)
     store = connect_redis(settings.redis_url)
     stack.push_async_callback(store.aclose)
     limiter = Limiter(store)
@@ -132,18 +133,18 @@ async def open_services(
     stack.callback(telemetry.close, os.getpid())
     price_book = PriceBook.load(settings.price_books, bases=settings.bases)
     settlement = Settlement(
-        db=db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
+        db=system_db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
     )
     spools = Home(settings.home).spool
     spool = await Spool.open(spools / worker_id)
     stack.push_async_callback(spool.shutdown)
     settlement.recovered(spool.recovered)
-    shipper = Shipper(spool, db, adopt_from=spools, on_recovered=settlement.recovered)
+    shipper = Shipper(spool, system_db, adopt_from=spools, on_recovered=settlement.recovered)
     shipper.start()
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
     authenticator = Authenticator(
-        db=db,
+        db=system_db,
         redis=store,
         pepper=key.derive(PEPPER_PURPOSE),
         pepper_id=key.id,
@@ -174,11 +175,19 @@ async def open_services(
         readiness=Readiness(fleet=fleet, redis=store, spool=spool),
         authenticator=authenticator,
         db=db,
+        system_db=system_db,
         spool=spool,
         shipper=shipper,
         engines=engines,
         started_at=int(time.time()),
     )
+
+
+def open_pool(settings: Settings, stack: AsyncExitStack, role: str) -> AsyncEngine:
+    assert settings.database_url is not None
+    pool = create_engine(settings.database_url, role=role)
+    stack.push_async_callback(pool.dispose)
+    return pool
 
 
 def connect_engines(settings: Settings, settlement: Settlement) -> dict[str, EngineClient]:

@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +18,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gateway.cli_tenancy import orgs, projects
+from gateway.cli_tenancy import all_orgs, orgs, projects, show_header
 from gateway.command import (
     FOLDER,
     JSON,
     STATE,
     Flags,
-    header_of,
     in_columns,
     refuse,
     run,
@@ -33,7 +33,10 @@ from gateway.settings import Settings, load, restore
 from gateway.settings_file import SettingsError
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from gateway.tenancy.keys import KeyRow
+    from gateway.tenancy.orgs import Org
 
 MAX_LIFETIME_DAYS = 36_500
 ADDRESS = (
@@ -220,6 +223,7 @@ def create(
     from gateway.database import PEPPER_PURPOSE
     from gateway.secret import Secret
     from gateway.tenancy.keys import create_key
+    from gateway.tenancy.orgs import find_org
     from gateway.tenancy.projects import find_project
 
     settings = load(flags)
@@ -228,9 +232,11 @@ def create(
     async def work() -> None:
         async with administration.connections(settings) as (db, _), db.begin() as conn:
             pepper = Secret.load(settings.secret_key_file).current
-            owner = await find_project(conn, org_name=org, name=project)
+            org_id = (await find_org(conn, name=org)).id
+            owner = await find_project(conn, org_id=org_id, name=project)
             made = await create_key(
                 conn,
+                org_id=org_id,
                 project_id=owner.id,
                 name=name,
                 scopes=scopes,
@@ -252,27 +258,34 @@ def create(
 @with_options(*STATE)
 @JSON
 def list_(as_json: bool, **flags: Flags) -> None:
-    """List all keys, oldest first: revoked and expired ones too, never the keys themselves."""
+    """List all keys, by organization, oldest first: revoked and expired ones too, never the keys
+    themselves."""
     from gateway import administration
-    from gateway.tenancy.keys import list_keys
 
     settings = load(flags)
 
     async def work() -> None:
         async with administration.connections(settings) as (db, _), db.connect() as conn:
-            page = await list_keys(conn, after="")
-            if not as_json:
-                click.echo(header_of(COLUMNS))
-            while page:
-                for key in page:
+            show_header(COLUMNS, as_json)
+            async for owner in all_orgs(conn, archived=True):
+                async for key in all_keys(conn, owner):
                     if as_json:
                         shown = msgspec.structs.asdict(key) | {"state": state_of(key)}
                         click.echo(msgspec.json.encode(shown).decode())
                     else:
                         click.echo(to_line(key))
-                page = await list_keys(conn, after=page[-1].id)
 
     run(work())
+
+
+async def all_keys(conn: AsyncConnection, org: Org) -> AsyncIterator[KeyRow]:
+    from gateway.tenancy.keys import list_keys
+
+    page = await list_keys(conn, org_id=org.id)
+    while page:
+        for key in page:
+            yield key
+        page = await list_keys(conn, org_id=org.id, after=page[-1].id)
 
 
 COLUMNS = (
@@ -319,13 +332,15 @@ def state_of(key: KeyRow) -> str:
 def revoke(key_id: str, **flags: Flags) -> None:
     """Revoke a key by its id (`key_...`); every worker refuses it within a second."""
     from gateway import administration
-    from gateway.tenancy.keys import revoke_key
+    from gateway.tenancy.keys import owner_of_key, revoke_key
 
     settings = load(flags)
 
     async def work() -> None:
         async with administration.connections(settings) as (db, redis):
-            await revoke_key(db, redis, key_id)
+            async with db.connect() as conn:
+                org_id = await owner_of_key(conn, key_id)
+            await revoke_key(db, redis, key_id, org_id=org_id)
         click.echo(f"{key_id} is revoked.")
 
     run(work())

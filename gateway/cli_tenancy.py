@@ -165,6 +165,7 @@ def list_projects(org: str | None, as_json: bool, **flags: Flags) -> None:
 def set_project_plan(name: str, org: str, plan: str | None, no_plan: bool, **flags: Flags) -> None:
     """Give a project a plan, or none; every worker goes by it within a second."""
     from gateway import administration
+    from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy import projects as project_verbs
 
     wanted = chosen(plan, no_plan)
@@ -173,21 +174,22 @@ def set_project_plan(name: str, org: str, plan: str | None, no_plan: bool, **fla
     async def work() -> None:
         async with administration.connections(settings) as (db, redis):
             async with db.connect() as conn:
-                project = await project_verbs.find_project(conn, org_name=org, name=name)
-            await project_verbs.update_project_plan(db, redis, project.id, wanted)
+                owner = await org_verbs.find_org(conn, name=org)
+                project = await project_verbs.find_project(conn, org_id=owner.id, name=name)
+            await project_verbs.update_project_plan(db, redis, project.id, wanted, org_id=owner.id)
         click.echo(f"{project.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
 
     run(work())
 
 
-async def all_orgs(conn: AsyncConnection) -> AsyncIterator[Org]:
+async def all_orgs(conn: AsyncConnection, *, archived: bool = False) -> AsyncIterator[Org]:
     from gateway.tenancy.orgs import list_orgs
 
-    page = await list_orgs(conn)
+    page = await list_orgs(conn, archived=archived)
     while page:
         for org in page:
             yield org
-        page = await list_orgs(conn, after=page[-1].id)
+        page = await list_orgs(conn, after=page[-1].id, archived=archived)
 
 
 async def all_projects(conn: AsyncConnection, org: Org) -> AsyncIterator[Project]:

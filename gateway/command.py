@@ -16,8 +16,8 @@ import click
 
 from gateway.settings_file import SettingsError
 
-UNDEFINED_TABLE = "42P01"
-"""Postgres, appendix A: error codes."""
+UNPREPARED = ("42P01", "22023")
+"""Postgres, appendix A: no such table; no such value, of the role that the connection asks for."""
 Flags = str | int | Path | None
 FOLDER = click.Path(path_type=Path)
 Columns = Sequence[tuple[str, int]]
@@ -51,6 +51,7 @@ def refuse(error: Exception | str, *, status: int) -> NoReturn:
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     """Run a command's coroutine; what it may raise by contract becomes one line."""
+
     from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
     from billing.errors import BillingError
@@ -68,11 +69,11 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         refuse(error, status=2)
     except (TenancyError, BillingError) as error:
         refuse(error, status=2)
-    except ProgrammingError as error:
-        if getattr(error.orig, "sqlstate", None) != UNDEFINED_TABLE:
-            raise
-        refuse("the database lacks Tollgate's tables: run `tollgate migrate` first", status=2)
     except SQLAlchemyError as error:
+        if getattr(getattr(error, "orig", None), "sqlstate", None) in UNPREPARED:
+            refuse("the database lacks Tollgate's tables: run `tollgate migrate` first", status=2)
+        if isinstance(error, ProgrammingError):
+            raise
         refuse(f"Postgres: {getattr(error, 'orig', None) or error}", status=1)
     except (StartError, EmbeddedError, MigrationError, OSError) as error:
         refuse(error, status=1)

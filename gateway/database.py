@@ -13,7 +13,7 @@ from billing.price_sync import sync_price_book
 from billing.reconcile import reprice_suspense
 from gateway import credentials
 from gateway.credentials import Credentials
-from gateway.db import create_engine
+from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
 from gateway.secret import Secret
 from gateway.settings import DEFAULT_PLAN, Settings
@@ -34,7 +34,7 @@ async def prepare(settings: Settings, database_url: str, base_url: str) -> Crede
     prices = PriceBook.load(settings.price_books, bases=settings.bases)
     key = Secret.load_or_create(settings.secret_key_file).current
     await migrate(database_url)
-    engine = create_engine(database_url)
+    engine = create_engine(database_url, role=ROLE_SYSTEM)
     try:
         await sync_price_book(engine, prices)
         await reprice_suspense(engine, prices)

@@ -27,6 +27,9 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     readiness: Readiness
     authenticator: Authenticator
     db: AsyncEngine
+    """Of the tenants: shows the rows of the org that `gateway.db.tenant` named."""
+    system_db: AsyncEngine
+    """Shows all orgs: for what must look before it knows the tenant, and what serves them all."""
     spool: Spool
     shipper: Shipper
     engines: Mapping[str, Engine]

@@ -16,13 +16,13 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from migrations.errors import MigrationError
+
+__all__ = ["MigrationError", "migrate"]
+
 LOCK_KEY = 0x746F6C6C67617465
 """pg_advisory_xact_lock: the bytes of "tollgate"."""
 LOCK_TIMEOUT_S = 120
-
-
-class MigrationError(Exception):
-    """The schema is not one that this version knows, or a migration failed."""
 
 
 async def migrate(database_url: str) -> None:

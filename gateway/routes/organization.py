@@ -4,6 +4,7 @@ key that asks. OpenAI's shapes; the sums are `billing.usage_report`'s."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,6 +12,7 @@ from litestar import Request, Response, get
 
 from billing import usage_report
 from billing.usage_report import CostRow, ReportPage, UsageRow
+from gateway.db import tenant
 from gateway.principal import SCOPE_USAGE_READ, Principal
 from gateway.routes.access import needs, services
 from gateway.wire.openai_admin import (
@@ -38,9 +40,9 @@ Row = TypeVar("Row", UsageRow, CostRow)
 )
 async def usage_completions(request: Request[Principal, Any, Any]) -> Response[bytes]:
     query = parse_usage_query(request.url.query)
-    report = await usage_report.usage_completions(
-        services(request).db, org=request.user.org_id, **msgspec.structs.asdict(query)
-    )
+    options = msgspec.structs.asdict(query)
+    open_rows = partial(tenant, services(request).db)
+    report = await usage_report.usage_completions(open_rows, org=request.user.org_id, **options)
     return page(report, to_usage)
 
 
@@ -53,7 +55,8 @@ async def usage_completions(request: Request[Principal, Any, Any]) -> Response[b
 async def costs(request: Request[Principal, Any, Any]) -> Response[bytes]:
     query = parse_costs_query(request.url.query)
     options = msgspec.structs.asdict(query)
-    report = await usage_report.costs(services(request).db, org=request.user.org_id, **options)
+    open_rows = partial(tenant, services(request).db)
+    report = await usage_report.costs(open_rows, org=request.user.org_id, **options)
     return page(report, to_costs)
 
 

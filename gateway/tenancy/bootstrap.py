@@ -1,5 +1,5 @@
-"""The first start: an organization, a project and two keys, so that there is something to call
-with.
+"""The first start: an organization, which operates the installation, a project and two keys, so
+that there is something to call with.
 
 Above: the supervisor, at each start, after migrating. Below: the verbs of `tenancy`. The keys are
 returned once; who loses them (credentials.json) has not revoked them: they go on working until
@@ -56,10 +56,11 @@ async def bootstrap(
         await sync_plans(conn, plans)
         if await conn.scalar(sa.select(orgs.c.id).limit(1)) is not None:
             return BootstrapResult()
-        org = await create_org(conn, name=FIRST_NAME)
+        org = await create_org(conn, name=FIRST_NAME, is_operator=True)
         project = await create_project(conn, org_id=org.id, name=FIRST_NAME)
         api_key = await create_key(
             conn,
+            org_id=org.id,
             project_id=project.id,
             name=FIRST_NAME,
             scopes=[SCOPE_INFERENCE],
@@ -69,6 +70,7 @@ async def bootstrap(
         )
         admin_key = await create_key(
             conn,
+            org_id=org.id,
             project_id=project.id,
             name="admin",
             scopes=[SCOPE_ADMIN, SCOPE_USAGE_READ],

@@ -24,6 +24,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.db import tenant
 from gateway.tasks import end
 from gateway.tenancy.errors import ChangeNotAnnounced
 
@@ -39,14 +40,17 @@ ANNOUNCE_TIMEOUT_S = 2.0
 
 
 @asynccontextmanager
-async def changing(db: AsyncEngine, redis: Redis, subject: str) -> AsyncIterator[AsyncConnection]:
-    """A transaction after whose commit `subject` (a key's id or `EVERYTHING`) is announced.
+async def changing(
+    db: AsyncEngine, redis: Redis, subject: str, *, org_id: str
+) -> AsyncIterator[AsyncConnection]:
+    """A transaction of that org after whose commit `subject` (a key's id or `EVERYTHING`) is
+    announced.
 
     Raises: ChangeNotAnnounced when the change is committed and Redis cannot be reached. Workers
     that cannot reach it either re-read their keys within a second by themselves; for the others
     the call must be repeated.
     """
-    async with db.begin() as conn:
+    async with tenant(db, org_id) as conn:
         yield conn
     try:
         async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):

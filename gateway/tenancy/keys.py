@@ -109,6 +109,7 @@ def check_scopes(scopes: Iterable[str]) -> list[str]:
 async def create_key(
     conn: AsyncConnection,
     *,
+    org_id: str,
     project_id: str,
     name: str,
     scopes: Iterable[str],
@@ -117,7 +118,7 @@ async def create_key(
     plan: str | None = None,
     expires_at: datetime | None = None,
 ) -> CreatedKey:
-    """A new key in a live project; `expires_at` must know its time zone.
+    """A new key in a live project of the org; `expires_at` must know its time zone.
 
     Raises: InvalidField, NotFound (project, plan).
     """
@@ -128,13 +129,13 @@ async def create_key(
     prefix = ADMIN_PREFIX if admin else PREFIX
     secret = prefix + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM_LENGTH))
     # The lock keeps the project from being archived before this commits.
-    live = sa.select(projects.c.org_id)
+    live = sa.select(projects.c.id).where(projects.c.org_id == org_id)
     live = live.where(projects.c.id == project_id, projects.c.archived_at.is_(None))
-    org_id = await conn.scalar(live.with_for_update(read=True))
-    if org_id is None:
+    if await conn.scalar(live.with_for_update(read=True)) is None:
         raise NotFound("project", f"no project {project_id!r}")
     row: dict[str, Any] = {
         "id": f"key_{uuid7().hex}",
+        "org_id": org_id,
         "project_id": project_id,
         "name": check_name(name),
         "prefix": prefix,
@@ -144,40 +145,48 @@ async def create_key(
         "expires_at": expires_at,
     }
     added = sa.insert(api_keys).values(
-        **row, org_id=org_id, key_hash=hash_key(pepper, secret), pepper_id=pepper_id
+        **row, key_hash=hash_key(pepper, secret), pepper_id=pepper_id
     )
     made = await conn.execute(added.returning(api_keys.c.created_at))
-    public = KeyRow(**row, org_id=org_id, created_at=made.scalar_one(), revoked_at=None)
+    public = KeyRow(**row, created_at=made.scalar_one(), revoked_at=None)
     return CreatedKey(row=public, secret=secret)
 
 
 def _public_columns() -> list[sa.ColumnElement[Any]]:
-    fields = [field for field in KeyRow.__struct_fields__ if field != "org_id"]
-    return [*(api_keys.c[field] for field in fields), projects.c.org_id]
+    return [api_keys.c[field] for field in KeyRow.__struct_fields__]
 
 
 async def list_keys(
-    conn: AsyncConnection, *, project_id: str | None = None, after: str = ""
+    conn: AsyncConnection, *, org_id: str, project_id: str | None = None, after: str = ""
 ) -> list[KeyRow]:
-    """Up to MAX_PAGE keys with ids above `after`, oldest first; revoked and expired ones too."""
-    joined = api_keys.join(projects, api_keys.c.project_id == projects.c.id)
-    listed = sa.select(*_public_columns()).select_from(joined).where(api_keys.c.id > after)
+    """Up to MAX_PAGE keys of the org with ids above `after`, oldest first; revoked and expired ones
+    too."""
+    listed = sa.select(*_public_columns()).where(api_keys.c.org_id == org_id, api_keys.c.id > after)
     if project_id is not None:
         listed = listed.where(api_keys.c.project_id == project_id)
     rows = await conn.execute(listed.order_by(api_keys.c.id).limit(MAX_PAGE))
     return [KeyRow(**row._mapping) for row in rows]
 
 
-async def revoke_key(db: AsyncEngine, redis: Redis, key_id: str) -> None:
+async def owner_of_key(conn: AsyncConnection, key_id: str) -> str:
+    """The org of a key, for who serves all orgs. Raises: NotFound."""
+    found = sa.select(api_keys.c.org_id).where(api_keys.c.id == key_id)
+    org_id: str | None = await conn.scalar(found)
+    if org_id is None:
+        raise NotFound("key", f"no key {key_id!r}")
+    return org_id
+
+
+async def revoke_key(db: AsyncEngine, redis: Redis, key_id: str, *, org_id: str) -> None:
     """Every worker refuses the key within a second of the return. Idempotent; a repetition
     announces it again.
 
     Raises: NotFound; ChangeNotAnnounced: revoked, but repeat it (see `changes.changing`).
     """
-    async with changing(db, redis, key_id) as conn:
+    async with changing(db, redis, key_id, org_id=org_id) as conn:
         moment = sa.func.coalesce(api_keys.c.revoked_at, sa.func.now())
-        revoked = sa.update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=moment)
-        if (await conn.execute(revoked)).rowcount == 0:
+        found = sa.update(api_keys).where(api_keys.c.org_id == org_id, api_keys.c.id == key_id)
+        if (await conn.execute(found.values(revoked_at=moment))).rowcount == 0:
             raise NotFound("key", f"no key {key_id!r}")
 
 

@@ -26,9 +26,11 @@ class Org(msgspec.Struct, frozen=True, kw_only=True):
     archived_at: datetime | None
 
 
-async def create_org(conn: AsyncConnection, *, name: str, plan: str | None = None) -> Org:
-    """Raises: InvalidField, NameTaken, NotFound (plan)."""
-    row = {"id": f"org_{uuid7().hex}", "name": check_name(name)}
+async def create_org(
+    conn: AsyncConnection, *, name: str, plan: str | None = None, is_operator: bool = False
+) -> Org:
+    """is_operator: it runs the installation. Raises: InvalidField, NameTaken, NotFound (plan)."""
+    row = {"id": f"org_{uuid7().hex}", "name": check_name(name), "is_operator": is_operator}
     added = insert(orgs).values(**row, plan=await check_plan(conn, plan))
     made = (await conn.execute(added.on_conflict_do_nothing().returning(orgs))).one_or_none()
     if made is None:
@@ -45,16 +47,19 @@ async def find_org(conn: AsyncConnection, *, name: str) -> Org:
     return Org(**row._mapping)
 
 
-async def list_orgs(conn: AsyncConnection, *, after: str = "") -> list[Org]:
-    """Up to MAX_PAGE live organizations with ids above `after`, oldest first."""
-    live = sa.select(orgs).where(orgs.c.id > after, orgs.c.archived_at.is_(None))
-    rows = await conn.execute(live.order_by(orgs.c.id).limit(MAX_PAGE))
+async def list_orgs(conn: AsyncConnection, *, after: str = "", archived: bool = False) -> list[Org]:
+    """Up to MAX_PAGE organizations with ids above `after`, oldest first: the live ones, or with
+    `archived` all."""
+    listed = sa.select(orgs).where(orgs.c.id > after)
+    if not archived:
+        listed = listed.where(orgs.c.archived_at.is_(None))
+    rows = await conn.execute(listed.order_by(orgs.c.id).limit(MAX_PAGE))
     return [Org(**row._mapping) for row in rows]
 
 
 async def update_org_plan(db: AsyncEngine, redis: Redis, org_id: str, plan: str | None) -> None:
     """Raises: NotFound, ChangeNotAnnounced."""
-    async with changing(db, redis, EVERYTHING) as conn:
+    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
         changed = sa.update(orgs).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
         done = await conn.execute(changed.values(plan=await check_plan(conn, plan)))
         if done.rowcount == 0:
@@ -63,7 +68,7 @@ async def update_org_plan(db: AsyncEngine, redis: Redis, org_id: str, plan: str 
 
 async def archive_org(db: AsyncEngine, redis: Redis, org_id: str) -> None:
     """Its keys stop working. Idempotent. Raises: NotFound, ChangeNotAnnounced."""
-    async with changing(db, redis, EVERYTHING) as conn:
+    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
         moment = sa.func.coalesce(orgs.c.archived_at, sa.func.now())
         done = await conn.execute(
             sa.update(orgs).where(orgs.c.id == org_id).values(archived_at=moment)

@@ -41,15 +41,12 @@ async def create_project(
     return Project(**made._mapping)
 
 
-async def find_project(conn: AsyncConnection, *, org_name: str, name: str) -> Project:
-    """A live project by the names people know. Raises: NotFound."""
-    joined = projects.join(orgs, projects.c.org_id == orgs.c.id)
-    found = sa.select(projects).select_from(joined)
-    found = found.where(orgs.c.name == org_name, orgs.c.archived_at.is_(None))
-    found = found.where(projects.c.name == name, projects.c.archived_at.is_(None))
-    row = (await conn.execute(found)).one_or_none()
+async def find_project(conn: AsyncConnection, *, org_id: str, name: str) -> Project:
+    """A live project by the name people know. Raises: NotFound."""
+    found = sa.select(projects).where(projects.c.org_id == org_id, projects.c.name == name)
+    row = (await conn.execute(found.where(projects.c.archived_at.is_(None)))).one_or_none()
     if row is None:
-        raise NotFound("project", f"no project {name!r} in organization {org_name!r}")
+        raise NotFound("project", f"no project {name!r} in organization {org_id!r}")
     return Project(**row._mapping)
 
 
@@ -62,22 +59,23 @@ async def list_projects(conn: AsyncConnection, *, org_id: str, after: str = "") 
 
 
 async def update_project_plan(
-    db: AsyncEngine, redis: Redis, project_id: str, plan: str | None
+    db: AsyncEngine, redis: Redis, project_id: str, plan: str | None, *, org_id: str
 ) -> None:
     """Raises: NotFound, ChangeNotAnnounced."""
-    async with changing(db, redis, EVERYTHING) as conn:
-        live = projects.c.archived_at.is_(None)
-        changed = sa.update(projects).where(projects.c.id == project_id, live)
+    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+        changed = sa.update(projects).where(projects.c.org_id == org_id)
+        changed = changed.where(projects.c.id == project_id, projects.c.archived_at.is_(None))
         done = await conn.execute(changed.values(plan=await check_plan(conn, plan)))
         if done.rowcount == 0:
             raise NotFound("project", f"no project {project_id!r}")
 
 
-async def archive_project(db: AsyncEngine, redis: Redis, project_id: str) -> None:
+async def archive_project(db: AsyncEngine, redis: Redis, project_id: str, *, org_id: str) -> None:
     """Its keys stop working. Idempotent. Raises: NotFound, ChangeNotAnnounced."""
-    async with changing(db, redis, EVERYTHING) as conn:
+    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
         moment = sa.func.coalesce(projects.c.archived_at, sa.func.now())
-        archived = sa.update(projects).where(projects.c.id == project_id)
+        archived = sa.update(projects).where(projects.c.org_id == org_id)
+        archived = archived.where(projects.c.id == project_id)
         done = await conn.execute(archived.values(archived_at=moment))
         if done.rowcount == 0:
             raise NotFound("project", f"no project {project_id!r}")

@@ -79,7 +79,7 @@ api_keys = sa.Table(
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("org_id", sa.Text, sa.ForeignKey("orgs.id"), nullable=False),
-    sa.Column("project_id", sa.Text, sa.ForeignKey("projects.id"), nullable=True, index=True),
+    sa.Column("project_id", sa.Text, nullable=True, index=True),
     sa.Column("user_id", sa.Text, nullable=True, index=True),
     sa.Column("service_account_id", sa.Text, nullable=True, index=True),
     sa.Column("name", sa.Text, nullable=False),
@@ -102,6 +102,9 @@ api_keys = sa.Table(
         name="api_keys_service_account",
     ),
     sa.UniqueConstraint("key_hash", "pepper_id", name="api_keys_key_hash"),
+    sa.ForeignKeyConstraint(
+        ["org_id", "project_id"], ["projects.org_id", "projects.id"], name="api_keys_of_project"
+    ),
 )
 
 

@@ -129,7 +129,6 @@ OWNED_KEYS = (
 
 
 def upgrade() -> None:
-    op.execute("ALTER TABLE projects ADD CONSTRAINT projects_org_id_id UNIQUE (org_id, id)")
     for statement in (*TABLES, *OWNED_KEYS):
         op.execute(statement)
     for table in WALLED:
@@ -145,4 +144,3 @@ def downgrade() -> None:
     for table in reversed(WALLED):
         open_wall(table)
         op.execute(f"DROP TABLE {table} CASCADE")
-    op.execute("ALTER TABLE projects DROP CONSTRAINT projects_org_id_id")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.errors import ReportQueryError
 from billing.events import Price, Quantities, UsageEvent
 from billing.ingest import ingest
-from billing.usage_report import CostRow, UsageRow, costs, usage_completions
-from gateway.db import create_engine
+from billing.usage_report import CostRow, OpenRows, UsageRow, costs, usage_completions
+from gateway.db import create_engine, tenant
 
 from .samples import NOON, PRICES, an_attempt, an_event
 
@@ -26,7 +27,7 @@ def at(moment: float, quantities: Quantities = USED, **fields: Any) -> UsageEven
 
 
 @pytest.fixture
-async def used(db: AsyncEngine) -> AsyncEngine:
+async def used(db: AsyncEngine) -> OpenRows:
     """Three days: yesterday's last instant, noon of two projects, tomorrow's first instant."""
     cold = Quantities(cache_write_5m=5, cache_write_1h=3, output=1)
     prices = PRICES | {"cache_write_1h": Price("p1h", 7)}
@@ -42,7 +43,7 @@ async def used(db: AsyncEngine) -> AsyncEngine:
         an_event(quantities=Quantities(), finish="recovered"),
     ]
     await ingest(db, events)
-    return db
+    return partial(tenant, db)
 
 
 def shape(page: Any) -> list[tuple[int, int]]:
@@ -50,7 +51,7 @@ def shape(page: Any) -> list[tuple[int, int]]:
     return [(b.start_time, sum(r.num_model_requests for r in b.results)) for b in page.buckets]
 
 
-async def test_days_are_utc_and_empty_ones_are_there(used: AsyncEngine) -> None:
+async def test_days_are_utc_and_empty_ones_are_there(used: OpenRows) -> None:
     page = await usage_completions(
         used, org="org_a", start_time=MIDNIGHT - 2 * DAY + 5, end_time=MIDNIGHT + DAY + 1
     )
@@ -73,7 +74,7 @@ async def test_days_are_utc_and_empty_ones_are_there(used: AsyncEngine) -> None:
     ]
 
 
-async def test_hours_and_minutes(used: AsyncEngine) -> None:
+async def test_hours_and_minutes(used: OpenRows) -> None:
     noon = int(NOON)
     hours = await usage_completions(
         used, org="org_a", start_time=noon, end_time=noon + 2 * HOUR, bucket_width="1h"
@@ -93,7 +94,7 @@ async def test_hours_and_minutes(used: AsyncEngine) -> None:
     ]
 
 
-async def test_groups_and_filters(used: AsyncEngine) -> None:
+async def test_groups_and_filters(used: OpenRows) -> None:
     async def results(**query: Any) -> list[UsageRow]:
         page = await usage_completions(
             used, org="org_a", start_time=MIDNIGHT, end_time=MIDNIGHT + DAY, **query
@@ -121,7 +122,7 @@ async def test_groups_and_filters(used: AsyncEngine) -> None:
     assert await results(models=["none"]) == []
 
 
-async def test_pages_join_without_a_gap(used: AsyncEngine) -> None:
+async def test_pages_join_without_a_gap(used: OpenRows) -> None:
     query: dict[str, Any] = {
         "org": "org_a", "start_time": MIDNIGHT - 3 * DAY, "end_time": MIDNIGHT + 3 * DAY,
     }  # fmt: skip
@@ -136,14 +137,15 @@ async def test_pages_join_without_a_gap(used: AsyncEngine) -> None:
 
 async def test_the_end_is_now_when_none_is_given(db: AsyncEngine) -> None:
     now = int(time.time())
-    page = await usage_completions(db, org="o", start_time=now - 90, bucket_width="1m")
+    rows = partial(tenant, db)
+    page = await usage_completions(rows, org="o", start_time=now - 90, bucket_width="1m")
     assert len(page.buckets) in (2, 3) and page.next_page is None
     assert page.buckets[-1].start_time <= time.time() < page.buckets[-1].end_time + 1
-    future = await costs(db, org="o", start_time=now + 5 * DAY)
+    future = await costs(rows, org="o", start_time=now + 5 * DAY)
     assert (future.buckets, future.next_page) == ([], None)
 
 
-async def test_costs_are_exact(used: AsyncEngine) -> None:
+async def test_costs_are_exact(used: OpenRows) -> None:
     query: dict[str, Any] = {
         "org": "org_a", "start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY,
     }  # fmt: skip
@@ -194,7 +196,7 @@ async def test_costs_are_exact(used: AsyncEngine) -> None:
 async def test_what_cannot_be_reported_is_refused_by_name(
     query: dict[str, Any], param: str
 ) -> None:
-    nowhere = create_engine("postgresql+asyncpg:///refused_before_it_connects")
+    nowhere = partial(tenant, create_engine("postgresql+asyncpg:///refused_before_it_connects"))
     arguments = {"start_time": MIDNIGHT, "end_time": MIDNIGHT + 5 * DAY} | query
     with pytest.raises(ReportQueryError) as refused:
         await usage_completions(nowhere, org="o", **arguments)
@@ -203,12 +205,13 @@ async def test_what_cannot_be_reported_is_refused_by_name(
 
 async def test_costs_have_ranges_of_their_own(db: AsyncEngine) -> None:
     end = MIDNIGHT + 400 * DAY
-    most = await costs(db, org="o", start_time=MIDNIGHT, end_time=end, limit=180)
+    rows = partial(tenant, db)
+    most = await costs(rows, org="o", start_time=MIDNIGHT, end_time=end, limit=180)
     assert len(most.buckets) == 180 and most.next_page == f"page_{MIDNIGHT + 180 * DAY}"
     for query, param in [
         ({"limit": 181}, "limit"), ({"bucket_width": "1h"}, "bucket_width"),
         ({"group_by": ["model"]}, "group_by"),
     ]:  # fmt: skip
         with pytest.raises(ReportQueryError) as refused:
-            await costs(db, org="o", start_time=MIDNIGHT, **query)  # type: ignore[arg-type]
+            await costs(rows, org="o", start_time=MIDNIGHT, **query)  # type: ignore[arg-type]
         assert refused.value.param == param

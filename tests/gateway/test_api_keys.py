@@ -59,6 +59,7 @@ async def make_key(db: AsyncEngine, *, expires_at: datetime | None = None) -> Cr
         project = await create_project(conn, org_id=org.id, name="web", plan="small")
         return await create_key(
             conn,
+            org_id=org.id,
             project_id=project.id,
             name="laptop",
             scopes=["inference"],
@@ -236,7 +237,7 @@ async def test_a_revocation_reaches_every_worker_within_a_second(
     ):
         for each in (first, second, bystander):
             await each.authenticate(created.secret)
-        await revoke_key(db, redis, created.row.id)
+        await revoke_key(db, redis, created.row.id, org_id=created.row.org_id)
         waited = await asyncio.gather(
             *(seconds_until_refused(each, created.secret) for each in (first, second, bystander))
         )
@@ -253,7 +254,9 @@ async def test_a_revocation_is_seen_within_a_second_without_redis(
     async with authenticating(db, store) as authenticator:
         await authenticator.authenticate(created.secret)
         server.send_signal(trouble)
-        revoking = asyncio.create_task(revoke_key(db, store, created.row.id))
+        revoking = asyncio.create_task(
+            revoke_key(db, store, created.row.id, org_id=created.row.org_id)
+        )
         async with asyncio.timeout(10):
             async with db.connect() as conn:
                 revoked = sa.text("SELECT 1 FROM api_keys WHERE revoked_at IS NOT NULL")
@@ -296,7 +299,7 @@ async def test_what_was_missed_while_redis_was_away_is_not_trusted_afterwards(
         await authenticator.authenticate(created.secret)
         await server.stop(5)
         with pytest.raises(ChangeNotAnnounced):
-            await revoke_key(db, store, created.row.id)
+            await revoke_key(db, store, created.row.id, org_id=created.row.org_id)
         again = await embedded.start_redis(own_home, durable=False)
         try:
             assert await seconds_until_refused(authenticator, created.secret) < PROMISED_S
@@ -311,7 +314,7 @@ async def test_what_was_missed_while_redis_was_away_is_not_trusted_afterwards(
             with counted_queries(db) as queries:
                 await authenticator.authenticate(other.secret)
             assert queries == []
-            await revoke_key(db, store, other.row.id)
+            await revoke_key(db, store, other.row.id, org_id=other.row.org_id)
             assert await seconds_until_refused(authenticator, other.secret) < PROMISED_S
         finally:
             await again.stop(5)
@@ -321,6 +324,7 @@ async def make_second_key(db: AsyncEngine, created: CreatedKey) -> CreatedKey:
     async with db.begin() as conn:
         return await create_key(
             conn,
+            org_id=created.row.org_id,
             project_id=created.row.project_id,
             name="second",
             scopes=["inference"],

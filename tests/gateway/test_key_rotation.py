@@ -32,6 +32,7 @@ async def make_key(db: AsyncEngine, secret: Secret) -> CreatedKey:
         project = await create_project(conn, org_id=org.id, name="web")
         return await create_key(
             conn,
+            org_id=org.id,
             project_id=project.id,
             name="laptop",
             scopes=["inference"],
@@ -58,7 +59,7 @@ async def test_keys_of_every_secret_in_the_file_are_good(
             assert (await worker.authenticate(key.secret)).key_id == key.row.id
             # from the cache, whose handle is the hash under the current pepper
             assert (await worker.authenticate(key.secret)).key_id == key.row.id
-    await revoke_key(db, redis, made[0].row.id)
+    await revoke_key(db, redis, made[0].row.id, org_id=made[0].row.org_id)
     await asyncio.sleep(1)
     for worker in workers:
         with pytest.raises(RevokedKey):

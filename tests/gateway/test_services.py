@@ -89,6 +89,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
         readiness=Readiness(fleet=fleet, redis=redis, spool=spool),
         authenticator=unused,
         db=db,
+        system_db=db,
         spool=spool,
         shipper=Shipper(spool, db),
         engines={},

@@ -26,6 +26,7 @@ from gateway.tenancy.keys import (
     find_key,
     hash_key,
     list_keys,
+    owner_of_key,
     revoke_key,
 )
 from gateway.tenancy.orgs import Org, archive_org, create_org, list_orgs, update_org_plan
@@ -52,6 +53,7 @@ async def make_tenant(db: AsyncEngine) -> tuple[Org, Project, CreatedKey]:
         project = await create_project(conn, org_id=org.id, name="web")
         key = await create_key(
             conn,
+            org_id=org.id,
             project_id=project.id,
             name="laptop",
             scopes=["usage:read", "inference", "inference"],
@@ -84,9 +86,11 @@ async def test_a_key_is_returned_once_and_only_its_hash_is_stored(db: AsyncEngin
         assert stored["key_hash"] == hash_key(PEPPER, created.secret)
         record = await find_key(conn, key_hash=stored["key_hash"], pepper_id=PEPPER_ID)
         assert await find_key(conn, key_hash=stored["key_hash"], pepper_id="pepper-2") is None
-        assert await list_keys(conn) == [created.row]
-        assert await list_keys(conn, project_id="proj_other") == []
-        assert await list_keys(conn, after=created.row.id) == []
+        assert await list_keys(conn, org_id=org.id) == [created.row]
+        assert await list_keys(conn, org_id="org_other", project_id=project.id) == []
+        assert await list_keys(conn, org_id=org.id, project_id="proj_other") == []
+        assert await list_keys(conn, org_id=org.id, after=created.row.id) == []
+        assert await owner_of_key(conn, created.row.id) == org.id
     assert record is not None and record.row == created.row and not record.archived
     assert created.row.scopes == ["inference", "usage:read"]
     assert (created.row.org_id, created.row.project_id) == (org.id, project.id)
@@ -95,11 +99,12 @@ async def test_a_key_is_returned_once_and_only_its_hash_is_stored(db: AsyncEngin
 
 
 async def test_keys_do_not_repeat_and_admin_keys_are_told_apart(db: AsyncEngine) -> None:
-    _, project, _ = await make_tenant(db)
+    org, project, _ = await make_tenant(db)
     async with db.begin() as conn:
         made = [
             await create_key(
                 conn,
+                org_id=org.id,
                 project_id=project.id,
                 name="k",
                 scopes=["admin:*"],
@@ -143,8 +148,9 @@ def test_good_names_stay_as_they_are(name: str) -> None:
 async def test_a_key_that_breaks_a_rule_is_refused_by_field(
     db: AsyncEngine, change: dict[str, object], field: str
 ) -> None:
-    _, project, _ = await make_tenant(db)
-    good: dict[str, object] = {"project_id": project.id, "name": "k", "scopes": ["inference"]}
+    org, project, _ = await make_tenant(db)
+    good: dict[str, object] = {"org_id": org.id, "project_id": project.id}
+    good |= {"name": "k", "scopes": ["inference"]}
     with pytest.raises((InvalidField, NotFound)) as refused:
         async with db.begin() as conn:
             await create_key(conn, **(good | change), pepper=PEPPER, pepper_id=PEPPER_ID)  # type: ignore[arg-type]
@@ -160,20 +166,21 @@ async def test_names_are_unique_among_the_living(db: AsyncEngine, redis: Redis) 
             await create_project(conn, org_id=org.id, name="web")
         with pytest.raises(NotFound):
             await create_project(conn, org_id="org_none", name="web")
-        assert await find_project(conn, org_name="acme", name="web") == project
+        assert await find_project(conn, org_id=org.id, name="web") == project
         assert [p.id for p in await list_projects(conn, org_id=org.id)] == [project.id]
         assert [o.id for o in await list_orgs(conn)] == [org.id]
-    await archive_project(db, redis, project.id)
-    await archive_project(db, redis, project.id)
+    await archive_project(db, redis, project.id, org_id=org.id)
+    await archive_project(db, redis, project.id, org_id=org.id)
     async with db.begin() as conn:
         with pytest.raises(NotFound):
-            await find_project(conn, org_name="acme", name="web")
+            await find_project(conn, org_id=org.id, name="web")
         again = await create_project(conn, org_id=org.id, name="web")
         assert again.id != project.id
         assert [p.id for p in await list_projects(conn, org_id=org.id)] == [again.id]
     await archive_org(db, redis, org.id)
     async with db.begin() as conn:
         assert await list_orgs(conn) == []
+        assert [o.id for o in await list_orgs(conn, archived=True)] == [org.id]
         assert (await create_org(conn, name="acme")).id != org.id
         with pytest.raises(NotFound):
             await create_project(conn, org_id=org.id, name="late")
@@ -184,9 +191,10 @@ async def test_an_archived_owner_archives_its_keys(
     db: AsyncEngine, redis: Redis, owner: str
 ) -> None:
     org, project, created = await make_tenant(db)
-    await (
-        archive_org(db, redis, org.id) if owner == "org" else archive_project(db, redis, project.id)
-    )
+    if owner == "org":
+        await archive_org(db, redis, org.id)
+    else:
+        await archive_project(db, redis, project.id, org_id=org.id)
     async with db.begin() as conn:
         key_hash = hash_key(PEPPER, created.secret)
         record = await find_key(conn, key_hash=key_hash, pepper_id=PEPPER_ID)
@@ -194,12 +202,13 @@ async def test_an_archived_owner_archives_its_keys(
 
 
 async def test_an_archived_project_gets_no_new_keys(db: AsyncEngine, redis: Redis) -> None:
-    _, project, _ = await make_tenant(db)
-    await archive_project(db, redis, project.id)
+    org, project, _ = await make_tenant(db)
+    await archive_project(db, redis, project.id, org_id=org.id)
     with pytest.raises(NotFound, match="^project: "):
         async with db.begin() as conn:
             await create_key(
                 conn,
+                org_id=org.id,
                 project_id=project.id,
                 name="late",
                 scopes=["inference"],
@@ -222,7 +231,7 @@ async def test_plans_follow_the_settings(db: AsyncEngine, redis: Redis) -> None:
     with pytest.raises(NotFound, match=r"^plan: "):
         await update_org_plan(db, redis, org.id, "large")
     await update_org_plan(db, redis, org.id, "small")
-    await update_project_plan(db, redis, project.id, "small")
+    await update_project_plan(db, redis, project.id, "small", org_id=org.id)
     async with db.begin() as conn:
         record = await find_key(conn, key_hash=key_hash, pepper_id=PEPPER_ID)
         assert record is not None and record.org_plan == record.project_plan == bigger
@@ -239,12 +248,16 @@ async def test_a_limit_out_of_range_is_refused_by_name(db: AsyncEngine, limit: i
 
 
 async def test_verbs_name_what_they_cannot_find(db: AsyncEngine, redis: Redis) -> None:
+    org, _, _ = await make_tenant(db)
+    async with db.connect() as conn:
+        with pytest.raises(NotFound, match=r"^key: "):
+            await owner_of_key(conn, "key_none")
     for call, field in [
-        (revoke_key(db, redis, "key_none"), "key"),
+        (revoke_key(db, redis, "key_none", org_id=org.id), "key"),
         (archive_org(db, redis, "org_none"), "org"),
-        (archive_project(db, redis, "proj_none"), "project"),
+        (archive_project(db, redis, "proj_none", org_id=org.id), "project"),
         (update_org_plan(db, redis, "org_none", None), "org"),
-        (update_project_plan(db, redis, "proj_none", None), "project"),
+        (update_project_plan(db, redis, "proj_none", None, org_id=org.id), "project"),
     ]:
         with pytest.raises(NotFound) as missing:
             await call
@@ -254,12 +267,12 @@ async def test_verbs_name_what_they_cannot_find(db: AsyncEngine, redis: Redis) -
 async def test_revoking_is_announced_after_the_commit_and_repeats(
     db: AsyncEngine, redis: Redis
 ) -> None:
-    _, _, created = await make_tenant(db)
+    org, _, created = await make_tenant(db)
     async with redis.pubsub() as pubsub:
         await pubsub.subscribe(CHANNEL)
         heard = []
         for _ in range(2):
-            await revoke_key(db, redis, created.row.id)
+            await revoke_key(db, redis, created.row.id, org_id=org.id)
             async with asyncio.timeout(5):
                 while (message := await pubsub.get_message(timeout=1)) is None or message[
                     "type"
@@ -267,7 +280,7 @@ async def test_revoking_is_announced_after_the_commit_and_repeats(
                     continue
             heard.append(message["data"])
             async with db.connect() as conn:
-                [row] = await list_keys(conn)
+                [row] = await list_keys(conn, org_id=org.id)
             heard.append(row.revoked_at)
     assert heard[0] == heard[2] == created.row.id.encode()
     assert heard[1] == heard[3] is not None, "the first revocation's time stands"
@@ -276,14 +289,14 @@ async def test_revoking_is_announced_after_the_commit_and_repeats(
 async def test_a_revocation_without_redis_stands_and_says_that_nobody_was_told(
     db: AsyncEngine,
 ) -> None:
-    _, _, created = await make_tenant(db)
+    org, _, created = await make_tenant(db)
     nowhere = Redis(host="127.0.0.1", port=1)
     with pytest.raises(ChangeNotAnnounced) as said:
-        await revoke_key(db, nowhere, created.row.id)
+        await revoke_key(db, nowhere, created.row.id, org_id=org.id)
     assert isinstance(said.value.__cause__, RedisConnectionError | TimeoutError)
     await nowhere.aclose()
     async with db.connect() as conn:
-        [row] = await list_keys(conn)
+        [row] = await list_keys(conn, org_id=org.id)
     assert row.revoked_at is not None
 
 
@@ -301,8 +314,8 @@ async def test_of_many_first_starts_one_makes_the_keys(db: AsyncEngine) -> None:
     async with db.connect() as conn:
         [org] = await list_orgs(conn)
         [project] = await list_projects(conn, org_id=org.id)
-        api_key, admin_key = await list_keys(conn)
-    assert (org.name, project.name) == ("default", "default")
+        api_key, admin_key = await list_keys(conn, org_id=org.id)
+    assert (org.name, project.name, org.is_operator) == ("default", "default", True)
     assert (api_key.scopes, api_key.plan) == (["inference"], "large")
     assert (admin_key.scopes, admin_key.plan) == (["admin:*", "usage:read"], None)
     assert await start() == BootstrapResult()

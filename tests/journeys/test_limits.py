@@ -21,6 +21,7 @@ from gateway.db import create_engine
 from gateway.home import Home
 from gateway.secret import Secret
 from gateway.tenancy.keys import create_key
+from gateway.tenancy.orgs import find_org
 from gateway.tenancy.projects import find_project
 from tests.gateway.fleet.scripted_upstream import Exchange, Script, chunk, completion
 from tests.journeys.upstreams import LiveUpstream, good, live_upstreams
@@ -310,9 +311,11 @@ async def test_a_key_expires(stack: Stack, upstream: LiveUpstream) -> None:
     expires_at = datetime.now(tz=UTC) + timedelta(seconds=3)
     try:
         async with db.begin() as conn:
-            project = await find_project(conn, org_name="default", name="default")
+            org = await find_org(conn, name="default")
+            project = await find_project(conn, org_id=org.id, name="default")
             made = await create_key(
                 conn,
+                org_id=org.id,
                 project_id=project.id,
                 name="soon over",
                 scopes=["inference"],

@@ -1,0 +1,151 @@
+"""Two tenants with a row in every table there is, whatever migrations add: made from the catalog,
+not by hand. Nothing here knows a table by name but `orgs`.
+
+Checks and triggers are dropped from the test's own database first: what these rows try is who sees
+them, not what they say. References between them hold.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+ALICE, MALLORY = "org_alice", "org_mallory"
+"""The victim and the one who tries."""
+TENANT_POLICY = re.compile(
+    r"\((\w+) = NULLIF\(current_setting\('tollgate\.org'::text, true\), ''::text\)\)"
+)
+LITERALS = {
+    "text": "'{label}'",
+    "boolean": "false",
+    "smallint": "{number}",
+    "integer": "{number}",
+    "bigint": "{number}",
+    "numeric(38,0)": "{number}",
+    "double precision": "{number}",
+    "timestamp with time zone": "now() + interval '1 hour'",
+    "jsonb": "'{{}}'",
+    "bytea": "convert_to('{label}', 'UTF8')",
+    "text[]": "ARRAY['{label}']",
+    "inet": "'127.0.0.1'",
+    "cidr[]": "'{{}}'",
+    "int8range": "int8range({number}, {number}, '[]')",
+    "tstzrange": "tstzrange(now(), NULL)",
+}
+"""A value of each type; a new type of column stands here."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    table: str
+    name: str
+    type: str
+    required: bool
+
+
+class Relation(msgspec.Struct, frozen=True):
+    name: str
+    kind: str
+    """r: a table; v: a view."""
+    row_security: bool
+
+
+RELATIONS = sa.text("""
+    SELECT relname AS name, relkind::text AS kind, relrowsecurity AS row_security FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 'f')
+    ORDER BY relname
+""")
+COLUMNS = sa.text("""
+    SELECT relname AS table, attname AS name, format_type(atttypid, atttypmod) AS type,
+        attnotnull AND NOT atthasdef AS required
+    FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+    WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' AND attnum > 0
+        AND NOT attisdropped AND attidentity = '' AND attgenerated = ''
+    ORDER BY relname, attnum
+""")
+REFERENCES = sa.text("""
+    SELECT t.relname AS table, a.attname AS column, rt.relname AS of_table, ra.attname AS of_column
+    FROM pg_constraint c
+    JOIN pg_class t ON t.oid = c.conrelid JOIN pg_class rt ON rt.oid = c.confrelid
+    CROSS JOIN unnest(c.conkey, c.confkey) AS k(here, there)
+    JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.here
+    JOIN pg_attribute ra ON ra.attrelid = rt.oid AND ra.attnum = k.there
+    WHERE c.contype = 'f' AND t.relnamespace = 'public'::regnamespace
+""")
+CHECKS = sa.text("""
+    SELECT conrelid::regclass::text AS table, conname AS name FROM pg_constraint
+    WHERE contype = 'c' AND connamespace = 'public'::regnamespace AND conrelid <> 0
+""")
+POLICIES = sa.text("""
+    SELECT tablename AS table, policyname AS name, roles::text[] AS roles, cmd, permissive,
+        qual, with_check
+    FROM pg_policies WHERE schemaname = 'public'
+""")
+
+
+async def relations(conn: AsyncConnection) -> list[Relation]:
+    return [Relation(**row._mapping) for row in await conn.execute(RELATIONS)]
+
+
+async def org_columns(conn: AsyncConnection) -> dict[str, str]:
+    """Of each table behind the wall, the column that its policy for tenants compares."""
+    found = {}
+    for policy in await conn.execute(POLICIES):
+        if policy.roles == ["tollgate_app"]:
+            matched = TENANT_POLICY.fullmatch(policy.qual)
+            assert matched is not None, f"{policy.table}: {policy.qual}"
+            found[policy.table] = matched[1]
+    return found
+
+
+async def populate(owner: AsyncEngine) -> dict[str, str]:
+    """A row of each tenant in each table behind the wall; returns `org_columns`."""
+    async with owner.begin() as conn:
+        columns = await org_columns(conn)
+        for check in await conn.execute(CHECKS):
+            await conn.execute(sa.text(f'ALTER TABLE {check.table} DROP CONSTRAINT "{check.name}"'))
+        by_table: dict[str, list[Column]] = {}
+        for row in await conn.execute(COLUMNS):
+            by_table.setdefault(row.table, []).append(Column(**row._mapping))
+        for table in by_table:
+            await conn.execute(sa.text(f"ALTER TABLE {table} DISABLE TRIGGER ALL"))
+        references = {
+            (row.table, row.column): (row.of_table, row.of_column)
+            for row in await conn.execute(REFERENCES)
+        }
+        for table, whose in columns.items():
+            for org in (ALICE, MALLORY):
+                wanted = [each for each in by_table[table] if each.required or each.name == whose]
+                values = [literal(each, org, columns, references) for each in wanted]
+                names = ", ".join(each.name for each in wanted)
+                insert = f"INSERT INTO {table} ({names}) VALUES ({', '.join(values)})"
+                await conn.execute(sa.text(insert))
+    return columns
+
+
+def literal(
+    column: Column,
+    org: str,
+    org_columns: dict[str, str],
+    references: dict[tuple[str, str], tuple[str, str]],
+) -> str:
+    """What `column` holds in the row of `org`; a reference holds what it refers to."""
+    place = (column.table, column.name)
+    if column.name == org_columns.get(column.table):
+        return f"'{org}'"
+    seen = {place}
+    while (further := references.get(place)) is not None and further not in seen:
+        place = further
+        seen.add(place)
+        if place == ("orgs", "id"):
+            return f"'{org}'"
+    assert column.type in LITERALS, f"{column.table}.{column.name}: say what a {column.type} is"
+    number = 1 if org == ALICE else 2
+    return LITERALS[column.type].format(label=id_of(*place, org=org), number=number)
+
+
+def id_of(table: str, column: str = "id", *, org: str = ALICE) -> str:
+    """What a text column holds in the row of `org`."""
+    return f"{table}.{column}.{org}"
