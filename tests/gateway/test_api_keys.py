@@ -254,9 +254,8 @@ async def test_a_revocation_is_seen_within_a_second_without_redis(
     async with authenticating(db, store) as authenticator:
         await authenticator.authenticate(created.secret)
         server.send_signal(trouble)
-        revoking = asyncio.create_task(
-            revoke_key(db, store, created.row.id, org_id=created.row.org_id)
-        )
+        work = revoke_key(db, store, created.row.id, org_id=created.row.org_id)
+        revoking = asyncio.create_task(work)
         async with asyncio.timeout(10):
             async with db.connect() as conn:
                 revoked = sa.text("SELECT 1 FROM api_keys WHERE revoked_at IS NOT NULL")
