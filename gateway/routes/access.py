@@ -6,6 +6,9 @@ from typing import Any, cast
 
 from litestar.connection import ASGIConnection
 
+from gateway.audit.log import Actor
+from gateway.principal import Principal
+from gateway.routes.envelope import REQUEST_ID
 from gateway.services import Services
 
 SCOPE = "scope"
@@ -19,3 +22,16 @@ def needs(scope: str) -> dict[str, Any]:
 
 def services(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
     return cast(Services, connection.app.state.services)
+
+
+def actor_of(request: ASGIConnection[Any, Principal, Any, Any]) -> Actor:
+    """Who asks, for the audit log: the credential, and whom it acts for."""
+    principal = request.user
+    address = request.client
+    return Actor(
+        kind="api_key" if principal.kind == "key" else "client",
+        id=principal.key_id,
+        ip=None if address is None else address.host,
+        request_id=request.scope.get("state", {}).get(REQUEST_ID),
+        on_behalf_of=principal.user_id or principal.service_account_id,
+    )

@@ -1,7 +1,7 @@
 """Plans: the named limits that settings give and orgs, projects and keys refer to.
 
-Above: `bootstrap`, at each start. Below: `tables`. The settings are the truth; the table is their
-copy.
+Above: `bootstrap`, at each start. Below: `tables`. Of the plans in the settings the settings are
+the truth, the table is their copy; the others are made by operators.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> None:
             value = getattr(plan, limit)
             if value is not None and not 0 <= value <= MAX_LIMIT:
                 raise InvalidField(f"plan.{plan.name}.{limit}", f"must be 0 to {MAX_LIMIT}")
-        row = {limit: getattr(plan, limit) for limit in LIMITS} | {"archived_at": None}
+        row = {limit: getattr(plan, limit) for limit in LIMITS}
+        row |= {"archived_at": None, "in_settings": True}
         upsert = insert(plans).values(name=plan.name, **row)
         await conn.execute(upsert.on_conflict_do_update(index_elements=["name"], set_=row))
     gone = sa.update(plans).where(
-        plans.c.name.not_in([plan.name for plan in wanted]), plans.c.archived_at.is_(None)
+        plans.c.name.not_in([plan.name for plan in wanted]),
+        plans.c.in_settings,
+        plans.c.archived_at.is_(None),
     )
     await conn.execute(gone.values(archived_at=sa.func.now()))

@@ -38,6 +38,10 @@ plans = sa.Table(
     sa.Column("tokens_per_minute", sa.BigInteger, nullable=True),
     sa.Column("requests_per_minute", sa.BigInteger, nullable=True),
     sa.Column("max_concurrent_streams", sa.BigInteger, nullable=True),
+    sa.Column("lane", sa.Text, nullable=True),
+    sa.Column("price_list", sa.Text, nullable=True),
+    sa.Column("in_settings", sa.Boolean, nullable=False, server_default=sa.true()),
+    _moment("created_at", nullable=False),
     _moment("archived_at"),
 )
 
@@ -105,6 +109,26 @@ api_keys = sa.Table(
     sa.ForeignKeyConstraint(
         ["org_id", "project_id"], ["projects.org_id", "projects.id"], name="api_keys_of_project"
     ),
+)
+
+idempotency_keys = sa.Table(
+    "idempotency_keys",
+    metadata,
+    sa.Column("org_id", sa.Text, sa.ForeignKey("orgs.id"), primary_key=True),
+    sa.Column("principal", sa.Text, primary_key=True),
+    sa.Column("key_digest", sa.LargeBinary, primary_key=True),
+    sa.Column("request_digest", sa.LargeBinary, nullable=False),
+    sa.Column("request_id", sa.Text, nullable=False),
+    sa.Column(
+        "claimed_at",
+        sa.TIMESTAMP(timezone=True),
+        nullable=False,
+        server_default=sa.func.now(),
+        index=True,
+    ),
+    sa.Column("status", sa.SmallInteger, nullable=True),
+    sa.Column("response", sa.LargeBinary, nullable=True),
+    sa.Column("secret_id", sa.Text, nullable=True),
 )
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import billing.tables
+import gateway.audit.tables
 import gateway.auth.tables
 import gateway.tenancy.member_tables
 import gateway.tenancy.tables
@@ -19,6 +20,7 @@ ROOMS = (
     gateway.tenancy.tables.metadata,
     billing.tables.metadata,
     gateway.auth.tables.metadata,
+    gateway.audit.tables.metadata,
 )
 
 

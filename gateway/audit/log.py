@@ -1,0 +1,162 @@
+"""`record`: one more entry of an org's audit log, in the transaction that makes the change.
+
+Above: every verb of `tenancy` and `auth` that changes state. Below: `chain`, `tables`. Knows no
+HTTP; `routes.access.actor_of` says who asked.
+
+How to call it:
+
+    async with tenant(db, org_id) as conn:
+        ...                                      # the change
+        await record(
+            conn, org_id=org_id, actor=actor, action="project.created", target=project.id,
+            after={"name": project.name},
+        )
+
+- Last in the transaction: it locks the head of the org's chain until the commit, so what is locked
+  after it can deadlock with somebody who locks the other way round.
+- What happens to an installation-wide thing (a plan, a signing key) stands in the operator's org.
+- `action` is OpenAI's event type where there is one (`api_key.created`, `user.updated`), else one
+  in their manner (`oauth_client.created`). `target` is the row's id.
+- `before` and `after`: the fields that the change is about, as people may see them. Structs,
+  datetimes, sets are fine. A key such as `secret`, `password`, `token` or `..._hash` is refused,
+  and so is a value that looks like a credential.
+- `project_id`: the project it happened in; by itself the target, where that is a project, or the
+  `project_id` of `after` or `before`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.chain import Entry, canonical, digest
+from gateway.audit.errors import SecretInAudit
+from gateway.audit.tables import entries, heads
+from gateway.ids import uuid7
+
+MAX_STATE_BYTES = 256 * 1024
+"""Of `before` or `after`. What goes in there was bounded at the door."""
+ACTION_FORM = re.compile(r"[a-z_]{1,40}(?:\.[a-z_]{1,40}){1,3}", re.ASCII)
+SECRET_KEY = re.compile(
+    r"(?:.*_)?(?:secret|password|passphrase|token|hash|pepper|assertion|code_verifier|cookie"
+    r"|authorization|private_key)",
+    re.ASCII | re.IGNORECASE,
+)
+CREDENTIAL = re.compile(
+    r"sk-tg-(?:admin-)?[0-9A-Za-z]{43}"
+    r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|\$argon2",
+    re.ASCII,
+)
+"""A key of ours, a JWT, a private key, a password's hash."""
+PROJECT_PREFIX = "proj_"
+
+ActorKind = Literal["user", "service_account", "api_key", "client", "system"]
+
+
+class Actor(msgspec.Struct, frozen=True, kw_only=True):
+    """Who did it: the credential that was shown, and whom it acts for.
+
+    `user`: somebody who is logged in. `api_key`, `client`: the key or OAuth client, `on_behalf_of`
+    the user or service account whose it is. `system`: the command line, the first start."""
+
+    kind: ActorKind
+    id: str
+    ip: str | None = None
+    request_id: str | None = None
+    on_behalf_of: str | None = None
+
+
+COMMAND_LINE = Actor(kind="system", id="cli")
+"""Whoever runs `tollgate` on the machine."""
+FIRST_START = Actor(kind="system", id="bootstrap")
+
+
+async def record(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    actor: Actor,
+    action: str,
+    target: str,
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+    project_id: str | None = None,
+) -> None:
+    """Stands when the transaction commits, at the head of the chain.
+
+    Raises: SecretInAudit, ValueError (too large); LookupError (no such org is visible).
+    """
+    assert ACTION_FORM.fullmatch(action), f"{action!r} is no event type"
+    before_text, after_text = _state(before), _state(after)
+    locked = sa.select(heads.c.sequence, heads.c.hash).where(heads.c.org_id == org_id)
+    head = locked.with_for_update().cte("head").prefix_with("MATERIALIZED")
+    # The clock is read behind the lock, so that time never runs backwards along a chain.
+    read = await conn.execute(sa.select(head, sa.func.clock_timestamp().label("now")))
+    row = read.one_or_none()
+    if row is None:
+        raise LookupError(f"no audit log of {org_id!r}")
+    entry = Entry(
+        org_id=org_id,
+        sequence=row.sequence + 1,
+        id=f"audit_log-{uuid7().hex}",
+        occurred_at=row.now,
+        action=action,
+        target=target,
+        project_id=project_id or _project_of(target, after, before),
+        actor_kind=actor.kind,
+        actor_id=actor.id,
+        on_behalf_of=actor.on_behalf_of,
+        ip=actor.ip,
+        request_id=actor.request_id,
+        before=before_text,
+        after=after_text,
+        previous=row.hash,
+    )
+    added = sa.insert(entries).values(**msgspec.structs.asdict(entry), hash=digest(entry))
+    await conn.execute(added)
+    advanced = sa.update(heads).where(heads.c.org_id == org_id)
+    await conn.execute(advanced.values(sequence=entry.sequence, hash=digest(entry)))
+
+
+def _project_of(
+    target: str, after: Mapping[str, Any] | None, before: Mapping[str, Any] | None
+) -> str | None:
+    if target.startswith(PROJECT_PREFIX):
+        return target
+    for state in (after or {}, before or {}):
+        found = state.get("project_id")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _state(fields: Mapping[str, Any] | None) -> str | None:
+    if fields is None:
+        return None
+    plain = msgspec.to_builtins(dict(fields), order="sorted")
+    refuse_secrets(plain)
+    text = canonical(plain).decode()
+    if len(text) > MAX_STATE_BYTES:
+        raise ValueError(f"more than {MAX_STATE_BYTES} bytes of state")
+    return text
+
+
+def refuse_secrets(value: Any, under: str = "") -> None:
+    """Raises: SecretInAudit."""
+    if isinstance(value, str) and CREDENTIAL.search(value):
+        raise SecretInAudit(f"{under or 'a value'} holds a credential")
+    if isinstance(value, list):
+        for each in value:
+            refuse_secrets(each, under)
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if SECRET_KEY.fullmatch(key) and each is not None and not isinstance(each, bool):
+                raise SecretInAudit(f"{key} must not be recorded")
+            refuse_secrets(each, key)
