@@ -69,7 +69,8 @@ def tollgate() -> None:
 
     Settings come from tollgate.toml, then from the environment (TOLLGATE_HOME, TOLLGATE_HOST,
     TOLLGATE_PORT, TOLLGATE_MODEL, TOLLGATE_WORKERS, TOLLGATE_CONFIG, TOLLGATE_DATABASE_URL,
-    TOLLGATE_REDIS_URL, TOLLGATE_SECRET_KEY_FILE), then from flags; the last one wins.
+    TOLLGATE_REDIS_URL, TOLLGATE_SECRET_KEY_FILE, TOLLGATE_PUBLIC_URL), then from flags; the last
+    one wins.
     """
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import asyncpg
 from sqlalchemy import URL, make_url, text
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 ROLE_TENANT = "tollgate_app"
@@ -30,6 +31,8 @@ STATEMENT_TIMEOUT_S = 30.0
 """The server ends a statement after it."""
 COMMAND_TIMEOUT_S = STATEMENT_TIMEOUT_S + 5.0
 """We give up after it: the server, or the network to it, has fallen silent."""
+DATABASE_ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+"""All that a lost or refusing Postgres raises; asyncio's TimeoutError is an OSError."""
 
 
 def normalise(database_url: str) -> str:

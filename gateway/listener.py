@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from errno import EADDRINUSE
+from ipaddress import ip_address
 
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -53,5 +54,20 @@ def local_address(listener: socket.socket) -> tuple[str, int]:
 
 def base_url(listener: socket.socket) -> str:
     """What the official SDK takes as its `base_url` on this machine."""
-    host, port = local_address(listener)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    return f"{origin(*local_address(listener))}/v1"
+
+
+def origin(host: str, port: int) -> str:
+    """The address as a client on this machine writes it in front of a path."""
+    host = WILDCARDS.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """`host`: as in a URL, without brackets."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

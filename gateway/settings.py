@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.home import Home
+from gateway.listener import is_loopback, origin
 from gateway.principal import Plan
 from gateway.served_models import (
     PACKAGE_ROOT,
@@ -35,6 +36,7 @@ from gateway.settings_file import (
     File,
     LogLevel,
     Port,
+    PublicUrl,
     RedisUrl,
     Scalars,
     SettingsError,
@@ -64,6 +66,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Port = 8000
     """0: any free one."""
+    public_url: PublicUrl | None = None
+    """How clients reach the gateway, and the name under which it issues tokens (RFC 8414 `issuer`).
+    None: the address that it listens on."""
     workers: Workers = 1
     database_url: str | None = None
     """For SQLAlchemy with asyncpg. None: an embedded Postgres under `home`."""
@@ -82,6 +87,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     stalled_reader_s: StalledReader = 60.0
     """A client that takes nothing for so long is given up, and its connection closed."""
     log_level: LogLevel = "info"
+
+    @property
+    def issuer(self) -> str:
+        """Scheme, host and port, without a slash behind them."""
+        return self.public_url or origin(self.host, self.port)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -215,6 +225,8 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         database_url = None if file.database_url is None else _database_url(file.database_url)
         if file.redis_url is not None:
             _check_redis_url(file.redis_url)
+        if file.public_url is not None:
+            _check_public_url(file.public_url)
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     shipped = sorted((PACKAGE_ROOT / "billing" / "price_books").glob("*.toml"))
@@ -222,6 +234,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         home=home,
         host=file.host,
         port=file.port,
+        public_url=file.public_url,
         workers=file.workers,
         database_url=database_url,
         redis_url=file.redis_url,
@@ -251,6 +264,19 @@ def _database_url(url: str) -> str:
         return normalise(url)
     except ValueError as error:
         raise SettingsError(f"database_url: {error}") from None
+
+
+def _check_public_url(url: str) -> None:
+    """Tokens and sessions never cross a network in the clear (RFC 8414, section 2)."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, 0
+    if host is None or port == 0 or url != url.lower() or not url.isascii():
+        raise SettingsError("public_url: must be a lower-case ASCII host and a port, if any")
+    if parts.scheme == "http" and not is_loopback(host):
+        raise SettingsError("public_url: http is for this machine alone; elsewhere it is https")
 
 
 def _check_redis_url(url: str) -> None:

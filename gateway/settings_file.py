@@ -18,17 +18,20 @@ from gateway.engine_options import EngineOptions, PositiveInt
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 ADAPTER_PATTERN = r"^[^=]{1,128}$"
 URL_PATTERN = r"^https?://[^/\s]+"
+PUBLIC_URL_PATTERN = r"^https?://[^/\s?#@\\]+$"
 REDIS_PATTERN = r"^(redis|rediss|unix)://."
 ADDRESS_PATTERN = r"^(unix:.+|tcp:.+:\d+)$"
 IN_WORDS = {
     repr(ADAPTER_PATTERN): "a name of 1 to 128 characters, without '='",
     repr(URL_PATTERN): "a URL such as 'http://127.0.0.1:9100/v1'",
+    repr(PUBLIC_URL_PATTERN): "a URL without a path such as 'https://gateway.example.com'",
     repr(REDIS_PATTERN): "a URL such as 'redis://127.0.0.1:6379/0'",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
 }
 AdapterName = Annotated[str, Meta(pattern=ADAPTER_PATTERN)]
 """The engine's command line names adapters NAME=PATH."""
 Url = Annotated[str, Meta(pattern=URL_PATTERN)]
+PublicUrl = Annotated[str, Meta(pattern=PUBLIC_URL_PATTERN, max_length=255)]
 RedisUrl = Annotated[str, Meta(pattern=REDIS_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
@@ -98,6 +101,7 @@ class Scalars(Strict, frozen=True, kw_only=True):
     home: Path = Path(".tollgate")
     host: Name = "127.0.0.1"
     port: Port = 8000
+    public_url: PublicUrl | None = None
     workers: Workers = 1
     database_url: str | None = None
     redis_url: RedisUrl | None = None

@@ -19,13 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 import uvicorn
 
 from billing.spool import Spool
 from gateway import logs
 from gateway.app import create_app
 from gateway.connection import Connection
-from gateway.listener import bound_unread
+from gateway.listener import bound_unread, local_address, origin
 from gateway.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,9 @@ def run(
     logs.configure(settings.log_level, json_lines=True)
     _raise_file_limit()
     bound_unread(listener, settings.stalled_reader_s)
+    if settings.public_url is None:
+        address = origin(*local_address(listener))  # the port too, where any free one was asked for
+        settings = msgspec.structs.replace(settings, public_url=address)
     app = create_app(settings, worker_id=worker_id, metrics=metrics)
     config = uvicorn.Config(
         app,

@@ -5,7 +5,10 @@ these their face.
     ├── MissingCredential    no `Authorization: Bearer ...`
     ├── InvalidKey           malformed or unknown
     ├── ExpiredKey
-    └── RevokedKey           revoked, or its project or organization is archived
+    ├── RevokedKey           revoked, or its project or organization is archived
+    └── InvalidToken         an access token that is not ours, or not for this
+        ├── ExpiredToken
+        └── RevokedToken     or its grant, its client, its user
     MissingScope             a good credential that may not do this (names `scope`)
     AuthUnavailable          the credential cannot be checked at the moment
 """
@@ -36,6 +39,18 @@ class ExpiredKey(AuthError):
 
 
 class RevokedKey(AuthError):
+    pass
+
+
+class InvalidToken(AuthError):
+    public_message = "The access token is invalid, expired or revoked."
+
+
+class ExpiredToken(InvalidToken):
+    pass
+
+
+class RevokedToken(InvalidToken):
     pass
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import billing.tables
 import gateway.audit.tables
 import gateway.auth.tables
+import gateway.auth.token_tables
 import gateway.tenancy.member_tables
 import gateway.tenancy.tables
 from migrations.runner import MigrationError, migrate
@@ -21,6 +22,7 @@ ROOMS = (
     billing.tables.metadata,
     gateway.auth.tables.metadata,
     gateway.audit.tables.metadata,
+    gateway.auth.token_tables.metadata,
 )
 
 

@@ -358,3 +358,51 @@ def test_homes_do_not_share_sockets(tmp_path: Path) -> None:
     long = ["x" * 120, "y" * 120]
     sockets = {Home(tmp_path / name).engine_socket(at) for name in (*long, "z") for at in (0, 1)}
     assert len(sockets) == 6
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://gateway.example.com",
+        "https://gateway.example.com:8443",
+        "http://127.0.0.1:8000",
+        "http://localhost",
+        "http://[::1]:8000",
+    ],
+)
+def test_the_public_url_is_the_issuer(url: str) -> None:
+    assert load({}, {"TOLLGATE_PUBLIC_URL": url}).issuer == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://gateway.example.com/",
+        "https://gateway.example.com/path",
+        "https://gateway.example.com?query",
+        "https://user@gateway.example.com",
+        "https://Gateway.example.com",
+        "https://gateway.example.com:port",
+        "https://gateway.example.com:0",
+        "https://gätew.example",
+        "https://",
+        "http://gateway.example.com",
+        "http://[::1",
+        "gateway.example.com",
+    ],
+)
+def test_no_other_public_url_is_taken(url: str) -> None:
+    with pytest.raises(SettingsError, match="public_url|TOLLGATE_PUBLIC_URL"):
+        load({}, {"TOLLGATE_PUBLIC_URL": url})
+
+
+@pytest.mark.parametrize(
+    ("host", "issuer"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+    ],
+)
+def test_without_a_public_url_the_address_is_the_issuer(host: str, issuer: str) -> None:
+    assert load({"host": host}, {}).issuer == issuer

@@ -1,0 +1,47 @@
+"""AES-256-GCM under keys derived from the installation's secret, for what must come back out of
+Postgres.
+
+Above: `signing_keys`. Below: `cryptography`, `gateway.secret`. What is sealed is bound to its row
+by `context`, so that one row's content cannot be put in another's place.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from gateway.secret import Secret
+
+NONCE_BYTES = 12
+
+
+class UnknownSecret(Exception):
+    """Sealed under a secret that is no longer in the file."""
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    secret_id: str
+    data: bytes
+
+
+class Cipher:
+    def __init__(self, secret: Secret, purpose: str) -> None:
+        self._keys: Mapping[str, AESGCM] = {
+            key.id: AESGCM(key.derive(purpose)) for key in secret.keys
+        }
+        self._current = secret.current.id
+
+    def seal(self, plain: bytes, context: bytes) -> Sealed:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        data = nonce + self._keys[self._current].encrypt(nonce, plain, context)
+        return Sealed(secret_id=self._current, data=data)
+
+    def open(self, data: bytes, context: bytes, secret_id: str) -> bytes:
+        """Raises: UnknownSecret; cryptography's InvalidTag where the content was tampered with."""
+        if secret_id not in self._keys:
+            raise UnknownSecret(secret_id)
+        nonce, sealed = data[:NONCE_BYTES], data[NONCE_BYTES:]
+        return self._keys[secret_id].decrypt(nonce, sealed, context)
