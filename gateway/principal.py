@@ -58,11 +58,3 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Its org runs the installation."""
     allowed_models: frozenset[str] | None = None
     """None: all that are served."""
-
-    def may(self, scope: str) -> bool:
-        """`admin:*` grants every `admin:...` scope and `usage:read`."""
-        if scope in self.scopes:
-            return True
-        return SCOPE_ADMIN in self.scopes and (
-            scope.startswith("admin:") or scope == SCOPE_USAGE_READ
-        )

@@ -1,8 +1,8 @@
 """The guard of every route: who is calling, and may they? Runs before the body is read.
 
-Above: `app` hangs it on all routes. Below: `api_keys`. Each route declares in its `opt` the scope
-it needs (`routes.access`); one that declares nothing lets nobody in. Errors are `auth.errors`;
-`gateway.errors` makes them HTTP.
+Above: `app` hangs it on all routes. Below: `api_keys`, `policy`. Each route declares in its `opt`
+the scope it needs (`routes.access`); one that declares nothing lets nobody in. Errors are
+`auth.errors`; `gateway.errors` makes them HTTP.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.routes import HTTPRoute
 
 from gateway.auth.errors import MissingCredential, MissingScope
+from gateway.auth.policy import may
 from gateway.routes.access import SCOPE, services
 
 UNDECLARED = "(this route declares no scope)"
@@ -35,7 +36,7 @@ async def authenticate(
         return
     bearer = read_bearer(connection.headers.get("authorization", ""))
     principal = await services(connection).authenticator.authenticate(bearer)
-    if not principal.may(scope):
+    if not may(principal, scope):
         raise MissingScope(scope)
     connection.scope["user"] = principal
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 from litestar.connection import ASGIConnection
 
 from gateway.audit.log import Actor
+from gateway.auth.policy import SCOPES
 from gateway.principal import Principal
 from gateway.routes.envelope import REQUEST_ID
 from gateway.services import Services
@@ -17,6 +18,7 @@ PUBLIC: dict[str, Any] = {SCOPE: None}
 
 
 def needs(scope: str) -> dict[str, Any]:
+    assert scope in SCOPES, f"{scope}: nothing confers it"
     return {SCOPE: scope}
 
 

@@ -22,8 +22,9 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.auth.policy import ADMIN, KEY_SCOPES, OPERATOR
 from gateway.ids import uuid7
-from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, UNLIMITED, Plan
+from gateway.principal import UNLIMITED, Plan
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.plans import LIMITS
@@ -43,7 +44,6 @@ ALPHABET = string.digits + string.ascii_letters
 RANDOM_LENGTH = 43
 """Base62 characters: 62^43 > 2^256."""
 KEY_FORM = re.compile(rf"sk-tg-(?:admin-)?[0-9A-Za-z]{{{RANDOM_LENGTH}}}", re.ASCII)
-ADMIN_SCOPE_FORM = re.compile(r"admin:(?:\*|[a-z_]{1,32})", re.ASCII)
 MAX_SCOPES = 32
 
 
@@ -99,9 +99,7 @@ def check_scopes(scopes: Iterable[str]) -> list[str]:
     if not 1 <= len(wanted) <= MAX_SCOPES:
         raise InvalidField("scopes", f"must be 1 to {MAX_SCOPES} scopes")
     for scope in wanted:
-        if scope not in (SCOPE_INFERENCE, SCOPE_USAGE_READ) and not ADMIN_SCOPE_FORM.fullmatch(
-            scope
-        ):
+        if scope not in KEY_SCOPES:
             raise InvalidField("scopes", f"unknown scope {scope!r}")
     return wanted
 
@@ -125,7 +123,7 @@ async def create_key(
     if expires_at is not None and (expires_at.tzinfo is None or expires_at <= datetime.now(tz=UTC)):
         raise InvalidField("expires_at", "must have a time zone and lie in the future")
     wanted = check_scopes(scopes)
-    admin = any(scope.startswith("admin:") for scope in wanted)
+    admin = any(scope.startswith((ADMIN, OPERATOR)) for scope in wanted)
     prefix = ADMIN_PREFIX if admin else PREFIX
     secret = prefix + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM_LENGTH))
     # The lock keeps the project from being archived before this commits.

@@ -20,7 +20,7 @@ from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import MissingCredential
 from gateway.auth.guards import authenticate, read_bearer
 from gateway.errors import to_face
-from gateway.principal import SCOPE_ADMIN, SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal
+from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal
 from gateway.routes.access import PUBLIC, needs
 from gateway.tenancy.bootstrap import BootstrapResult, bootstrap
 
@@ -168,11 +168,3 @@ def test_the_scheme_is_read_in_any_case(header: str) -> None:
 def test_what_is_no_bearer_is_missing(header: str) -> None:
     with pytest.raises(MissingCredential):
         read_bearer(header)
-
-
-def test_admin_star_grants_admin_scopes_and_usage_only() -> None:
-    admin = Principal(
-        org_id="o", project_id="p", key_id="k", key_hint="", scopes=frozenset({SCOPE_ADMIN})
-    )
-    allowed = [scope for scope in ("admin:keys", "usage:read", "inference") if admin.may(scope)]
-    assert allowed == ["admin:keys", "usage:read"]

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.principal import UNLIMITED, Plan
+from gateway.tenancy import member_tables
 from gateway.tenancy.bootstrap import BootstrapResult, bootstrap
 from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced, InvalidField, NameTaken, NotFound
@@ -40,6 +41,8 @@ from gateway.tenancy.projects import (
     update_project_plan,
 )
 from gateway.tenancy.tables import api_keys, check_name, metadata, plans
+
+assert member_tables.users.metadata is metadata  # what api_keys refers to is declared there
 
 PEPPER, PEPPER_ID = b"p" * 32, "pepper-1"
 SMALL = Plan(name="small", tokens_per_minute=600, requests_per_minute=6, max_concurrent_streams=1)

@@ -1,0 +1,90 @@
+"""May this principal do that? The one answer for every route.
+
+Above: `guards` asks it for each request, `routes.access` declares scopes, the verbs that give keys,
+tokens and roles ask what may be given. Below: `principal`. Pure: it knows no HTTP, no table and no
+credential.
+
+A credential holds scopes; who it acts for has a role, looked up when the credential is resolved.
+Both have to confer what is asked for, so a credential never has more than its owner, and a demotion
+takes effect with the next lookup. A scope that does not stand here is conferred by nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from gateway.principal import (
+    SCOPE_ADMIN,
+    SCOPE_INFERENCE,
+    SCOPE_USAGE_READ,
+    Principal,
+    Role,
+)
+
+SCOPE_MCP_CALL = "mcp:call"
+SCOPE_ADMIN_READ = "admin:read"
+"""Any GET of administration."""
+ADMIN_AREAS = ("projects", "members", "keys", "clients", "issuers", "audit", "billing")
+OPERATOR_AREAS = ("plans", "prices", "models", "signing_keys", "orgs")
+"""What the whole installation shares: changed from an operator org alone."""
+ADMIN, OPERATOR = "admin:", "operator:"
+
+SERVICE_SCOPES = frozenset({SCOPE_INFERENCE, SCOPE_MCP_CALL})
+ADMIN_SCOPES = frozenset({SCOPE_ADMIN, SCOPE_ADMIN_READ, *(ADMIN + area for area in ADMIN_AREAS)})
+OPERATOR_SCOPES = frozenset(OPERATOR + area for area in OPERATOR_AREAS)
+IDENTITY_SCOPES = frozenset({"openid", "profile", "email", "offline_access"})
+"""OpenID Connect's; they speak of the person and open nothing of the org."""
+KEY_SCOPES = SERVICE_SCOPES | ADMIN_SCOPES | OPERATOR_SCOPES | {SCOPE_USAGE_READ}
+"""What an API key can hold: it is nobody who could log in."""
+SCOPES = KEY_SCOPES | IDENTITY_SCOPES
+
+_READER = IDENTITY_SCOPES | {SCOPE_ADMIN_READ, SCOPE_USAGE_READ}
+_ISSUERS = ADMIN + "issuers"
+SCOPES_OF: Mapping[Role, frozenset[str]] = MappingProxyType(
+    {
+        "reader": _READER,
+        "billing": _READER | {ADMIN + "billing"},
+        "developer": _READER | SERVICE_SCOPES,
+        # Who names an issuer decides who everybody is: that, and the installation, are the owner's.
+        "admin": _READER | SERVICE_SCOPES | (ADMIN_SCOPES - {SCOPE_ADMIN, _ISSUERS}),
+        "owner": _READER | SERVICE_SCOPES | ADMIN_SCOPES,
+    }
+)
+
+
+def may(principal: Principal, scope: str) -> bool:
+    """Whether its credential confers `scope` and, where it acts for somebody, their role does."""
+    if not _confers(principal.scopes, scope, principal.is_operator):
+        return False
+    role = principal.role
+    return role is None or _confers(SCOPES_OF[role], scope, principal.is_operator)
+
+
+def _confers(held: frozenset[str], scope: str, is_operator: bool) -> bool:
+    """`admin:*` is every `admin:...`, `usage:read` and, in an operator org, every `operator:...`;
+    elsewhere those are conferred by nothing."""
+    if scope not in SCOPES or (scope in OPERATOR_SCOPES and not is_operator):
+        return False
+    if scope in held:
+        return True
+    return SCOPE_ADMIN in held and (
+        scope in ADMIN_SCOPES or scope in OPERATOR_SCOPES or scope == SCOPE_USAGE_READ
+    )
+
+
+def may_give(principal: Principal, scopes: Iterable[str]) -> bool:
+    """Whether a credential that it makes may hold `scopes`: no more than it has itself, but for the
+    use of models and tools, which who administers need not have."""
+    freely = SERVICE_SCOPES | IDENTITY_SCOPES
+    return all(scope in freely or may(principal, scope) for scope in scopes)
+
+
+def may_appoint(principal: Principal, role: Role) -> bool:
+    """Whether it may give somebody `role`, or take it from them."""
+    return may_give(principal, SCOPES_OF[role])
+
+
+def within(role: Role, scopes: Iterable[str], *, is_operator: bool = False) -> frozenset[str]:
+    """The part of `scopes` that `role` confers: what a credential of its holder may be given."""
+    return frozenset(scope for scope in scopes if _confers(SCOPES_OF[role], scope, is_operator))
