@@ -303,7 +303,7 @@ COLUMNS = (
 
 def to_line(key: KeyRow) -> str:
     since = key.created_at.strftime("%Y-%m-%d")
-    columns = (key.id, key.hint, state_of(key), since, key.project_id, key.plan or "-")
+    columns = (key.id, key.hint, state_of(key), since, key.project_id or "-", key.plan or "-")
     return in_columns((*columns, ",".join(key.scopes), key.name), COLUMNS)
 
 
@@ -312,7 +312,7 @@ def to_record(key: KeyRow, secret: str) -> str:
     fields = {
         "id": key.id,
         "name": key.name,
-        "project": key.project_id,
+        "project": key.project_id or "-",
         "plan": key.plan or "-",
         "scopes": ", ".join(key.scopes),
         "expires": "never" if key.expires_at is None else key.expires_at.isoformat(" ", "minutes"),

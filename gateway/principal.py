@@ -34,6 +34,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     org_id: str
     project_id: str
+    """Empty where a key of administration is of the whole org."""
     key_id: str
     key_hint: str
     """Prefix and last four, for people and logs; never the key."""

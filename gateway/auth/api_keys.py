@@ -156,7 +156,7 @@ class Authenticator:
             self._known.clear()
             self._refused.clear()
         else:
-            self._known.drop_where(lambda known: known.principal.key_id == subject)
+            self._known.drop_where(lambda known: subject in concerned(known.principal))
 
     def _read(self, hashes: Hashes) -> asyncio.Task[None]:
         """The read of this key that is under way; a new one if there is none."""
@@ -212,16 +212,21 @@ async def _ask(conn: AsyncConnection, hashes: Hashes, as_of: float) -> Known | R
 
 
 def _answer(record: KeyRecord, as_of: float) -> Known | Refused:
-    if record.archived or record.row.revoked_at is not None:
+    if record.archived or record.row.revoked_at is not None or not record.owner_active:
         return Refused(RevokedKey, record.row.id, as_of)
     return Known(to_principal(record), as_of)
+
+
+def concerned(principal: Principal) -> tuple[str | None, ...]:
+    """What may be announced, and has this principal read anew: the key, whose it is, where."""
+    return principal.key_id, principal.user_id, principal.service_account_id, principal.project_id
 
 
 def to_principal(record: KeyRecord) -> Principal:
     row = record.row
     return Principal(
         org_id=row.org_id,
-        project_id=row.project_id,
+        project_id=row.project_id or "",
         key_id=row.id,
         key_hint=row.hint,
         scopes=frozenset(row.scopes),
@@ -229,4 +234,7 @@ def to_principal(record: KeyRecord) -> Principal:
         project_plan=record.project_plan,
         org_plan=record.org_plan,
         expires_at=None if row.expires_at is None else row.expires_at.timestamp(),
+        role=record.role,
+        user_id=row.user_id,
+        service_account_id=row.service_account_id,
     )

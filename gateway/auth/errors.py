@@ -5,7 +5,7 @@ these their face.
     ├── MissingCredential    no `Authorization: Bearer ...`
     ├── InvalidKey           malformed or unknown
     ├── ExpiredKey
-    ├── RevokedKey           revoked, or its project or organization is archived
+    ├── RevokedKey           revoked, or whose it is, its project or its org is gone
     └── InvalidToken         an access token that is not ours, or not for this
         ├── ExpiredToken
         └── RevokedToken     or its grant, its client, its user

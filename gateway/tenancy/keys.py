@@ -24,9 +24,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.auth.policy import ADMIN, KEY_SCOPES, OPERATOR
 from gateway.ids import uuid7
-from gateway.principal import UNLIMITED, Plan
+from gateway.principal import UNLIMITED, Plan, Role
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField, NotFound
+from gateway.tenancy.key_owners import owner_is_active, role_of_owner, with_owners
 from gateway.tenancy.plans import LIMITS
 from gateway.tenancy.tables import (
     MAX_PAGE,
@@ -52,7 +53,11 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     org_id: str
-    project_id: str
+    project_id: str | None
+    """None: of the whole org, for its administration."""
+    user_id: str | None = None
+    service_account_id: str | None = None
+    """Whose it is, if anybody's."""
     name: str
     prefix: str
     last_four: str
@@ -83,6 +88,10 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     key_hash: str
     archived: bool
     """Its project or organization is."""
+    role: Role | None
+    """Of whose it is; None: nobody's."""
+    owner_active: bool
+    """Whose it is may use the project; a key that is nobody's is active."""
     key_plan: Plan
     project_plan: Plan
     org_plan: Plan
@@ -108,17 +117,20 @@ async def create_key(
     conn: AsyncConnection,
     *,
     org_id: str,
-    project_id: str,
+    project_id: str | None,
     name: str,
     scopes: Iterable[str],
     pepper: bytes,
     pepper_id: str,
+    user_id: str | None = None,
+    service_account_id: str | None = None,
     plan: str | None = None,
     expires_at: datetime | None = None,
 ) -> CreatedKey:
-    """A new key in a live project of the org; `expires_at` must know its time zone.
+    """A new key in a live project of the org or, without a project, of the whole org, which only a
+    key of administration can be. `expires_at` must know its time zone.
 
-    Raises: InvalidField, NotFound (project, plan).
+    Raises: InvalidField, NotFound (org, project, plan).
     """
     if expires_at is not None and (expires_at.tzinfo is None or expires_at <= datetime.now(tz=UTC)):
         raise InvalidField("expires_at", "must have a time zone and lie in the future")
@@ -126,15 +138,15 @@ async def create_key(
     admin = any(scope.startswith((ADMIN, OPERATOR)) for scope in wanted)
     prefix = ADMIN_PREFIX if admin else PREFIX
     secret = prefix + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM_LENGTH))
-    # The lock keeps the project from being archived before this commits.
-    live = sa.select(projects.c.id).where(projects.c.org_id == org_id)
-    live = live.where(projects.c.id == project_id, projects.c.archived_at.is_(None))
-    if await conn.scalar(live.with_for_update(read=True)) is None:
-        raise NotFound("project", f"no project {project_id!r}")
+    if project_id is None and not admin:
+        raise InvalidField("project", "only a key of administration is of a whole organization")
+    await _lock_owner(conn, org_id=org_id, project_id=project_id)
     row: dict[str, Any] = {
         "id": f"key_{uuid7().hex}",
         "org_id": org_id,
         "project_id": project_id,
+        "user_id": user_id,
+        "service_account_id": service_account_id,
         "name": check_name(name),
         "prefix": prefix,
         "last_four": secret[-4:],
@@ -148,6 +160,18 @@ async def create_key(
     made = await conn.execute(added.returning(api_keys.c.created_at))
     public = KeyRow(**row, created_at=made.scalar_one(), revoked_at=None)
     return CreatedKey(row=public, secret=secret)
+
+
+async def _lock_owner(conn: AsyncConnection, *, org_id: str, project_id: str | None) -> None:
+    """What a new key belongs to cannot be archived before this commits. Raises: NotFound."""
+    if project_id is None:
+        live = sa.select(orgs.c.id).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
+    else:
+        live = sa.select(projects.c.id).where(projects.c.org_id == org_id)
+        live = live.where(projects.c.id == project_id, projects.c.archived_at.is_(None))
+    if await conn.scalar(live.with_for_update(read=True)) is None:
+        kind, name = ("org", org_id) if project_id is None else ("project", project_id)
+        raise NotFound(kind, f"no {kind} {name!r}")
 
 
 def _public_columns() -> list[sa.ColumnElement[Any]]:
@@ -192,12 +216,18 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
     """The key with this hash, revoked or not, with its plans, in one query."""
     owners = {"key": api_keys, "project": projects, "org": orgs}
     limits = {owner: plans.alias(f"{owner}_plan") for owner in owners}
-    joined = api_keys.join(projects, api_keys.c.project_id == projects.c.id)
-    joined = joined.join(orgs, projects.c.org_id == orgs.c.id)
+    joined = api_keys.outerjoin(projects, api_keys.c.project_id == projects.c.id)
+    joined = with_owners(joined.join(orgs, api_keys.c.org_id == orgs.c.id))
     for owner, plan in limits.items():
         joined = joined.outerjoin(plan, owners[owner].c.plan == plan.c.name)
     archived = sa.or_(projects.c.archived_at.is_not(None), orgs.c.archived_at.is_not(None))
-    columns = [*_public_columns(), api_keys.c.key_hash, archived.label("archived")]
+    columns = [
+        *_public_columns(),
+        api_keys.c.key_hash,
+        archived.label("archived"),
+        role_of_owner().label("role"),
+        owner_is_active().label("owner_active"),
+    ]
     for owner, plan in limits.items():
         columns += [plan.c[field].label(f"{owner}_{field}") for field in ("name", *LIMITS)]
     found = sa.select(*columns).select_from(joined)
@@ -216,6 +246,8 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
         row=KeyRow(**{field: values[field] for field in KeyRow.__struct_fields__}),
         key_hash=values["key_hash"],
         archived=values["archived"],
+        role=values["role"],
+        owner_active=values["owner_active"],
         key_plan=plan_of("key"),
         project_plan=plan_of("project"),
         org_plan=plan_of("org"),
