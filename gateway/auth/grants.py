@@ -1,0 +1,230 @@
+"""Grants, and the authorization codes that stand for them for a minute (RFC 6749, 4.1).
+
+Above: `rfc6749_authorize` issues, the token endpoint redeems. Below: `tables`, `audit`. A grant is
+what one user allowed one client once: the tokens made from it die with it. A code is a row under
+the hash of its secret. It is redeemed by one UPDATE: of twenty at once one wins, the others are
+told whose grant to revoke. Knows no HTTP and no token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor, record
+from gateway.auth.peppers import Peppers, random_secret
+from gateway.auth.tables import oauth_codes, oauth_grants
+from gateway.ids import uuid7
+from gateway.tenancy.errors import NotFound
+from gateway.tenancy.tables import MAX_PAGE
+
+CODE_PEPPER_PURPOSE = "oauth-code"
+CODE_LIFETIME_S = 60
+CODE_KEPT_S = 3600
+"""So long a code that comes back is known to be a replay."""
+MAX_PURGED = 100
+"""Old codes that one new one sweeps away."""
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    org_id: str
+    user_id: str
+    client_id: str
+    project_id: str | None
+    """Who is billed: the client's project, or else one of the user's. None: nothing costs."""
+    resources: list[str]
+    """RFC 8707; empty: the client named none. Never widened."""
+    scopes: list[str]
+    created_at: datetime
+    revoked_at: datetime | None
+    revoked_because: str | None
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """What a code stands for."""
+
+    org_id: str
+    grant_id: str
+    user_id: str
+    client_id: str
+    project_id: str | None
+    redirect_uri: str
+    """As the client sent it: the token request must repeat it."""
+    code_challenge: str
+    """S256, always."""
+    resources: list[str]
+    scopes: list[str]
+    nonce: str | None
+    auth_time: datetime
+    """When the user last proved who they are."""
+    amr: list[str]
+    """How (RFC 8176)."""
+    dpop_jkt: str | None
+    expires_at: datetime
+    redeemed_at: datetime | None
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """The code was redeemed before: whoever sees this revokes the grant, and commits that."""
+
+    org_id: str
+    grant_id: str
+
+
+async def create_grant(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    user_id: str,
+    client_id: str,
+    project_id: str | None,
+    resources: Sequence[str],
+    scopes: Sequence[str],
+    actor: Actor,
+) -> Grant:
+    row: dict[str, Any] = {
+        "id": f"grant_{uuid7().hex}",
+        "org_id": org_id,
+        "user_id": user_id,
+        "client_id": client_id,
+        "project_id": project_id,
+        "resources": list(resources),
+        "scopes": sorted(scopes),
+    }
+    added = sa.insert(oauth_grants).values(**row).returning(oauth_grants)
+    made = (await conn.execute(added)).one()
+    seen = {name: value for name, value in row.items() if name != "org_id"}
+    await record(
+        conn, org_id=org_id, actor=actor, action="oauth_grant.created", target=row["id"], after=seen
+    )
+    return Grant(**made._mapping)
+
+
+async def issue_code(
+    conn: AsyncConnection,
+    peppers: Peppers,
+    *,
+    grant: Grant,
+    redirect_uri: str,
+    code_challenge: str,
+    nonce: str | None,
+    auth_time: datetime,
+    amr: Sequence[str],
+    dpop_jkt: str | None,
+    now: datetime,
+) -> str:
+    """The code, for this once. Sweeps away some of the org's that nobody can replay any more."""
+    code = random_secret()
+    await conn.execute(
+        sa.insert(oauth_codes).values(
+            code_hash=peppers.hash(code),
+            org_id=grant.org_id,
+            grant_id=grant.id,
+            user_id=grant.user_id,
+            client_id=grant.client_id,
+            project_id=grant.project_id,
+            redirect_uri=redirect_uri,
+            code_challenge=code_challenge,
+            resources=grant.resources,
+            scopes=grant.scopes,
+            nonce=nonce,
+            auth_time=auth_time,
+            amr=list(amr),
+            dpop_jkt=dpop_jkt,
+            expires_at=now + timedelta(seconds=CODE_LIFETIME_S),
+        )
+    )
+    over = sa.select(oauth_codes.c.code_hash)
+    over = over.where(oauth_codes.c.expires_at < now - timedelta(seconds=CODE_KEPT_S))
+    over = over.where(oauth_codes.c.org_id == grant.org_id)
+    over = over.limit(MAX_PURGED).with_for_update(skip_locked=True)
+    await conn.execute(sa.delete(oauth_codes).where(oauth_codes.c.code_hash.in_(over)))
+    return code
+
+
+async def redeem_code(
+    conn: AsyncConnection, peppers: Peppers, *, code: str, client_id: str, now: datetime
+) -> Code | Replayed | None:
+    """What `code` stands for, once; None for one that is unknown, expired, or another client's.
+
+    What the caller's transaction does with it commits with the redemption or not at all. A code
+    whose grant was revoked meanwhile is nobody's.
+    """
+    found = oauth_codes.c.code_hash.in_(peppers.hashes(code))
+    mine = sa.and_(found, oauth_codes.c.client_id == client_id)
+    live = sa.exists().where(
+        oauth_grants.c.id == oauth_codes.c.grant_id, oauth_grants.c.revoked_at.is_(None)
+    )
+    redeemed = sa.update(oauth_codes).where(
+        mine, oauth_codes.c.redeemed_at.is_(None), oauth_codes.c.expires_at > now, live
+    )
+    columns = [oauth_codes.c[name] for name in Code.__struct_fields__]
+    row = (await conn.execute(redeemed.values(redeemed_at=now).returning(*columns))).one_or_none()
+    if row is not None:
+        return Code(**row._mapping)
+    known = sa.select(oauth_codes.c.org_id, oauth_codes.c.grant_id)
+    known = known.where(mine, oauth_codes.c.redeemed_at.is_not(None))
+    replay = (await conn.execute(known)).one_or_none()
+    return None if replay is None else Replayed(replay.org_id, replay.grant_id)
+
+
+async def find_grant(conn: AsyncConnection, *, org_id: str, grant_id: str) -> Grant:
+    """Revoked or not. Raises: NotFound."""
+    found = sa.select(oauth_grants)
+    found = found.where(oauth_grants.c.id == grant_id, oauth_grants.c.org_id == org_id)
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NotFound("grant_id", f"no grant {grant_id!r}")
+    return Grant(**row._mapping)
+
+
+async def list_grants(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    user_id: str | None = None,
+    client_id: str | None = None,
+    after: str = "",
+    limit: int = MAX_PAGE,
+) -> list[Grant]:
+    """Oldest first, revoked ones too."""
+    listed = sa.select(oauth_grants).where(
+        oauth_grants.c.org_id == org_id, oauth_grants.c.id > after
+    )
+    narrowed: dict[str, Any] = {"user_id": user_id, "client_id": client_id}
+    for name, value in narrowed.items():
+        if value is not None:
+            listed = listed.where(oauth_grants.c[name] == value)
+    rows = await conn.execute(listed.order_by(oauth_grants.c.id).limit(min(limit, MAX_PAGE)))
+    return [Grant(**row._mapping) for row in rows]
+
+
+async def revoke_grant(
+    conn: AsyncConnection, *, org_id: str, grant_id: str, because: str, actor: Actor
+) -> bool:
+    """Mark the row, and say whether that was news. It does not reach access tokens that are out:
+    `revocations` tells the workers, and is what callers want.
+
+    Raises: NotFound.
+    """
+    live = sa.and_(oauth_grants.c.id == grant_id, oauth_grants.c.org_id == org_id)
+    revoked = sa.update(oauth_grants).where(live, oauth_grants.c.revoked_at.is_(None))
+    done = await conn.execute(revoked.values(revoked_at=sa.func.now(), revoked_because=because))
+    if done.rowcount == 0:
+        await find_grant(conn, org_id=org_id, grant_id=grant_id)
+        return False
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="oauth_grant.revoked",
+        target=grant_id,
+        after={"revoked_because": because},
+    )
+    return True
