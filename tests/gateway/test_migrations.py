@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import billing.tables
 import gateway.audit.tables
+import gateway.auth.issuer_tables
 import gateway.auth.tables
 import gateway.auth.token_tables
 import gateway.tenancy.member_tables
@@ -23,6 +24,7 @@ ROOMS = (
     gateway.auth.tables.metadata,
     gateway.audit.tables.metadata,
     gateway.auth.token_tables.metadata,
+    gateway.auth.issuer_tables.metadata,
 )
 
 

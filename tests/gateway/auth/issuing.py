@@ -4,9 +4,11 @@ answers."""
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 from joserfc import jwt
+from joserfc.errors import SecurityWarning
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry
 
@@ -129,9 +131,10 @@ class FakeIssuer:
         head = {"alg": alg, "kid": used.kid} | header
         head = {name: value for name, value in head.items() if value is not None}
         registry = JWSRegistry(algorithms=[alg], strict_check_header=False)
-        signed: str = jwt.encode(
-            head, self.claims() if claims is None else claims, used, [alg], registry
-        )
+        content = self.claims() if claims is None else claims
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SecurityWarning)  # EdDSA's new name
+            signed: str = jwt.encode(head, content, used, [alg], registry)
         return signed
 
 
