@@ -33,6 +33,7 @@ from engine.errors import EngineUnavailable
 from engine.tokenizer import Tokenizer
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.guards import authenticate
+from gateway.auth.last_used import LastUsed
 from gateway.database import PEPPER_PURPOSE
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.errors import to_face
@@ -43,6 +44,7 @@ from gateway.fleet.upstream import UpstreamReplica
 from gateway.home import Home
 from gateway.inference import Desk, drain
 from gateway.limits.limiter import Limiter
+from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.routes import chat, health, models, organization
 from gateway.routes.counted import Counted
@@ -143,15 +145,7 @@ async def open_services(
     shipper.start()
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
-    authenticator = Authenticator(
-        db=system_db,
-        redis=store,
-        pepper=key.derive(PEPPER_PURPOSE),
-        pepper_id=key.id,
-        older=[(old.id, old.derive(PEPPER_PURPOSE)) for old in secret.keys[1:]],
-    )
-    await authenticator.start()
-    stack.push_async_callback(authenticator.close)
+    authenticator = await open_authenticator(secret, system_db, store, stack)
     engines = connect_engines(settings, settlement)
     threads = PrepareThreads()
     stack.callback(threads.close)
@@ -179,8 +173,30 @@ async def open_services(
         spool=spool,
         shipper=shipper,
         engines=engines,
+        trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),
     )
+
+
+async def open_authenticator(
+    secret: Secret, db: AsyncEngine, store: redis.asyncio.Redis, stack: AsyncExitStack
+) -> Authenticator:
+    """`db` sees all organizations."""
+    last_used = LastUsed(db)
+    last_used.start()
+    stack.push_async_callback(last_used.close)
+    key = secret.current
+    authenticator = Authenticator(
+        db=db,
+        redis=store,
+        pepper=key.derive(PEPPER_PURPOSE),
+        pepper_id=key.id,
+        older=[(old.id, old.derive(PEPPER_PURPOSE)) for old in secret.keys[1:]],
+        on_use=last_used.note,
+    )
+    await authenticator.start()
+    stack.push_async_callback(authenticator.close)
+    return authenticator
 
 
 def open_pool(settings: Settings, stack: AsyncExitStack, role: str) -> AsyncEngine:

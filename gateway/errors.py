@@ -2,6 +2,7 @@
 
     exception                          status  type                    code
     ---------                          ------  ----                    ----
+    auth: WrongNetwork                 401     invalid_request_error   ip_not_authorized
     auth: AuthError                    401     invalid_request_error   invalid_api_key
     auth: MissingScope                 403     invalid_request_error   insufficient_permissions
     auth: AuthUnavailable              503     server_error            service_unavailable
@@ -33,7 +34,7 @@ import msgspec
 
 from billing.errors import ReportQueryError
 from billing.spool import SpoolError
-from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope
+from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
 from gateway.fleet.errors import (
     BadField,
     ContextTooLong,
@@ -121,6 +122,8 @@ def to_face(error: Exception) -> Face:
         case MissingScope():
             message = f"This credential lacks the scope {error.scope!r}."
             return face(403, message, INVALID, code="insufficient_permissions")
+        case WrongNetwork():
+            return face(401, error.public_message, INVALID, code="ip_not_authorized")
         case AuthError():
             return face(401, error.public_message, INVALID, code="invalid_api_key")
         case RateLimited():

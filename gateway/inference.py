@@ -137,7 +137,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     """Admit, run on the first replica that can, settle what was used."""
     if not desk.spool.healthy:
         raise NotAccepting
-    replicas = desk.fleet.order(desk.fleet.resolve(call.request.model))
+    replicas = desk.fleet.order(desk.fleet.resolve(call.request.model, call.principal))
     prepared = await replicas[0].prepare(call.request)
     if delivery.abandoned:
         return

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from gateway.networks import Networks
+
 SCOPE_INFERENCE = "inference"
 SCOPE_USAGE_READ = "usage:read"
 SCOPE_ADMIN = "admin:*"
@@ -59,3 +61,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Its org runs the installation."""
     allowed_models: frozenset[str] | None = None
     """None: all that are served."""
+    denied_models: frozenset[str] = frozenset()
+    allowed_networks: Networks | None = None
+    """Where it may be used from. None: anywhere."""
+
+    def may_use(self, model: str) -> bool:
+        allowed = self.allowed_models
+        return (allowed is None or model in allowed) and model not in self.denied_models

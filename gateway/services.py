@@ -14,6 +14,7 @@ from billing.worker import Shipper
 from engine.client import Engine
 from gateway.auth.api_keys import Authenticator
 from gateway.inference import Desk
+from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.telemetry import Telemetry
 
@@ -34,6 +35,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     shipper: Shipper
     engines: Mapping[str, Engine]
     """By model name."""
+    trusted_proxies: Networks = Networks()
     started_at: int
     """Unix seconds."""
 

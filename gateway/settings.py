@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from gateway.home import Home
 from gateway.listener import is_loopback, origin
+from gateway.networks import read_network
 from gateway.principal import Plan
 from gateway.served_models import (
     PACKAGE_ROOT,
@@ -81,6 +82,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The one named "default" binds the keys of the first start."""
     price_books: tuple[Path, ...]
     """Those that come with Tollgate, then the configured ones."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks (CIDR) whose `X-Forwarded-For` or `Forwarded` is believed."""
     max_body_bytes: BodyBytes = 16 * 1024 * 1024
     drain_timeout_s: DrainTimeout = 30.0
     """After SIGTERM: how long open streams may take to end by themselves."""
@@ -227,6 +230,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
             _check_redis_url(file.redis_url)
         if file.public_url is not None:
             _check_public_url(file.public_url)
+        _check_trusted_proxies(file.trusted_proxies)
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     shipped = sorted((PACKAGE_ROOT / "billing" / "price_books").glob("*.toml"))
@@ -242,6 +246,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         models=models,
         plans=tuple(plans.values()),
         price_books=(*shipped, *(path.absolute() for path in file.price_books)),
+        trusted_proxies=tuple(file.trusted_proxies),
         max_body_bytes=file.max_body_bytes,
         drain_timeout_s=file.drain_timeout_s,
         stalled_reader_s=file.stalled_reader_s,
@@ -277,6 +282,14 @@ def _check_public_url(url: str) -> None:
         raise SettingsError("public_url: must be a lower-case ASCII host and a port, if any")
     if parts.scheme == "http" and not is_loopback(host):
         raise SettingsError("public_url: http is for this machine alone; elsewhere it is https")
+
+
+def _check_trusted_proxies(ranges: list[str]) -> None:
+    for position, each in enumerate(ranges):
+        try:
+            read_network(each)
+        except ValueError as error:
+            raise SettingsError(f"trusted_proxies[{position}]: {error}") from None
 
 
 def _check_redis_url(url: str) -> None:

@@ -116,6 +116,7 @@ class File(Scalars, frozen=True, kw_only=True):
     """Each a `WrittenPlan`; converted one by one, so that an error can name it."""
     engine: EngineOptions = EngineOptions()
     price_books: list[Path] = []
+    trusted_proxies: list[str] = []
     max_body_bytes: BodyBytes = 16 * 1024 * 1024
     drain_timeout_s: DrainTimeout = 30.0
     stalled_reader_s: StalledReader = 60.0

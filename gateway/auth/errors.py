@@ -6,9 +6,10 @@ these their face.
     ├── InvalidKey           malformed or unknown
     ├── ExpiredKey
     ├── RevokedKey           revoked, or whose it is, its project or its org is gone
-    └── InvalidToken         an access token that is not ours, or not for this
-        ├── ExpiredToken
-        └── RevokedToken     or its grant, its client, its user
+    ├── InvalidToken         an access token that is not ours, or not for this
+    │   ├── ExpiredToken
+    │   └── RevokedToken     or its grant, its client, its user
+    └── WrongNetwork         a good key, shown from where it may not be used
     MissingScope             a good credential that may not do this (names `scope`)
     AuthUnavailable          the credential cannot be checked at the moment
 """
@@ -52,6 +53,10 @@ class ExpiredToken(InvalidToken):
 
 class RevokedToken(InvalidToken):
     pass
+
+
+class WrongNetwork(AuthError):
+    public_message = "Your request's IP address is not on the allowlist of this API key."
 
 
 class MissingScope(Exception):

@@ -1,7 +1,8 @@
 """Which replica is asked first, and which ones after it.
 
 Above: `inference` (order, report), `routes` (resolve, routes), readiness. Below: the replicas.
-Knows no request: who asks, and what for, makes no difference here.
+Knows no request: what is asked for makes no difference here, and who asks only to which models
+there are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 
 from gateway.fleet.errors import UnknownModel
 from gateway.fleet.replica import Replica
+from gateway.principal import Principal
 from gateway.wire.from_openai import ModelKind
 
 COOL_DOWN_MIN_S = 1.0
@@ -48,10 +50,10 @@ class Fleet:
     def routes(self) -> Sequence[Route]:
         return tuple(self._routes.values())
 
-    def resolve(self, model: str) -> Route:
-        """Raises UnknownModel."""
+    def resolve(self, model: str, principal: Principal) -> Route:
+        """Raises UnknownModel, for what is not served and for what it may not use alike."""
         route = self._routes.get(model)
-        if route is None:
+        if route is None or not principal.may_use(model):
             raise UnknownModel(
                 f"The model `{model}` does not exist or you do not have access to it.",
                 param="model",

@@ -8,6 +8,8 @@ from litestar.connection import ASGIConnection
 
 from gateway.audit.log import Actor
 from gateway.auth.policy import SCOPES
+from gateway.client_address import client_address
+from gateway.networks import Address
 from gateway.principal import Principal
 from gateway.routes.envelope import REQUEST_ID
 from gateway.services import Services
@@ -22,6 +24,13 @@ def needs(scope: str) -> dict[str, Any]:
     return {SCOPE: scope}
 
 
+def address_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Address | None:
+    """Where the request came from; None where nobody who is trusted says so."""
+    scope = connection.scope
+    peer = scope["client"][0] if scope["client"] else None
+    return client_address(peer, scope["headers"], services(connection).trusted_proxies)
+
+
 def services(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
     return cast(Services, connection.app.state.services)
 
@@ -29,11 +38,11 @@ def services(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
 def actor_of(request: ASGIConnection[Any, Principal, Any, Any]) -> Actor:
     """Who asks, for the audit log: the credential, and whom it acts for."""
     principal = request.user
-    address = request.client
+    address = address_of(request)
     return Actor(
         kind="api_key" if principal.kind == "key" else "client",
         id=principal.key_id,
-        ip=None if address is None else address.host,
+        ip=None if address is None else str(address),
         request_id=request.scope.get("state", {}).get(REQUEST_ID),
         on_behalf_of=principal.user_id or principal.service_account_id,
     )

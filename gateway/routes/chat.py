@@ -36,7 +36,7 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
     state = request.scope["state"]
     state[MODEL] = peeked.model
     meter = RequestMeter(found.telemetry, peeked.model)
-    route = found.desk.fleet.resolve(peeked.model)
+    route = found.desk.fleet.resolve(peeked.model, request.user)
     generate = from_openai(body, route.kind)
     request_id = state[REQUEST_ID]
     completion_id = "chatcmpl-" + request_id.removeprefix("req_")

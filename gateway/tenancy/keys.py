@@ -13,7 +13,7 @@ import hmac
 import re
 import secrets
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,6 +29,7 @@ from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.key_owners import owner_is_active, role_of_owner, with_owners
 from gateway.tenancy.plans import LIMITS
+from gateway.tenancy.restrictions import ModelPermissions, narrowed
 from gateway.tenancy.tables import (
     MAX_PAGE,
     api_keys,
@@ -63,9 +64,18 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     last_four: str
     scopes: list[str]
     plan: str | None
+    models: list[str] | None = None
+    ip_ranges: list[str] | None = None
+    tokens_per_minute: int | None = None
+    requests_per_minute: int | None = None
+    max_concurrent_streams: int | None = None
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    last_used_at: datetime | None = None
+    previous_hint: str | None = None
+    """Of the secret before this one, good until `previous_expires_at`."""
+    previous_expires_at: datetime | None = None
 
     @property
     def hint(self) -> str:
@@ -93,8 +103,15 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     owner_active: bool
     """Whose it is may use the project; a key that is nobody's is active."""
     key_plan: Plan
+    """With the key's own limits."""
     project_plan: Plan
     org_plan: Plan
+    expires_at: datetime | None
+    """The key, or the secret that was looked up, if that one was rotated away."""
+    hint: str
+    """Of the secret that was looked up."""
+    is_operator: bool
+    project_models: ModelPermissions
 
 
 def hash_key(pepper: bytes, key: str) -> str:
@@ -224,31 +241,52 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
     columns = [
         *_public_columns(),
         api_keys.c.key_hash,
+        api_keys.c.previous_hash,
         archived.label("archived"),
         role_of_owner().label("role"),
         owner_is_active().label("owner_active"),
+        orgs.c.is_operator,
+        projects.c.models_mode.label("project_mode"),
+        projects.c.models.label("project_models"),
     ]
     for owner, plan in limits.items():
         columns += [plan.c[field].label(f"{owner}_{field}") for field in ("name", *LIMITS)]
     found = sa.select(*columns).select_from(joined)
-    found = found.where(api_keys.c.key_hash == key_hash, api_keys.c.pepper_id == pepper_id)
-    row = (await conn.execute(found)).one_or_none()
-    if row is None:
-        return None
-    values = row._mapping
+    known = [
+        sa.and_(of_hash == key_hash, of_pepper == pepper_id)
+        for of_hash, of_pepper in (
+            (api_keys.c.key_hash, api_keys.c.pepper_id),
+            (api_keys.c.previous_hash, api_keys.c.previous_pepper_id),
+        )
+    ]
+    row = (await conn.execute(found.where(sa.or_(*known)))).one_or_none()
+    return None if row is None else _to_record(row._mapping, key_hash)
+
+
+def _to_record(values: Mapping[str, Any], key_hash: str) -> KeyRecord:
+    """`key_hash`: the one that was looked up."""
 
     def plan_of(owner: str) -> Plan:
         if values[f"{owner}_name"] is None:
             return UNLIMITED
         return Plan(**{field: values[f"{owner}_{field}"] for field in ("name", *LIMITS)})
 
+    key = KeyRow(**{field: values[field] for field in KeyRow.__struct_fields__})
+    rotated_away = values["previous_hash"] == key_hash
+    ends = [key.expires_at, key.previous_expires_at if rotated_away else None]
     return KeyRecord(
-        row=KeyRow(**{field: values[field] for field in KeyRow.__struct_fields__}),
-        key_hash=values["key_hash"],
+        row=key,
+        key_hash=values["previous_hash"] if rotated_away else values["key_hash"],
         archived=values["archived"],
         role=values["role"],
         owner_active=values["owner_active"],
-        key_plan=plan_of("key"),
+        key_plan=narrowed(plan_of("key"), {limit: values[limit] for limit in LIMITS}),
         project_plan=plan_of("project"),
         org_plan=plan_of("org"),
+        expires_at=min((end for end in ends if end is not None), default=None),
+        hint=(key.previous_hint or key.hint) if rotated_away else key.hint,
+        is_operator=values["is_operator"],
+        project_models=ModelPermissions(
+            mode=values["project_mode"], models=values["project_models"] or []
+        ),
     )

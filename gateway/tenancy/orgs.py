@@ -22,6 +22,8 @@ class Org(msgspec.Struct, frozen=True, kw_only=True):
     plan: str | None
     is_operator: bool
     """It runs the installation."""
+    cors_origins: list[str]
+    """Of web pages whose browsers may call with its keys."""
     created_at: datetime
     archived_at: datetime | None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 import sqlalchemy as sa
@@ -21,6 +22,9 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     name: str
     plan: str | None
+    models_mode: Literal["allow_list", "deny_list"] | None
+    """What `models` is; None: all models may be used."""
+    models: list[str] | None
     created_at: datetime
     archived_at: datetime | None
 

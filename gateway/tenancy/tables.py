@@ -52,6 +52,7 @@ orgs = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     _plan(),
     sa.Column("is_operator", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("cors_origins", ARRAY(sa.Text), nullable=False, server_default="{}"),
     _moment("created_at", nullable=False),
     _moment("archived_at"),
     sa.Index(
@@ -66,6 +67,8 @@ projects = sa.Table(
     sa.Column("org_id", sa.Text, sa.ForeignKey("orgs.id"), nullable=False),
     sa.Column("name", sa.Text, nullable=False),
     _plan(),
+    sa.Column("models_mode", sa.Text, nullable=True),
+    sa.Column("models", ARRAY(sa.Text), nullable=True),
     _moment("created_at", nullable=False),
     _moment("archived_at"),
     sa.UniqueConstraint("org_id", "id", name="projects_org_id_id"),
@@ -93,9 +96,20 @@ api_keys = sa.Table(
     sa.Column("last_four", sa.Text, nullable=False),
     sa.Column("scopes", ARRAY(sa.Text), nullable=False),
     _plan(),
+    sa.Column("models", ARRAY(sa.Text), nullable=True),
+    sa.Column("ip_ranges", ARRAY(sa.Text), nullable=True),
+    sa.Column("tokens_per_minute", sa.BigInteger, nullable=True),
+    sa.Column("requests_per_minute", sa.BigInteger, nullable=True),
+    sa.Column("max_concurrent_streams", sa.BigInteger, nullable=True),
     _moment("created_at", nullable=False),
     _moment("expires_at"),
     _moment("revoked_at"),
+    _moment("last_used_at"),
+    # The secret before this one, while both are good.
+    sa.Column("previous_hash", sa.Text, nullable=True),
+    sa.Column("previous_pepper_id", sa.Text, nullable=True),
+    sa.Column("previous_hint", sa.Text, nullable=True),
+    _moment("previous_expires_at"),
     # Of a user or of a service account, or of neither.
     sa.ForeignKeyConstraint(
         ["org_id", "user_id"], ["users.org_id", "users.id"], name="api_keys_user"
@@ -109,6 +123,7 @@ api_keys = sa.Table(
     sa.ForeignKeyConstraint(
         ["org_id", "project_id"], ["projects.org_id", "projects.id"], name="api_keys_of_project"
     ),
+    sa.UniqueConstraint("previous_hash", "previous_pepper_id", name="api_keys_previous_hash"),
 )
 
 idempotency_keys = sa.Table(

@@ -8,10 +8,11 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -71,15 +72,9 @@ async def make_key(db: AsyncEngine, *, expires_at: datetime | None = None) -> Cr
 
 @asynccontextmanager
 async def authenticating(
-    db: AsyncEngine,
-    store: redis.asyncio.Redis,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    wall_clock: Callable[[], float] = time.time,
+    db: AsyncEngine, store: redis.asyncio.Redis, **options: Any
 ) -> AsyncIterator[Authenticator]:
-    authenticator = Authenticator(
-        db=db, redis=store, pepper=PEPPER, pepper_id=PEPPER_ID, clock=clock, wall_clock=wall_clock
-    )
+    authenticator = Authenticator(db=db, redis=store, pepper=PEPPER, pepper_id=PEPPER_ID, **options)
     await authenticator.start()
     yield authenticator
     await authenticator.close()

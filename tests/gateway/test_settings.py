@@ -162,6 +162,8 @@ MISTAKES = [
     ("[plan.free]\ntokens_per_minute = -1", "plan.free.tokens_per_minute: expected `int` >= 0"),
     ("[engine]\ndtyp = 'x'", "tollgate.toml: engine.dtyp: unknown key"),
     ("[engine]\ndtype = 'float8'", "tollgate.toml: engine.dtype: invalid enum value 'float8'"),
+    ("trusted_proxies = ['10.0.0.1/8']", "trusted_proxies[0]: 10.0.0.1/8 has host bits set"),
+    ("trusted_proxies = ['::1', 'lb']", "trusted_proxies[1]: 'lb' does not appear to be an IP"),
     ("price_books = [1]", "tollgate.toml: price_books[0]: expected a path"),
     ("redis_url = '127.0.0.1'", "redis_url: expected a URL such as 'redis://"),
     ("database_url = 'mysql://h/d'", "tollgate.toml: database_url: Postgres only, not 'mysql'"),
@@ -276,8 +278,9 @@ def test_database_urls_as_people_write_them(scheme: str) -> None:
 
 
 def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
-    write(FROM_THE_ISSUE + "\n")
+    write("trusted_proxies = ['10.0.0.0/8', '::1']\n" + FROM_THE_ISSUE + "\n")
     found = load({}, {"TOLLGATE_REDIS_URL": "redis://:secret@h:1/0"})
+    assert found.trusted_proxies == ("10.0.0.0/8", "::1")
     path = tmp_path / "settings.json"
     for _ in range(2):
         save(found, path)

@@ -6,11 +6,15 @@ import random
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.fleet.errors import UnknownModel
 from gateway.fleet.replica import ReplicaHealth
 from gateway.fleet.router import COOL_DOWN_MAX_S, Fleet, Route
+from gateway.principal import Principal
+
+ANYBODY = Principal(org_id="o", project_id="p", key_id="k", key_hint="", scopes=frozenset())
 
 
 class Place:
@@ -54,11 +58,42 @@ def names(fleet: Fleet, route: Route) -> list[str]:
 
 def test_models_by_name() -> None:
     fleet, route, _ = fleet_of(Place("a"))
-    assert fleet.resolve("m") is route
+    assert fleet.resolve("m", ANYBODY) is route
     assert fleet.routes == (route,)
     with pytest.raises(UnknownModel) as caught:
-        fleet.resolve("nope")
+        fleet.resolve("nope", ANYBODY)
     assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "denied", "may"),
+    [
+        (None, set(), True),
+        ({"m", "n"}, set(), True),
+        ({"n"}, set(), False),
+        (set(), set(), False),
+        (None, {"m"}, False),
+        ({"m"}, {"m"}, False),
+        (None, {"n"}, True),
+    ],
+)
+def test_what_a_caller_may_not_use_is_as_good_as_unknown(
+    allowed: set[str] | None, denied: set[str], may: bool
+) -> None:
+    fleet, route, _ = fleet_of(Place("a"))
+    caller = msgspec.structs.replace(
+        ANYBODY,
+        allowed_models=None if allowed is None else frozenset(allowed),
+        denied_models=frozenset(denied),
+    )
+    if may:
+        assert fleet.resolve("m", caller) is route
+        return
+    with pytest.raises(UnknownModel) as refused:
+        fleet.resolve("m", caller)
+    with pytest.raises(UnknownModel) as unknown:
+        fleet.resolve("nope", caller)
+    assert refused.value.message.replace("`m`", "`nope`") == unknown.value.message
 
 
 def test_the_first_is_drawn_by_weight_and_the_rest_follow() -> None:

@@ -1,0 +1,96 @@
+"""When each API key was last used: noted in the process, written now and then by one statement.
+
+Above: `api_keys` notes, `app` starts and closes. Below: Postgres, as the system's role. Nothing is
+written while a request waits: noting is one entry in a bounded dict. What is noted and not yet
+written is lost by a kill -9; then a key seems unused since up to `FLUSH_INTERVAL_S` before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.db import DATABASE_ERRORS
+from gateway.tasks import end
+
+log = logging.getLogger(__name__)
+
+FLUSH_INTERVAL_S = 15.0
+FLUSH_TIMEOUT_S = 5.0
+MAX_NOTED = 16_384
+"""Keys between two flushes; of more, the ones that came last are not noted."""
+FLUSH = sa.text(
+    # Locked in the order of their ids: processes that flush at once never wait in a circle.
+    """
+    WITH later AS (
+        SELECT api_keys.id, noted.at
+        FROM api_keys JOIN unnest(:ids, :moments) AS noted (id, at) ON api_keys.id = noted.id
+        WHERE api_keys.last_used_at IS NULL OR api_keys.last_used_at < noted.at
+        ORDER BY api_keys.id FOR NO KEY UPDATE OF api_keys
+    )
+    UPDATE api_keys SET last_used_at = later.at FROM later WHERE api_keys.id = later.id
+    """
+).bindparams(
+    sa.bindparam("ids", type_=ARRAY(sa.Text)),
+    sa.bindparam("moments", type_=ARRAY(sa.TIMESTAMP(timezone=True))),
+)
+
+
+class LastUsed:
+    """One per process. `wall_clock`: Unix seconds."""
+
+    def __init__(
+        self,
+        db: AsyncEngine,
+        *,
+        interval_s: float = FLUSH_INTERVAL_S,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._db = db
+        self._interval_s = interval_s
+        self._wall_clock = wall_clock
+        self._noted: dict[str, float] = {}
+        self._flushing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._flushing = asyncio.create_task(self._flush_forever(), name="last used")
+
+    async def close(self) -> None:
+        """Writes what is left, if Postgres takes it in time."""
+        if self._flushing is not None:
+            await end(self._flushing)
+            self._flushing = None
+        await self.flush()
+
+    def note(self, key_id: str) -> None:
+        noted = self._noted
+        if key_id in noted or len(noted) < MAX_NOTED:
+            noted[key_id] = self._wall_clock()
+
+    async def flush(self) -> None:
+        """What Postgres does not take is kept for the next time."""
+        noted, self._noted = self._noted, {}
+        if not noted:
+            return
+        ids = list(noted)
+        moments = [datetime.fromtimestamp(noted[each], tz=UTC) for each in ids]
+        try:
+            async with asyncio.timeout(FLUSH_TIMEOUT_S), self._db.begin() as conn:
+                await conn.execute(FLUSH, {"ids": ids, "moments": moments})
+        except DATABASE_ERRORS as error:
+            log.warning("last use of %d keys not written (%s)", len(ids), type(error).__name__)
+            later = [key_id for key_id in ids if key_id not in self._noted]
+            for key_id in later[: MAX_NOTED - len(self._noted)]:
+                self._noted[key_id] = noted[key_id]
+
+    async def _flush_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.flush()
