@@ -23,6 +23,8 @@ Above: `moe.py`, whose `Stack` says how weights lie. Below: `triton_tiles.py`.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -380,7 +382,8 @@ _DEFAULTS = {
 
 
 def _aot_products() -> list[AotCase]:
-    """Experts in bfloat16, int8 (as Mixtral's), float8 blocks (as Qwen3's) and int4."""
+    """Experts in bfloat16, int8, float8 blocks (as Qwen3's are published) and int4, with the two of
+    a token that Mixtral takes and the eight that Qwen3 does."""
     kinds: dict[str, tuple[dict[str, str], dict[str, int]]] = {
         "dense": ({"values": "*bf16"}, {"KIND": 0, "BLOCK_K": 64}),
         "int8": ({"values": "*i8"}, {"KIND": 1, "BLOCK_K": 64}),
@@ -416,21 +419,14 @@ def _aot_products() -> list[AotCase]:
         for shape_class, config in _DEFAULTS.items():
             if shape_class.endswith("scaled") != (kind in ("fp8", "int4")):
                 continue
-            for gated in (True, False):
-                constexprs = {
-                    "GATED": gated,
-                    "TOP_K": 8,
-                    "ROWS": 1,
-                    "COLUMNS": 0,
-                    "BITS": 8,
-                    **form,
-                }
+            for top_k, gated in itertools.product((2, 8), (True, False)):
+                fixed = {"GATED": gated, "TOP_K": top_k, "ROWS": 1, "COLUMNS": 0, "BITS": 8}
                 listed.append(
                     AotCase.launched(
-                        f"experts_{kind}_{shape_class}_{'gated' if gated else 'down'}",
+                        f"experts_{kind}_{shape_class}_k{top_k}_{'gated' if gated else 'down'}",
                         experts_kernel,
                         pointers | types | sizes,
-                        constexprs,
+                        fixed | form,
                         config,
                     )
                 )

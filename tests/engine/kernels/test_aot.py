@@ -11,17 +11,15 @@ from pathlib import Path
 import pytest
 
 from bench.kernel_resources import ALLOWED_SPILLS, CAPABILITIES, spilled
+from bench.record import RESULTS
 from engine.kernels import aot
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = aot.modules()
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="ptxas comes with triton on Linux only"),
-]
 
-
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ptxas comes with triton on Linux only")
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("module", MODULES)
 def test_kernels_compile_and_do_not_spill(module: str, capability: int) -> None:
@@ -42,6 +40,18 @@ def test_kernels_compile_and_do_not_spill(module: str, capability: int) -> None:
     # All of a module's kernels may need float8, which Ampere's instructions do not know.
     assert found or capability < aot.FP8_CAPABILITY, "a module lists what is served in AOT"
     assert spilled(found, capability) == []
+
+
+def test_the_record_has_the_cases_that_are_served() -> None:
+    """Nothing is compiled: names alone, of `python -m bench.kernel_resources`'s last run."""
+    pytest.importorskip("triton")
+    recorded = json.loads((RESULTS / "kernels-aot.json").read_text())["kernels"]
+    served = [case for module in MODULES for case in aot.cases(module)]
+    names = [case.name for case in served]
+    assert len(set(names)) == len(names), "two cases of a name would be recorded as one"
+    for capability in CAPABILITIES:
+        wanted = {case.name for case in served if case.runs_on(capability)}
+        assert set(recorded[f"sm_{capability}"]) == wanted
 
 
 def test_spills_are_named() -> None:
