@@ -13,7 +13,7 @@ import hmac
 import re
 import secrets
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -263,7 +263,7 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
     return None if row is None else _to_record(row._mapping, key_hash)
 
 
-def _to_record(values: Mapping[str, Any], key_hash: str) -> KeyRecord:
+def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
     """`key_hash`: the one that was looked up."""
 
     def plan_of(owner: str) -> Plan:
