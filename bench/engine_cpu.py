@@ -1,14 +1,15 @@
 """Tokens per second of the engine on a processor, against every other engine that is installed.
 
 `python -m bench.engine_cpu`: a model of the shape of SmolLM2-135M with random weights, in bfloat16,
-float32 and int8, and a model of 15 M parameters in float32. For each: a prefill of 512 tokens,
-decodes of 1, 8 and 32 sequences, and 64 mixed requests (prompts of 32-512, answers of 16-256
-tokens), greedy, EOS ignored; and the mixed requests as a burst, with the times of their tokens.
-The machine's load before and after is recorded: on a busy one ratios hold better than rates.
+with int8 weights beside it, and in float32, and a model of 15 M parameters in float32. For each: a
+prefill of 512 tokens, decodes of 1, 8 and 32 sequences, and 64 mixed requests (prompts of 32-512,
+answers of 16-256 tokens), greedy, EOS ignored; and the mixed requests as a burst, with the times of
+their tokens. The machine's load before and after is recorded: on a busy one ratios hold better than
+rates.
 
 The roofline beside them is computed (`bench/cpu_roofline.py`), and nobody reaches it. A decode's
-rate is that of the answers' tokens after the first: the time of requests for one token
-is subtracted. The engines take turns, and each figure is the median of its turns.
+rate is that of the answers' tokens after the first: the time of requests for one token is
+subtracted. The engines take turns, and each figure is the median of its turns.
 """
 
 from __future__ import annotations
@@ -39,7 +40,14 @@ PROMPT, ANSWER, NUM_MIXED = 128, 129, 64
 ITL_TARGET_S = 0.2
 SETTLE_S = 0.5
 """Before each measurement, so that the threads of the engine before it have gone to sleep."""
-PEERS = ("static_transformers", "openvino_genai", "llama_cpp", "vllm")
+PEERS = (
+    "static_transformers",
+    "continuous_transformers",
+    "openvino_genai",
+    "llama_cpp",
+    "vllm",
+)
+INT8 = "ours in int8"
 OWN_PROCESS = ("vllm",)
 """Peers whose processor's time is not this process's: `--cpu-time` leaves them out."""
 MEASURES = ("prefill 512", "decode 1", "decode 8", "decode 32", "mixed")
@@ -168,11 +176,10 @@ def burst(engine: Ours) -> dict[str, float]:
     return found
 
 
-def compare_int8(result: dict[str, Any]) -> dict[str, float]:
+def compare_int8(table: dict[str, Any]) -> dict[str, float]:
     """What int8 weights gain, by measure."""
-    wide, narrow = (result[model]["tokens_per_s"] for model in ("bfloat16", "int8"))
-    gain = {what: round(narrow[what]["ours"] / wide[what]["ours"], 2) for what in narrow}
-    print(f"int8 over bfloat16: {gain}")
+    gain = {what: round(row[INT8] / row["ours"], 2) for what, row in table.items()}
+    print(f"  int8 over bfloat16: {gain}")
     return gain
 
 
@@ -228,7 +235,7 @@ def peers(folder: Path, dtype: str, wanted: Sequence[str], openvino: Path | None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--models", nargs="*", default=["bfloat16", "int8", "float32", "15M"])
+    parser.add_argument("--models", nargs="*", default=["bfloat16", "float32", "15M"])
     parser.add_argument("--measures", nargs="*", default=MEASURES)
     parser.add_argument("--peers", nargs="*", default=PEERS)
     parser.add_argument("--openvino", type=Path, help="the model of 135 M, converted")
@@ -251,30 +258,29 @@ def main() -> None:
     result["load_average"] = [os.getloadavg()[0]]
     for model in arguments.models:
         shape = SMALL_15M if model == "15M" else SMOLLM2_135M
-        dtype = "bfloat16" if model in ("bfloat16", "int8") else "float32"
+        dtype = "bfloat16" if model == "bfloat16" else "float32"
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             build_checkpoint(folder, shape, dtype)
-            asked = {"quantization": "int8"} if model == "int8" else {}
-            ours = Ours(folder, dtype, **asked)
+            ours = Ours(folder, dtype)
             print(f"{model}: started in {ours.start_s:.2f} s")
-            ours.run(alike(4, 64, 4, seed=-1))
-            overhead = overhead_s(ours, 32)  # alone, as it is served
-            engines: dict[str, Engine] = {"ours": ours}
-            if model in ("bfloat16", "float32", "15M"):
-                openvino = None if model == "15M" else arguments.openvino
-                engines |= peers(folder, dtype, wanted, openvino)
             found: dict[str, Any] = {"start_s": round(ours.start_s, 2)}
-            best = None if model == "int8" else Roofline.measure(shape, dtype)
+            ours.run(alike(4, 64, 4, seed=-1))
+            found["overhead_s_32"] = overhead_s(ours, 32)  # alone, as it is served
+            engines: dict[str, Engine] = {"ours": ours}
+            if model == "bfloat16":
+                engines[INT8] = Ours(folder, dtype, quantization="int8")
+            openvino = None if model == "15M" else arguments.openvino
+            engines |= peers(folder, dtype, wanted, openvino)
+            best = Roofline.measure(shape, dtype)
             found["tokens_per_s"] = compare(
                 engines, arguments.measures, arguments.turns, clock, best
             )
-            found["overhead_s_32"] = overhead
+            if model == "bfloat16":
+                found["int8_over_bfloat16"] = compare_int8(found["tokens_per_s"])
             if model == "bfloat16" and not arguments.no_burst:
                 found["burst"] = burst(Ours(folder, dtype, itl_target_s=ITL_TARGET_S))
             result[model] = found
-    if {"bfloat16", "int8"} <= result.keys():
-        result["int8_over_bfloat16"] = compare_int8(result)
     result["load_average"].append(os.getloadavg()[0])
     if not arguments.dry:
         threads = arguments.threads
