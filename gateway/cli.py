@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from gateway.cli_audit import audit
 from gateway.cli_tenancy import all_orgs, orgs, projects, show_header
 from gateway.command import (
     FOLDER,
@@ -179,6 +180,7 @@ def migrate(**flags: Flags) -> None:
     run(work())
 
 
+tollgate.add_command(audit)
 tollgate.add_command(orgs)
 tollgate.add_command(projects)
 

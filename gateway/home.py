@@ -41,6 +41,7 @@ class Home:
         self.lock = self.root / "lock"
         self.secret = self.root / "secret.json"
         self.credentials = self.root / "credentials.json"
+        self.audit_witness = self.root / "audit_witness.json"
         self.commits = self.root / "commits.json"
         self.worker_settings = self.run / "settings.json"
         self.metrics = self.run / "metrics"
