@@ -42,13 +42,16 @@ from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream import UpstreamReplica
 from gateway.home import Home
+from gateway.idempotency_keys import IdempotencyKeys, answer_keys
 from gateway.inference import Desk, drain
 from gateway.limits.limiter import Limiter
 from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.routes import chat, health, models, organization
 from gateway.routes.counted import Counted
-from gateway.routes.envelope import Envelope
+from gateway.routes.envelope import REQUEST_ID, Envelope
+from gateway.routes.idempotency import Idempotent, claim_key
+from gateway.routes.problem import encode_face
 from gateway.routes.schema import openapi_config
 from gateway.secret import Secret
 from gateway.served_models import ModelConfig
@@ -81,6 +84,7 @@ def create_app(
             services = await open_services(settings, stack, worker_id=worker_id, metrics=metrics)
             app.state.services = services
             services.desk.tasks.spawn(services.observe_forever(), name="observe")
+            services.desk.tasks.spawn(services.idempotency_keys.sweep_forever(), name="sweep")
             app.state.begin_drain = partial(begin_drain, services, settings.drain_timeout_s)
             yield
 
@@ -88,6 +92,7 @@ def create_app(
         route_handlers=[*health.routes, *models.routes, *chat.routes, *organization.routes],
         lifespan=[lifespan],
         guards=[authenticate],
+        before_request=claim_key,
         exception_handlers={Exception: refuse},
         request_max_body_size=settings.max_body_bytes,
         openapi_config=openapi_config(),
@@ -95,7 +100,7 @@ def create_app(
         logging_config=None,
     )
     app.state.begin_drain = lambda: None
-    app.asgi_handler = Counted(Envelope(app.asgi_handler))
+    app.asgi_handler = Counted(Envelope(Idempotent(app.asgi_handler)))
     return app
 
 
@@ -106,14 +111,10 @@ def begin_drain(services: Services, timeout_s: float) -> None:
     services.desk.tasks.spawn(drain(services.desk, timeout_s), name="drain")
 
 
-def refuse(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    face = to_face(error)
-    return Response(
-        face.encode(),
-        status_code=face.status,
-        headers=face.headers,
-        media_type="application/json",
-    )
+def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    face, scope = to_face(error), request.scope
+    body, media_type = encode_face(face, scope["path"], scope.get("state", {}).get(REQUEST_ID))
+    return Response(body, status_code=face.status, headers=face.headers, media_type=media_type)
 
 
 async def open_services(
@@ -168,6 +169,7 @@ async def open_services(
         telemetry=telemetry,
         readiness=Readiness(fleet=fleet, redis=store, spool=spool),
         authenticator=authenticator,
+        idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, keys=answer_keys(secret)),
         db=db,
         system_db=system_db,
         spool=spool,

@@ -17,6 +17,11 @@
     RateLimited                        429     tokens | requests       rate_limit_exceeded
     LimiterUnavailable, NotAccepting   503     server_error            service_unavailable
     EncodedBody                        415     invalid_request_error   unsupported_content_encoding
+    RequestConflict                    412, 409, 422  invalid_request_error  its own
+    tenancy: InvalidField              400     invalid_request_error   (null)
+    tenancy: NotFound                  404     invalid_request_error   not_found
+    tenancy: NameTaken                 409     invalid_request_error   name_taken
+    tenancy: ChangeNotAnnounced        503     server_error            service_unavailable
     litestar: HTTPException            its own
     anything else                      500     server_error            (null)
 
@@ -29,6 +34,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import ClassVar
 
 import msgspec
 
@@ -48,6 +54,13 @@ from gateway.fleet.errors import (
 from gateway.inference import NotAccepting, RateLimited
 from gateway.limits.headers import to_headers
 from gateway.limits.limiter import LimiterUnavailable, Refusal
+from gateway.tenancy.errors import (
+    ChangeNotAnnounced,
+    InvalidField,
+    NameTaken,
+    NotFound,
+    TenancyError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +69,50 @@ RETRY_LATER_S = 1.0
 
 class EncodedBody(Exception):
     """A request body in a content coding: nothing is decompressed here."""
+
+
+class RequestConflict(Exception):
+    """What a client said about the state, in a header, does not hold.
+
+    RequestConflict
+    ├── PreconditionFailed    the thing is no longer the one that If-Match names
+    ├── RequestInFlight       the first request with this Idempotency-Key has not ended
+    ├── OtherRequest          this Idempotency-Key was another request's
+    └── AnswerLost            that request was carried out; what it answered is gone
+    """
+
+    status: ClassVar[int] = 409
+    code: ClassVar[str]
+    message: ClassVar[str]
+    param: ClassVar[str] = "Idempotency-Key"
+    retry: ClassVar[bool] = False
+
+
+class PreconditionFailed(RequestConflict):
+    status = 412
+    code = "precondition_failed"
+    message = "It has been changed since: read it again, and send its new ETag in 'If-Match'."
+    param = "If-Match"
+
+
+class RequestInFlight(RequestConflict):
+    code = "idempotency_in_flight"
+    message = "A request with this 'Idempotency-Key' has not ended yet; try again shortly."
+    retry = True
+
+
+class OtherRequest(RequestConflict):
+    status = 422
+    code = "idempotency_key_reused"
+    message = "This 'Idempotency-Key' was used for another request."
+
+
+class AnswerLost(RequestConflict):
+    code = "idempotency_answer_lost"
+    message = (
+        "The request with this 'Idempotency-Key' was carried out, but its answer was lost: look for"
+        " what it made."
+    )
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +202,10 @@ def to_face(error: Exception) -> Face:
             return face(415, message, INVALID, code=code, param="Content-Encoding", headers=headers)
         case BadField() | ReplicaUnavailable() | UpstreamRefused() | ReplicaLost():
             return from_fleet(error)
+        case RequestConflict():
+            return from_conflict(error)
+        case TenancyError():
+            return from_tenancy(error)
         case _:
             return from_anything(error)
 
@@ -180,6 +241,33 @@ def from_fleet(error: Exception) -> Face:
         case _:
             log.warning("replica lost: %s", error)
             return face(500, "The model stopped before the answer was complete.", SERVER)
+
+
+def from_conflict(error: RequestConflict) -> Face:
+    headers = retry_headers(RETRY_LATER_S) if error.retry else {"x-should-retry": "false"}
+    return face(
+        error.status, error.message, INVALID, code=error.code, param=error.param, headers=headers
+    )
+
+
+def from_tenancy(error: TenancyError) -> Face:
+    """Their texts name the caller's own fields and values."""
+    match error:
+        case NotFound():
+            return face(404, capital(error.message), INVALID, code="not_found", param=error.field)
+        case NameTaken():
+            return face(409, capital(error.message), INVALID, code="name_taken", param=error.field)
+        case ChangeNotAnnounced():
+            return unavailable("The change is saved, but not every worker knows yet; repeat it.")
+        case InvalidField():
+            message = f"Invalid value for '{error.field}': {error.message}."
+            return face(400, message, INVALID, param=error.field)
+        case _:
+            return from_anything(error)
+
+
+def capital(message: str) -> str:
+    return f"{message[:1].upper()}{message[1:]}."
 
 
 def refused(refusal: Refusal) -> Face:

@@ -13,6 +13,7 @@ from billing.spool import Spool
 from billing.worker import Shipper
 from engine.client import Engine
 from gateway.auth.api_keys import Authenticator
+from gateway.idempotency_keys import IdempotencyKeys
 from gateway.inference import Desk
 from gateway.networks import Networks
 from gateway.readiness import Readiness
@@ -27,6 +28,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: Telemetry
     readiness: Readiness
     authenticator: Authenticator
+    idempotency_keys: IdempotencyKeys
     db: AsyncEngine
     """Of the tenants: shows the rows of the org that `gateway.db.tenant` named."""
     system_db: AsyncEngine

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
@@ -61,9 +62,14 @@ class CostsQuery(Query):
     line_items: Filter = []
 
 
-LISTS = frozenset({"group_by", "project_ids", "api_key_ids", "user_ids", "models", "line_items"})
+Q = TypeVar("Q", bound=msgspec.Struct)
 
-Q = TypeVar("Q", UsageQuery, CostsQuery)
+
+@cache
+def lists_of(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The parameters that may be given several times: they are lists, empty by default."""
+    fields = msgspec.structs.fields(kind)
+    return frozenset(each.encode_name for each in fields if each.default_factory is list)
 
 
 def parse_usage_query(query_string: str) -> UsageQuery:
@@ -77,6 +83,11 @@ def parse_costs_query(query_string: str) -> CostsQuery:
 
 
 def parse_query(query_string: str, kind: type[Q]) -> Q:
+    """A query of any route of administration: nothing unknown, nothing twice that is no list.
+
+    Raises BadField.
+    """
+    lists = lists_of(kind)
     try:
         pairs = parse_qsl(
             query_string,
@@ -90,12 +101,12 @@ def parse_query(query_string: str, kind: type[Q]) -> Q:
     for written, value in pairs:
         name = written.removesuffix("[]")
         check_text(value, readable(name))
-        if name in LISTS:
+        if name in lists:
             fields.setdefault(name, []).append(value)
         elif name in fields:
             raise BadField(f"Invalid value for '{name}': given more than once.", param=name)
         else:
-            fields[readable(written)] = value
+            fields[readable(written if name in kind.__struct_fields__ else name)] = value
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:

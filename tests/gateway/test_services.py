@@ -88,6 +88,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
         telemetry=Telemetry(models=["penny"]),
         readiness=Readiness(fleet=fleet, redis=redis, spool=spool),
         authenticator=unused,
+        idempotency_keys=unused,
         db=db,
         system_db=db,
         spool=spool,

@@ -1,0 +1,73 @@
+"""Keyset pagination, the one way in which administration lists.
+
+Above: the routes that list. Below: SQLAlchemy's expressions. A page starts behind the id that
+`after` names, never at an offset: rows that come and go meanwhile are neither shown twice nor left
+out. Ids are UUIDv7 behind a prefix, so their order is that of creation.
+
+    query = parse_query(request.url.query, PageQuery)          # gateway.wire.openai_admin
+    async with tenant(db, org_id) as conn:
+        rows = list(await conn.execute(keyset(sa.select(things), things.c.id, query)))
+    return answer(request, to_listing([to_wire(row) for row in rows], query))
+
+`keyset` asks for one row more than the page holds, and `to_listing` cuts it off: that is how it
+knows whether there are more. A query with more parameters extends `PageQuery`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Meta
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 100
+
+Cursor = Annotated[str, Meta(min_length=1, max_length=200)]
+Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
+T = TypeVar("T")
+
+
+class PageQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`?after=ID&limit=20&order=asc`."""
+
+    after: Cursor | None = None
+    limit: Limit = DEFAULT_LIMIT
+    order: Literal["asc", "desc"] = "asc"
+
+
+class Listing(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """OpenAI's `list` object."""
+
+    object: str = "list"
+    data: Sequence[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def keyset(
+    statement: sa.Select[Any], column: sa.ColumnElement[str], query: PageQuery
+) -> sa.Select[Any]:
+    """The rows of the page, and one more where there is one. `column` is unique."""
+    backwards = query.order == "desc"
+    if query.after is not None:
+        statement = statement.where(column < query.after if backwards else column > query.after)
+    ordered = statement.order_by(column.desc() if backwards else column.asc())
+    return ordered.limit(query.limit + 1)
+
+
+def to_listing(
+    items: Sequence[T], query: PageQuery, id_of: Callable[[T], str] = attrgetter("id")
+) -> Listing[T]:
+    """`items`: what `keyset` found, as clients see it."""
+    data = items[: query.limit]
+    return Listing(
+        data=data,
+        first_id=id_of(data[0]) if data else None,
+        last_id=id_of(data[-1]) if data else None,
+        has_more=len(items) > query.limit,
+    )

@@ -1,0 +1,60 @@
+"""RFC 9457 problem details, which our own `/v1/admin/...` speaks; `/v1/organization/...` speaks
+OpenAI's shape.
+
+Above: `app.refuse`. Below: `gateway.errors`, whose one table says what an error is; here it is only
+written otherwise. A handler has nothing to do: it raises what `gateway.errors` knows.
+
+    {"type": "urn:tollgate:problem:name_taken", "title": "Conflict", "status": 409,
+     "detail": "...", "instance": "urn:tollgate:request:req_...", "code": "name_taken",
+     "param": "name"}
+
+`code` and `param` are extension members (RFC 9457, 3.2): the code of the type, for people who would
+rather not take a URN apart, and the field that is to blame.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+
+from gateway.errors import Face
+
+MEDIA_TYPE = "application/problem+json"
+OURS = "/v1/admin"
+BLANK = "about:blank"
+"""The type of what its status says already (RFC 9457, 4.2.1)."""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    code: str | None = None
+    param: str | None = None
+
+
+def speaks_problems(path: str) -> bool:
+    return path == OURS or path.startswith(OURS + "/")
+
+
+def to_problem(face: Face, request_id: str | None) -> Problem:
+    code = face.body.code
+    return Problem(
+        type=BLANK if code is None else f"urn:tollgate:problem:{code}",
+        title=HTTPStatus(face.status).phrase,
+        status=face.status,
+        detail=face.body.message,
+        instance=None if request_id is None else f"urn:tollgate:request:{request_id}",
+        code=code,
+        param=face.body.param,
+    )
+
+
+def encode_face(face: Face, path: str, request_id: str | None) -> tuple[bytes, str]:
+    """The body and its media type, in the shape that `path` speaks."""
+    if speaks_problems(path):
+        return msgspec.json.encode(to_problem(face, request_id)), MEDIA_TYPE
+    return face.encode(), "application/json"
