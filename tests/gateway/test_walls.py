@@ -44,6 +44,8 @@ HIDDEN = {
     "accounts": "the books of the house speak of all tenants",
     "balances": "the books of the house speak of all tenants",
     "entries": "the books of the house speak of all tenants",
+    "oauth_assertions": "which assertions were shown once, before it is known by whom",
+    "signing_keys": "the installation signs for all tenants",
     "transfers": "the books of the house speak of all tenants",
     "usage_conflicts": "what a person must look at, of whichever tenant",
 }

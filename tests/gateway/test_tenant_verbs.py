@@ -1,0 +1,205 @@
+"""The first wall: every verb that reaches Postgres, called by one tenant with the ids of another,
+finds nothing, changes nothing and says nothing of it; with row security behind it and without.
+
+The verbs are found by looking for them, so a new one is tried by itself. What is asked of it: it
+names its org (`org_id`), and its other parameters have a value in `IDS` or `VALUES`. A verb that
+names no org serves all of them, and says in `SYSTEM` whose it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from redis.asyncio import Redis
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+import gateway
+from gateway.audit.log import Actor
+from gateway.audit.verify import NOWHERE
+from gateway.auth.client_metadata import ClientMetadata
+from gateway.auth.peppers import Peppers
+from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
+from gateway.secret import Secret, SecretKey
+from gateway.tenancy.errors import NotFound
+from tests.gateway.two_tenants import ALICE, MALLORY, id_of, populate
+
+Verb = Callable[..., Awaitable[Any]]
+
+ROOMS = ("tenancy", "auth", "audit")
+SYSTEM = {
+    "audit.verify.verify": "the command line checks the logs of all orgs, or of those it names",
+    "auth.clients.archive_registered": "a client that registered itself is no tenant's",
+    "auth.clients.operator_org": "in whose log what is no tenant's is written",
+    "auth.grants.issue_code": "of the grant that it is given",
+    "auth.grants.redeem_code": "by who has the code, before the tenant is known",
+    "auth.signing_keys.ensure_keys": "signing keys are of the whole installation",
+    "auth.signing_keys.list_keys": "signing keys are of the whole installation",
+    "auth.signing_keys.read_ring": "signing keys are of the whole installation",
+    "auth.signing_keys.revoke": "signing keys are of the whole installation",
+    "auth.signing_keys.rotate": "signing keys are of the whole installation",
+    "tenancy.bootstrap.bootstrap": "the first start, before there is a tenant",
+    "tenancy.changes.changing": "a transaction, not a verb",
+    "tenancy.keys.find_key": "authentication, before it knows the tenant",
+    "tenancy.keys.owner_of_key": "the command line, to learn the tenant",
+    "tenancy.orgs.archive_org": "operators archive tenants",
+    "tenancy.orgs.create_org": "operators make tenants",
+    "tenancy.orgs.find_org": "by the name that people know: the command line, a login",
+    "tenancy.orgs.list_orgs": "operators list tenants",
+    "tenancy.orgs.update_org_plan": "operators give plans",
+    "tenancy.plans.sync_plans": "plans are of the whole installation",
+    "tenancy.tables.check_plan": "plans are of the whole installation",
+}
+"""Verbs that are no tenant's, and whose they are."""
+IDS = {
+    "client_id": id_of("oauth_clients"),
+    "grant_id": id_of("oauth_grants"),
+    "key_id": id_of("api_keys"),
+    "project_id": id_of("projects"),
+    "service_account_id": id_of("service_accounts"),
+    "user_id": id_of("users"),
+}
+"""By parameter, Alice's."""
+VALUES: dict[str, object] = {
+    "action": "project.created",
+    "actor": Actor(kind="system", id="test"),
+    "because": "test",
+    "grace_s": 60,
+    "metadata": ClientMetadata(client_name="taken over"),
+    "name": "taken over",
+    "now": datetime.now(tz=UTC),
+    "pepper": b"p" * 32,
+    "pepper_id": "pepper-1",
+    "peppers": Peppers(Secret(version=1, keys=(SecretKey(id="1", secret="A" * 44),)), "test"),
+    "plan": None,
+    "resources": (),
+    "scopes": ["inference"],
+    "target": "x",
+    "witness": NOWHERE,
+}
+"""Other parameters that have no default."""
+FOREIGN_KEY = "23503"
+"""Postgres: foreign_key_violation."""
+CONNECTIONS = ("AsyncConnection", "AsyncEngine")
+
+
+def modules() -> list[ModuleType]:
+    return [
+        importlib.import_module(each.name)
+        for each in pkgutil.walk_packages(gateway.__path__, "gateway.")
+        if each.name.split(".")[1] in ROOMS
+    ]
+
+
+def reaches_postgres(function: Callable[..., object]) -> bool:
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    return first is not None and str(first.annotation).split(".")[-1] in CONNECTIONS
+
+
+def verbs() -> dict[str, Verb]:
+    """By their names without `gateway.`."""
+    return {
+        f"{module.__name__.removeprefix('gateway.')}.{name}": function
+        for module in modules()
+        for name, function in vars(module).items()
+        if inspect.isfunction(function)
+        and function.__module__ == module.__name__
+        and not name.startswith("_")
+        and reaches_postgres(function)
+    }
+
+
+FOUND = verbs()
+TENANTS = {name: verb for name, verb in FOUND.items() if name not in SYSTEM}
+WITH_IDS = sorted(
+    n for n, verb in TENANTS.items() if {*inspect.signature(verb).parameters} & {*IDS}
+)
+
+
+def test_every_verb_names_its_org_or_says_whom_it_serves() -> None:
+    assert len(TENANTS) >= 6, "they are not found any more"
+    assert set(SYSTEM) <= set(FOUND), "no longer there: drop it from the list"
+    for name, verb in TENANTS.items():
+        assert "org_id" in inspect.signature(verb).parameters, f"{name} names no org"
+
+
+@pytest.fixture(params=[ROLE_TENANT, ROLE_SYSTEM])
+async def pool(request: pytest.FixtureRequest, postgres_url: str) -> AsyncIterator[AsyncEngine]:
+    """With row security behind the verbs, and with their own WHERE alone."""
+    made = create_engine(postgres_url, role=request.param)
+    yield made
+    await made.dispose()
+
+
+async def call(name: str, pool: AsyncEngine, redis: Redis, *, org: str) -> object:
+    """As a route of `org` would, with Alice's ids."""
+    given: dict[str, object] = {"redis": redis, "org_id": org, **IDS, **VALUES}
+    parameters = inspect.signature(TENANTS[name]).parameters
+    async with AsyncExitStack() as stack:
+        positional: list[object] = []
+        named: dict[str, object] = {}
+        for each in parameters.values():
+            kind = str(each.annotation).split(".")[-1]
+            if kind == "AsyncConnection":
+                given[each.name] = await stack.enter_async_context(tenant(pool, org))
+            elif kind == "AsyncEngine":
+                given[each.name] = pool
+            known = each.name in given and (each.name not in VALUES or each.default is each.empty)
+            if not known:
+                assert each.default is not each.empty, f"say in VALUES what {each.name} is"
+                assert not each.name.endswith("_id"), f"say in IDS what {each.name} is"
+            elif each.kind is each.KEYWORD_ONLY:
+                named[each.name] = given[each.name]
+            else:
+                positional.append(given[each.name])
+        return await TENANTS[name](*positional, **named)
+
+
+async def rows_of_alice(db: AsyncEngine, columns: dict[str, str]) -> dict[str, list[str]]:
+    async with db.connect() as conn:
+        return {
+            table: list(
+                await conn.scalars(
+                    sa.text(f"SELECT t::text FROM {table} t WHERE {column} = :org ORDER BY 1"),
+                    {"org": ALICE},
+                )
+            )
+            for table, column in columns.items()
+        }
+
+
+@pytest.mark.parametrize("name", sorted(TENANTS))
+async def test_a_verb_with_another_tenants_ids_finds_nothing_and_changes_nothing(
+    db: AsyncEngine, pool: AsyncEngine, redis: Redis, name: str
+) -> None:
+    columns = await populate(db)
+    before = await rows_of_alice(db, columns)
+    assert all(len(rows) == 1 for rows in before.values())
+    found: object = None
+    try:
+        found = await call(name, pool, redis, org=MALLORY)
+    except NotFound:
+        pass
+    except IntegrityError as error:
+        assert getattr(error.orig, "sqlstate", None) == FOREIGN_KEY, "a reference names the org too"
+    assert ALICE not in repr(found)
+    assert name not in WITH_IDS or not found, f"with Alice's ids it found {found!r}"
+    assert await rows_of_alice(db, columns) == before
+
+
+@pytest.mark.parametrize("name", WITH_IDS)
+async def test_with_ones_own_ids_the_same_call_finds_something(
+    db: AsyncEngine, pool: AsyncEngine, redis: Redis, name: str
+) -> None:
+    """Or the test above would try nothing."""
+    await populate(db)
+    await call(name, pool, redis, org=ALICE)
