@@ -174,15 +174,8 @@ def unavailable(message: str, *, code: str = UNAVAILABLE, delay_s: float = RETRY
 def to_face(error: Exception) -> Face:
     """Never raises; what it does not know is a 500 and goes to the log in full."""
     match error:
-        case AuthUnavailable():
-            return unavailable("Credentials cannot be checked at the moment.")
-        case MissingScope():
-            message = f"This credential lacks the scope {error.scope!r}."
-            return face(403, message, INVALID, code="insufficient_permissions")
-        case WrongNetwork():
-            return face(401, error.public_message, INVALID, code="ip_not_authorized")
-        case AuthError():
-            return face(401, error.public_message, INVALID, code="invalid_api_key")
+        case AuthUnavailable() | MissingScope() | AuthError():
+            return from_auth(error)
         case RateLimited():
             return refused(error.refusal)
         case LimiterUnavailable():
@@ -208,6 +201,19 @@ def to_face(error: Exception) -> Face:
             return from_tenancy(error)
         case _:
             return from_anything(error)
+
+
+def from_auth(error: AuthUnavailable | MissingScope | AuthError) -> Face:
+    match error:
+        case AuthUnavailable():
+            return unavailable("Credentials cannot be checked at the moment.")
+        case MissingScope():
+            message = f"This credential lacks the scope {error.scope!r}."
+            return face(403, message, INVALID, code="insufficient_permissions")
+        case WrongNetwork():
+            return face(401, error.public_message, INVALID, code="ip_not_authorized")
+        case _:
+            return face(401, error.public_message, INVALID, code="invalid_api_key")
 
 
 def from_fleet(error: Exception) -> Face:
