@@ -178,12 +178,14 @@ class Decoder:
         rotation = self._rotary(positions)
         return States(*self._through_layers(residual, rotation, plans, cache))
 
-    def hidden(self, states: States, rows: Tensor) -> Tensor:
+    def hidden(self, states: States, rows: Tensor | None) -> Tensor:
         """[R, hidden] behind the final norm, in the model's dtype. rows: int [R] into the T
-        tokens."""
+        tokens; None: all of them."""
+        if rows is None:
+            return self._norm.add(*states)
         return self._norm.add(*(x.index_select(0, rows) for x in states))
 
-    def logits(self, states: States, rows: Tensor) -> Tensor:
+    def logits(self, states: States, rows: Tensor | None) -> Tensor:
         """[R, vocab], alike, of a model that generates."""
         assert self._lm_head is not None, "logits of a model without a head"
         return self._lm_head(self.hidden(states, rows))

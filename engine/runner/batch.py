@@ -98,8 +98,8 @@ class Batch:
     positions: Tensor
     """int64 [T]"""
     attention: AttentionMetadata
-    sampling_rows: Tensor
-    """int64 [S] into the T tokens"""
+    sampling_rows: Tensor | None
+    """int64 [S] into the T tokens; None: all of them"""
     rows: list[SampleRow]
     unknown: list[tuple[int, Key]]
     """Index into the T tokens, and whose token it is that the step before samples"""
@@ -172,11 +172,14 @@ def build_batch(output: SchedulerOutput, *, block_size: int, device: torch.devic
         table = entry.seq.block_table[: len(row)]
         row[: len(table)] = table
     ends = np.cumsum(parts.query_lens) if parts.unknown else ()
+    rows = None
+    if len(parts.sampling_rows) < len(parts.token_ids):
+        rows = torch.from_numpy(np.array(parts.sampling_rows, np.int64)).to(device)
     return Batch(
         token_ids=torch.from_numpy(np.array(parts.token_ids)).to(device),
         positions=torch.from_numpy(parts.positions).to(device),
         attention=AttentionMetadata(parts.query_lens, parts.seq_lens, tables, parts.num_single),
-        sampling_rows=torch.from_numpy(np.array(parts.sampling_rows, np.int64)).to(device),
+        sampling_rows=rows,
         rows=parts.rows,
         unknown=[(int(ends[number]) - 1, key) for number, key in parts.unknown],
         adapters=parts.adapters,
