@@ -435,8 +435,10 @@ def _num_blocks(
 
 def _allocate(loaded: _Loaded, resolved: ResolvedConfig) -> list[KVLayer]:
     try:
-        num_layers = loaded.model.config.num_layers
-        return allocate_kv_cache(loaded.shape, num_layers, resolved.num_blocks)
+        model = loaded.model
+        return allocate_kv_cache(
+            loaded.shape, model.config.num_layers, resolved.num_blocks, model.kv_scales
+        )
     except (RuntimeError, MemoryError) as error:  # torch's is a RuntimeError, with a trace in it
         size = resolved.num_blocks * resolved.block_size * loaded.kv_bytes_per_token
         raise ConfigError(

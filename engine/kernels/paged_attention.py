@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,13 @@ QUERY_TILE = 128
 MIN_QUERY_TILE = 16
 MAX_SCORES = 1 << 24
 """Attention scores (heads x queries x keys) in memory at once; long contexts shrink the tile."""
+
+
+class KVScales(NamedTuple):
+    """Of one layer's float8 cache, float32 [num_kv_heads]: a key is what is stored times `k`."""
+
+    k: Tensor
+    v: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ class Attention:
         self._output = RowParallelLinear(
             source, f"{name}.o_proj", num_heads * head_dim, hidden, bias=output_bias, group=group
         )
+        self.kv_scales = source.kv_scales(name, num_kv_heads, (group.rank, group.size))
+        """For whoever allocates this layer's cache; None where the checkpoint has none."""
         self._norm: QKNorm | None = None
         if qk_norm_eps is not None:
             self._norm = QKNorm(

@@ -1,7 +1,7 @@
 """Where layers get their weights from while they are built.
 
 Above: every layer with weights; `engine.weights` implements it for checkpoint folders. Below:
-torch, `kernels/linear_weights.py`.
+torch, `kernels/linear_weights.py`, `kernels/paged_attention.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.kernels.linear_weights import LinearWeight
+from engine.kernels.paged_attention import KVScales
 from engine.layers.lora import AdapterBatch, LoraLinear
 
 
@@ -43,6 +44,12 @@ class WeightSource(Protocol):
         part: (i, n) takes the i-th of n equal parts along `dim`.
         Raises ConfigError that names the tensor when it is absent or has another shape.
         """
+
+    def kv_scales(
+        self, name: str, num_kv_heads: int, part: tuple[int, int] = (0, 1)
+    ) -> KVScales | None:
+        """What the attention `name` divides keys and values by where its cache is float8, of this
+        rank's heads; None where nothing is stored. num_kv_heads: over all ranks."""
 
     def has(self, name: str) -> bool:
         """Whether a tensor of this name is stored."""

@@ -50,6 +50,7 @@ class DecoderLayer:
             qk_norm_eps=eps if config.qk_norm else None,
             group=group,
         )
+        self.kv_scales = self._attention.kv_scales
         self._mlp_norm = RMSNorm(source, f"{name}.post_attention_layernorm", hidden, eps)
         self._mlp = _feed_forward(source, index, config, group)
 
@@ -138,6 +139,8 @@ class Decoder:
         self._layers = [
             DecoderLayer(source, index, config, group) for index in range(config.num_layers)
         ]
+        self.kv_scales = [layer.kv_scales for layer in self._layers]
+        """By layer, for a float8 cache; see `Attention`."""
         self._norm = RMSNorm(source, "model.norm", config.hidden_size, config.rms_norm_eps)
         self._lm_head: ParallelLMHead | None = None
         if config.generates:

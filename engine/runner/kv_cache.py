@@ -13,7 +13,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.kernels.fp8_linear import reads_fp8
-from engine.kernels.paged_attention import AttentionShape, KVLayer
+from engine.kernels.paged_attention import AttentionShape, KVLayer, KVScales
 from engine.layers.parallel import share
 from engine.models.decoder import Decoder
 
@@ -51,22 +51,28 @@ def kv_bytes_per_token(shape: AttentionShape, num_layers: int) -> int:
     return 2 * num_layers * shape.num_kv_heads * shape.head_dim * stored
 
 
-def allocate_kv_cache(shape: AttentionShape, num_layers: int, num_blocks: int) -> list[KVLayer]:
+def allocate_kv_cache(
+    shape: AttentionShape,
+    num_layers: int,
+    num_blocks: int,
+    scales: Sequence[KVScales | None] = (),
+) -> list[KVLayer]:
     """One `KVLayer` a layer. The memory is not touched: the system hands it out as it is used.
 
-    A float8 cache gets scales of 1: e4m3 holds what keys and values of trained models are."""
+    scales: by layer, read where the cache is float8. A layer without any gets 1: e4m3 holds what
+    keys and values of most trained models are."""
     size = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
     dtype = shape.cache_dtype or shape.dtype
 
     def tensor() -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=shape.device)
 
-    def scale() -> torch.Tensor | None:
-        if dtype != torch.float8_e4m3fn:
-            return None
-        return torch.ones(shape.num_kv_heads, dtype=torch.float32, device=shape.device)
-
-    return [KVLayer(tensor(), tensor(), scale(), scale()) for _ in range(num_layers)]
+    if dtype != torch.float8_e4m3fn:
+        return [KVLayer(tensor(), tensor()) for _ in range(num_layers)]
+    ones = torch.ones(shape.num_kv_heads, dtype=torch.float32, device=shape.device)
+    found = list(scales) or [None] * num_layers
+    assert len(found) == num_layers
+    return [KVLayer(tensor(), tensor(), *(each or (ones.clone(), ones.clone()))) for each in found]
 
 
 def poison_block(cache: Sequence[KVLayer], block: int) -> None:

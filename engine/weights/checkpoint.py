@@ -36,8 +36,8 @@ DTYPES = {
     "U8": torch.uint8,
 }
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.[kv]_scale$")
-"""Derived values that old checkpoints store, recomputed here; and scales of a float8 KV cache."""
+BUFFERS = re.compile(r"rotary_emb\.inv_freq$")
+"""Derived values that old checkpoints store, recomputed here."""
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 LENGTH_BYTES = 8
 """A safetensors file: the header's length, little-endian; the header, JSON; the data."""

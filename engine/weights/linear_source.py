@@ -1,7 +1,7 @@
 """Tensors become the weights of layers: which linear layer is quantised, and how.
 
 Above: `weights/loader.py`. Implements `layers/weight_source.py` over any source of tensors. Below:
-`quantization.py` and `adapters.py` read what is stored. Knows no files.
+`quantization.py`, `kv_scales.py` and `adapters.py` read what is stored. Knows no files.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.kernels.linear_weights import DenseWeight, LinearWeight, quantise_fp8, quantise_int8
 from engine.kernels.lora import deterministic, stack_adapters
+from engine.kernels.paged_attention import KVScales
 from engine.layers.lora import AdapterBatch, LoraLinear
 from engine.weights.adapters import Adapter
+from engine.weights.kv_scales import read_kv_scales
 from engine.weights.quantization import LayerShape, Tensors, quantization_method
 
 Quantization = Literal["none", "int8", "fp8"]
@@ -110,6 +112,12 @@ class LinearSource:
         """UnsupportedModel when an adapter has tensors that no layer asked for."""
         for adapter in self._adapters:
             adapter.check_all_taken()
+
+    def kv_scales(
+        self, name: str, num_kv_heads: int, part: tuple[int, int] = (0, 1)
+    ) -> KVScales | None:
+        """See `WeightSource.kv_scales`."""
+        return read_kv_scales(self._tensors, name, num_kv_heads, part)
 
     def has(self, name: str) -> bool:
         """See `WeightSource.has`."""
