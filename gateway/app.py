@@ -47,7 +47,7 @@ from gateway.inference import Desk, drain
 from gateway.limits.limiter import Limiter
 from gateway.networks import Networks
 from gateway.readiness import Readiness
-from gateway.routes import chat, health, models, organization
+from gateway.routes import chat, health, mcp, models, organization, protected_resources
 from gateway.routes.counted import Counted
 from gateway.routes.envelope import REQUEST_ID, Envelope
 from gateway.routes.idempotency import Idempotent, claim_key
@@ -89,7 +89,14 @@ def create_app(
             yield
 
     app = Litestar(
-        route_handlers=[*health.routes, *models.routes, *chat.routes, *organization.routes],
+        route_handlers=[
+            *health.routes,
+            *models.routes,
+            *chat.routes,
+            *organization.routes,
+            *protected_resources.routes,
+            *mcp.routes,
+        ],
         lifespan=[lifespan],
         guards=[authenticate],
         before_request=claim_key,
@@ -100,6 +107,7 @@ def create_app(
         logging_config=None,
     )
     app.state.begin_drain = lambda: None
+    app.state.public_url = settings.issuer
     app.asgi_handler = Counted(Envelope(Idempotent(app.asgi_handler)))
     return app
 

@@ -41,6 +41,9 @@ OPEN = {
     "/schema/openapi.yaml",
     "/schema/openapi.yml",
     "/schema/{path:str}",
+    "/.well-known/oauth-protected-resource",
+    "/.well-known/oauth-protected-resource/v1",
+    "/.well-known/oauth-protected-resource/mcp/{org_id:str}",
 }
 ADMINISTRATION = ("/v1/organization/", "/v1/admin/")
 READS = ("admin:read", "admin:audit", "usage:read")

@@ -1,0 +1,57 @@
+"""RFC 9728 metadata of our resources: the installation, its API, one MCP endpoint for each org.
+
+Above: `app`. Below: `auth.rfc9728_protected_resource`. For the whole world, pages of any origin
+included: a client reads it before it has anything to show.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get
+from litestar.connection import ASGIConnection
+from litestar.exceptions import NotFoundException
+from litestar.params import FromPath
+
+from gateway.auth.resources import API_PATH
+from gateway.auth.rfc9728_protected_resource import WELL_KNOWN, find_metadata
+from gateway.routes.access import PUBLIC
+
+HEADERS = {"cache-control": "public, max-age=3600", "access-control-allow-origin": "*"}
+
+
+def public_url(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
+    """How clients reach the gateway, without a slash at its end."""
+    found: str = connection.app.state.public_url
+    return found
+
+
+def answer(path: str, request: Request[Any, Any, Any]) -> Response[bytes]:
+    found = find_metadata(path, public_url(request))
+    if found is None:
+        raise NotFoundException
+    return Response(msgspec.json.encode(found), media_type="application/json", headers=HEADERS)
+
+
+@get(
+    [WELL_KNOWN, WELL_KNOWN + API_PATH],
+    opt=PUBLIC,
+    tags=["OAuth"],
+    summary="What the API is as a protected resource",
+)
+async def api_metadata(request: Request[Any, Any, Any]) -> Response[bytes]:
+    return answer(request.scope["path"].removeprefix(WELL_KNOWN).removesuffix("/"), request)
+
+
+@get(
+    WELL_KNOWN + "/mcp/{org_id:str}",
+    opt=PUBLIC,
+    tags=["OAuth"],
+    summary="What an org's MCP endpoint is as a protected resource",
+)
+async def mcp_metadata(request: Request[Any, Any, Any], org_id: FromPath[str]) -> Response[bytes]:
+    return answer(f"/mcp/{org_id}", request)
+
+
+routes = [api_metadata, mcp_metadata]

@@ -1,0 +1,186 @@
+"""/mcp/{org} and the metadata of resources: who is let in, and where the others are sent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from litestar import Litestar
+
+from gateway.app import create_app
+from gateway.auth.errors import AuthUnavailable, ExpiredToken, InvalidKey
+from gateway.principal import Principal
+from gateway.settings import load
+from gateway.telemetry import Telemetry
+
+PUBLIC_URL = "https://gateway.example.com"
+ALICE, MALLORY = "org_" + "a" * 32, "org_" + "b" * 32
+ALICES = f"{PUBLIC_URL}/mcp/{ALICE}"
+METADATA = f'resource_metadata="{PUBLIC_URL}/.well-known/oauth-protected-resource/mcp/{ALICE}"'
+
+
+def somebody(**more: Any) -> Principal:
+    given: dict[str, Any] = {
+        "org_id": ALICE,
+        "project_id": "proj_1",
+        "key_id": "client_1",
+        "key_hint": "a client",
+        "scopes": frozenset({"mcp:call"}),
+        "kind": "token",
+        "audiences": frozenset({ALICES}),
+    }
+    return Principal(**(given | more))
+
+
+CREDENTIALS: dict[str, Principal | Exception] = {
+    "good": somebody(),
+    "key": somebody(kind="key", audiences=frozenset()),
+    "of-mallory": somebody(org_id=MALLORY, audiences=frozenset({f"{PUBLIC_URL}/mcp/{MALLORY}"})),
+    "key-of-mallory": somebody(org_id=MALLORY, kind="key", audiences=frozenset()),
+    "mallorys-for-alice": somebody(org_id=MALLORY),
+    "for-the-api": somebody(audiences=frozenset({f"{PUBLIC_URL}/v1"})),
+    "for-nothing": somebody(audiences=frozenset()),
+    "of-another-host": somebody(audiences=frozenset({f"https://other.example.com/mcp/{ALICE}"})),
+    "without-scope": somebody(scopes=frozenset({"inference"})),
+    "expired": ExpiredToken("jti"),
+    "away": AuthUnavailable("gone"),
+}
+
+
+class Doorkeeper:
+    async def authenticate(self, bearer: str, *_: Any, **__: Any) -> Principal:
+        found = CREDENTIALS.get(bearer, InvalidKey("unknown"))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Litestar:
+    home: Path = tmp_path_factory.mktemp("home")
+    made = create_app(load({"home": home, "public_url": PUBLIC_URL}, {}))
+    made.state.services = SimpleNamespace(
+        telemetry=Telemetry(models=[]), authenticator=Doorkeeper()
+    )
+    return made
+
+
+@pytest.fixture
+async def http(app: Litestar) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as found:
+        yield found
+
+
+async def ask(
+    http: httpx.AsyncClient, credential: str | None, method: str = "POST", **more: Any
+) -> httpx.Response:
+    headers = {} if credential is None else {"authorization": f"Bearer {credential}"}
+    headers |= more.pop("headers", {})
+    body = {"jsonrpc": "2.0", "id": 7, "method": "tools/list"}
+    given = {"json": body} if method == "POST" and "content" not in more else {}
+    return await http.request(method, f"/mcp/{ALICE}", headers=headers, **given, **more)
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_without_a_token_one_is_sent_to_the_metadata(
+    http: httpx.AsyncClient, method: str
+) -> None:
+    refused = await ask(http, None, method)
+    assert refused.status_code == 401
+    assert refused.headers["www-authenticate"] == f'Bearer scope="mcp:call", {METADATA}'
+
+
+@pytest.mark.parametrize(
+    "credential",
+    [
+        "unknown",
+        "expired",
+        "of-mallory",
+        "key-of-mallory",
+        "mallorys-for-alice",
+        "for-the-api",
+        "for-nothing",
+        "of-another-host",
+    ],
+)
+async def test_a_token_for_something_else_is_invalid_here(
+    http: httpx.AsyncClient, credential: str
+) -> None:
+    refused = await ask(http, credential)
+    assert refused.status_code == 401
+    said = f'Bearer error="invalid_token", scope="mcp:call", {METADATA}'
+    assert refused.headers["www-authenticate"] == said
+
+
+async def test_a_token_without_the_scope_is_told_which(http: httpx.AsyncClient) -> None:
+    refused = await ask(http, "without-scope")
+    assert refused.status_code == 403
+    said = f'Bearer error="insufficient_scope", scope="mcp:call", {METADATA}'
+    assert refused.headers["www-authenticate"] == said
+
+
+async def test_what_cannot_be_checked_is_not_refused_for_good(http: httpx.AsyncClient) -> None:
+    later = await ask(http, "away")
+    assert later.status_code == 503 and "www-authenticate" not in later.headers
+
+
+@pytest.mark.parametrize("credential", ["good", "key"])
+async def test_a_good_credential_is_answered_in_the_protocol(
+    http: httpx.AsyncClient, credential: str
+) -> None:
+    answered = await ask(http, credential)
+    assert answered.status_code == 200
+    error = {"code": -32601, "message": "Method not found"}
+    assert answered.json() == {"jsonrpc": "2.0", "id": 7, "error": error}
+    newer = await ask(http, credential, headers={"mcp-protocol-version": "2026-07-28"})
+    assert newer.status_code == 404 and newer.json()["error"] == error
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        (b'{"jsonrpc":"2.0","method":"notifications/initialized"}', 202, None),
+        (b'{"jsonrpc":"2.0","id":1,"result":{}}', 202, None),
+        (b"{", 400, -32700),
+        (b"\xff", 400, -32700),
+        (b'{"params":' + b"[" * 100_000, 400, -32700),
+        (b"[]", 400, -32600),
+        (b'{"jsonrpc":"2.0","id":{},"method":"x"}', 400, -32600),
+        (b"{}", 400, -32600),
+    ],
+)
+async def test_what_is_no_request_is_told_so(
+    http: httpx.AsyncClient, content: bytes, status: int, code: int | None
+) -> None:
+    answered = await ask(http, "good", content=content)
+    assert answered.status_code == status
+    if code is None:
+        assert answered.content == b""
+    else:
+        assert answered.json()["error"]["code"] == code
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_there_is_no_stream_and_no_session(http: httpx.AsyncClient, method: str) -> None:
+    refused = await ask(http, "good", method)
+    assert refused.status_code == 405 and refused.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("path", ["", "/v1", f"/mcp/{ALICE}", f"/mcp/org_{'0' * 32}"])
+async def test_anybody_may_read_the_metadata(http: httpx.AsyncClient, path: str) -> None:
+    found = await http.get(f"/.well-known/oauth-protected-resource{path}")
+    assert found.status_code == 200
+    assert found.headers["content-type"] == "application/json"
+    assert found.headers["access-control-allow-origin"] == "*"
+    assert found.json()["resource"] == PUBLIC_URL + path
+    assert found.json()["authorization_servers"] == [PUBLIC_URL]
+
+
+@pytest.mark.parametrize("path", ["/mcp/alice", "/v2", "/mcp"])
+async def test_what_is_no_resource_has_none(http: httpx.AsyncClient, path: str) -> None:
+    assert (await http.get(f"/.well-known/oauth-protected-resource{path}")).status_code == 404
