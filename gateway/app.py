@@ -47,7 +47,7 @@ from gateway.inference import Desk, drain
 from gateway.limits.limiter import Limiter
 from gateway.networks import Networks
 from gateway.readiness import Readiness
-from gateway.routes import chat, health, mcp, models, organization, protected_resources
+from gateway.routes import audit_logs, chat, health, mcp, models, organization, protected_resources
 from gateway.routes.counted import Counted
 from gateway.routes.envelope import REQUEST_ID, Envelope
 from gateway.routes.idempotency import Idempotent, claim_key
@@ -96,6 +96,7 @@ def create_app(
             *organization.routes,
             *protected_resources.routes,
             *mcp.routes,
+            *audit_logs.routes,
         ],
         lifespan=[lifespan],
         guards=[authenticate],

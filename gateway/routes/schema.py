@@ -6,8 +6,7 @@ components, straight from the structs that the decoders use (OpenAPI 3.1 is JSON
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 from litestar import Router
@@ -24,25 +23,17 @@ from litestar.openapi.spec import (
 )
 
 from gateway.routes.access import PUBLIC
+from gateway.routes.operations import TEMPLATE, JsonSchema, described
 from gateway.wire.json_place import MAX_VALUES
 from gateway.wire.openai import MAX_MESSAGES, MAX_PARTS, ChatCompletionRequest
 
 VERSION = "0.1.0"
-TEMPLATE = "#/components/schemas/{name}"
-
-
-@dataclass
-class JsonSchema(Schema):
-    """A schema that msgspec wrote, passed on as it is."""
-
-    content: dict[str, Any] = field(default_factory=dict)
-
-    def to_schema(self) -> dict[str, Any]:
-        return self.content
 
 
 def bodies() -> dict[str, Schema]:
-    _, found = msgspec.json.schema_components([ChatCompletionRequest], ref_template=TEMPLATE)
+    _, found = msgspec.json.schema_components(
+        [ChatCompletionRequest, *described()], ref_template=TEMPLATE
+    )
     return {name: JsonSchema(content=content) for name, content in found.items()}
 
 

@@ -1,0 +1,41 @@
+"""GET /v1/organization/audit_logs: who changed what in the org of the credential that asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get
+
+from gateway.audit.errors import UnknownAuditEntry
+from gateway.audit.reading import list_entries
+from gateway.db import tenant
+from gateway.fleet.errors import BadField
+from gateway.principal import Principal
+from gateway.routes.access import needs, services
+from gateway.routes.operations import describes
+from gateway.wire.openai_admin import parse_query
+from gateway.wire.openai_audit import AuditLogsQuery, EventList, to_list
+
+
+@get(
+    "/v1/organization/audit_logs",
+    opt=needs("admin:audit"),
+    tags=["Audit"],
+    summary="Who changed what, the newest first",
+    operation_class=describes(query=AuditLogsQuery, answer=EventList, problems=False),
+)
+async def list_audit_logs(request: Request[Principal, Any, Any]) -> Response[bytes]:
+    query = parse_query(request.url.query, AuditLogsQuery)
+    org_id = request.user.org_id
+    try:
+        async with tenant(services(request).db, org_id) as conn:
+            events, has_more = await list_entries(conn, org_id, query)
+    except UnknownAuditEntry as error:
+        message = f"Invalid value for '{error.param}': there is no such audit log."
+        raise BadField(message, param=error.param) from error
+    body = msgspec.json.encode(to_list(events, has_more=has_more))
+    return Response(body, media_type="application/json")
+
+
+routes = [list_audit_logs]
