@@ -19,6 +19,7 @@ from engine.core import EngineCore
 from engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.runner.model_runner import Launched, ModelRunner
+from engine.schedule import SchedulerOutput
 from tests.engine import checkpoints
 
 POISON = 100
@@ -397,7 +398,9 @@ def varied_requests() -> list[EngineRequest]:
         if i % 4 == 2:
             sampling |= {"logprobs": 2, "n": 2}
         if i % 5 == 3:
-            sampling |= {"stop_token_ids": (pattern[0],), "min_tokens": 2}
+            # Likely enough that it comes, and not at once.
+            sampling |= {"stop_token_ids": (pattern[0],), "min_tokens": 2, "max_tokens": 40}
+            sampling |= {"logit_bias": {pattern[0]: 4.0}}
         asked.append(request(f"r{i}", pattern * rng.randint(2, 8), **sampling))
     return asked
 
@@ -418,19 +421,50 @@ def texts(core: EngineCore) -> dict[tuple[str, int], tuple[list[int], list[Any],
     return said
 
 
+def bills(said: dict[tuple[str, int], tuple[list[int], list[Any], str | None, int]]) -> Any:
+    """Generated tokens of each request, all its choices ended."""
+    found: dict[str, int] = {}
+    for (request_id, _), (_, _, _, generated) in said.items():
+        found[request_id] = max(generated, found.get(request_id, 0))
+    return found
+
+
+def watch_draws(core: EngineCore) -> dict[tuple[str, int], int]:
+    """How many tokens of each choice the device is asked to draw from now on."""
+    drawn: dict[tuple[str, int], int] = {}
+    runner = core._stepper._runner
+    launch = runner.launch
+
+    def watched(output: SchedulerOutput, before: Launched | None = None) -> Launched:
+        for entry in output.scheduled:
+            if entry.samples:
+                drawn[entry.key] = max(entry.output_index + 1, drawn.get(entry.key, 0))
+        return launch(output, before)
+
+    runner.launch = watched  # type: ignore[method-assign]
+    return drawn
+
+
 @pytest.mark.parametrize("num_blocks", [64, 20])
 def test_running_ahead_changes_no_token_and_no_bill(folder: Path, num_blocks: int) -> None:
-    """What a late step computed behind a stop is never seen, with and without preemption."""
+    """What a late step computed behind a stop is one token at most, is never seen, and is on no
+    bill, with and without preemption."""
     options: dict[str, Any] = {"num_blocks": num_blocks, "max_model_len": 128}
-    plain = texts(start(folder, **options))
+    core = start(folder, **options)
+    drawn = watch_draws(core)
+    plain = texts(core)
+    assert drawn == {key: len(said) for key, (said, *_) in plain.items()}
     core = start(folder, **options, run_ahead=True)
+    drawn = watch_draws(core)
     ahead = texts(core)
     assert {k: (v[0], v[2]) for k, v in ahead.items()} == {
         k: (v[0], v[2]) for k, v in plain.items()
     }
-    for (request_id, _), (_, _, _, generated) in ahead.items():
-        total = sum(len(v[0]) for k, v in ahead.items() if k[0] == request_id)
-        assert generated <= total
+    assert bills(ahead) == bills(plain)
+    for request_id, generated in bills(ahead).items():
+        assert generated == sum(len(v[0]) for k, v in ahead.items() if k[0] == request_id)
+    late = {drawn[key] - len(said) for key, (said, *_) in ahead.items()}
+    assert late == {0, 1}, "some ended by their length, some by a token that was seen a step late"
     assert core.status().num_preemptions > 0 or num_blocks == 64
 
 
