@@ -51,25 +51,28 @@ def start(folder: Path, deterministic: bool, arguments: argparse.Namespace) -> E
     )
 
 
-def seconds(core: EngineCore, num_requests: int, prompt: int, answer: int) -> float:
-    rng = random.Random(num_requests)
+def rate(core: EngineCore, batch: int, answer: int) -> float:
+    """Tokens per second; of a prompt where `batch` is 0, else of decodes, from the moment on when
+    all prompts are through."""
+    rng = random.Random(batch)
+    prompt, answer = (PROMPT, answer) if batch else (PREFILL, 1)
+    num_requests = max(1, batch)
     for i in range(num_requests):
         ids = [rng.randrange(CONFIG["vocab_size"]) for _ in range(prompt)]
         sampling = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
         core.add(EngineRequest(request_id=str(i), prompt_token_ids=ids, sampling=sampling))
-    began, said = time.perf_counter(), 0
+    said, began = dict.fromkeys(map(str, range(num_requests)), 0), time.perf_counter()
+    decoding_s, decoded = began, 0
     while core.has_work():
-        said += sum(len(output.token_ids) for output in core.step())
-    assert said == num_requests * answer
-    return time.perf_counter() - began
-
-
-def rate(core: EngineCore, batch: int, answer: int) -> float:
-    """Tokens per second; of a prompt where `batch` is 0, else of decodes."""
+        for output in core.step():
+            said[output.request_id] += len(output.token_ids)
+        if decoded == 0 and min(said.values()) > 0:
+            decoding_s, decoded = time.perf_counter(), sum(said.values())
+    ended = time.perf_counter()
+    assert sum(said.values()) == num_requests * answer
     if batch == 0:
-        return PREFILL / seconds(core, 1, PREFILL, 1)
-    before = seconds(core, batch, PROMPT, 1)
-    return batch * (answer - 1) / (seconds(core, batch, PROMPT, answer) - before)
+        return PREFILL / (ended - began)
+    return (sum(said.values()) - decoded) / (ended - decoding_s)
 
 
 def main() -> None:
@@ -87,7 +90,7 @@ def main() -> None:
     for batch in (0, 1, 8, 32):
         rates: dict[str, list[float]] = {mode: [] for mode in MODES}
         for core in cores.values():
-            seconds(core, max(1, batch), PROMPT, 2)
+            rate(core, batch, 2)
         for _ in range(turns):
             for mode, core in cores.items():
                 rates[mode].append(rate(core, batch, answer))

@@ -18,11 +18,11 @@ TIMEOUT_S = 240.0
 pytestmark = pytest.mark.slow
 
 
-def run(module: str, *arguments: str) -> str:
-    """What it prints; the recorded results stay as they are."""
+def run(module: str, *arguments: str, small: str = "--dry") -> str:
+    """What it prints; the recorded results stay as they are. small: what asks for that."""
     before = {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()}
     done = subprocess.run(
-        [sys.executable, "-m", module, "--dry", *arguments],
+        [sys.executable, "-m", module, small, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -60,3 +60,11 @@ def test_the_engine_against_static_batching() -> None:
         found = re.search(rf"{measure} +ours \d+ \(1.00\) +\S.* \d+ \([0-9.]+\)", said)
         assert found is not None, said
     assert "outside the model" in said
+
+
+def test_the_cost_of_determinism() -> None:
+    said = run("bench.deterministic", "--device", "cpu", small="--quick")
+    for what in ("prefill 512", "decode 1", "decode 8", "decode 32"):
+        found = re.search(rf"{what} +default (\S+) +deterministic (\S+) +fraction (\S+)", said)
+        assert found is not None, said
+        assert all(float(figure) > 0 for figure in found.groups()), said
