@@ -155,3 +155,28 @@ def literal(
 def id_of(table: str, column: str = "id", *, org: str = ALICE) -> str:
     """What a text column holds in the row of `org`."""
     return f"{table}.{column}.{org}"
+
+
+IDS = {
+    "org_id": ALICE,
+    "client_id": id_of("oauth_clients"),
+    "grant_id": id_of("oauth_grants"),
+    "key_id": id_of("api_keys"),
+    "project_id": id_of("projects"),
+    "service_account_id": id_of("service_accounts"),
+    "user_id": id_of("users"),
+}
+"""What a parameter so named holds to name what is Alice's."""
+
+
+async def rows_of_alice(db: AsyncEngine, columns: dict[str, str]) -> dict[str, list[str]]:
+    async with db.connect() as conn:
+        return {
+            table: list(
+                await conn.scalars(
+                    sa.text(f"SELECT t::text FROM {table} t WHERE {column} = :org ORDER BY 1"),
+                    {"org": ALICE},
+                )
+            )
+            for table, column in columns.items()
+        }

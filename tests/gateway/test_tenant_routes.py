@@ -1,0 +1,115 @@
+"""The wall from outside: an admin of one tenant asks every route there is for what is another's.
+
+Routes are found in the route table. What a path names stands in `IDS`; a body is tried empty and
+with a name. Nobody but Alice sees anything of hers, nothing of hers changes, and nothing fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from litestar import Litestar
+from litestar.routes import HTTPRoute
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.app import create_app, open_services
+from gateway.database import PEPPER_PURPOSE
+from gateway.home import Home
+from gateway.routes.access import SCOPE
+from gateway.secret import Secret
+from gateway.settings import load
+from gateway.tenancy.keys import ADMIN_PREFIX, hash_key
+from tests.gateway.two_tenants import ALICE, IDS, MALLORY, populate, rows_of_alice
+
+KEY_OF = {org: f"{ADMIN_PREFIX}{org.removeprefix('org_'):0<43}" for org in (ALICE, MALLORY)}
+PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+SCOPES = ["admin:*", "usage:read", "inference", "mcp:call"]
+BODIES: tuple[dict[str, str], ...] = ({}, {"name": "taken over"})
+ORG_OF_A_RESOURCE = "org_id"
+"""In a path: whose resource it is."""
+
+
+@pytest.fixture
+async def columns(db: AsyncEngine) -> dict[str, str]:
+    return await populate(db)
+
+
+@pytest.fixture
+async def app(
+    db: AsyncEngine,
+    columns: dict[str, str],
+    postgres_url: str,
+    redis_url: str,
+    tmp_path: Path,
+) -> AsyncIterator[Litestar]:
+    config = tmp_path / "t.toml"
+    config.write_text('[[model]]\nname = "b"\nupstream = "http://127.0.0.1:1/v1"')
+    environ = {"TOLLGATE_DATABASE_URL": postgres_url, "TOLLGATE_REDIS_URL": redis_url}
+    settings = load({"home": tmp_path / "home", "config": config}, environ)
+    Home(settings.home).create()
+    secret = Secret.load_or_create(settings.secret_key_file).current
+    pepper = secret.derive(PEPPER_PURPOSE)
+    known = sa.text("""
+        UPDATE api_keys SET key_hash = :hash, pepper_id = :pepper_id, prefix = :prefix,
+            last_four = '0000', scopes = :scopes
+        WHERE org_id = :org
+    """)
+    async with db.begin() as conn:
+        for org, key in KEY_OF.items():
+            values = {"org": org, "hash": hash_key(pepper, key), "pepper_id": secret.id}
+            await conn.execute(known, {**values, "prefix": ADMIN_PREFIX, "scopes": SCOPES})
+    made = create_app(settings)
+    async with AsyncExitStack() as stack:
+        made.state.services = await open_services(settings, stack, worker_id="0", metrics=None)
+        yield made
+
+
+def requests(app: Litestar) -> Iterator[tuple[str, str, list[str]]]:
+    """(method, path with Alice's ids, the names in it) of all that is not open."""
+    for route in app.routes:
+        assert isinstance(route, HTTPRoute)
+        names = PARAMETER.findall(route.path_format)
+        path = PARAMETER.sub(lambda found: IDS.get(found[1], "x"), route.path_format)
+        for handler in route.route_handlers:
+            if handler.opt.get(SCOPE) is not None:
+                for method in sorted({str(each) for each in handler.http_methods}):
+                    yield method, path, names
+
+
+async def ask(
+    client: httpx.AsyncClient, org: str, method: str, path: str
+) -> AsyncIterator[httpx.Response]:
+    for body in (None,) if method in ("GET", "HEAD", "DELETE") else BODIES:
+        yield await client.request(
+            method, path, json=body, headers={"authorization": f"Bearer {KEY_OF[org]}"}
+        )
+
+
+async def test_nothing_of_another_tenant_is_shown_or_changed(
+    app: Litestar, db: AsyncEngine, columns: dict[str, str]
+) -> None:
+    before = await rows_of_alice(db, columns)
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for method, path, _ in requests(app):
+            async for answer in ask(client, MALLORY, method, path):
+                what = f"{method} {path}: {answer.status_code} {answer.text}"
+                assert answer.status_code < 500, what
+                assert not answer.is_success or ALICE not in answer.text, what
+    assert await rows_of_alice(db, columns) == before
+
+
+async def test_to_its_owner_the_same_routes_show_it(app: Litestar) -> None:
+    """Or the test above would try nothing."""
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for method, path, names in requests(app):
+            if method == "GET" and names and {*names} <= {*IDS} - {ORG_OF_A_RESOURCE}:
+                async for answer in ask(client, ALICE, method, path):
+                    assert answer.status_code == 200, f"{path}: {answer.text}"
