@@ -30,12 +30,14 @@ from gateway.auth.peppers import Peppers
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.secret import Secret, SecretKey
 from gateway.tenancy.errors import NotFound
+from gateway.wire.openai_audit import AuditLogsQuery
 from tests.gateway.two_tenants import ALICE, IDS, MALLORY, populate, rows_of_alice
 
 Verb = Callable[..., Awaitable[Any]]
 
 ROOMS = ("tenancy", "auth", "audit")
 SYSTEM = {
+    "audit.log.record": "in the transaction of a verb, about what that found",
     "audit.verify.verify": "the command line checks the logs of all orgs, or of those it names",
     "auth.clients.archive_registered": "a client that registered itself is no tenant's",
     "auth.clients.operator_org": "in whose log what is no tenant's is written",
@@ -60,6 +62,7 @@ SYSTEM = {
 }
 """Verbs that are no tenant's, and whose they are."""
 VALUES: dict[str, object] = {
+    "AuditLogsQuery": AuditLogsQuery(),
     "action": "project.created",
     "actor": Actor(kind="system", id="test"),
     "because": "test",
@@ -76,7 +79,7 @@ VALUES: dict[str, object] = {
     "target": "x",
     "witness": NOWHERE,
 }
-"""Other parameters that have no default."""
+"""Of other parameters that have no default, by type or by name."""
 FOREIGN_KEY = "23503"
 """Postgres: foreign_key_violation."""
 CONNECTIONS = ("AsyncConnection", "AsyncEngine")
@@ -130,6 +133,8 @@ async def call(name: str, pool: AsyncEngine, redis: Redis, *, org: str) -> objec
         named: dict[str, object] = {}
         for each in parameters.values():
             kind = str(each.annotation).split(".")[-1]
+            if kind in VALUES and each.default is each.empty:
+                given[each.name] = VALUES[kind]
             if kind == "AsyncConnection":
                 given[each.name] = await stack.enter_async_context(tenant(pool, org))
             elif kind == "AsyncEngine":
