@@ -32,10 +32,13 @@ from engine.client import Engine, EngineClient
 from engine.errors import EngineUnavailable
 from engine.tokenizer import Tokenizer
 from gateway.auth.api_keys import Authenticator
+from gateway.auth.authorization import open_authorization
+from gateway.auth.client_id_metadata import ClientDocuments
 from gateway.auth.guards import authenticate
 from gateway.auth.last_used import LastUsed
 from gateway.database import PEPPER_PURPOSE
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
+from gateway.egress import Egress
 from gateway.errors import to_face
 from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -47,7 +50,18 @@ from gateway.inference import Desk, drain
 from gateway.limits.limiter import Limiter
 from gateway.networks import Networks
 from gateway.readiness import Readiness
-from gateway.routes import audit_logs, chat, health, mcp, models, organization, protected_resources
+from gateway.routes import (
+    audit_logs,
+    chat,
+    health,
+    mcp,
+    models,
+    oauth_authorize,
+    oauth_login,
+    oauth_passkeys,
+    organization,
+    protected_resources,
+)
 from gateway.routes.counted import Counted
 from gateway.routes.envelope import REQUEST_ID, Envelope
 from gateway.routes.idempotency import Idempotent, claim_key
@@ -97,6 +111,9 @@ def create_app(
             *protected_resources.routes,
             *mcp.routes,
             *audit_logs.routes,
+            *oauth_authorize.routes,
+            *oauth_login.routes,
+            *oauth_passkeys.routes,
         ],
         lifespan=[lifespan],
         guards=[authenticate],
@@ -156,13 +173,19 @@ async def open_services(
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
     authenticator = await open_authenticator(secret, system_db, store, stack)
+    egress = Egress()
+    stack.callback(egress.close)
+    authorization = open_authorization(
+        stack,
+        issuer=settings.issuer,
+        db=db,
+        system_db=system_db,
+        redis=store,
+        secret=secret,
+        documents=ClientDocuments(egress),
+    )
     engines = connect_engines(settings, settlement)
-    threads = PrepareThreads()
-    stack.callback(threads.close)
-    fleet = build_fleet(settings, engines, threads)
-    await await_engines(engines.values())
-    await fleet.start()
-    stack.push_async_callback(fleet.close)
+    fleet = await open_fleet(settings, engines, stack)
     desk = Desk(
         fleet=fleet,
         limiter=limiter,
@@ -184,9 +207,22 @@ async def open_services(
         spool=spool,
         shipper=shipper,
         engines=engines,
+        authorization=authorization,
         trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),
     )
+
+
+async def open_fleet(
+    settings: Settings, engines: dict[str, EngineClient], stack: AsyncExitStack
+) -> Fleet:
+    threads = PrepareThreads()
+    stack.callback(threads.close)
+    fleet = build_fleet(settings, engines, threads)
+    await await_engines(engines.values())
+    await fleet.start()
+    stack.push_async_callback(fleet.close)
+    return fleet
 
 
 async def open_authenticator(

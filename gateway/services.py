@@ -13,6 +13,7 @@ from billing.spool import Spool
 from billing.worker import Shipper
 from engine.client import Engine
 from gateway.auth.api_keys import Authenticator
+from gateway.auth.authorization import Authorization
 from gateway.idempotency_keys import IdempotencyKeys
 from gateway.inference import Desk
 from gateway.networks import Networks
@@ -37,6 +38,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     shipper: Shipper
     engines: Mapping[str, Engine]
     """By model name."""
+    authorization: Authorization
+    """The pages of the authorization server, and clients."""
     trusted_proxies: Networks = Networks()
     started_at: int
     """Unix seconds."""

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
+from gateway.auth import policy
 from gateway.auth.client_metadata import (
     LINKS,
     MAX_NAME_LENGTH,
@@ -29,6 +30,7 @@ from gateway.auth.client_metadata import (
 from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_clients
 from gateway.ids import uuid7
+from gateway.principal import SCOPE_USAGE_READ
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.member_tables import service_accounts
 from gateway.tenancy.tables import MAX_PAGE, orgs, projects
@@ -39,6 +41,7 @@ REGISTRATION_PREFIX = "tg-registration-"
 MAX_GRACE_S = 7 * 86_400
 """So long a rotated secret may go on working."""
 MAX_ID_LENGTH = 2048
+STRANGERS = policy.SERVICE_SCOPES | policy.IDENTITY_SCOPES | {SCOPE_USAGE_READ}
 DESCRIPTION = (*LINKS, "contacts", "software_id", "software_version")
 """What nobody here acts on, kept to be shown and read back."""
 
@@ -382,6 +385,13 @@ def _columns(metadata: ClientMetadata, scopes: Sequence[str]) -> dict[str, Any]:
         "dpop_bound": metadata.dpop_bound_access_tokens,
         "metadata": {name: value for name, value in described.items() if value},
     }
+
+
+def scopes_of_a_stranger(metadata: ClientMetadata) -> list[str]:
+    """What a client that nobody vouched for can be given: of what it asks for, or of all, nothing
+    of administration. What is unknown here is left out (RFC 7591, 2: the server may)."""
+    asked = STRANGERS & set(metadata.scopes)
+    return sorted(asked or STRANGERS)
 
 
 def from_metadata(client_id: str, metadata: ClientMetadata, scopes: Sequence[str]) -> Client:

@@ -1,0 +1,205 @@
+"""Who is signed in, in which browser: sessions and what is derived from their cookie.
+
+Above: the login pages and the authorization endpoint. Below: `tables`, `peppers`. A browser has a
+cookie before anybody signs in with it, so that forms are bound to it; signing in gives it another
+one, so that nobody can plant theirs. A session stands hashed and ends by itself. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor, record
+from gateway.auth.peppers import Peppers, random_secret
+from gateway.auth.tables import oauth_sessions
+from gateway.ids import uuid7
+from gateway.principal import Role
+from gateway.secret import Secret
+from gateway.tenancy.member_tables import users
+from gateway.tenancy.tables import orgs
+
+SESSION_PEPPER_PURPOSE = "oauth-session"
+SESSION_LIFETIME_S = 12 * 3600
+SESSION_KEPT_S = 86_400
+MAX_PURGED = 100
+MAX_COOKIE_LENGTH = 256
+DEVICE_LIFETIME_S = 90 * 86_400
+MARK_LIFETIME_S = 3600
+"""How long somebody may take to sign in again for a client that asks for it."""
+CHALLENGE_LIFETIME_S = 300
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that is good, with its user as they are now."""
+
+    id: str
+    org_id: str
+    user_id: str
+    amr: list[str]
+    auth_time: datetime
+    expires_at: datetime
+    email: str
+    name: str
+    role: Role
+    org_name: str
+    is_operator: bool
+
+
+async def start_session(
+    conn: AsyncConnection,
+    peppers: Peppers,
+    *,
+    org_id: str,
+    user_id: str,
+    amr: Sequence[str],
+    actor: Actor,
+    now: datetime,
+) -> str:
+    """The cookie's value. Sweeps away some of the org's sessions that are long over."""
+    token, session_id = random_secret(), f"session_{uuid7().hex}"
+    await conn.execute(
+        sa.insert(oauth_sessions).values(
+            id=session_id,
+            org_id=org_id,
+            user_id=user_id,
+            token_hash=peppers.hash(token),
+            amr=list(amr),
+            ip=actor.ip,
+            auth_time=now,
+            expires_at=now + timedelta(seconds=SESSION_LIFETIME_S),
+        )
+    )
+    over = sa.select(oauth_sessions.c.id).where(oauth_sessions.c.org_id == org_id)
+    over = over.where(oauth_sessions.c.expires_at < now - timedelta(seconds=SESSION_KEPT_S))
+    over = over.limit(MAX_PURGED).with_for_update(skip_locked=True)
+    await conn.execute(sa.delete(oauth_sessions).where(oauth_sessions.c.id.in_(over)))
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="login.succeeded",
+        target=user_id,
+        after={"session_id": session_id, "amr": list(amr)},
+    )
+    return token
+
+
+async def find_session(
+    conn: AsyncConnection, peppers: Peppers, token: str, *, now: datetime
+) -> Session | None:
+    """None where it is over, or its user or org is archived."""
+    c = oauth_sessions.c
+    joined = oauth_sessions.join(users, c.user_id == users.c.id).join(orgs, c.org_id == orgs.c.id)
+    columns: list[sa.ColumnElement[Any]] = [
+        c.id,
+        c.org_id,
+        c.user_id,
+        c.amr,
+        c.auth_time,
+        c.expires_at,
+    ]
+    columns += [users.c.email, users.c.name, users.c.role]
+    columns += [orgs.c.name.label("org_name"), orgs.c.is_operator]
+    found = sa.select(*columns).select_from(joined)
+    found = found.where(c.token_hash.in_(peppers.hashes(token)))
+    found = found.where(c.ended_at.is_(None), c.expires_at > now)
+    found = found.where(users.c.archived_at.is_(None), orgs.c.archived_at.is_(None))
+    row = (await conn.execute(found)).one_or_none()
+    return None if row is None else Session(**row._mapping)
+
+
+async def end_session(conn: AsyncConnection, session: Session, *, actor: Actor) -> None:
+    c = oauth_sessions.c
+    mine = sa.update(oauth_sessions).where(c.id == session.id, c.org_id == session.org_id)
+    done = await conn.execute(mine.where(c.ended_at.is_(None)).values(ended_at=sa.func.now()))
+    if done.rowcount:
+        await record(
+            conn,
+            org_id=session.org_id,
+            actor=actor,
+            action="logout.succeeded",
+            target=session.user_id,
+            after={"session_id": session.id},
+        )
+
+
+async def end_sessions_of(conn: AsyncConnection, *, org_id: str, user_id: str) -> None:
+    """All of a user's: their password was changed."""
+    c = oauth_sessions.c
+    theirs = sa.update(oauth_sessions).where(c.org_id == org_id, c.user_id == user_id)
+    await conn.execute(theirs.where(c.ended_at.is_(None)).values(ended_at=sa.func.now()))
+
+
+class Seals:
+    """What a browser is given and has to show again, unforgeable and bound to its cookie."""
+
+    def __init__(self, secret: Secret) -> None:
+        self._keys = tuple(key.derive("oauth-browser-seal") for key in secret.keys)
+
+    def form_token(self, cookie: str, purpose: str) -> str:
+        """For the hidden field of a form: of this browser, and of this form alone."""
+        return self._seal("form", cookie, purpose)
+
+    def is_form_token(self, token: str, cookie: str, purpose: str) -> bool:
+        return self._is(token, "form", cookie, purpose)
+
+    def mark(self, now: datetime) -> str:
+        """The moment at which somebody was asked to sign in again (`prompt=login`)."""
+        moment = now.isoformat()
+        return f"{moment}~{self._seal('mark', moment)}"
+
+    def read_mark(self, mark: str, *, now: datetime) -> datetime | None:
+        """None where it is none of ours, or old."""
+        moment, _, seal = mark.partition("~")
+        if not self._is(seal, "mark", moment):
+            return None
+        asked_at = datetime.fromisoformat(moment)
+        return asked_at if now - asked_at < timedelta(seconds=MARK_LIFETIME_S) else None
+
+    def device(self, account: str, now: datetime) -> str:
+        """For the browser from which the account's owner got in."""
+        name = f"{int(now.timestamp())}.{random_secret()}"
+        return f"{name}.{self._seal('device', account, name)}"
+
+    def read_device(self, cookie: str, account: str, *, now: datetime) -> str | None:
+        """Its name, where it is this account's."""
+        name, _, seal = cookie.rpartition(".")
+        if len(cookie) > MAX_COOKIE_LENGTH or not self._is(seal, "device", account, name):
+            return None
+        made = int(name.partition(".")[0])
+        return name if now.timestamp() - made < DEVICE_LIFETIME_S else None
+
+    def challenge(self, cookie: str, purpose: str, now: datetime) -> bytes:
+        """For a passkey to sign (WebAuthn, 13.4.3): random, of this browser, good for a while."""
+        name = f"{int(now.timestamp())}.{random_secret()}"
+        return f"{name}.{self._seal('challenge', cookie, purpose, name)}".encode()
+
+    def is_challenge(self, challenge: bytes, cookie: str, purpose: str, *, now: datetime) -> bool:
+        if len(challenge) > MAX_COOKIE_LENGTH or not challenge.isascii():
+            return False
+        name, _, seal = challenge.decode().rpartition(".")
+        if not self._is(seal, "challenge", cookie, purpose, name):
+            return False
+        return now.timestamp() - int(name.partition(".")[0]) < CHALLENGE_LIFETIME_S
+
+    def _seal(self, *parts: str) -> str:
+        return _hmac(self._keys[0], parts)
+
+    def _is(self, seal: str, *parts: str) -> bool:
+        if not seal.isascii():
+            return False
+        found = [hmac.compare_digest(_hmac(key, parts), seal) for key in self._keys]
+        return any(found)
+
+
+def _hmac(key: bytes, parts: Sequence[str]) -> str:
+    """Lengths stand before the parts: no two lists of parts read alike."""
+    data = msgspec.msgpack.encode([part.encode("utf-8", "surrogatepass") for part in parts])
+    return hmac.digest(key, data, "sha256").hex()

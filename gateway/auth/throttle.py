@@ -1,0 +1,133 @@
+"""How often a secret may be guessed at: on Redis, so that all workers count together.
+
+Above: `login`, and the token endpoint for client secrets. Below: `attempt.lua`. Knows no password.
+
+A stranger must not be able to lock the owner of an account out, so nothing is counted against the
+account alone that would stop its owner:
+
+- Attempts at one account from one address wait for each other, longer each time.
+- So do attempts at any accounts from one address, later: for who tries one password on all.
+- Attempts at one account from everywhere are bounded too, for who has many addresses; but not from
+  an address, nor from a browser (its device cookie), from which its owner got in before.
+- A browser that its owner got in with is counted by itself, not by its address: neighbours behind
+  one address do not lock each other out.
+
+A counter is charged before the secret is looked at. A success forgets what stands against the
+account at that address or browser, and against nobody else's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from pathlib import Path
+
+import msgspec
+from redis.asyncio import Redis
+
+PREFIX = "tollgate:attempts"
+KNOWN_S = 90 * 86_400
+"""So long an address is its owner's after they got in from there."""
+IPV6_PREFIX = 64
+"""One customer has so much of an IPv6 network at least."""
+SCRIPT = Path(__file__).with_name("attempt.lua").read_text()
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """After `free` attempts each waits twice as long as the one before it."""
+
+    name: str
+    free: int
+    first_s: float
+    longest_s: float
+    lifetime_s: float
+    """Without an attempt for so long, all is forgotten."""
+
+    def arguments(self) -> list[int]:
+        seconds = (self.first_s, self.longest_s, self.lifetime_s)
+        return [self.free, *(int(each * 1000) for each in seconds)]
+
+
+PAIR = Bound(name="pair", free=5, first_s=1.0, longest_s=900.0, lifetime_s=3_600.0)
+ADDRESS = Bound(name="address", free=50, first_s=1.0, longest_s=300.0, lifetime_s=900.0)
+ACCOUNT = Bound(name="account", free=100, first_s=1.0, longest_s=60.0, lifetime_s=3_600.0)
+
+
+class Waits(Exception):
+    """Too many attempts: none before `delay_s` more."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__(f"wait {delay_s:.0f} s")
+        self.delay_s = delay_s
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """Who tries, and from where: what `Throttle.begin` charged."""
+
+    kind: str
+    account: str
+    address: str
+    device: str | None
+    """The account's own browser, proven by its cookie."""
+
+
+def network_of(address: str | None) -> str:
+    """Who shares a counter: an IPv4 address, an IPv6 network; those of no known address
+    together."""
+    try:
+        found = ipaddress.ip_address(address or "")
+    except ValueError:
+        return "unknown"
+    if found.version == 4:
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, IPV6_PREFIX), strict=False))
+
+
+class Throttle:
+    """`redis` must not decode responses."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._script = redis.register_script(SCRIPT)
+
+    async def begin(
+        self, kind: str, *, account: str, address: str | None, device: str | None = None
+    ) -> Attempt:
+        """Before the secret is looked at. `account`: as it was typed, existing or not.
+
+        Raises: Waits, redis.exceptions.RedisError.
+        """
+        attempt = Attempt(kind=kind, account=account, address=network_of(address), device=device)
+        bounds = {_pair(attempt): PAIR}
+        if device is None:
+            bounds[_key(kind, ADDRESS.name, attempt.address)] = ADDRESS
+            if not await self._redis.exists(_known(attempt)):
+                bounds[_key(kind, ACCOUNT.name, account)] = ACCOUNT
+        arguments = [each for bound in bounds.values() for each in bound.arguments()]
+        wait_ms = await self._script(keys=list(bounds), args=arguments)
+        if wait_ms:
+            raise Waits(int(wait_ms) / 1000)
+        return attempt
+
+    async def succeeded(self, attempt: Attempt) -> None:
+        """The secret was right: from here the account's owner gets in."""
+        await self._redis.delete(_pair(attempt))
+        await self._redis.set(_known(attempt), b"1", ex=KNOWN_S)
+
+
+def _key(kind: str, counter: str, *parts: str) -> str:
+    """Accounts stand hashed: what people type into the field may be a password."""
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{PREFIX}:{kind}:{counter}:{digest[:32]}"
+
+
+def _pair(attempt: Attempt) -> str:
+    if attempt.device is not None:
+        return _key(attempt.kind, "device", attempt.account, attempt.device)
+    return _key(attempt.kind, PAIR.name, attempt.account, attempt.address)
+
+
+def _known(attempt: Attempt) -> str:
+    return _key(attempt.kind, "known", attempt.account, attempt.address)
