@@ -71,7 +71,7 @@ async def bootstrap(
         admin_key = await create_key(
             conn,
             org_id=org.id,
-            project_id=project.id,
+            project_id=None,
             name="admin",
             scopes=[SCOPE_ADMIN, SCOPE_USAGE_READ],
             pepper=pepper,

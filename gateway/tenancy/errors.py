@@ -3,11 +3,18 @@
 TenancyError
 ├── InvalidField         a value that breaks a rule
 ├── NotFound             no such live row
-├── NameTaken            a live sibling has this name
+├── Conflict             what is there forbids it
+│   ├── NameTaken        a live sibling has this name
+│   ├── Archived         an archived project cannot be used or changed
+│   ├── LastOwner        an organization keeps an owner
+│   └── InviteClosed     it was accepted already
+├── NotAllowed           a good credential that may not do this to this row
 └── ChangeNotAnnounced   committed, but the workers could not be told; repeating the call tells them
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 
 class TenancyError(Exception):
@@ -25,7 +32,27 @@ class NotFound(TenancyError):
     pass
 
 
-class NameTaken(TenancyError):
+class Conflict(TenancyError):
+    code: ClassVar[str] = "conflict"
+
+
+class NameTaken(Conflict):
+    code = "name_taken"
+
+
+class Archived(Conflict):
+    code = "archived"
+
+
+class LastOwner(Conflict):
+    code = "last_owner"
+
+
+class InviteClosed(Conflict):
+    code = "invite_accepted"
+
+
+class NotAllowed(TenancyError):
     pass
 
 

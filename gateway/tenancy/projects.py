@@ -1,19 +1,25 @@
-"""Projects of an organization. Above: `cli`, `bootstrap`, admin routes. Below: `tables`."""
+"""Projects of an organization. Above: `cli`, `bootstrap`, admin routes. Below: `tables`.
+
+An archived project is for ever: it is shown, and nothing in it can be used or changed.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.audit.log import COMMAND_LINE, Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing
-from gateway.tenancy.errors import NameTaken, NotFound
+from gateway.tenancy.errors import Archived, NameTaken, NotFound
+from gateway.tenancy.pages import FIRST, Cursor, read_page
 from gateway.tenancy.tables import MAX_PAGE, check_name, check_plan, orgs, projects
 
 
@@ -30,7 +36,12 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def create_project(
-    conn: AsyncConnection, *, org_id: str, name: str, plan: str | None = None
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    name: str,
+    plan: str | None = None,
+    actor: Actor = COMMAND_LINE,
 ) -> Project:
     """Raises: InvalidField, NameTaken, NotFound (org, plan)."""
     # The lock keeps the organization from being archived before this commits.
@@ -42,7 +53,76 @@ async def create_project(
     made = (await conn.execute(added.on_conflict_do_nothing().returning(projects))).one_or_none()
     if made is None:
         raise NameTaken("name", f"the organization has a project {name!r}")
-    return Project(**made._mapping)
+    project = Project(**made._mapping)
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="project.created",
+        target=project.id,
+        after={"name": project.name, "plan": project.plan},
+    )
+    return project
+
+
+async def get_project(conn: AsyncConnection, *, org_id: str, project_id: str) -> Project:
+    """A live or an archived one. Raises: NotFound."""
+    row = (await conn.execute(_one(org_id, project_id))).one_or_none()
+    if row is None:
+        raise NotFound("project", f"no project {project_id!r}")
+    return Project(**row._mapping)
+
+
+async def lock_project(conn: AsyncConnection, *, org_id: str, project_id: str) -> Project:
+    """A live one that cannot be archived before this commits. Raises: NotFound, Archived."""
+    return await _live(conn, _one(org_id, project_id).with_for_update(read=True), project_id)
+
+
+async def hold_project(conn: AsyncConnection, *, org_id: str, project_id: str) -> Project:
+    """A live one that nobody else changes, or adds to, before this commits. Raises: NotFound,
+    Archived."""
+    return await _live(conn, _one(org_id, project_id).with_for_update(key_share=True), project_id)
+
+
+async def page_of_projects(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    include_archived: bool = False,
+    cursor: Cursor = FIRST,
+) -> tuple[list[Project], bool]:
+    """Raises: InvalidField (limit)."""
+    listed = sa.select(projects).where(projects.c.org_id == org_id)
+    if not include_archived:
+        listed = listed.where(projects.c.archived_at.is_(None))
+    rows, more = await read_page(conn, listed, projects.c.id, cursor)
+    return [Project(**row._mapping) for row in rows], more
+
+
+async def rename_project(
+    conn: AsyncConnection, *, org_id: str, project_id: str, name: str, actor: Actor
+) -> Project:
+    """Raises: InvalidField, NameTaken, NotFound, Archived."""
+    wanted = check_name(name)
+    before = await hold_project(conn, org_id=org_id, project_id=project_id)
+    if before.name == wanted:
+        return before
+    changed = sa.update(projects).where(projects.c.org_id == org_id, projects.c.id == project_id)
+    try:
+        async with conn.begin_nested():
+            made = await conn.execute(changed.values(name=wanted).returning(projects))
+    except IntegrityError:
+        raise NameTaken("name", f"the organization has a project {name!r}") from None
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="project.updated",
+        target=project_id,
+        before={"name": before.name},
+        after={"name": wanted},
+    )
+    return Project(**made.one()._mapping)
 
 
 async def find_project(conn: AsyncConnection, *, org_id: str, name: str) -> Project:
@@ -63,23 +143,75 @@ async def list_projects(conn: AsyncConnection, *, org_id: str, after: str = "") 
 
 
 async def update_project_plan(
-    db: AsyncEngine, redis: Redis, project_id: str, plan: str | None, *, org_id: str
+    db: AsyncEngine,
+    redis: Redis,
+    project_id: str,
+    plan: str | None,
+    *,
+    org_id: str,
+    actor: Actor = COMMAND_LINE,
 ) -> None:
-    """Raises: NotFound, ChangeNotAnnounced."""
+    """Raises: NotFound, Archived, ChangeNotAnnounced."""
     async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+        before = await hold_project(conn, org_id=org_id, project_id=project_id)
+        wanted = await check_plan(conn, plan)
         changed = sa.update(projects).where(projects.c.org_id == org_id)
-        changed = changed.where(projects.c.id == project_id, projects.c.archived_at.is_(None))
-        done = await conn.execute(changed.values(plan=await check_plan(conn, plan)))
-        if done.rowcount == 0:
-            raise NotFound("project", f"no project {project_id!r}")
+        await conn.execute(changed.where(projects.c.id == project_id).values(plan=wanted))
+        if before.plan != wanted:
+            await record(
+                conn,
+                org_id=org_id,
+                actor=actor,
+                action="project.updated",
+                target=project_id,
+                before={"plan": before.plan},
+                after={"plan": wanted},
+            )
 
 
-async def archive_project(db: AsyncEngine, redis: Redis, project_id: str, *, org_id: str) -> None:
-    """Its keys stop working. Idempotent. Raises: NotFound, ChangeNotAnnounced."""
+async def archive_project(
+    db: AsyncEngine,
+    redis: Redis,
+    project_id: str,
+    *,
+    org_id: str,
+    actor: Actor = COMMAND_LINE,
+) -> None:
+    """As `archive`; every worker knows within a second. Raises: NotFound, ChangeNotAnnounced."""
     async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
-        moment = sa.func.coalesce(projects.c.archived_at, sa.func.now())
-        archived = sa.update(projects).where(projects.c.org_id == org_id)
-        archived = archived.where(projects.c.id == project_id)
-        done = await conn.execute(archived.values(archived_at=moment))
-        if done.rowcount == 0:
-            raise NotFound("project", f"no project {project_id!r}")
+        await archive(conn, org_id=org_id, project_id=project_id, actor=actor)
+
+
+async def archive(conn: AsyncConnection, *, org_id: str, project_id: str, actor: Actor) -> Project:
+    """Its keys stop working. Idempotent. To be announced. Raises: NotFound."""
+    found = _one(org_id, project_id).with_for_update(key_share=True)
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NotFound("project", f"no project {project_id!r}")
+    before = Project(**row._mapping)
+    if before.archived_at is not None:
+        return before
+    gone = sa.update(projects).where(projects.c.org_id == org_id, projects.c.id == project_id)
+    made = await conn.execute(gone.values(archived_at=sa.func.now()).returning(projects))
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="project.archived",
+        target=project_id,
+        before={"name": before.name},
+    )
+    return Project(**made.one()._mapping)
+
+
+def _one(org_id: str, project_id: str) -> sa.Select[Any]:
+    return sa.select(projects).where(projects.c.org_id == org_id, projects.c.id == project_id)
+
+
+async def _live(conn: AsyncConnection, found: sa.Select[Any], project_id: str) -> Project:
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NotFound("project", f"no project {project_id!r}")
+    if row.archived_at is not None:
+        raise Archived("project", f"project {project_id!r} is archived")
+    return Project(**row._mapping)

@@ -121,7 +121,11 @@ async def populate(owner: AsyncEngine) -> dict[str, str]:
         }
         for table, whose in columns.items():
             for org in (ALICE, MALLORY):
-                wanted = [each for each in by_table[table] if each.required or each.name == whose]
+                wanted = [
+                    each
+                    for each in by_table[table]
+                    if each.required or each.name == whose or (table, each.name) in references
+                ]
                 values = [literal(each, org, columns, references) for each in wanted]
                 names = ", ".join(each.name for each in wanted)
                 insert = f"INSERT INTO {table} ({names}) VALUES ({', '.join(values)})"
@@ -161,6 +165,7 @@ IDS = {
     "org_id": ALICE,
     "client_id": id_of("oauth_clients"),
     "grant_id": id_of("oauth_grants"),
+    "invite_id": id_of("invites"),
     "key_id": id_of("api_keys"),
     "project_id": id_of("projects"),
     "service_account_id": id_of("service_accounts"),

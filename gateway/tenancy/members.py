@@ -1,0 +1,162 @@
+"""Members of projects: users of the org who may use a project, as its owners or as its members.
+
+Above: `invites`, admin routes. Below: `member_tables`, `projects`. Who owns or administers the org
+needs no membership to be at home in a project.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor, record
+from gateway.tenancy.errors import NameTaken, NotFound
+from gateway.tenancy.member_tables import (
+    PROJECT_ROLES,
+    ProjectRole,
+    check_role,
+    project_members,
+    users,
+)
+from gateway.tenancy.pages import FIRST, Cursor, read_page
+from gateway.tenancy.projects import lock_project
+from gateway.tenancy.users import get_user
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    project_id: str
+    user_id: str
+    email: str
+    name: str
+    role: ProjectRole
+    added_at: datetime
+
+
+COLUMNS = [
+    *(project_members.c[field] for field in ("project_id", "user_id", "role", "added_at")),
+    users.c.email,
+    users.c.name,
+]
+
+
+async def add_member(
+    conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str, role: str, actor: Actor
+) -> Member:
+    """To be announced: keys that the user has there work again.
+
+    Raises: InvalidField, NotFound (project, user), Archived, NameTaken (is a member).
+    """
+    wanted = check_role(role, PROJECT_ROLES)
+    await lock_project(conn, org_id=org_id, project_id=project_id)
+    await get_user(conn, org_id=org_id, user_id=user_id)
+    if not await join(conn, org_id=org_id, project_id=project_id, user_id=user_id, role=wanted):
+        raise NameTaken("user_id", "the user is a member of the project")
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="project.user.added",
+        target=user_id,
+        after={"project_id": project_id, "role": wanted},
+    )
+    return await get_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
+
+
+async def join(
+    conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str, role: str
+) -> bool:
+    """False if the user is a member already; whoever was one comes back to the same row."""
+    row = {"org_id": org_id, "project_id": project_id, "user_id": user_id, "role": role}
+    added = insert(project_members).values(**row)
+    again = {"role": role, "added_at": sa.func.now(), "removed_at": None}
+    added = added.on_conflict_do_update(
+        index_elements=["project_id", "user_id"],
+        set_=again,
+        where=project_members.c.removed_at.is_not(None),
+    )
+    made = await conn.execute(added.returning(project_members.c.user_id))
+    return made.one_or_none() is not None
+
+
+async def get_member(
+    conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str
+) -> Member:
+    """Raises: NotFound."""
+    found = _members(org_id, project_id).where(project_members.c.user_id == user_id)
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NotFound("user_id", f"no user {user_id!r} in project {project_id!r}")
+    return Member(**row._mapping)
+
+
+async def list_members(
+    conn: AsyncConnection, *, org_id: str, project_id: str, cursor: Cursor = FIRST
+) -> tuple[list[Member], bool]:
+    """Raises: InvalidField (limit)."""
+    listed = _members(org_id, project_id)
+    rows, more = await read_page(conn, listed, project_members.c.user_id, cursor)
+    return [Member(**row._mapping) for row in rows], more
+
+
+async def change_member(
+    conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str, role: str, actor: Actor
+) -> Member:
+    """Raises: InvalidField, NotFound, Archived."""
+    wanted = check_role(role, PROJECT_ROLES)
+    await lock_project(conn, org_id=org_id, project_id=project_id)
+    before = await get_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
+    if before.role == wanted:
+        return before
+    changed = _one(org_id, project_id, user_id).values(role=wanted)
+    if (await conn.execute(changed)).rowcount == 0:
+        raise NotFound("user_id", f"no user {user_id!r} in project {project_id!r}")
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="project.user.updated",
+        target=user_id,
+        before={"project_id": project_id, "role": before.role},
+        after={"project_id": project_id, "role": wanted},
+    )
+    return await get_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
+
+
+async def remove_member(
+    conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str, actor: Actor
+) -> None:
+    """To be announced: keys that the user has there stop working. Raises: NotFound, Archived."""
+    await lock_project(conn, org_id=org_id, project_id=project_id)
+    before = await get_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
+    removed = _one(org_id, project_id, user_id).values(removed_at=sa.func.now())
+    if (await conn.execute(removed)).rowcount == 0:
+        raise NotFound("user_id", f"no user {user_id!r} in project {project_id!r}")
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="project.user.removed",
+        target=user_id,
+        before={"project_id": project_id, "role": before.role},
+    )
+
+
+def _one(org_id: str, project_id: str, user_id: str) -> sa.Update:
+    """Under the project's lock two changes of one member could still meet; the second one then
+    finds no row."""
+    found = sa.update(project_members).where(project_members.c.org_id == org_id)
+    found = found.where(project_members.c.project_id == project_id)
+    return found.where(project_members.c.user_id == user_id, project_members.c.removed_at.is_(None))
+
+
+def _members(org_id: str, project_id: str) -> sa.Select[Any]:
+    joined = project_members.join(users, project_members.c.user_id == users.c.id)
+    found = sa.select(*COLUMNS).select_from(joined).where(project_members.c.org_id == org_id)
+    return found.where(
+        project_members.c.project_id == project_id, project_members.c.removed_at.is_(None)
+    )
