@@ -34,6 +34,7 @@ from engine.tokenizer import Tokenizer
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.authorization import open_authorization
 from gateway.auth.client_id_metadata import ClientDocuments
+from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.guards import authenticate
 from gateway.auth.last_used import LastUsed
 from gateway.database import PEPPER_PURPOSE
@@ -62,6 +63,7 @@ from gateway.routes import (
     organization,
     protected_resources,
 )
+from gateway.routes.cors import Cors
 from gateway.routes.counted import Counted
 from gateway.routes.envelope import REQUEST_ID, Envelope
 from gateway.routes.idempotency import Idempotent, claim_key
@@ -126,7 +128,7 @@ def create_app(
     )
     app.state.begin_drain = lambda: None
     app.state.public_url = settings.issuer
-    app.asgi_handler = Counted(Envelope(Idempotent(app.asgi_handler)))
+    app.asgi_handler = Counted(Envelope(Cors(Idempotent(app.asgi_handler))))
     return app
 
 
@@ -172,6 +174,8 @@ async def open_services(
     shipper.start()
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
+    cors_origins = CorsOrigins(system_db)
+    stack.push_async_callback(cors_origins.close)
     authenticator = await open_authenticator(secret, system_db, store, stack)
     egress = Egress()
     stack.callback(egress.close)
@@ -204,6 +208,8 @@ async def open_services(
         idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, keys=answer_keys(secret)),
         db=db,
         system_db=system_db,
+        redis=store,
+        cors_origins=cors_origins,
         spool=spool,
         shipper=shipper,
         engines=engines,

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Mapping
 
 import msgspec
+from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.spool import Spool
@@ -14,6 +15,7 @@ from billing.worker import Shipper
 from engine.client import Engine
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.authorization import Authorization
+from gateway.auth.cors_origins import CorsOrigins
 from gateway.idempotency_keys import IdempotencyKeys
 from gateway.inference import Desk
 from gateway.networks import Networks
@@ -34,6 +36,9 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """Of the tenants: shows the rows of the org that `gateway.db.tenant` named."""
     system_db: AsyncEngine
     """Shows all orgs: for what must look before it knows the tenant, and what serves them all."""
+    redis: Redis
+    """For what is announced to all workers (`tenancy.changes`)."""
+    cors_origins: CorsOrigins
     spool: Spool
     shipper: Shipper
     engines: Mapping[str, Engine]

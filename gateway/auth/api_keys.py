@@ -148,6 +148,11 @@ class Authenticator:
         self._on_use(principal.key_id)
         return principal
 
+    @property
+    def pepper(self) -> tuple[str, bytes]:
+        """(pepper id, pepper): what new keys are made under."""
+        return self._peppers[0]
+
     def hashes(self, key: str) -> Hashes:
         """Under which Postgres may know it."""
         return tuple((each, hash_key(pepper, key)) for each, pepper in self._peppers)

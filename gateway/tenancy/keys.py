@@ -13,7 +13,7 @@ import hmac
 import re
 import secrets
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,14 +22,22 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.audit.log import COMMAND_LINE, Actor, record
 from gateway.auth.policy import ADMIN, KEY_SCOPES, OPERATOR
 from gateway.ids import uuid7
 from gateway.principal import UNLIMITED, Plan, Role
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.key_owners import owner_is_active, role_of_owner, with_owners
+from gateway.tenancy.member_tables import service_accounts, users
 from gateway.tenancy.plans import LIMITS
-from gateway.tenancy.restrictions import ModelPermissions, narrowed
+from gateway.tenancy.restrictions import (
+    UNRESTRICTED,
+    ModelPermissions,
+    Restrictions,
+    check_restrictions,
+    narrowed,
+)
 from gateway.tenancy.tables import (
     MAX_PAGE,
     api_keys,
@@ -143,21 +151,21 @@ async def create_key(
     service_account_id: str | None = None,
     plan: str | None = None,
     expires_at: datetime | None = None,
+    restrictions: Restrictions = UNRESTRICTED,
+    actor: Actor = COMMAND_LINE,
 ) -> CreatedKey:
     """A new key in a live project of the org or, without a project, of the whole org, which only a
     key of administration can be. `expires_at` must know its time zone.
 
-    Raises: InvalidField, NotFound (org, project, plan).
+    Raises: InvalidField, NotFound (org, project, plan, owner).
     """
-    if expires_at is not None and (expires_at.tzinfo is None or expires_at <= datetime.now(tz=UTC)):
-        raise InvalidField("expires_at", "must have a time zone and lie in the future")
     wanted = check_scopes(scopes)
-    admin = any(scope.startswith((ADMIN, OPERATOR)) for scope in wanted)
-    prefix = ADMIN_PREFIX if admin else PREFIX
-    secret = prefix + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM_LENGTH))
-    if project_id is None and not admin:
+    prefix = prefix_of(wanted)
+    secret = new_secret(prefix)
+    if project_id is None and prefix != ADMIN_PREFIX:
         raise InvalidField("project", "only a key of administration is of a whole organization")
-    await _lock_owner(conn, org_id=org_id, project_id=project_id)
+    await _lock_place(conn, org_id=org_id, project_id=project_id)
+    await _lock_owner(conn, org_id=org_id, user_id=user_id, service_account_id=service_account_id)
     row: dict[str, Any] = {
         "id": f"key_{uuid7().hex}",
         "org_id": org_id,
@@ -169,17 +177,67 @@ async def create_key(
         "last_four": secret[-4:],
         "scopes": wanted,
         "plan": await check_plan(conn, plan),
-        "expires_at": expires_at,
+        "expires_at": check_expiry(expires_at),
+        **check_restrictions(restrictions),
     }
     added = sa.insert(api_keys).values(
         **row, key_hash=hash_key(pepper, secret), pepper_id=pepper_id
     )
     made = await conn.execute(added.returning(api_keys.c.created_at))
     public = KeyRow(**row, created_at=made.scalar_one(), revoked_at=None)
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="api_key.created",
+        target=public.id,
+        after=shown(public),
+    )
     return CreatedKey(row=public, secret=secret)
 
 
-async def _lock_owner(conn: AsyncConnection, *, org_id: str, project_id: str | None) -> None:
+def prefix_of(scopes: Iterable[str]) -> str:
+    """Keys of administration are told apart at a glance."""
+    admin = any(scope.startswith((ADMIN, OPERATOR)) for scope in scopes)
+    return ADMIN_PREFIX if admin else PREFIX
+
+
+def new_secret(prefix: str) -> str:
+    return prefix + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM_LENGTH))
+
+
+def check_expiry(expires_at: datetime | None) -> datetime | None:
+    """Raises: InvalidField."""
+    if expires_at is not None and (expires_at.tzinfo is None or expires_at <= datetime.now(tz=UTC)):
+        raise InvalidField("expires_at", "must have a time zone and lie in the future")
+    return expires_at
+
+
+def shown(row: KeyRow) -> dict[str, Any]:
+    """For the audit log: what is configured."""
+    unsaid = ("id", "org_id", "prefix", "last_four", "created_at", "last_used_at", "previous_hint")
+    fields = {name: getattr(row, name) for name in KeyRow.__struct_fields__ if name not in unsaid}
+    said = {name: value for name, value in fields.items() if value is not None}
+    return said | {"redacted_value": row.hint}
+
+
+async def _lock_owner(
+    conn: AsyncConnection, *, org_id: str, user_id: str | None, service_account_id: str | None
+) -> None:
+    """Nor whose it will be. Raises: InvalidField, NotFound."""
+    if user_id is not None and service_account_id is not None:
+        raise InvalidField("user_id", "a key is of one user or of one service account")
+    for field, table, owner_id in (
+        ("user_id", users, user_id),
+        ("service_account_id", service_accounts, service_account_id),
+    ):
+        live = sa.select(table.c.id).where(table.c.org_id == org_id, table.c.id == owner_id)
+        live = live.where(table.c.archived_at.is_(None)).with_for_update(read=True)
+        if owner_id is not None and await conn.scalar(live) is None:
+            raise NotFound(field, f"no such owner {owner_id!r}")
+
+
+async def _lock_place(conn: AsyncConnection, *, org_id: str, project_id: str | None) -> None:
     """What a new key belongs to cannot be archived before this commits. Raises: NotFound."""
     if project_id is None:
         live = sa.select(orgs.c.id).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
@@ -191,7 +249,7 @@ async def _lock_owner(conn: AsyncConnection, *, org_id: str, project_id: str | N
         raise NotFound(kind, f"no {kind} {name!r}")
 
 
-def _public_columns() -> list[sa.ColumnElement[Any]]:
+def public_columns() -> list[sa.ColumnElement[Any]]:
     return [api_keys.c[field] for field in KeyRow.__struct_fields__]
 
 
@@ -200,10 +258,31 @@ async def list_keys(
 ) -> list[KeyRow]:
     """Up to MAX_PAGE keys of the org with ids above `after`, oldest first; revoked and expired ones
     too."""
-    listed = sa.select(*_public_columns()).where(api_keys.c.org_id == org_id, api_keys.c.id > after)
+    listed = sa.select(*public_columns()).where(api_keys.c.org_id == org_id, api_keys.c.id > after)
     if project_id is not None:
         listed = listed.where(api_keys.c.project_id == project_id)
     rows = await conn.execute(listed.order_by(api_keys.c.id).limit(MAX_PAGE))
+    return [KeyRow(**row._mapping) for row in rows]
+
+
+async def page_of_keys(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    limit: int,
+    project_id: str | None = None,
+    after: str | None = None,
+    descending: bool = False,
+) -> list[KeyRow]:
+    """Up to `limit` keys behind `after`, revoked and expired ones too."""
+    assert 0 < limit <= MAX_PAGE
+    listed = sa.select(*public_columns()).where(api_keys.c.org_id == org_id)
+    if project_id is not None:
+        listed = listed.where(api_keys.c.project_id == project_id)
+    order = api_keys.c.id.desc() if descending else api_keys.c.id.asc()
+    if after is not None:
+        listed = listed.where(api_keys.c.id < after if descending else api_keys.c.id > after)
+    rows = await conn.execute(listed.order_by(order).limit(limit))
     return [KeyRow(**row._mapping) for row in rows]
 
 
@@ -216,17 +295,59 @@ async def owner_of_key(conn: AsyncConnection, key_id: str) -> str:
     return org_id
 
 
-async def revoke_key(db: AsyncEngine, redis: Redis, key_id: str, *, org_id: str) -> None:
+async def retrieve_key(
+    conn: AsyncConnection, key_id: str, *, org_id: str, lock: bool = False
+) -> KeyRow:
+    """lock: nobody changes it before this commits. Raises: NotFound."""
+    found = sa.select(*public_columns())
+    found = found.where(api_keys.c.org_id == org_id, api_keys.c.id == key_id)
+    row = (await conn.execute(found.with_for_update() if lock else found)).one_or_none()
+    if row is None:
+        raise NotFound("key", f"no key {key_id!r}")
+    return KeyRow(**row._mapping)
+
+
+def accept(_row: KeyRow) -> None:
+    """The check that lets every key pass."""
+
+
+async def revoke_key(
+    db: AsyncEngine,
+    redis: Redis,
+    key_id: str,
+    *,
+    org_id: str,
+    actor: Actor = COMMAND_LINE,
+    check: Callable[[KeyRow], None] = accept,
+) -> KeyRow:
     """Every worker refuses the key within a second of the return. Idempotent; a repetition
-    announces it again.
+    announces it again. `check` is called with the key, under its lock; what it raises ends this.
 
     Raises: NotFound; ChangeNotAnnounced: revoked, but repeat it (see `changes.changing`).
     """
     async with changing(db, redis, key_id, org_id=org_id) as conn:
-        moment = sa.func.coalesce(api_keys.c.revoked_at, sa.func.now())
-        found = sa.update(api_keys).where(api_keys.c.org_id == org_id, api_keys.c.id == key_id)
-        if (await conn.execute(found.values(revoked_at=moment))).rowcount == 0:
-            raise NotFound("key", f"no key {key_id!r}")
+        before = await retrieve_key(conn, key_id, org_id=org_id, lock=True)
+        check(before)
+        return await end_key(conn, before, actor=actor)
+
+
+async def end_key(conn: AsyncConnection, before: KeyRow, *, actor: Actor, why: str = "") -> KeyRow:
+    """A locked key is revoked, if it is not already; to be announced."""
+    if before.revoked_at is not None:
+        return before
+    ended = sa.update(api_keys).where(api_keys.c.org_id == before.org_id)
+    ended = ended.where(api_keys.c.id == before.id).values(revoked_at=sa.func.now())
+    made = await conn.execute(ended.returning(*public_columns()))
+    await record(
+        conn,
+        org_id=before.org_id,
+        actor=actor,
+        action="api_key.deleted",  # OpenAI's event for the end of a key
+        target=before.id,
+        before=shown(before),
+        after={"reason": why} if why else None,
+    )
+    return KeyRow(**made.one()._mapping)
 
 
 async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> KeyRecord | None:
@@ -239,7 +360,7 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
         joined = joined.outerjoin(plan, owners[owner].c.plan == plan.c.name)
     archived = sa.or_(projects.c.archived_at.is_not(None), orgs.c.archived_at.is_not(None))
     columns = [
-        *_public_columns(),
+        *public_columns(),
         api_keys.c.key_hash,
         api_keys.c.previous_hash,
         archived.label("archived"),

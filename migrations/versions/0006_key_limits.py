@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from migrations.walls import allow_update
+
 revision = "0006"
 down_revision = "0005"
 branch_labels = None
@@ -50,6 +52,7 @@ def upgrade() -> None:
         """
     )
     op.execute("ALTER TABLE orgs ADD COLUMN cors_origins text[] NOT NULL DEFAULT '{}'")
+    allow_update("orgs", "cors_origins")
 
 
 def downgrade() -> None:

@@ -91,6 +91,8 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
         idempotency_keys=unused,
         db=db,
         system_db=db,
+        redis=unused,
+        cors_origins=unused,
         spool=spool,
         shipper=Shipper(spool, db),
         engines={},

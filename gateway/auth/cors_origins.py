@@ -1,0 +1,66 @@
+"""Which organizations list an origin, as this process knows it.
+
+Above: `routes.cors`. Below: `tenancy.origins`. All origins of the installation are one small table,
+read when a browser first asks and again, in the background, when one asks and the copy is older
+than `REFRESH_S`. Only where it is older than `MAX_AGE_S` does the question wait. With Postgres gone
+what was known stays: an origin is no credential.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.db import DATABASE_ERRORS
+from gateway.tenancy.origins import all_origins
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 1.0
+MAX_AGE_S = 10.0
+READ_TIMEOUT_S = 5.0
+NOBODY: frozenset[str] = frozenset()
+
+
+class CorsOrigins:
+    """One per process. `db` sees all organizations. `clock`: monotonic seconds."""
+
+    def __init__(self, db: AsyncEngine, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._db = db
+        self._clock = clock
+        self._known: Mapping[str, frozenset[str]] = {}
+        self._as_of = self._asked_at = -math.inf
+        self._reading: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def orgs_of(self, origin: str) -> frozenset[str]:
+        """Ids of the organizations whose pages come from there; never raises."""
+        now = self._clock()
+        if now - max(self._as_of, self._asked_at) > REFRESH_S and self._reading is None:
+            self._asked_at = now
+            self._reading = asyncio.create_task(self._read(), name="read cors origins")
+        if now - self._as_of > MAX_AGE_S and self._reading is not None:
+            # Shielded: others wait for it too.
+            await asyncio.shield(self._reading)
+        return self._known.get(origin, NOBODY)
+
+    async def _read(self) -> None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                as_of = self._clock()
+                async with self._db.connect() as conn:
+                    self._known = await all_origins(conn)
+                self._as_of = as_of
+        except DATABASE_ERRORS as error:
+            log.warning("origins of web pages not read (%s)", type(error).__name__)
+        finally:
+            self._reading = None

@@ -1,0 +1,110 @@
+"""/v1/organization/projects/{id}/model_permissions: which models a project may use, in OpenAI's
+shape.
+
+Above: `app`. Below: `tenancy.model_permissions`. A project without such a list may use all models,
+which is a deny list of none.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath
+from msgspec import Meta
+
+from gateway.auth.policy import SCOPE_ADMIN_READ
+from gateway.db import tenant
+from gateway.principal import Principal
+from gateway.routes.access import actor_of, needs, services
+from gateway.routes.chat import plain_body
+from gateway.routes.conditional import JSON
+from gateway.tenancy.model_permissions import read_model_permissions, update_model_permissions
+from gateway.tenancy.restrictions import Mode, ModelPermissions
+from gateway.wire.refusals import decode
+
+PATH = "/v1/organization/projects/{project_id:str}/model_permissions"
+SCOPE_ADMIN_PROJECTS = "admin:projects"
+TAG = "Projects"
+
+Of = Request[Principal, Any, Any]
+
+
+class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    mode: Mode
+    model_ids: Annotated[list[Annotated[str, Meta(max_length=1000)]], Meta(max_length=1000)]
+
+
+class Permissions(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "project.model_permissions"
+    mode: Mode
+    model_ids: list[str]
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "project.model_permissions.deleted"
+    deleted: Literal[True] = True
+
+
+wanted_decoder = msgspec.json.Decoder(Wanted)
+
+
+def to_wire(found: ModelPermissions) -> Permissions:
+    return Permissions(mode=found.mode or "deny_list", model_ids=found.models)
+
+
+def answer(thing: msgspec.Struct) -> Response[bytes]:
+    return Response(msgspec.json.encode(thing), status_code=200, media_type=JSON)
+
+
+@get(PATH, opt=needs(SCOPE_ADMIN_READ), tags=[TAG], summary="The models a project may use")
+async def retrieve_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
+    org_id = request.user.org_id
+    async with tenant(services(request).db, org_id) as conn:
+        return answer(to_wire(await read_model_permissions(conn, project_id, org_id=org_id)))
+
+
+@post(
+    PATH,
+    opt=needs(SCOPE_ADMIN_PROJECTS),
+    status_code=200,
+    tags=[TAG],
+    summary="List the models a project may use, or may not",
+)
+async def replace_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
+    wanted = decode(wanted_decoder, await plain_body(request))
+    found = services(request)
+    made = await update_model_permissions(
+        found.db,
+        found.redis,
+        project_id,
+        org_id=request.user.org_id,
+        mode=wanted.mode,
+        models=wanted.model_ids,
+        actor=actor_of(request),
+    )
+    return answer(to_wire(made))
+
+
+@delete(
+    PATH,
+    opt=needs(SCOPE_ADMIN_PROJECTS),
+    status_code=200,
+    tags=[TAG],
+    summary="Let a project use all models",
+)
+async def delete_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
+    found = services(request)
+    await update_model_permissions(
+        found.db,
+        found.redis,
+        project_id,
+        org_id=request.user.org_id,
+        mode=None,
+        actor=actor_of(request),
+    )
+    return answer(Deleted())
+
+
+routes = [retrieve_permissions, replace_permissions, delete_permissions]

@@ -1,0 +1,71 @@
+"""From which web pages browsers may call: each organization's exact origins.
+
+Above: `auth.cors_origins` (what a process knows of them), admin routes, `cli_tenancy`. Below:
+`tables`, `restrictions`. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.audit.log import COMMAND_LINE, Actor, record
+from gateway.db import tenant
+from gateway.tenancy.errors import NotFound
+from gateway.tenancy.restrictions import check_origins
+from gateway.tenancy.tables import orgs
+
+MAX_ORGS_WITH_ORIGINS = 20_000
+"""Those of more, by age, are not known to browsers."""
+
+
+async def read_origins(conn: AsyncConnection, org_id: str) -> list[str]:
+    """Raises: NotFound."""
+    found = sa.select(orgs.c.cors_origins).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
+    origins: list[str] | None = await conn.scalar(found)
+    if origins is None:
+        raise NotFound("org", f"no organization {org_id!r}")
+    return origins
+
+
+async def update_origins(
+    db: AsyncEngine, org_id: str, origins: Iterable[str], *, actor: Actor = COMMAND_LINE
+) -> list[str]:
+    """Every worker goes by them within `auth.cors_origins.REFRESH_S` of the next question.
+
+    Raises: InvalidField, NotFound.
+    """
+    wanted = check_origins(origins)
+    async with tenant(db, org_id) as conn:
+        live = sa.select(orgs.c.cors_origins).where(orgs.c.id == org_id)
+        live = live.where(orgs.c.archived_at.is_(None))
+        before: list[str] | None = await conn.scalar(live.with_for_update())
+        if before is None:
+            raise NotFound("org", f"no organization {org_id!r}")
+        await conn.execute(sa.update(orgs).where(orgs.c.id == org_id).values(cors_origins=wanted))
+        await record(
+            conn,
+            org_id=org_id,
+            actor=actor,
+            action="organization.updated",
+            target=org_id,
+            before={"cors_origins": before},
+            after={"cors_origins": wanted},
+        )
+    return wanted
+
+
+async def all_origins(conn: AsyncConnection) -> dict[str, frozenset[str]]:
+    """Of all live organizations: origin -> the organizations that list it."""
+    listed = sa.select(orgs.c.id, orgs.c.cors_origins)
+    listed = listed.where(
+        orgs.c.archived_at.is_(None), sa.func.cardinality(orgs.c.cors_origins) > 0
+    )
+    rows = await conn.execute(listed.order_by(orgs.c.id).limit(MAX_ORGS_WITH_ORIGINS))
+    found: dict[str, set[str]] = {}
+    for org_id, origins in rows:
+        for origin in origins:
+            found.setdefault(origin, set()).add(org_id)
+    return {origin: frozenset(org_ids) for origin, org_ids in found.items()}
