@@ -52,10 +52,12 @@ from gateway.limits.limiter import Limiter
 from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.routes import (
+    admin_keys,
     audit_logs,
     chat,
     health,
     mcp,
+    model_permissions,
     models,
     oauth_authorize,
     oauth_login,
@@ -116,6 +118,8 @@ def create_app(
             *oauth_authorize.routes,
             *oauth_login.routes,
             *oauth_passkeys.routes,
+            *admin_keys.routes,
+            *model_permissions.routes,
         ],
         lifespan=[lifespan],
         guards=[authenticate],

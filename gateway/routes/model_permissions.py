@@ -7,12 +7,11 @@ which is a deny list of none.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath
-from msgspec import Meta
 
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.db import tenant
@@ -22,6 +21,7 @@ from gateway.routes.chat import plain_body
 from gateway.routes.conditional import JSON
 from gateway.tenancy.model_permissions import read_model_permissions, update_model_permissions
 from gateway.tenancy.restrictions import Mode, ModelPermissions
+from gateway.wire.admin_keys import Texts
 from gateway.wire.refusals import decode
 
 PATH = "/v1/organization/projects/{project_id:str}/model_permissions"
@@ -33,7 +33,7 @@ Of = Request[Principal, Any, Any]
 
 class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mode: Mode
-    model_ids: Annotated[list[Annotated[str, Meta(max_length=1000)]], Meta(max_length=1000)]
+    model_ids: Texts
 
 
 class Permissions(msgspec.Struct, frozen=True, kw_only=True):

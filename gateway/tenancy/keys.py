@@ -55,6 +55,8 @@ RANDOM_LENGTH = 43
 """Base62 characters: 62^43 > 2^256."""
 KEY_FORM = re.compile(rf"sk-tg-(?:admin-)?[0-9A-Za-z]{{{RANDOM_LENGTH}}}", re.ASCII)
 MAX_SCOPES = 32
+ID_FORM = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
+"""Whatever else stands in a path names no key."""
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,6 +301,8 @@ async def retrieve_key(
     conn: AsyncConnection, key_id: str, *, org_id: str, lock: bool = False
 ) -> KeyRow:
     """lock: nobody changes it before this commits. Raises: NotFound."""
+    if ID_FORM.fullmatch(key_id) is None:
+        raise NotFound("key", "no such key")
     found = sa.select(*public_columns())
     found = found.where(api_keys.c.org_id == org_id, api_keys.c.id == key_id)
     row = (await conn.execute(found.with_for_update() if lock else found)).one_or_none()

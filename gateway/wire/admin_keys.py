@@ -20,7 +20,8 @@ from gateway.tenancy.keys import KeyRow
 Moment = Annotated[int, Meta(ge=0, le=253_402_300_799)]
 """Unix seconds, to the end of the year 9999."""
 Number = Annotated[int, Meta(ge=0, le=2**62)]
-Text = Annotated[str, Meta(max_length=1000)]
+Text = Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*$")]
+"""Postgres knows no NUL."""
 Texts = Annotated[list[Text], Meta(max_length=1000)]
 
 
@@ -34,7 +35,7 @@ class KeyCreate(Body):
     name: Text
     project_id: Text | None = None
     """None: of administration alone, and of no project."""
-    scopes: Texts = [SCOPE_INFERENCE]
+    scopes: Texts = msgspec.field(default_factory=lambda: [SCOPE_INFERENCE])
     plan: Text | None = None
     expires_at: Moment | None = None
     models: Texts | None = None

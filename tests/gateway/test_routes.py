@@ -47,6 +47,7 @@ OPEN = {
     "/oauth/passkeys/sign-in",
     "/oauth/passkeys/sign-in/options",
     "/schema",
+    "/v1/admin/keys/report-leak",
     "/schema/openapi.json",
     "/schema/openapi.yaml",
     "/schema/openapi.yml",
