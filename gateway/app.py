@@ -178,8 +178,6 @@ async def open_services(
     shipper.start()
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
-    cors_origins = CorsOrigins(system_db)
-    stack.push_async_callback(cors_origins.close)
     authenticator = await open_authenticator(secret, system_db, store, stack)
     egress = Egress()
     stack.callback(egress.close)
@@ -213,7 +211,7 @@ async def open_services(
         db=db,
         system_db=system_db,
         redis=store,
-        cors_origins=cors_origins,
+        cors_origins=open_cors_origins(system_db, stack),
         spool=spool,
         shipper=shipper,
         engines=engines,
@@ -254,6 +252,13 @@ async def open_authenticator(
     await authenticator.start()
     stack.push_async_callback(authenticator.close)
     return authenticator
+
+
+def open_cors_origins(db: AsyncEngine, stack: AsyncExitStack) -> CorsOrigins:
+    """`db` sees all organizations."""
+    found = CorsOrigins(db)
+    stack.push_async_callback(found.close)
+    return found
 
 
 def open_pool(settings: Settings, stack: AsyncExitStack, role: str) -> AsyncEngine:
