@@ -174,6 +174,8 @@ class EngineCore:
             num_preemptions=scheduler.num_preemptions,
             num_steps=self._stepper.num_steps,
             generated_tokens=self._generated_tokens,
+            num_draft_tokens=self._stepper.num_draft_tokens,
+            num_accepted_tokens=self._stepper.num_accepted_tokens,
             engine_id=self.engine_id,
             step_timeout_s=resolved.step_timeout_s,
             embedding_size=resolved.embedding_size,

@@ -239,6 +239,8 @@ class FakeCore:
             num_preemptions=0,
             num_steps=self._num_steps,
             generated_tokens=self._generated,
+            num_draft_tokens=0,
+            num_accepted_tokens=0,
             engine_id=self._engine_id,
             step_timeout_s=self.resolved.step_timeout_s,
             embedding_size=self.resolved.embedding_size,

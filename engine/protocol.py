@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
@@ -179,7 +179,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     num_preemptions: int
     num_steps: int
     generated_tokens: int
-    """Counters since the engine's start."""
+    num_draft_tokens: int
+    """Guesses that were verified."""
+    num_accepted_tokens: int
+    """Those that were right. Counters since the engine's start, as those above."""
     engine_id: str
     """A fresh UUID per engine process: a change means every request of before is gone."""
     step_timeout_s: float

@@ -56,6 +56,16 @@ class Stepper:
         self._in_flight: deque[_InFlight] = deque()
         self._collected_s = 0.0
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """Guesses that were verified so far."""
+        return 0 if self._guesser is None else self._guesser.num_guessed
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Those that were right."""
+        return 0 if self._guesser is None else self._guesser.num_right
+
     def has_work(self) -> bool:
         return self._scheduler.has_unfinished() or bool(self._in_flight)
 

@@ -87,6 +87,12 @@ class Telemetry:
         self.generated = self._engine_gauge(
             "generation_tokens", "Tokens generated since the engine's start."
         )
+        self.draft_tokens = self._engine_gauge(
+            "spec_decode_draft_tokens", "Guessed tokens verified since the engine's start."
+        )
+        self.accepted_tokens = self._engine_gauge(
+            "spec_decode_accepted_tokens", "Guessed tokens that were right, since then."
+        )
         self.spool_backlog = self._worker_gauge(
             "spool_backlog_events", "Usage events on disk that Postgres does not have yet."
         )
@@ -120,6 +126,8 @@ class Telemetry:
         self.query_tokens.labels(status.model).set(status.prefix_cache_query_tokens)
         self.preemptions.labels(status.model).set(status.num_preemptions)
         self.generated.labels(status.model).set(status.generated_tokens)
+        self.draft_tokens.labels(status.model).set(status.num_draft_tokens)
+        self.accepted_tokens.labels(status.model).set(status.num_accepted_tokens)
 
     def count_tokens(
         self, model: str, *, uncached: int, cache_read: int, cache_write: int, output: int

@@ -2,9 +2,8 @@
 
 Others stand where their part is: long prefills that stall decodes and short prompts behind long
 ones (`test_scheduler.py`, `test_pace.py`), preempted requests that lose their place
-(`test_scheduler.py`), speculation slower than none (`test_speculative.py`), characters cut between
-tokens (`test_detokenizer.py`), memory mis-estimated at the start (`test_start.py`), health that is
-green on a dead engine (`tests/chaos/`).
+(`test_scheduler.py`), characters cut between tokens (`test_detokenizer.py`), memory mis-estimated
+at the start (`test_start.py`), health that is green on a dead engine (`tests/chaos/`).
 """
 
 from __future__ import annotations
@@ -254,3 +253,54 @@ def test_a_grammar_leaves_reasoning_alone_and_holds_after_it(options: dict[str, 
         assert ids[:count] == before[:count]
         assert re.fullmatch(ORDER, tokenizer.decode(ids[count:])), tokenizer.decode(ids)
     assert num_answers > 3
+
+
+FEW: dict[str, Any] = {"logit_bias": dict.fromkeys((5, 6, 7, 8), 100.0), "temperature": 9.0}
+"""One of four tokens: there is always something to guess from, and it is mostly wrong."""
+ONE: dict[str, Any] = {"logit_bias": {5: 100.0}, "temperature": 0.0}
+
+
+def timed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], **options: Any
+) -> tuple[float, EngineCore]:
+    """Seconds of a run by a clock on which each guess that is verified makes a step of 1 s longer
+    by 0.3 s; and the engine."""
+    core, now_s = start(folder, max_model_len=256, **options), [0.0]
+    monkeypatch.setattr("engine.stepping.time.perf_counter", lambda: now_s[0])
+    runner = core._stepper._runner
+    launch = runner.launch
+
+    def slow(output: Any, before: Any = None) -> Any:
+        now_s[0] += 1.0 + 0.3 * sum(len(entry.draft_token_ids) for entry in output.scheduled)
+        return launch(output, before)
+
+    monkeypatch.setattr(runner, "launch", slow)
+    asked = {"max_tokens": 200, "ignore_eos": True, "seed": 3} | sampling
+    core.add(request("r", [5, 6, 7, 8] * 4, **asked))
+    finish(core)
+    monkeypatch.undo()
+    return now_s[0], core
+
+
+def test_speculation_is_given_up_where_it_does_not_pay(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of the loss is what finding out took, and looking again now and then."""
+    plain_s, core = timed(folders["llama3"], monkeypatch, FEW)
+    assert core.status().num_draft_tokens == 0
+    guessed_s, core = timed(folders["llama3"], monkeypatch, FEW, speculative="ngram")
+    status = core.status()
+    assert 0 < status.num_accepted_tokens < status.num_draft_tokens / 2
+    assert status.num_draft_tokens < 4 * 200 / 3, "most steps guess nothing"
+    assert guessed_s < 1.15 * plain_s
+
+
+def test_speculation_goes_on_where_it_pays(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_s, _ = timed(folders["llama3"], monkeypatch, ONE)
+    guessed_s, core = timed(folders["llama3"], monkeypatch, ONE, speculative="ngram")
+    status = core.status()
+    assert status.num_accepted_tokens > 0.9 * status.num_draft_tokens
+    assert status.num_accepted_tokens > 90, "behind one and the same token, one is guessed a step"
+    assert guessed_s < 0.7 * plain_s

@@ -480,6 +480,11 @@ def test_guessing_changes_no_token(folder: Path, num_blocks: int) -> None:
     }
     guesser = core._stepper._guesser
     assert guesser is not None and 0 < guesser.num_right < guesser.num_guessed
+    status = core.status()
+    assert (status.num_accepted_tokens, status.num_draft_tokens) == (
+        guesser.num_right,
+        guesser.num_guessed,
+    )
 
 
 def test_guessing_ahead_is_refused(folder: Path) -> None:

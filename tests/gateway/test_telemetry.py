@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.fake import FAKE_CONFIG, FakeCore
 from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, ReplicaEvent, TextDelta
 from gateway.telemetry import RequestMeter, Telemetry
@@ -13,6 +15,17 @@ def test_the_size_of_an_engines_cache_is_measured() -> None:
     telemetry.engine_status(status)
     line = f'tollgate_kv_cache_blocks{{model="{status.model}"}} {float(status.num_blocks)}'
     assert line in telemetry.render().decode().splitlines()
+
+
+def test_guesses_of_an_engine_are_measured() -> None:
+    status = msgspec.structs.replace(
+        FakeCore(FAKE_CONFIG).status(), num_draft_tokens=7, num_accepted_tokens=3
+    )
+    telemetry = Telemetry(models=[status.model])
+    telemetry.engine_status(status)
+    value, labels = telemetry.registry.get_sample_value, {"model": status.model}
+    assert value("tollgate_spec_decode_draft_tokens", labels) == 7
+    assert value("tollgate_spec_decode_accepted_tokens", labels) == 3
 
 
 def timed(*events: ReplicaEvent) -> tuple[float, float]:
