@@ -31,15 +31,9 @@ from engine.chat_template import ChatTemplate
 from engine.client import Engine, EngineClient
 from engine.errors import EngineUnavailable
 from engine.tokenizer import Tokenizer
-from gateway.auth.api_keys import Authenticator
-from gateway.auth.authorization import open_authorization
-from gateway.auth.client_id_metadata import ClientDocuments
-from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.guards import authenticate
-from gateway.auth.last_used import LastUsed
-from gateway.database import PEPPER_PURPOSE
+from gateway.auth.wiring import open_auth
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.egress import Egress
 from gateway.errors import to_face
 from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -59,11 +53,13 @@ from gateway.routes import (
     mcp,
     model_permissions,
     models,
+    oauth,
     oauth_authorize,
     oauth_login,
     oauth_passkeys,
     organization,
     protected_resources,
+    signing_keys,
 )
 from gateway.routes.cors import Cors
 from gateway.routes.counted import Counted
@@ -120,6 +116,8 @@ def create_app(
             *oauth_passkeys.routes,
             *admin_keys.routes,
             *model_permissions.routes,
+            *oauth.routes,
+            *signing_keys.routes,
         ],
         lifespan=[lifespan],
         guards=[authenticate],
@@ -178,17 +176,8 @@ async def open_services(
     shipper.start()
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
-    authenticator = await open_authenticator(secret, system_db, store, stack)
-    egress = Egress()
-    stack.callback(egress.close)
-    authorization = open_authorization(
-        stack,
-        issuer=settings.issuer,
-        db=db,
-        system_db=system_db,
-        redis=store,
-        secret=secret,
-        documents=ClientDocuments(egress),
+    auth = await open_auth(
+        stack, issuer=settings.issuer, db=db, system_db=system_db, redis=store, secret=secret
     )
     engines = connect_engines(settings, settlement)
     fleet = await open_fleet(settings, engines, stack)
@@ -206,16 +195,17 @@ async def open_services(
         desk=desk,
         telemetry=telemetry,
         readiness=Readiness(fleet=fleet, redis=store, spool=spool),
-        authenticator=authenticator,
+        authenticator=auth.authenticator,
+        authority=auth.authority,
         idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, keys=answer_keys(secret)),
         db=db,
         system_db=system_db,
         redis=store,
-        cors_origins=open_cors_origins(system_db, stack),
+        cors_origins=auth.cors_origins,
         spool=spool,
         shipper=shipper,
         engines=engines,
-        authorization=authorization,
+        authorization=auth.authorization,
         trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),
     )
@@ -231,34 +221,6 @@ async def open_fleet(
     await fleet.start()
     stack.push_async_callback(fleet.close)
     return fleet
-
-
-async def open_authenticator(
-    secret: Secret, db: AsyncEngine, store: redis.asyncio.Redis, stack: AsyncExitStack
-) -> Authenticator:
-    """`db` sees all organizations."""
-    last_used = LastUsed(db)
-    last_used.start()
-    stack.push_async_callback(last_used.close)
-    key = secret.current
-    authenticator = Authenticator(
-        db=db,
-        redis=store,
-        pepper=key.derive(PEPPER_PURPOSE),
-        pepper_id=key.id,
-        older=[(old.id, old.derive(PEPPER_PURPOSE)) for old in secret.keys[1:]],
-        on_use=last_used.note,
-    )
-    await authenticator.start()
-    stack.push_async_callback(authenticator.close)
-    return authenticator
-
-
-def open_cors_origins(db: AsyncEngine, stack: AsyncExitStack) -> CorsOrigins:
-    """`db` sees all organizations."""
-    found = CorsOrigins(db)
-    stack.push_async_callback(found.close)
-    return found
 
 
 def open_pool(settings: Settings, stack: AsyncExitStack, role: str) -> AsyncEngine:

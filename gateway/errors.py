@@ -21,6 +21,7 @@
     tenancy: InvalidField              400     invalid_request_error   (null)
     tenancy: NotFound                  404     invalid_request_error   not_found
     tenancy: NameTaken                 409     invalid_request_error   name_taken
+    signing_keys: TooSoon              409     invalid_request_error   too_soon
     tenancy: ChangeNotAnnounced        503     server_error            service_unavailable
     litestar: HTTPException            its own
     anything else                      500     server_error            (null)
@@ -41,6 +42,7 @@ import msgspec
 from billing.errors import ReportQueryError
 from billing.spool import SpoolError
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
+from gateway.auth.signing_keys import TooSoon
 from gateway.fleet.errors import (
     BadField,
     ContextTooLong,
@@ -263,6 +265,10 @@ def from_tenancy(error: TenancyError) -> Face:
             return face(404, capital(error.message), INVALID, code="not_found", param=error.field)
         case NameTaken():
             return face(409, capital(error.message), INVALID, code="name_taken", param=error.field)
+        case TooSoon():
+            headers = retry_headers(error.retry_after_s)
+            message = capital(error.message)
+            return face(409, message, INVALID, code="too_soon", headers=headers)
         case ChangeNotAnnounced():
             return unavailable("The change is saved, but not every worker knows yet; repeat it.")
         case InvalidField():

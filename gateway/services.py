@@ -14,6 +14,7 @@ from billing.spool import Spool
 from billing.worker import Shipper
 from engine.client import Engine
 from gateway.auth.api_keys import Authenticator
+from gateway.auth.authority import Authority
 from gateway.auth.authorization import Authorization
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.idempotency_keys import IdempotencyKeys
@@ -32,6 +33,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     readiness: Readiness
     authenticator: Authenticator
     idempotency_keys: IdempotencyKeys
+    authority: Authority
     db: AsyncEngine
     """Of the tenants: shows the rows of the org that `gateway.db.tenant` named."""
     system_db: AsyncEngine

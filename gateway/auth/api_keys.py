@@ -32,6 +32,7 @@ import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.auth.access_tokens import AccessTokens
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
 from gateway.auth.lru import Lru
 from gateway.db import DATABASE_ERRORS
@@ -41,6 +42,7 @@ from gateway.tenancy.changes import EVERYTHING, ChangeListener
 from gateway.tenancy.keys import (
     ADMIN_PREFIX,
     KEY_FORM,
+    PREFIX,
     RANDOM_LENGTH,
     KeyRecord,
     find_key,
@@ -86,8 +88,9 @@ class Refused(msgspec.Struct, frozen=True):
 
 class Authenticator:
     """One per process. `older`: (pepper id, pepper) of what was current before; keys made under
-    them stay good. `redis` must not decode responses. `on_use` is told the id of each good key that
-    was shown, each time. `clock`: monotonic seconds; `wall_clock`: Unix seconds."""
+    them stay good. `redis` must not decode responses. `tokens` knows what is no API key. `on_use`
+    is told the id of each good key that was shown, each time. `clock`: monotonic seconds;
+    `wall_clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class Authenticator:
         pepper: bytes,
         pepper_id: str,
         older: Sequence[tuple[str, bytes]] = (),
+        tokens: AccessTokens | None = None,
         on_use: Callable[[str], None] = lambda key_id: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -104,6 +108,7 @@ class Authenticator:
         self._db = db
         self._pepper = pepper
         self._peppers = ((pepper_id, pepper), *older)
+        self._tokens = tokens
         self._on_use = on_use
         self._clock = clock
         self._wall_clock = wall_clock
@@ -127,11 +132,17 @@ class Authenticator:
             read.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
 
-    async def authenticate(self, bearer: str) -> Principal:
-        """The principal of the key `bearer`.
+    async def authenticate(self, bearer: str, *, jkt: str | None = None) -> Principal:
+        """The principal of the key, or access token, `bearer`. jkt: of the key that was proven with
+        it (RFC 9449).
 
-        Raises: InvalidKey, ExpiredKey, RevokedKey (all AuthError); AuthUnavailable.
+        Raises: InvalidKey, ExpiredKey, RevokedKey, InvalidToken (all AuthError); AuthUnavailable.
         """
+        if self._tokens is not None and not bearer.startswith(PREFIX):
+            as_of = self._listener.as_of
+            return await self._tokens.authenticate(bearer, heard_as_of=as_of, jkt=jkt)
+        if jkt is not None:
+            raise InvalidKey("an API key is bound to no other")
         if len(bearer) > MAX_KEY_LENGTH:
             raise InvalidKey("malformed")
         handle = self._handle(bearer)
@@ -179,6 +190,8 @@ class Authenticator:
 
     def _changed(self, subject: str) -> None:
         self._changes += 1
+        if self._tokens is not None:
+            self._tokens.changed(subject)
         if subject == EVERYTHING:
             self._known.clear()
             self._refused.clear()

@@ -15,9 +15,19 @@ from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
 from litestar.routes import HTTPRoute
 
-from gateway.auth.errors import InvalidKey, MissingCredential, MissingScope, WrongNetwork
+from gateway.auth import rfc9449_dpop
+from gateway.auth.errors import (
+    InvalidKey,
+    InvalidToken,
+    MissingCredential,
+    MissingScope,
+    WrongNetwork,
+)
 from gateway.auth.policy import may
-from gateway.routes.access import SCOPE, address_of, services
+from gateway.auth.resources import API_PATH
+from gateway.auth.rfc9449_dpop import InvalidProof
+from gateway.principal import Principal
+from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, SCOPE, address_of, services
 
 UNDECLARED = "(this route declares no scope)"
 
@@ -35,8 +45,13 @@ async def authenticate(
     scope = route_handler.opt.get(SCOPE, UNDECLARED)
     if scope is None:
         return
-    bearer = read_bearer(read_authorization(connection.scope["headers"]))
-    principal = await services(connection).authenticator.authenticate(bearer)
+    header = read_authorization(connection.scope["headers"])
+    if header[:5].lower() == "dpop ":
+        principal = await authenticate_bound(connection, header[5:].strip())
+    else:
+        principal = await services(connection).authenticator.authenticate(read_bearer(header))
+    if principal.kind == "token" and not is_addressed(connection, route_handler, principal):
+        raise InvalidToken("for another resource")
     if principal.allowed_networks is not None:
         address = address_of(connection)
         if address is None or address not in principal.allowed_networks:
@@ -44,6 +59,42 @@ async def authenticate(
     if not may(principal, scope):
         raise MissingScope(scope)
     connection.scope["user"] = principal
+
+
+async def authenticate_bound(
+    connection: ASGIConnection[Any, Any, Any, Any], token: str
+) -> Principal:
+    """`Authorization: DPoP` with its proof (RFC 9449, section 7.1). Raises: AuthError,
+    AuthUnavailable."""
+    proofs = connection.headers.getall("dpop", [])
+    if len(proofs) != 1:
+        raise InvalidProof("not one proof")
+    authority = services(connection).authority
+    jkt = await rfc9449_dpop.verify(
+        proofs[0],
+        redis=authority.redis,
+        method=str(connection.scope.get("method")),
+        url=authority.issuer + connection.scope["path"],
+        now=authority.clock(),
+        access_token=token,
+    )
+    return await services(connection).authenticator.authenticate(token, jkt=jkt)
+
+
+def is_addressed(
+    connection: ASGIConnection[Any, Any, Any, Any],
+    route_handler: BaseRouteHandler,
+    principal: Principal,
+) -> bool:
+    """Whether the token is for this route (RFC 9068, section 4): for what the route's `opt` names,
+    by itself for the API."""
+    named = route_handler.opt.get(AUDIENCE)
+    if named == ANY_AUDIENCE:
+        return True
+    issuer = services(connection).authority.issuer
+    if named is None:
+        return not principal.audiences.isdisjoint((issuer, issuer + API_PATH))
+    return issuer + str(named).format(**connection.path_params) in principal.audiences
 
 
 def allowed(connection: ASGIConnection[Any, Any, Any, Any]) -> str:

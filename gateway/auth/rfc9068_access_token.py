@@ -59,7 +59,8 @@ class AccessClaims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     exp: int
     scope: str
     org_id: str
-    project_id: str
+    project_id: str | None = None
+    """Who is billed; a token without one may administer, and use nothing that costs."""
     user_id: str | None = None
     service_account_id: str | None = None
     grant_id: str | None = None

@@ -29,6 +29,7 @@ from gateway.auth.errors import AuthUnavailable
 from gateway.auth.token_tables import signing_keys
 from gateway.db import DATABASE_ERRORS
 from gateway.tasks import end
+from gateway.tenancy.errors import NotFound, TenancyError
 
 log = logging.getLogger(__name__)
 
@@ -67,16 +68,12 @@ class SigningKeyRow(msgspec.Struct, frozen=True, kw_only=True):
         return "next" if self.activated_at is None else "active"
 
 
-class TooSoon(Exception):
+class TooSoon(TenancyError):
     """The next key has not been published for long enough; `retry_after_s` says how long yet."""
 
     def __init__(self, retry_after_s: float) -> None:
-        super().__init__(f"the next key signs in {retry_after_s:.0f} s at the earliest")
+        super().__init__("kid", f"the next key signs in {retry_after_s:.0f} s at the earliest")
         self.retry_after_s = retry_after_s
-
-
-class UnknownKey(Exception):
-    """No key that verifies anything has this id."""
 
 
 class Ring(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,12 +134,12 @@ async def rotate(
 
 async def revoke(conn: AsyncConnection, cipher: Cipher, kid: str, now: datetime) -> SigningKeyRow:
     """A key that may be in the wrong hands: from now on it verifies nothing. The active key is
-    replaced at once. Idempotent. Raises: UnknownKey."""
+    replaced at once. Idempotent. Raises: NotFound."""
     await _lock(conn)
     found = sa.select(*_public()).where(signing_keys.c.kid == kid)
     row = (await conn.execute(found)).one_or_none()
     if row is None:
-        raise UnknownKey(kid)
+        raise NotFound("kid", f"no signing key {kid!r}")
     before = SigningKeyRow(**row._mapping)
     if before.verify_until is not None and before.verify_until <= now:
         return before
@@ -250,6 +247,8 @@ class KeyRing:
         self.cipher = cipher
         self._clock = clock
         self._monotonic = monotonic
+        self.on_withdrawn: Callable[[], None] = lambda: None
+        """Called when a key that was believed is believed no more."""
         self._ring: Ring | None = None
         self._read_at = -MIN_RELOAD_INTERVAL_S
         self._reading = asyncio.Lock()
@@ -301,7 +300,10 @@ class KeyRing:
     async def _read(self) -> None:
         self._read_at = self._monotonic()
         async with self._db.connect() as conn:
-            self._ring = await read_ring(conn, self.cipher, self.now())
+            found = await read_ring(conn, self.cipher, self.now())
+        before, self._ring = self._ring, found
+        if before is not None and not before.verifying.keys() <= found.verifying.keys():
+            self.on_withdrawn()
 
     async def _run(self) -> None:
         failing = self._ring is None

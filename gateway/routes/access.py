@@ -16,6 +16,10 @@ from gateway.services import Services
 
 SCOPE = "scope"
 """The key in a route's `opt`: every route declares one, `None` for the whole world."""
+AUDIENCE = "audience"
+"""The key in a route's `opt` for what an access token must be good for: a path behind the issuer,
+with the route's parameters (`/mcp/{org}`), or ANY_AUDIENCE; without it, the API."""
+ANY_AUDIENCE = "*"
 PUBLIC: dict[str, Any] = {SCOPE: None}
 
 

@@ -21,7 +21,7 @@ from gateway.auth.policy import SCOPE_MCP_CALL
 from gateway.auth.rfc9728_protected_resource import BearerError, challenge
 from gateway.errors import to_face
 from gateway.principal import Principal
-from gateway.routes.access import needs
+from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, needs
 from gateway.routes.chat import plain_body
 from gateway.routes.protected_resources import public_url
 
@@ -82,7 +82,7 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
 
 GUARDED: dict[str, Any] = {
     "path": PATH,
-    "opt": needs(SCOPE_MCP_CALL),
+    "opt": {**needs(SCOPE_MCP_CALL), AUDIENCE: ANY_AUDIENCE},  # `check_audience` is stricter
     "guards": [check_audience],
     "exception_handlers": {Exception: refuse},
     "tags": ["MCP"],

@@ -1,7 +1,8 @@
 """How a change of identity reaches every worker: Redis pub/sub with a heartbeat.
 
-Above: `tenancy` verbs announce; `auth.api_keys` listens. Below: redis-py. What is announced is the
-id of a key, or `EVERYTHING`. It does not know what a listener keeps.
+Above: `tenancy` verbs announce; `auth.api_keys` listens, and `auth.revocations` on a channel of its
+own. Below: redis-py. What is announced is the id of a key, or `EVERYTHING`. It does not know what a
+listener keeps.
 
 Pub/sub forgets: what was published while a listener was away is gone. So a listener says *as of
 when* it knows everything. It sends a PING down its subscription's own connection; replies on a
@@ -60,7 +61,8 @@ async def changing(
 
 
 class ChangeListener:
-    """Calls `on_change(subject)` for each announcement, from one task of its own, in order.
+    """Calls `on_change(subject)` for each announcement on `channel`, from one task of its own, in
+    order.
 
     `redis` must not decode responses. `clock`: monotonic seconds.
     """
@@ -70,19 +72,21 @@ class ChangeListener:
         redis: Redis,
         on_change: Callable[[str], None],
         *,
+        channel: str = CHANNEL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.as_of = -math.inf
         """Everything announced before this moment has been handed to `on_change`."""
         self._redis = redis
         self._on_change = on_change
+        self._channel = channel
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()
 
     async def start(self, *, timeout_s: float = 2.0) -> None:
         """Returns once connected, or after `timeout_s` without: it goes on trying."""
-        self._task = asyncio.create_task(self._run(), name="identity changes")
+        self._task = asyncio.create_task(self._run(), name=f"listen to {self._channel}")
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._connected.wait()
@@ -102,7 +106,7 @@ class ChangeListener:
             except (RedisError, OSError) as error:
                 if self._clock() - started > SILENCE_S:
                     backoff_s = HEARTBEAT_S
-                log.warning("identity changes: listener lost (%s)", type(error).__name__)
+                log.warning("%s: listener lost (%s)", self._channel, type(error).__name__)
             finally:
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
             await asyncio.sleep(backoff_s)
@@ -111,7 +115,7 @@ class ChangeListener:
     async def _listen(self, pubsub: PubSub) -> None:
         """Raises TimeoutError after SILENCE_S without a PONG."""
         async with asyncio.timeout(SILENCE_S) as silence:
-            await pubsub.subscribe(CHANNEL)
+            await pubsub.subscribe(self._channel)
             ping_at = self._clock()
             while True:
                 if (now := self._clock()) >= ping_at:

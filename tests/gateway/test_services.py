@@ -89,6 +89,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
         readiness=Readiness(fleet=fleet, redis=redis, spool=spool),
         authenticator=unused,
         idempotency_keys=unused,
+        authority=unused,
         db=db,
         system_db=db,
         redis=unused,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from gateway.audit.log import Actor
 from gateway.audit.verify import NOWHERE
 from gateway.auth.client_metadata import ClientMetadata
 from gateway.auth.peppers import Peppers
+from gateway.auth.revocations import Announcement
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.secret import Secret, SecretKey
 from gateway.tenancy.errors import NameTaken, NotFound
@@ -43,6 +45,7 @@ SYSTEM = {
     "auth.clients.operator_org": "in whose log what is no tenant's is written",
     "auth.grants.issue_code": "of the grant that it is given",
     "auth.grants.redeem_code": "by who has the code, before the tenant is known",
+    "auth.revocations.purge": "of what refuses nothing any more, whosever it was",
     "auth.signing_keys.ensure_keys": "signing keys are of the whole installation",
     "auth.signing_keys.list_keys": "signing keys are of the whole installation",
     "auth.signing_keys.read_ring": "signing keys are of the whole installation",
@@ -51,6 +54,7 @@ SYSTEM = {
     "tenancy.key_changes.report_leak": "whoever shows a key, before the tenant is known",
     "tenancy.keys.end_key": "of the key that it is given",
     "tenancy.origins.all_origins": "a preflight names no tenant",
+    "auth.subjects.find_principal": "of the token that it is given, whose claims name the org",
     "tenancy.bootstrap.bootstrap": "the first start, before there is a tenant",
     "tenancy.changes.changing": "a transaction, not a verb",
     "tenancy.invites.accept_invite": "whoever has the link, before the tenant is known",
@@ -148,6 +152,7 @@ def test_every_verb_names_its_org_or_says_whom_it_serves() -> None:
 async def call(name: str, pool: AsyncEngine, redis: Redis, *, org: str) -> object:
     """As a route of `org` would, with Alice's ids."""
     given: dict[str, object] = {"redis": redis, **IDS, "org_id": org, **VALUES}
+    given["announcement"] = Announcement(redis, time.time)
     parameters = inspect.signature(TENANTS[name]).parameters
     async with AsyncExitStack() as stack:
         positional: list[object] = []

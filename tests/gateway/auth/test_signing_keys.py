@@ -24,7 +24,6 @@ from gateway.auth.signing_keys import (
     KeyRing,
     SigningKeyRow,
     TooSoon,
-    UnknownKey,
     ensure_keys,
     list_keys,
     read_ring,
@@ -32,6 +31,7 @@ from gateway.auth.signing_keys import (
     rotate,
 )
 from gateway.db import ROLE_SYSTEM, create_engine
+from gateway.tenancy.errors import NotFound
 from tests.gateway.auth.parts import NOW, Clock, a_secret
 
 START = datetime.fromtimestamp(NOW, UTC)
@@ -143,7 +143,7 @@ async def test_a_revoked_key_verifies_nothing_and_is_replaced(system_db: AsyncEn
         assert await conn.scalar(
             sa.text("SELECT private_key IS NULL FROM signing_keys WHERE kid = :kid"), {"kid": bad}
         )
-        with pytest.raises(UnknownKey):
+        with pytest.raises(NotFound):
             await revoke(conn, CIPHER, "nobody", ring.now())
     await ring.close()
 

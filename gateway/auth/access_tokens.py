@@ -1,0 +1,200 @@
+"""From an access token of ours to a principal: the JWT branch of the `Authenticator`.
+
+Above: `api_keys.Authenticator` hands over what is no API key, and what the feed says. Below:
+`rfc9068_access_token` verifies, `revocations` refuses, `subjects` looks up. It knows no HTTP.
+
+A token that was verified is known by its digest until it expires, is revoked, or someone it speaks
+for changes; so a request costs a hash and a few comparisons. What is kept is trusted as an API
+key's answer is: as of the moment it was read or of the feed's last heartbeat, whichever is later,
+and only while the denylist is current. An answer that was on its way while something was announced
+or revoked is not kept, but made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+
+import msgspec
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth import rfc9068_access_token
+from gateway.auth.errors import AuthUnavailable, ExpiredToken, InvalidToken, RevokedToken
+from gateway.auth.lru import Lru
+from gateway.auth.revocations import Denylist, Revocation
+from gateway.auth.rfc9068_access_token import MAX_TOKEN_BYTES, AccessClaims
+from gateway.auth.signing_keys import KeyRing
+from gateway.auth.subjects import find_principal
+from gateway.db import DATABASE_ERRORS
+from gateway.principal import Principal
+from gateway.tenancy.changes import EVERYTHING
+
+MAX_CACHED_TOKENS = 16_384
+MAX_STALENESS_S = 0.8
+MAX_CONCURRENT_READS = 16
+READ_TIMEOUT_S = 5.0
+MAX_READS = 3
+"""Per request: each is made void only by an announcement while it ran."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A good token, and whom it spoke for at `as_of` (monotonic seconds)."""
+
+    claims: AccessClaims
+    principal: Principal
+    as_of: float
+
+
+class AccessTokens:
+    """One per process. `db`: the system pool. `clock`: monotonic seconds; `wall_clock`: Unix
+    seconds."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        redis: Redis,
+        keys: KeyRing,
+        issuer: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._db = db
+        self._keys = keys
+        self._issuer = issuer
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self.denylist = Denylist(db, redis, self._revoked, clock=clock, wall_clock=wall_clock)
+        self._known: Lru[bytes, Known] = Lru(MAX_CACHED_TOKENS)
+        keys.on_withdrawn = self._forget
+        self._changes = 0
+        self._reads: dict[bytes, asyncio.Task[None]] = {}
+        self._read_slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
+
+    async def start(self) -> None:
+        await self.denylist.start()
+
+    async def close(self) -> None:
+        await self.denylist.close()
+        reads = list(self._reads.values())
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+
+    async def authenticate(
+        self, token: str, *, heard_as_of: float, jkt: str | None = None
+    ) -> Principal:
+        """The principal of an access token of ours. heard_as_of: every announced change of identity
+        before it is known here. jkt: of the key that was proven with it (RFC 9449).
+
+        Raises: InvalidToken, ExpiredToken, RevokedToken (all AuthError); AuthUnavailable.
+        """
+        if len(token) > MAX_TOKEN_BYTES:
+            raise InvalidToken("too long")
+        digest = blake2b(token.encode(), digest_size=32).digest()
+        known = self._known.get(digest)
+        if known is None or not self._is_trusted(known, heard_as_of):
+            known = await self._lookup(token, digest)
+        claims = known.claims
+        if claims.exp <= self._wall_clock():
+            self._known.drop(digest)
+            raise ExpiredToken(claims.jti)
+        bound_to = None if claims.cnf is None else claims.cnf.jkt
+        if bound_to != jkt:
+            raise InvalidToken("shown without the key that it is bound to, or with another one")
+        return known.principal
+
+    async def verify(self, token: str) -> AccessClaims:
+        """The claims of a token that is good now, for the endpoints of the authorization server.
+
+        Raises: InvalidToken, ExpiredToken, RevokedToken, AuthUnavailable.
+        """
+        await self.denylist.current()
+        claims = await rfc9068_access_token.read(
+            self._keys, token, issuer=self._issuer, now=self._wall_clock()
+        )
+        if self.denylist.denies(claims):
+            raise RevokedToken(claims.jti)
+        try:
+            async with self._db.connect() as conn:
+                await find_principal(conn, claims)
+        except DATABASE_ERRORS as error:
+            raise AuthUnavailable(type(error).__name__) from error
+        return claims
+
+    def changed(self, subject: str) -> None:
+        """Something about `subject`, an id or EVERYTHING, was announced."""
+        self._changes += 1
+        if subject == EVERYTHING:
+            self._forget()
+        else:
+            self._known.drop_where(lambda known: subject in concerned(known.principal))
+
+    def _revoked(self, _revocation: Revocation) -> None:
+        self._changes += 1
+        self._known.drop_where(lambda known: self.denylist.denies(known.claims))
+
+    def _forget(self) -> None:
+        self._changes += 1
+        self._known.clear()
+
+    def _is_trusted(self, known: Known, heard_as_of: float) -> bool:
+        as_of = max(known.as_of, heard_as_of)
+        return self._clock() - as_of <= MAX_STALENESS_S and self.denylist.is_current
+
+    async def _lookup(self, token: str, digest: bytes) -> Known:
+        for _ in range(MAX_READS):
+            await self.denylist.current()
+            asked_at = self._clock()
+            # Shielded: others wait for it too.
+            await asyncio.shield(self._read(token, digest))
+            known = self._known.get(digest)
+            is_new = known is not None and known.as_of >= asked_at - MAX_STALENESS_S
+            if known is not None and is_new and self.denylist.is_current:
+                return known
+        raise AuthUnavailable("no answer that is new enough")
+
+    def _read(self, token: str, digest: bytes) -> asyncio.Task[None]:
+        """The read of this token that is under way; a new one if there is none."""
+        if digest not in self._reads:
+            task = asyncio.create_task(self._read_once(token, digest), name="read access token")
+            self._reads[digest] = task
+            task.add_done_callback(lambda done: self._read_ended(digest, done))
+        return self._reads[digest]
+
+    def _read_ended(self, digest: bytes, task: asyncio.Task[None]) -> None:
+        del self._reads[digest]
+        if not task.cancelled():
+            task.exception()  # whoever waits for it has it
+
+    async def _read_once(self, token: str, digest: bytes) -> None:
+        """Verify, look up, and keep the answer if nothing was announced or revoked meanwhile."""
+        claims = await rfc9068_access_token.read(
+            self._keys, token, issuer=self._issuer, now=self._wall_clock()
+        )
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S), self._read_slots:
+                as_of, changes = self._clock(), self._changes
+                if self.denylist.denies(claims):
+                    raise RevokedToken(claims.jti)
+                async with self._db.connect() as conn:
+                    principal = await find_principal(conn, claims)
+        except DATABASE_ERRORS as error:
+            raise AuthUnavailable(type(error).__name__) from error
+        if changes == self._changes:
+            self._known.put(digest, Known(claims, principal, as_of))
+
+
+def concerned(principal: Principal) -> tuple[str | None, ...]:
+    """Whose change, once announced, has this principal read anew."""
+    return (
+        principal.org_id,
+        principal.project_id,
+        principal.client_id,
+        principal.user_id,
+        principal.service_account_id,
+        principal.grant_id,
+    )

@@ -1,0 +1,173 @@
+"""Which client is speaking (RFC 6749, section 2.3): a secret in the header or in the body, an
+assertion, or its name alone.
+
+Above: the token endpoint, revocation, introspection. Below: `clients`, `rfc7523_assertion`. A
+client authenticates in the one way that it registered. Knows no grant.
+
+Secrets are ours, with 256 random bits; guesses are bounded all the same, by failures of one client
+from one address: whoever guesses from elsewhere locks nobody out, and successes are never counted.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from urllib.parse import unquote_plus
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth import rfc7523_assertion
+from gateway.auth.clients import Client, Clients
+from gateway.auth.form import Form
+from gateway.auth.lru import Lru
+from gateway.auth.rfc6749_errors import OAuthError, invalid_client, unavailable
+from gateway.auth.rfc7523_assertion import FetchKeys
+from gateway.db import DATABASE_ERRORS
+
+MAX_FAILURES = 10
+FAILURE_WINDOW_S = 60.0
+"""Per process, client and address."""
+MAX_COUNTED = 16_384
+MAX_HEADER_BYTES = 8 * 1024
+
+
+class Presented(msgspec.Struct, frozen=True):
+    method: str
+    client_id: str
+    secret: str = ""
+    """Or the assertion."""
+
+    def __repr__(self) -> str:
+        return f"Presented({self.method})"
+
+
+class Failures:
+    """How often a client has failed from an address, in windows."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counts: Lru[tuple[str, str], tuple[float, int]] = Lru(MAX_COUNTED)
+
+    def wait_s(self, client_id: str, address: str) -> int | None:
+        """How long none is heard; None: now."""
+        started, count = self._current(client_id, address)
+        if count < MAX_FAILURES:
+            return None
+        return max(1, round(started + FAILURE_WINDOW_S - self._clock()))
+
+    def count(self, client_id: str, address: str) -> None:
+        started, count = self._current(client_id, address)
+        self._counts.put((client_id, address), (started, count + 1))
+
+    def _current(self, client_id: str, address: str) -> tuple[float, int]:
+        found = self._counts.get((client_id, address))
+        if found is None or self._clock() - found[0] >= FAILURE_WINDOW_S:
+            return self._clock(), 0
+        return found
+
+
+class ClientAuthentication:
+    """`db`: the system pool. `audiences`: what an assertion may be addressed to. `clock`: Unix
+    seconds; `monotonic`: what windows are measured with."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        *,
+        db: AsyncEngine,
+        audiences: frozenset[str],
+        fetch: FetchKeys | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clients = clients
+        self._db = db
+        self._audiences = audiences
+        self._fetch = fetch
+        self._clock = clock
+        self._failures = Failures(monotonic)
+
+    async def authenticate(self, form: Form, authorization: str | None, address: str) -> Client:
+        """Raises: OAuthError."""
+        presented = read(form, authorization)
+        wait_s = self._failures.wait_s(presented.client_id, address)
+        if wait_s is not None:
+            raise invalid_client("too many failures", retry_after_s=wait_s)
+        try:
+            client = await self._clients.find(presented.client_id)
+            if client is None:
+                raise invalid_client("unknown client")
+            await self._check(client, presented)
+        except DATABASE_ERRORS as error:
+            raise unavailable(type(error).__name__) from error
+        except OAuthError as error:
+            if error.error == "invalid_client":
+                self._failures.count(presented.client_id, address)
+            raise
+        return client
+
+    async def _check(self, client: Client, presented: Presented) -> None:
+        if presented.method != client.token_endpoint_auth_method:
+            raise invalid_client("another method than the registered one")
+        if presented.method == "private_key_jwt":
+            await rfc7523_assertion.verify(
+                presented.secret,
+                client,
+                db=self._db,
+                audiences=self._audiences,
+                now=self._clock(),
+                fetch=self._fetch,
+            )
+        elif presented.method != "none":
+            now = datetime.fromtimestamp(self._clock(), UTC)
+            if not await self._clients.has_secret(client.id, presented.secret, now=now):
+                raise invalid_client("wrong secret")
+
+
+def read(form: Form, authorization: str | None) -> Presented:
+    """Raises: OAuthError; a request must use one method (RFC 6749, 2.3)."""
+    named = form.get("client_id")
+    ways: list[Presented] = []
+    if authorization:
+        ways.append(_basic(authorization))
+    if form.get("client_secret") is not None:
+        ways.append(
+            Presented(
+                "client_secret_post", form.require("client_id"), form.require("client_secret")
+            )
+        )
+    if form.get("client_assertion") is not None or form.get("client_assertion_type") is not None:
+        if form.get("client_assertion_type") != rfc7523_assertion.TYPE:
+            raise invalid_client("another type of assertion")
+        assertion = form.require("client_assertion")
+        ways.append(
+            Presented("private_key_jwt", rfc7523_assertion.stated_client(assertion), assertion)
+        )
+    if not ways:
+        if named is None:
+            raise invalid_client("no client")
+        return Presented("none", named)
+    if len(ways) > 1:
+        raise OAuthError("invalid_request", "two ways to authenticate")
+    if named is not None and named != ways[0].client_id:
+        raise OAuthError("invalid_request", "two clients")
+    return ways[0]
+
+
+def _basic(authorization: str) -> Presented:
+    """RFC 6749, 2.3.1: both parts are form-encoded, then RFC 7617."""
+    scheme, _, encoded = authorization.partition(" ")
+    if scheme.lower() != "basic" or len(authorization) > MAX_HEADER_BYTES:
+        raise invalid_client("another scheme")
+    try:
+        pair = base64.b64decode(encoded.strip(), validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise invalid_client("not base64") from error
+    client_id, colon, secret = pair.partition(":")
+    if not colon:
+        raise invalid_client("no secret")
+    return Presented("client_secret_basic", unquote_plus(client_id), unquote_plus(secret))

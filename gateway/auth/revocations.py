@@ -1,0 +1,334 @@
+"""Access tokens that are refused before they expire: a denylist in every process.
+
+Above: `access_tokens` asks it; whoever ends a grant, a token, a client's or a user's tokens calls
+`revoke` and `announcing`. Below: `token_tables`, `tenancy.changes`. Knows no JWT.
+
+Revocations are rows with a sequence: numbers are drawn under a lock that lasts until the commit, so
+they become visible in order, and who has read up to one has missed none before it. How one reaches
+a process within a second, whatever is broken:
+
+- It is announced on Redis after the commit, with its content: what follows the last number known is
+  taken as it is, anything else makes the process read Postgres.
+- Before the commit it is announced that one is coming. So a gateway that dies between its commit
+  and its announcement has told the others to poll.
+- Without the feed (`ChangeListener.as_of` says as of when nothing was missed) Postgres is polled
+  every POLL_S, from the last number on; and once when it is back.
+- A process that knows for no moment within MAX_STALENESS_S that it has all of them lets no token
+  in: so it is where Redis and Postgres are both gone.
+
+A revocation is kept for as long as a token that it refuses may live. A grant's refuses exchanged
+tokens too, which carry the grant's id; a token's refuses all that were derived from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+import msgspec
+import sqlalchemy as sa
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.audit.log import Actor
+from gateway.auth.errors import AuthUnavailable
+from gateway.auth.grants import revoke_grant
+from gateway.auth.rfc9068_access_token import MAX_LIFETIME_S, AccessClaims
+from gateway.auth.token_tables import revocations
+from gateway.db import DATABASE_ERRORS
+from gateway.tasks import end
+from gateway.tenancy.changes import EVERYTHING, ChangeListener
+from gateway.tenancy.errors import ChangeNotAnnounced
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "tollgate:revocations"
+POLL_S = 0.4
+"""Twice a second and a little more: with the read itself, never more than MAX_STALENESS_S apart."""
+MAX_STALENESS_S = 0.9
+INTENT_S = 5.0
+"""How long a process polls that has heard that a revocation is coming."""
+ANNOUNCE_TIMEOUT_S = 0.5
+READ_TIMEOUT_S = 5.0
+KEPT_S = MAX_LIFETIME_S + 120
+"""A token's life, clocks that differ, and a transaction that issues one while its grant ends."""
+LOCK = 0x7265766F_6B696E67
+"""Postgres advisory lock: "revoking" in ASCII."""
+MAX_READ = 10_000
+"""Rows at a time."""
+MAX_PURGED = 1000
+INTENT = b"?"
+
+Kind = Literal["grant", "token", "client", "user"]
+
+
+class Revocation(msgspec.Struct, frozen=True, array_like=True):
+    seq: int
+    kind: Kind
+    subject: str
+    issued_until: int | None
+    """Unix seconds: tokens with a later `iat` are good. None: no token is."""
+    expires_at: float
+    """Unix seconds: by then every token that it refuses has expired."""
+
+
+ENCODER = msgspec.json.Encoder()
+DECODER = msgspec.json.Decoder(list[Revocation])
+
+
+class Announcement:
+    """What one transaction revokes; `announcing` publishes it."""
+
+    def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
+        self._redis = redis
+        self._clock = clock
+        self.revoked: list[Revocation] = []
+        self.warned = False
+        """That something comes is known: whoever misses the announcement polls."""
+
+    async def revoke(self, conn: AsyncConnection, *, org_id: str, kind: Kind, subject: str) -> None:
+        """In the caller's transaction, as the last thing that it locks, behind the audit log.
+
+        A grant and a token never come back; of a client and a user, what was issued until now is
+        refused (hold the lock of their row, so that nobody issues meanwhile).
+        """
+        if not self.revoked:
+            self.warned = await publish(self._redis, INTENT)
+        now = self._clock()
+        issued_until = math.floor(now) if kind in ("client", "user") else None
+        row = {
+            "org_id": org_id,
+            "kind": kind,
+            "subject": subject,
+            "issued_until": issued_until,
+            "expires_at": datetime.fromtimestamp(now + KEPT_S, UTC),
+        }
+        await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
+        added = sa.insert(revocations).values(**row).returning(revocations.c.seq)
+        seq = (await conn.execute(added)).scalar_one()
+        self.revoked.append(Revocation(seq, kind, subject, issued_until, now + KEPT_S))
+
+
+async def end_grant(
+    conn: AsyncConnection,
+    announcement: Announcement,
+    *,
+    org_id: str,
+    grant_id: str,
+    because: str,
+    actor: Actor,
+) -> bool:
+    """The grant gives nothing any more, and what it gave is refused; whether that was news. Raises:
+    NotFound."""
+    news = await revoke_grant(conn, org_id=org_id, grant_id=grant_id, because=because, actor=actor)
+    await announcement.revoke(conn, org_id=org_id, kind="grant", subject=grant_id)
+    return news
+
+
+@asynccontextmanager
+async def announcing(
+    redis: Redis, *, clock: Callable[[], float] = time.time
+) -> AsyncIterator[Announcement]:
+    """Around the transaction that revokes; what it committed is announced behind it.
+
+    Raises: ChangeNotAnnounced when the change is committed and nobody could be told. Processes that
+    cannot reach Redis either poll; for the others the call must be repeated.
+    """
+    announcement = Announcement(redis, clock)
+    yield announcement
+    if not announcement.revoked:
+        return
+    told = await publish(redis, ENCODER.encode(announcement.revoked))
+    if not told and not announcement.warned:
+        raise ChangeNotAnnounced("redis", "the revocation is saved but was not announced")
+
+
+async def publish(redis: Redis, message: bytes) -> bool:
+    try:
+        async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
+            await redis.publish(CHANNEL, message)
+    except (RedisError, OSError) as error:  # TimeoutError is an OSError
+        log.warning("a revocation could not be announced (%s)", type(error).__name__)
+        return False
+    return True
+
+
+async def purge(conn: AsyncConnection, now: datetime) -> None:
+    """Sweep away what refuses no token any more."""
+    over = sa.select(revocations.c.seq).where(revocations.c.expires_at < now - timedelta(hours=1))
+    over = over.limit(MAX_PURGED).with_for_update(skip_locked=True)
+    await conn.execute(sa.delete(revocations).where(revocations.c.seq.in_(over)))
+
+
+class Denylist:
+    """One per process. `db`: the system pool. `on_revoked` hears of each revocation that is new.
+    `clock`: monotonic seconds; `wall_clock`: Unix seconds."""
+
+    def __init__(
+        self,
+        db: AsyncEngine,
+        redis: Redis,
+        on_revoked: Callable[[Revocation], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._db = db
+        self._on_revoked = on_revoked
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._listener = ChangeListener(redis, self._heard, channel=CHANNEL, clock=clock)
+        self._denied: dict[tuple[Kind, str], Revocation] = {}
+        self._last_seq = 0
+        self._read_as_of = -math.inf
+        self._behind = True
+        """Something was missed, or is coming: the feed alone proves nothing until the next read."""
+        self._poll_until = -math.inf
+        self._wake = asyncio.Event()
+        self._fresh = asyncio.Condition()
+        self._failing = False
+        self._swept_at = -math.inf
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Works without Redis or Postgres too, as far as it can: it does not fail."""
+        await self._listener.start()
+        self._task = asyncio.create_task(self._run(), name="revocations")
+
+    async def close(self) -> None:
+        await self._listener.close()
+        if self._task is not None:
+            await end(self._task)
+            self._task = None
+
+    @property
+    def as_of(self) -> float:
+        """Every revocation that was announced before this moment is known; so is, if it is the
+        moment of a read, every one that was committed."""
+        return self._read_as_of if self._behind else max(self._read_as_of, self._listener.as_of)
+
+    @property
+    def is_current(self) -> bool:
+        return self._clock() - self.as_of <= MAX_STALENESS_S
+
+    async def current(self) -> None:
+        """Returns once nothing older than MAX_STALENESS_S can be missing. Raises:
+        AuthUnavailable."""
+        if self.is_current:
+            return
+        self._wake.set()
+        try:
+            async with asyncio.timeout(MAX_STALENESS_S), self._fresh:
+                await self._fresh.wait_for(lambda: self.is_current)
+        except TimeoutError:
+            raise AuthUnavailable("revocations cannot be read") from None
+
+    def denies(self, claims: AccessClaims) -> bool:
+        subjects: list[tuple[Kind, str]] = [("token", claims.jti), ("client", claims.client_id)]
+        subjects += [("token", each) for each in claims.derived_from]
+        if claims.grant_id is not None:
+            subjects.append(("grant", claims.grant_id))
+        if claims.user_id is not None:
+            subjects.append(("user", claims.user_id))
+        return any(
+            found is not None and (found.issued_until is None or claims.iat <= found.issued_until)
+            for found in map(self._denied.get, subjects)
+        )
+
+    def _heard(self, message: str) -> None:
+        """From the feed, in order."""
+        if message == EVERYTHING:
+            self._fall_behind()
+        elif message.encode() == INTENT:
+            self._poll_until = self._clock() + INTENT_S
+            self._wake.set()
+        else:
+            try:
+                told = DECODER.decode(message)
+            except msgspec.DecodeError:
+                log.error("an announcement of revocations that cannot be read")
+                self._fall_behind()
+                return
+            told = [each for each in told if each.seq > self._last_seq]  # not yet read
+            follows = all(
+                each.seq == self._last_seq + number for number, each in enumerate(told, 1)
+            )
+            self._learn(told, advance=follows)
+            if not follows:
+                self._fall_behind()
+
+    def _fall_behind(self) -> None:
+        self._behind = True
+        self._wake.set()
+
+    def _learn(self, found: Iterable[Revocation], *, advance: bool) -> None:
+        for each in found:
+            known = self._denied.get((each.kind, each.subject))
+            if known is None or (each.issued_until or 0) >= (known.issued_until or 0):
+                self._denied[each.kind, each.subject] = each
+            if advance:
+                self._last_seq = max(self._last_seq, each.seq)
+            self._on_revoked(each)
+
+    @property
+    def _must_poll(self) -> bool:
+        feed_is_old = self._clock() - self._listener.as_of > MAX_STALENESS_S / 2
+        return self._behind or feed_is_old or self._clock() < self._poll_until
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            if self._must_poll:
+                await self._poll()
+            try:
+                async with asyncio.timeout(POLL_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._sweep()
+
+    async def _poll(self) -> None:
+        started = self._clock()
+        self._behind, was_behind = False, self._behind  # what is missed from here on sets it again
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                while len(found := await self._read()) == MAX_READ:
+                    self._learn(found, advance=True)
+        except DATABASE_ERRORS as error:
+            self._behind = self._behind or was_behind
+            if not self._failing:
+                log.error("revocations cannot be read from Postgres (%s)", type(error).__name__)
+            self._failing = True
+            return
+        self._failing = False
+        self._learn(found, advance=True)
+        self._read_as_of = started
+        async with self._fresh:
+            self._fresh.notify_all()
+
+    async def _read(self) -> list[Revocation]:
+        now = datetime.fromtimestamp(self._wall_clock(), UTC)
+        newer = sa.select(revocations).where(revocations.c.seq > self._last_seq)
+        newer = newer.where(revocations.c.expires_at > now).order_by(revocations.c.seq)
+        async with self._db.connect() as conn:
+            rows = await conn.execute(newer.limit(MAX_READ))
+            return [
+                Revocation(
+                    row.seq, row.kind, row.subject, row.issued_until, row.expires_at.timestamp()
+                )
+                for row in rows
+            ]
+
+    def _sweep(self) -> None:
+        """Forget what refuses no token any more, now and then."""
+        if self._clock() - self._swept_at < KEPT_S / 10:
+            return
+        self._swept_at, now = self._clock(), self._wall_clock()
+        for key in [key for key, each in self._denied.items() if each.expires_at <= now]:
+            del self._denied[key]

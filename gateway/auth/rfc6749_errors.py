@@ -1,0 +1,50 @@
+"""Errors of the token endpoint and its siblings: a code of an RFC and a constant description.
+
+Above: everything that answers under `/oauth/`; `routes.oauth` makes them HTTP. Below: nothing.
+What is behind one goes to the log, never to the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DESCRIPTIONS: Mapping[str, str] = {
+    # RFC 6749, 5.2
+    "invalid_request": "The request lacks a parameter, repeats one, or is otherwise malformed.",
+    "invalid_client": "Client authentication failed.",
+    "invalid_grant": "The grant is invalid, expired, revoked, or was issued to another client.",
+    "unauthorized_client": "The client may not use this grant type.",
+    "unsupported_grant_type": "The grant type is not supported.",
+    "invalid_scope": "The scope is unknown, malformed, or exceeds what was granted.",
+    # RFC 8707, 2
+    "invalid_target": "The resource is unknown, malformed, or exceeds what was granted.",
+    # RFC 9449, 5
+    "invalid_dpop_proof": "The DPoP proof is missing, invalid, or was used before.",
+    # RFC 7009, 2.2.1
+    "unsupported_token_type": "Tokens of this type cannot be revoked.",
+    # RFC 6749, 4.1.2.1
+    "temporarily_unavailable": "The server cannot answer at the moment.",
+}
+
+
+class OAuthError(Exception):
+    """`detail` is for the log."""
+
+    def __init__(
+        self, error: str, detail: str = "", *, status: int = 400, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(f"{error}: {detail}")
+        self.error = error
+        self.description = DESCRIPTIONS[error]
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+def invalid_client(detail: str, *, retry_after_s: int | None = None) -> OAuthError:
+    """401, or 429 for who has failed too often."""
+    status = 401 if retry_after_s is None else 429
+    return OAuthError("invalid_client", detail, status=status, retry_after_s=retry_after_s)
+
+
+def unavailable(detail: str) -> OAuthError:
+    return OAuthError("temporarily_unavailable", detail, status=503, retry_after_s=1)

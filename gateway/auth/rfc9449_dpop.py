@@ -1,0 +1,111 @@
+"""DPoP proofs (RFC 9449): that who shows a token, or asks for one, holds a private key.
+
+Above: the token endpoint binds what it issues, `guards` asks for the proof beside a bound token.
+Below: joserfc; Redis remembers which proofs were seen. Nonces are not required (section 8 is the
+server's choice): proofs live for a minute and count once.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+from joserfc import jws, jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import JWKRegistry, Key
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.auth.errors import AuthError, AuthUnavailable
+
+TYPE = "dpop+jwt"
+ALGORITHMS = ("ES256", "ES384", "PS256", "RS256", "Ed25519")
+MAX_PROOF_BYTES = 4096
+MAX_AGE_S = 60
+CLOCK_SKEW_S = 10
+"""How far in the future a proof may have been made."""
+SEEN = "tollgate:dpop:"
+
+
+class InvalidProof(AuthError):
+    public_message = "The DPoP proof is missing, invalid, or was used before."
+
+
+class Registry(jws.JWSRegistry):
+    """A proof's header holds a public key."""
+
+    max_header_length = 2048
+
+
+class ProofClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """RFC 9449, section 4.2."""
+
+    jti: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    htm: str
+    htu: str
+    iat: int
+    ath: str | None = None
+
+
+async def verify(
+    proof: str, *, redis: Redis, method: str, url: str, now: float, access_token: str | None = None
+) -> str:
+    """The thumbprint of the key that made the proof for this request; `url` without a query.
+    access_token: the one it was shown with.
+
+    Raises: InvalidProof, AuthUnavailable (Redis).
+    """
+    key, claims = _open(proof)
+    if claims.htm != method or _without_query(claims.htu) != url:
+        raise InvalidProof("for another request")
+    if not now - MAX_AGE_S <= claims.iat <= now + CLOCK_SKEW_S:
+        raise InvalidProof("too old, or from the future")
+    if access_token is not None:
+        expected = _base64url(hashlib.sha256(access_token.encode()).digest())
+        if not hmac.compare_digest(expected, claims.ath or ""):
+            raise InvalidProof("for another token")
+    jkt = key.thumbprint()
+    seen = SEEN + _base64url(hashlib.sha256(f"{jkt} {claims.jti}".encode()).digest())
+    try:
+        new = await redis.set(seen, b"1", nx=True, ex=MAX_AGE_S + CLOCK_SKEW_S + 1)
+    except (RedisError, OSError) as error:
+        raise AuthUnavailable("replays cannot be told") from error
+    if not new:
+        raise InvalidProof("seen before")
+    return jkt
+
+
+def _open(proof: str) -> tuple[Key, ProofClaims]:
+    if len(proof) > MAX_PROOF_BYTES:
+        raise InvalidProof("too long")
+    registry = Registry(algorithms=ALGORITHMS)
+    try:
+        header = jws.extract_compact(proof.encode("ascii"), registry=registry).headers()
+        if header.get("typ") != TYPE or header.get("alg") not in ALGORITHMS:
+            raise InvalidProof("another type or algorithm")
+        jwk = header.get("jwk")
+        if not isinstance(jwk, dict) or jwk.get("kty") not in ("EC", "RSA", "OKP"):
+            raise InvalidProof("no public key")
+        key = JWKRegistry.import_key(jwk)
+        if key.is_private:
+            raise InvalidProof("a private key")
+        claims = jwt.decode(proof, key, algorithms=ALGORITHMS, registry=registry).claims
+        return key, msgspec.convert(claims, ProofClaims)
+    except (JoseError, ValueError, TypeError, KeyError, binascii.Error) as error:
+        raise InvalidProof(type(error).__name__) from error
+
+
+def _without_query(url: str) -> str:
+    """Section 4.3: query and fragment are left out; scheme and host in lower case (RFC 3986,
+    6.2.2.1)."""
+    parts = urlsplit(url)
+    return f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path}"
+
+
+def _base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

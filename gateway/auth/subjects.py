@@ -1,0 +1,104 @@
+"""Whom an access token speaks for, as Postgres has it now: one query from claims to a `Principal`.
+
+Above: `access_tokens` keeps the answers. Below: the tables of tenancy and of the authorization
+server. A token says who; what they may and what they may spend is looked up, so that a demotion, an
+archived project or a new plan counts for tokens that are out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.auth.errors import RevokedToken
+from gateway.auth.policy import SERVICE_SCOPES
+from gateway.auth.rfc9068_access_token import AccessClaims
+from gateway.auth.tables import oauth_clients, oauth_grants
+from gateway.principal import UNLIMITED, Plan, Principal
+from gateway.tenancy.member_tables import service_accounts, users
+from gateway.tenancy.plans import LIMITS
+from gateway.tenancy.tables import orgs, plans, projects
+
+OWNERS = {"project": projects, "org": orgs}
+
+
+async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Principal:
+    """Raises: RevokedToken where someone it names is gone."""
+    limits = {owner: plans.alias(f"{owner}_plan") for owner in OWNERS}
+    of_org = sa.and_(projects.c.id == claims.project_id, projects.c.org_id == orgs.c.id)
+    joined = orgs.outerjoin(projects, of_org)
+    for owner, plan in limits.items():
+        joined = joined.outerjoin(plan, OWNERS[owner].c.plan == plan.c.name)
+    named = (
+        (users, claims.user_id, True),
+        (service_accounts, claims.service_account_id, True),
+        (oauth_grants, claims.grant_id, True),
+        (oauth_clients, claims.client_id, False),
+    )
+    for table, value, has_org in named:
+        found = table.c.id == value
+        joined = joined.outerjoin(
+            table, sa.and_(found, table.c.org_id == orgs.c.id) if has_org else found
+        )
+    columns: list[sa.ColumnElement[Any]] = [
+        orgs.c.is_operator,
+        projects.c.id.label("project_id"),
+        projects.c.models_mode,
+        projects.c.models,
+        users.c.id.label("user_id"),
+        users.c.role.label("user_role"),
+        service_accounts.c.id.label("service_account_id"),
+        service_accounts.c.role.label("service_account_role"),
+        oauth_grants.c.id.label("grant_id"),
+        sa.or_(
+            *(
+                table.c.archived_at.is_not(None)
+                for table in (orgs, projects, users, service_accounts, oauth_clients)
+            ),
+            oauth_grants.c.revoked_at.is_not(None),
+        ).label("gone"),
+    ]
+    for owner, plan in limits.items():
+        columns += [plan.c[field].label(f"{owner}_{field}") for field in ("name", *LIMITS)]
+    query = sa.select(*columns).select_from(joined)
+    row = (await conn.execute(query.where(orgs.c.id == claims.org_id))).one_or_none()
+    if row is None or row.gone or not _names_the_same(row, claims):
+        raise RevokedToken(claims.jti)
+    return _principal(claims, row._mapping)
+
+
+def _names_the_same(row: sa.Row[Any], claims: AccessClaims) -> bool:
+    names = ("project_id", "user_id", "service_account_id", "grant_id")
+    return all(getattr(row, name) == getattr(claims, name) for name in names)
+
+
+def _principal(claims: AccessClaims, values: sa.RowMapping) -> Principal:
+    def plan_of(owner: str) -> Plan:
+        if values[f"{owner}_name"] is None:
+            return UNLIMITED
+        return Plan(**{field: values[f"{owner}_{field}"] for field in ("name", *LIMITS)})
+
+    models = frozenset(values["models"] or ())
+    mode = values["models_mode"]
+    return Principal(
+        org_id=claims.org_id,
+        project_id=claims.project_id or "",
+        key_id=claims.client_id,
+        key_hint=f"token {claims.jti[-4:]}",
+        scopes=claims.scopes if claims.project_id else claims.scopes - SERVICE_SCOPES,
+        project_plan=plan_of("project"),
+        org_plan=plan_of("org"),
+        expires_at=float(claims.exp),
+        kind="token",
+        role=values["user_role"] or values["service_account_role"],
+        user_id=claims.user_id,
+        service_account_id=claims.service_account_id,
+        client_id=claims.client_id,
+        grant_id=claims.grant_id,
+        audiences=claims.audiences,
+        is_operator=values["is_operator"],
+        allowed_models=models if mode == "allow_list" else None,
+        denied_models=models if mode == "deny_list" else frozenset(),
+    )

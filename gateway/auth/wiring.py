@@ -1,0 +1,115 @@
+"""How the parts of authentication are put together for one process, and taken apart again.
+
+Above: `app`. Below: everything in `gateway.auth`. What is opened here is pushed on the caller's
+stack, in the order of dependence.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+
+import msgspec
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth.access_tokens import AccessTokens
+from gateway.auth.api_keys import Authenticator
+from gateway.auth.authority import Authority
+from gateway.auth.authorization import Authorization, open_authorization
+from gateway.auth.client_authentication import ClientAuthentication
+from gateway.auth.client_id_metadata import ClientDocuments
+from gateway.auth.cors_origins import CorsOrigins
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.auth.last_used import LastUsed
+from gateway.auth.refresh_tokens import RefreshTokens
+from gateway.auth.rfc8414_metadata import INTROSPECTION_PATH, REVOCATION_PATH, TOKEN_PATH
+from gateway.auth.signing_keys import PURPOSE, KeyRing
+from gateway.database import PEPPER_PURPOSE
+from gateway.egress import Egress
+from gateway.secret import Secret
+
+
+class Auth(msgspec.Struct, frozen=True, kw_only=True):
+    authenticator: Authenticator
+    authority: Authority
+    authorization: Authorization
+    cors_origins: CorsOrigins
+
+
+async def open_auth(
+    stack: AsyncExitStack,
+    *,
+    issuer: str,
+    db: AsyncEngine,
+    system_db: AsyncEngine,
+    redis: Redis,
+    secret: Secret,
+) -> Auth:
+    """db: of the tenants; `system_db` sees all organizations."""
+    egress = Egress()
+    stack.callback(egress.close)
+    authorization = open_authorization(
+        stack,
+        issuer=issuer,
+        db=db,
+        system_db=system_db,
+        redis=redis,
+        secret=secret,
+        documents=ClientDocuments(egress),
+    )
+    cors_origins = CorsOrigins(system_db)
+    stack.push_async_callback(cors_origins.close)
+    keys = KeyRing(system_db, Cipher(secret, PURPOSE))
+    await keys.start()
+    stack.push_async_callback(keys.close)
+    tokens = AccessTokens(db=system_db, redis=redis, keys=keys, issuer=issuer)
+    await tokens.start()
+    stack.push_async_callback(tokens.close)
+    authority = Authority(
+        issuer=issuer,
+        db=system_db,
+        redis=redis,
+        keys=keys,
+        clients=ClientAuthentication(
+            authorization.clients, db=system_db, audiences=audiences(issuer)
+        ),
+        codes=authorization.codes,
+        refresh_tokens=RefreshTokens(secret),
+        access_tokens=tokens,
+        clock=time.time,
+    )
+    return Auth(
+        authenticator=await open_authenticator(stack, system_db, redis, secret, tokens),
+        authority=authority,
+        authorization=authorization,
+        cors_origins=cors_origins,
+    )
+
+
+async def open_authenticator(
+    stack: AsyncExitStack, db: AsyncEngine, redis: Redis, secret: Secret, tokens: AccessTokens
+) -> Authenticator:
+    """`db` sees all organizations."""
+    last_used = LastUsed(db)
+    last_used.start()
+    stack.push_async_callback(last_used.close)
+    key = secret.current
+    authenticator = Authenticator(
+        db=db,
+        redis=redis,
+        pepper=key.derive(PEPPER_PURPOSE),
+        pepper_id=key.id,
+        older=[(old.id, old.derive(PEPPER_PURPOSE)) for old in secret.keys[1:]],
+        tokens=tokens,
+        on_use=last_used.note,
+    )
+    await authenticator.start()
+    stack.push_async_callback(authenticator.close)
+    return authenticator
+
+
+def audiences(issuer: str) -> frozenset[str]:
+    """What a client's assertion may be addressed to (RFC 7523, section 3): us, or where it goes."""
+    paths = (TOKEN_PATH, REVOCATION_PATH, INTROSPECTION_PATH)
+    return frozenset({issuer, *(issuer + path for path in paths)})

@@ -1,0 +1,38 @@
+"""What the tests of revocations share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gateway.auth.access_tokens import AccessTokens
+from gateway.auth.errors import AuthUnavailable, RevokedToken
+from gateway.auth.revocations import Kind, announcing
+from tests.gateway.auth.world import World
+
+PROMISED_S = 1.0
+
+
+async def revoke(world: World, kind: Kind, subject: str) -> None:
+    async with announcing(world.redis, clock=world.clock) as announcement:
+        async with world.db.begin() as conn:
+            await announcement.revoke(conn, org_id=world.org_id, kind=kind, subject=subject)
+
+
+async def seconds_until_refused(tokens: AccessTokens, token: str) -> float:
+    """Call without pause until the token is refused; who gets no answer has not been let in."""
+    started = time.monotonic()
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await tokens.authenticate(token, heard_as_of=time.monotonic())
+            except RevokedToken:
+                return time.monotonic() - started
+            except AuthUnavailable:
+                continue
+            await asyncio.sleep(0.002)
+
+
+async def a_token(world: World) -> str:
+    client, _ = await world.client()
+    return str((await world.login(client))["access_token"])

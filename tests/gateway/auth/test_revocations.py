@@ -1,0 +1,366 @@
+"""A revoked access token is refused within a second, whatever is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis.asyncio
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth import access_tokens, revocations
+from gateway.auth.access_tokens import AccessTokens
+from gateway.auth.errors import AuthUnavailable, InvalidToken, RevokedToken
+from gateway.auth.revocations import (
+    CHANNEL,
+    INTENT,
+    KEPT_S,
+    MAX_STALENESS_S,
+    Denylist,
+    Kind,
+    announcing,
+    end_grant,
+    purge,
+)
+from gateway.auth.subjects import find_principal
+from gateway.db import ROLE_SYSTEM, create_engine
+from gateway.principal import Plan
+from gateway.tenancy.changes import EVERYTHING
+from gateway.tenancy.orgs import archive_org, update_org_plan
+from gateway.tenancy.plans import sync_plans
+from tests.gateway.auth.parts import ISSUER, NOW, Clock
+from tests.gateway.auth.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
+from tests.gateway.auth.world import ACTOR, World, open_world
+from tests.gateway.test_api_keys import Skewed, counted_queries
+
+
+@pytest.fixture
+async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_engine(postgres_url, role=ROLE_SYSTEM, pool_size=10)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+async def world(pool: AsyncEngine, redis: redis.asyncio.Redis) -> AsyncIterator[World]:
+    async with open_world(pool, redis) as made:
+        yield made
+
+
+async def test_a_known_token_costs_no_query(world: World) -> None:
+    token = await a_token(world)
+    await world.principal(token)
+    with counted_queries(world.db) as queries:
+        for _ in range(200):
+            await world.principal(token)
+    assert queries == []
+    with counted_queries(world.db) as queries:
+        other = await a_token(world)
+        before = len(queries)
+        await asyncio.gather(*(world.principal(other) for _ in range(50)))
+    assert len(queries) == before + 1, "50 at once"
+
+
+@pytest.mark.parametrize("kind", ["grant", "token", "client", "user"])
+async def test_each_kind_reaches_every_worker_within_a_second(world: World, kind: Kind) -> None:
+    client, _ = await world.client()
+    code, grant = await world.code(client)
+    token = (await world.redeem(client, code))["access_token"]
+    bystander = await a_token(world)
+    claims = await world.claims(token)
+    subject = {"grant": grant.id, "token": claims.jti, "client": client.id}
+    others = [
+        AccessTokens(
+            db=world.db, redis=world.redis, keys=world.keys, issuer=ISSUER, wall_clock=world.clock
+        )
+        for _ in range(2)
+    ]
+    workers = [world.tokens, *others]
+    for each in others:
+        await each.start()
+    for each in workers:
+        await each.authenticate(token, heard_as_of=time.monotonic())
+    await revoke(world, kind, subject.get(kind, world.user_id))
+    waited = await asyncio.gather(*(seconds_until_refused(each, token) for each in workers))
+    assert max(waited) < PROMISED_S
+    if kind == "user":
+        await seconds_until_refused(world.tokens, bystander)
+        world.clock.now += 1
+        await world.principal(await a_token(world))
+    else:
+        await world.principal(bystander)
+    for each in others:
+        await each.close()
+
+
+async def test_a_fill_that_spans_a_revocation_is_not_kept(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = await a_token(world)
+    claims = await world.claims(token)
+    reads = 0
+
+    async def overtaken(*args: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        found = await find_principal(*args)
+        if reads == 1:
+            await revoke(world, "token", claims.jti)
+            async with asyncio.timeout(1):
+                while not world.tokens.denylist.denies(claims):
+                    await asyncio.sleep(0.005)
+        return found
+
+    monkeypatch.setattr(access_tokens, "find_principal", overtaken)
+    with pytest.raises(RevokedToken):
+        await world.principal(token)
+    assert reads == 1 and len(world.tokens._known) == 0
+
+
+async def test_endless_changes_end_in_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = await a_token(world)
+
+    async def overtaken(*args: Any) -> Any:
+        world.tokens.changed("key_other")
+        return await find_principal(*args)
+
+    monkeypatch.setattr(access_tokens, "find_principal", overtaken)
+    with pytest.raises(AuthUnavailable):
+        await world.principal(token)
+
+
+async def test_numbers_become_visible_in_their_order(world: World) -> None:
+    async def one(number: int) -> None:
+        async with announcing(world.redis, clock=world.clock) as announcement:
+            async with world.db.begin() as conn:
+                await announcement.revoke(
+                    conn, org_id=world.org_id, kind="token", subject=f"jti-{number}"
+                )
+                await asyncio.sleep(0.001 * (number % 3))
+
+    seen: list[int] = []
+    done = asyncio.Event()
+
+    async def watch() -> None:
+        last = 0
+        while not done.is_set() or last == 0:
+            async with world.db.connect() as conn:
+                found = sa.text("SELECT seq FROM revocations WHERE seq > :last ORDER BY seq")
+                new = list(await conn.scalars(found, {"last": last}))
+            seen.extend(new)
+            last = max([last, *new])
+
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*(one(number) for number in range(40)))
+    await asyncio.sleep(0.05)
+    done.set()
+    await watching
+    assert seen == sorted(seen) and len(seen) == 40, "who reads on has missed none"
+
+
+async def test_what_follows_is_taken_as_it_is_and_a_gap_is_read(world: World) -> None:
+    denylist = world.tokens.denylist
+    async with asyncio.timeout(5):
+        while not denylist.is_current or denylist._must_poll:
+            await asyncio.sleep(0.01)
+    with counted_queries(world.db) as queries:
+        told = [revocations.Revocation(1, "token", "a", None, NOW + KEPT_S)]
+        await world.redis.publish(CHANNEL, revocations.ENCODER.encode(told))
+        await asyncio.sleep(0.1)
+        assert queries == []
+        gap = [revocations.Revocation(3, "token", "b", None, NOW + KEPT_S)]
+        await world.redis.publish(CHANNEL, revocations.ENCODER.encode(gap))
+        await asyncio.sleep(0.2)
+        assert len(queries) == 1 and denylist._last_seq == 1
+        await world.redis.publish(CHANNEL, revocations.ENCODER.encode(told))
+        await asyncio.sleep(0.1)
+        assert len(queries) == 1, "what was read before needs no read"
+        await world.redis.publish(CHANNEL, b"nonsense")
+        await asyncio.sleep(0.2)
+        assert len(queries) == 2
+
+
+async def test_of_two_revocations_of_a_user_the_later_counts(world: World) -> None:
+    first = await a_token(world)
+    await revoke(world, "user", world.user_id)
+    world.clock.now += 10
+    second = await a_token(world)
+    await revoke(world, "user", world.user_id)
+    await seconds_until_refused(world.tokens, first)
+    await seconds_until_refused(world.tokens, second)
+    world.clock.now += 1
+    await world.principal(await a_token(world))
+
+
+async def test_a_process_that_starts_knows_what_was_revoked_before(world: World) -> None:
+    token = await a_token(world)
+    claims = await world.claims(token)
+    await revoke(world, "token", claims.jti)
+    late = Denylist(world.db, world.redis, lambda each: None, wall_clock=world.clock)
+    await late.start()
+    await late.current()
+    assert late.denies(claims)
+    await late.close()
+    await late.close()
+
+
+async def test_more_than_a_page_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revocations, "MAX_READ", 3)
+    for number in range(8):
+        await revoke(world, "token", f"jti-{number}")
+    late = Denylist(world.db, world.redis, lambda each: None, wall_clock=world.clock)
+    await late.start()
+    await late.current()
+    assert len(late._denied) == 8
+    await late.close()
+
+
+async def test_what_refuses_nothing_any_more_is_forgotten(world: World) -> None:
+    await revoke(world, "token", "jti-x")
+    denylist = world.tokens.denylist
+    async with asyncio.timeout(1):
+        while not denylist._denied:
+            await asyncio.sleep(0.005)
+    denylist._sweep()
+    assert denylist._denied
+    world.clock.now += KEPT_S
+    denylist._swept_at = -1e9
+    denylist._sweep()
+    assert not denylist._denied
+    async with world.db.begin() as conn:
+        await purge(conn, world.keys.now())
+        assert await conn.scalar(sa.text("SELECT count(*) FROM revocations")) == 1
+        world.clock.now += 3601
+        await purge(conn, world.keys.now())
+        assert await conn.scalar(sa.text("SELECT count(*) FROM revocations")) == 0
+
+
+async def test_a_rolled_back_revocation_refuses_nothing(world: World) -> None:
+    token = await a_token(world)
+    claims = await world.claims(token)
+    with pytest.raises(ZeroDivisionError):
+        async with announcing(world.redis, clock=world.clock) as announcement:
+            async with world.db.begin() as conn:
+                await announcement.revoke(
+                    conn, org_id=world.org_id, kind="token", subject=claims.jti
+                )
+                raise ZeroDivisionError
+    await revoke(world, "token", "another")
+    await asyncio.sleep(0.2)
+    await world.principal(token)
+
+
+async def test_ending_a_grant_twice_is_told_twice(world: World) -> None:
+    client, _ = await world.client()
+    _, grant = await world.code(client)
+    news = []
+    for _ in range(2):
+        async with announcing(world.redis, clock=world.clock) as announcement:
+            async with world.db.begin() as conn:
+                news.append(
+                    await end_grant(
+                        conn,
+                        announcement,
+                        org_id=world.org_id,
+                        grant_id=grant.id,
+                        because="test",
+                        actor=ACTOR,
+                    )
+                )
+    assert news == [True, False]
+
+
+async def test_archives_and_plans_take_effect_at_once(world: World, db: AsyncEngine) -> None:
+    token = await a_token(world)
+    await world.principal(token)
+    async with db.begin() as conn:
+        await sync_plans(conn, [Plan(name="small", tokens_per_minute=600)])
+    await update_org_plan(world.db, world.redis, world.org_id, "small")
+    world.tokens.changed(EVERYTHING)
+    assert (await world.principal(token)).org_plan.name == "small"
+    await archive_org(world.db, world.redis, world.org_id)
+    for subject in (world.org_id, world.user_id, world.project_id):
+        world.tokens.changed(subject)
+        with pytest.raises(RevokedToken):
+            await world.principal(token)
+
+
+async def test_a_demotion_takes_effect_when_it_is_announced(world: World, db: AsyncEngine) -> None:
+    token = await a_token(world)
+    assert (await world.principal(token)).role == "developer"
+    async with db.begin() as conn:
+        await conn.execute(sa.text("UPDATE users SET role = 'reader'"))
+    assert (await world.principal(token)).role == "developer"
+    world.tokens.changed(world.user_id)
+    assert (await world.principal(token)).role == "reader"
+
+
+async def test_an_answer_is_not_trusted_for_long_without_the_feed(world: World) -> None:
+    clock = Skewed()
+    tokens = AccessTokens(
+        db=world.db,
+        redis=world.redis,
+        keys=world.keys,
+        issuer=ISSUER,
+        clock=clock,
+        wall_clock=world.clock,
+    )
+    await tokens.start()
+    token = await a_token(world)
+    heard = clock()
+    await tokens.authenticate(token, heard_as_of=heard)
+    clock.ahead_s += access_tokens.MAX_STALENESS_S + 0.1
+    with counted_queries(world.db) as queries:
+        await tokens.authenticate(token, heard_as_of=heard)
+    assert any("FROM orgs" in each for each in queries)
+    await tokens.close()
+
+
+async def test_a_withdrawn_key_takes_its_tokens_with_it(world: World) -> None:
+    from gateway.auth import signing_keys
+
+    token = await a_token(world)
+    await world.principal(token)
+    kid = world.keys.ring.active.kid
+    assert kid is not None
+    async with world.db.begin() as conn:
+        await signing_keys.revoke(conn, world.keys.cipher, kid, world.keys.now())
+    await world.keys.reload()
+    with pytest.raises(InvalidToken):
+        await world.principal(token)
+
+
+async def test_closing_ends_the_reads_under_way(world: World) -> None:
+    token = await a_token(world)
+    tokens = AccessTokens(
+        db=world.db, redis=world.redis, keys=world.keys, issuer=ISSUER, wall_clock=world.clock
+    )
+    await tokens.start()
+    await tokens.denylist.current()
+    async with world.db.connect() as blocker:
+        await blocker.execute(sa.text("SELECT 1"))
+    gate = asyncio.Event()
+
+    async def stuck(*args: Any) -> Any:
+        gate.set()
+        await asyncio.sleep(60)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(access_tokens, "find_principal", stuck)
+        pending = asyncio.create_task(tokens.authenticate(token, heard_as_of=time.monotonic()))
+        await gate.wait()
+        await tokens.close()
+    with pytest.raises(asyncio.CancelledError):
+        await pending
+    assert tokens._reads == {}
+
+
+def test_the_promise_leaves_room() -> None:
+    assert revocations.POLL_S < 0.5 and MAX_STALENESS_S < PROMISED_S
+    assert INTENT != EVERYTHING.encode() and Clock()() == NOW
