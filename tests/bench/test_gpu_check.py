@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu.findings import Finding, differing, relative, summary
+from bench.gpu.findings import Finding, differing, poisoned, relative, summary
 from bench.gpu.supervise import supervise, supervise_at_once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +62,17 @@ def test_wrong_is_wrong() -> None:
     assert found["worst"] == "b" and found["error"] == "1 of 3 cases wrong"
     assert "error" not in summary([Finding("a", 0.5, 1.0)])
     assert summary([]) == {"error": "no case was run"}
+
+
+def test_poison_is_in_all_memory_that_is_taken() -> None:
+    with poisoned():
+        taken = torch.empty(3), torch.ones(1).new_empty(2), torch.empty_like(torch.ones(2))
+        indices = torch.empty(2, dtype=torch.int32)
+    assert all(bool(tensor.isnan().all()) for tensor in taken)
+    assert int(indices.min()) > 1 << 30
+    with poisoned():
+        inside = torch.empty
+    assert torch.empty is not inside
 
 
 PIECES = """

@@ -29,7 +29,7 @@ from engine.kernels.linear_weights import (
 )
 from engine.kernels.tuning import launch_config
 
-pytestmark = pytest.mark.usefixtures("products_without_place")
+pytestmark = pytest.mark.usefixtures("poisoned", "products_without_place")
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 NUM_INPUTS = 160

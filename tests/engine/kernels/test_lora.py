@@ -18,6 +18,8 @@ from engine.kernels.lora import NOBODY, LoraRows, add_lora, stack_adapters
 
 pytest.importorskip("triton")  # imported, the interpreter is seen to be on
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 Pairs = list[list[tuple[Tensor, Tensor] | None]]
 

@@ -24,6 +24,8 @@ from engine.kernels.linear_weights import (
 
 pytest.importorskip("triton")  # imported, the interpreter is seen to be on
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 LIMITS = {torch.float32: 1e-5, torch.float16: 3e-3}
 HIDDEN, INTERMEDIATE, EXPERTS = 64, 96, 5
 

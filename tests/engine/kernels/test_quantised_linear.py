@@ -24,6 +24,8 @@ from engine.kernels.linear_weights import (
 
 pytest.importorskip("triton")  # imported, the interpreter is seen to be on
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 DTYPES = pytest.mark.parametrize("dtype", LIMITS, ids=lambda dtype: str(dtype)[6:])
 ROWS = pytest.mark.parametrize(
@@ -57,18 +59,6 @@ def grouped(
         order=None,
         dtype=dtype,
     )
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that a wrapper takes for its output starts as NaN."""
-    new_empty = Tensor.new_empty
-
-    def poison(self: Tensor, *size: int, **options: object) -> Tensor:
-        made = new_empty(self, *size, **options)
-        return made.view(torch.uint8).fill_(0x7F).view(made.dtype) if made.numel() else made
-
-    monkeypatch.setattr(Tensor, "new_empty", poison)
 
 
 @ROWS

@@ -25,6 +25,8 @@ from engine.runner.sampling_tensors import SamplingScratch, sampling_tensors
 from tests.engine.constraints import Residues
 from tests.engine.sample_rows import sample_row
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 EOS = frozenset({2})
 ROUNDING = 1e-5
 """Of a token's share: exp and sums in float32."""
