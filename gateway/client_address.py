@@ -43,10 +43,10 @@ def client_address(peer: str | None, headers: Headers, trusted: Networks) -> Add
             listed += value.decode("latin-1").split(",")
         elif name == b"forwarded":
             forwarded += read_forwarded(value.decode("latin-1"))
-    said = [_walk(direct, hops, trusted) for hops in (listed, forwarded) if hops]
-    if not said:
-        return direct
-    return said[0] if all(each == said[0] for each in said) else None
+    if not forwarded:
+        return _walk(direct, listed, trusted)
+    said = _walk(direct, forwarded, trusted)
+    return said if not listed or said == _walk(direct, listed, trusted) else None
 
 
 def read_forwarded(value: str) -> list[str]:
@@ -81,15 +81,18 @@ def _unquote(content: str) -> str:
 
 def _walk(direct: Address, hops: Sequence[str], trusted: Networks) -> Address | None:
     """From the right, past the trusted ones; where all of them are, the leftmost is the client."""
-    address: Address | None = direct
+    address = direct
     for hop in reversed(hops[-MAX_HOPS:]):
-        address = _read_node(hop.strip())
-        if address is None or address not in trusted:
-            return address
+        before = _read_node(hop.strip())
+        if before is None or before not in trusted:
+            return before
+        address = before
     return address if len(hops) <= MAX_HOPS else None
 
 
 def _read_node(text: str) -> Address | None:
+    if (plain := read_address(text)) is not None:
+        return plain
     found = NODE.fullmatch(text)
     if found is None:
         return None

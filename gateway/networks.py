@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -27,13 +28,19 @@ Spans = tuple[tuple[int, ...], tuple[int, ...]]
 """First and last addresses of ranges that neither touch nor overlap, in order."""
 MAX_ADDRESS_LENGTH = 45
 """`ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255`"""
+CACHED_ADDRESSES = 8192
+"""Those of proxies and of busy clients come with every request, and to read one takes longer than
+all the rest that a request pays at the door."""
 MAPPED = IPv6Network("::ffff:0:0/96")
 
 
 def read_address(text: str) -> Address | None:
     """None for what is no address. A zone (`fe80::1%eth0`) means nothing on another host."""
-    if len(text) > MAX_ADDRESS_LENGTH or "%" in text:
-        return None
+    return None if len(text) > MAX_ADDRESS_LENGTH or "%" in text else _read(text)
+
+
+@lru_cache(CACHED_ADDRESSES)
+def _read(text: str) -> Address | None:
     try:
         found = ip_address(text)
     except ValueError:
@@ -67,7 +74,7 @@ class Networks(msgspec.Struct, frozen=True, kw_only=True):
         return cls(v4=_spans(v4), v6=_spans(v6))
 
     def __contains__(self, address: Address) -> bool:
-        firsts, lasts = self.v4 if address.version == 4 else self.v6
+        firsts, lasts = self.v4 if isinstance(address, IPv4Address) else self.v6
         number = int(address)
         position = bisect_right(firsts, number) - 1
         return position >= 0 and number <= lasts[position]

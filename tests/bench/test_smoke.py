@@ -46,6 +46,14 @@ def test_the_gateway_in_front_of_an_upstream() -> None:
     assert set(result["added_ms"]["whole"]) == {"p50", "p99"}
 
 
+def test_the_door() -> None:
+    *table, last = run("bench.auth", "--rounds", "1").splitlines()
+    assert re.search(r"^API key +[0-9.]+ +[0-9.]+ +15 +1.00$", "\n".join(table), re.MULTILINE)
+    result = json.loads(last)
+    assert result["queries"] == 0 and 0 < result["API key"]["median_us"] < 1000
+    assert result["API key"]["best_us"] > result["open route"]["best_us"] > 0
+
+
 def test_the_time_to_the_first_token() -> None:
     said = run("bench.start", "--starts", "2")
     found = re.search(r"first start ([0-9.]+) s, later starts ([0-9.]+) s", said)
