@@ -36,7 +36,15 @@ LITERALS = {
     "tstzrange": "tstzrange(now(), NULL)",
 }
 """A value of each type; a new type of column stands here."""
-LITERALS_OF = {("oauth_clients", "token_endpoint_auth_method"): "'client_secret_basic'"}
+LITERALS_OF = {
+    ("invites", "projects"): "'[]'",
+    ("invites", "role"): "'owner'",
+    ("oauth_clients", "token_endpoint_auth_method"): "'client_secret_basic'",
+    ("project_members", "role"): "'owner'",
+    ("service_accounts", "project_role"): "'owner'",
+    ("service_accounts", "role"): "'owner'",
+    ("users", "role"): "'owner'",
+}
 """By table and column, where a verb needs a certain one."""
 
 
