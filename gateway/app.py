@@ -47,6 +47,9 @@ from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.routes import (
     admin_keys,
+    admin_models,
+    admin_plans,
+    admin_prices,
     audit_logs,
     chat,
     health,
@@ -111,6 +114,9 @@ def create_app(
             *protected_resources.routes,
             *mcp.routes,
             *audit_logs.routes,
+            *admin_plans.routes,
+            *admin_models.routes,
+            *admin_prices.routes,
             *oauth_authorize.routes,
             *oauth_login.routes,
             *oauth_passkeys.routes,

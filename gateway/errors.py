@@ -20,8 +20,9 @@
     RequestConflict                    412, 409, 422  invalid_request_error  its own
     tenancy: InvalidField              400     invalid_request_error   (null)
     tenancy: NotFound                  404     invalid_request_error   not_found
-    tenancy: NameTaken                 409     invalid_request_error   name_taken
     signing_keys: TooSoon              409     invalid_request_error   too_soon
+    tenancy: Conflict                  409     invalid_request_error   its own
+    tenancy: NotAllowed                403     invalid_request_error   insufficient_permissions
     tenancy: ChangeNotAnnounced        503     server_error            service_unavailable
     litestar: HTTPException            its own
     anything else                      500     server_error            (null)
@@ -58,8 +59,9 @@ from gateway.limits.headers import to_headers
 from gateway.limits.limiter import LimiterUnavailable, Refusal
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
+    Conflict,
     InvalidField,
-    NameTaken,
+    NotAllowed,
     NotFound,
     TenancyError,
 )
@@ -263,12 +265,15 @@ def from_tenancy(error: TenancyError) -> Face:
     match error:
         case NotFound():
             return face(404, capital(error.message), INVALID, code="not_found", param=error.field)
-        case NameTaken():
-            return face(409, capital(error.message), INVALID, code="name_taken", param=error.field)
         case TooSoon():
             headers = retry_headers(error.retry_after_s)
             message = capital(error.message)
             return face(409, message, INVALID, code="too_soon", headers=headers)
+        case Conflict():
+            return face(409, capital(error.message), INVALID, code=error.code, param=error.field)
+        case NotAllowed():
+            code = "insufficient_permissions"
+            return face(403, capital(error.message), INVALID, code=code, param=error.field)
         case ChangeNotAnnounced():
             return unavailable("The change is saved, but not every worker knows yet; repeat it.")
         case InvalidField():

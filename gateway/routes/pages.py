@@ -15,7 +15,7 @@ knows whether there are more. A query with more parameters extends `PageQuery`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -58,6 +58,17 @@ def keyset(
         statement = statement.where(column < query.after if backwards else column > query.after)
     ordered = statement.order_by(column.desc() if backwards else column.asc())
     return ordered.limit(query.limit + 1)
+
+
+def page_of(ids: Iterable[str], query: PageQuery) -> list[str]:
+    """The same for what stands in memory."""
+    backwards = query.order == "desc"
+    wanted = [
+        each
+        for each in ids
+        if query.after is None or (each < query.after if backwards else each > query.after)
+    ]
+    return sorted(wanted, reverse=backwards)[: query.limit + 1]
 
 
 def to_listing(

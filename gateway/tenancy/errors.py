@@ -7,7 +7,8 @@ TenancyError
 │   ├── NameTaken        a live sibling has this name
 │   ├── Archived         an archived project cannot be used or changed
 │   ├── LastOwner        an organization keeps an owner
-│   └── InviteClosed     it was accepted already
+│   ├── InviteClosed     it was accepted already
+│   └── ReadOnly         it is kept elsewhere, or for good
 ├── NotAllowed           a good credential that may not do this to this row
 └── ChangeNotAnnounced   committed, but the workers could not be told; repeating the call tells them
 """
@@ -50,6 +51,10 @@ class LastOwner(Conflict):
 
 class InviteClosed(Conflict):
     code = "invite_accepted"
+
+
+class ReadOnly(Conflict):
+    code = "read_only"
 
 
 class NotAllowed(TenancyError):

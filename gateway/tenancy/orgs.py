@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.audit.log import COMMAND_LINE, Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.errors import NameTaken, NotFound
@@ -28,16 +32,45 @@ class Org(msgspec.Struct, frozen=True, kw_only=True):
     archived_at: datetime | None
 
 
+Check = Callable[[Org], None]
+"""Raises what keeps the row, as it stands under its lock, from being changed."""
+
+
+def unchecked(_: Org) -> None:
+    """Whatever it is by now."""
+
+
 async def create_org(
-    conn: AsyncConnection, *, name: str, plan: str | None = None, is_operator: bool = False
+    conn: AsyncConnection,
+    *,
+    name: str,
+    plan: str | None = None,
+    is_operator: bool = False,
+    actor: Actor = COMMAND_LINE,
+    operator_org: str | None = None,
 ) -> Org:
-    """is_operator: it runs the installation. Raises: InvalidField, NameTaken, NotFound (plan)."""
+    """is_operator: it runs the installation. `operator_org`: whose credential asks; it is told in
+    that org's audit log, too.
+
+    Raises: InvalidField, NameTaken, NotFound (plan).
+    """
     row = {"id": f"org_{uuid7().hex}", "name": check_name(name), "is_operator": is_operator}
     added = insert(orgs).values(**row, plan=await check_plan(conn, plan))
     made = (await conn.execute(added.on_conflict_do_nothing().returning(orgs))).one_or_none()
     if made is None:
         raise NameTaken("name", f"there is an organization {name!r}")
-    return Org(**made._mapping)
+    org = Org(**made._mapping)
+    after = {"name": org.name, "plan": org.plan}
+    await _log(conn, org.id, operator_org, actor=actor, action="organization.created", after=after)
+    return org
+
+
+async def get_org(conn: AsyncConnection, org_id: str) -> Org:
+    """A live or an archived one. Raises: NotFound."""
+    row = (await conn.execute(sa.select(orgs).where(orgs.c.id == org_id))).one_or_none()
+    if row is None:
+        raise NotFound("org", f"no organization {org_id!r}")
+    return Org(**row._mapping)
 
 
 async def find_org(conn: AsyncConnection, *, name: str) -> Org:
@@ -59,21 +92,91 @@ async def list_orgs(conn: AsyncConnection, *, after: str = "", archived: bool = 
     return [Org(**row._mapping) for row in rows]
 
 
-async def update_org_plan(db: AsyncEngine, redis: Redis, org_id: str, plan: str | None) -> None:
+async def update_org_plan(
+    db: AsyncEngine, redis: Redis, org_id: str, plan: str | None, *, actor: Actor = COMMAND_LINE
+) -> None:
     """Raises: NotFound, ChangeNotAnnounced."""
+    await update_org(db, redis, org_id, {"plan": plan}, actor=actor)
+
+
+async def update_org(
+    db: AsyncEngine,
+    redis: Redis,
+    org_id: str,
+    values: Mapping[str, Any],
+    *,
+    actor: Actor,
+    operator_org: str | None = None,
+    check: Check = unchecked,
+) -> Org:
+    """`values`: name, plan. Every worker goes by it within a second.
+
+    Raises: InvalidField, NameTaken, NotFound (a live org, plan), ChangeNotAnnounced, and what
+    `check` raises.
+    """
     async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
-        changed = sa.update(orgs).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
-        done = await conn.execute(changed.values(plan=await check_plan(conn, plan)))
-        if done.rowcount == 0:
+        before = await _hold_org(conn, org_id)
+        if before.archived_at is not None:
             raise NotFound("org", f"no organization {org_id!r}")
-
-
-async def archive_org(db: AsyncEngine, redis: Redis, org_id: str) -> None:
-    """Its keys stop working. Idempotent. Raises: NotFound, ChangeNotAnnounced."""
-    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
-        moment = sa.func.coalesce(orgs.c.archived_at, sa.func.now())
-        done = await conn.execute(
-            sa.update(orgs).where(orgs.c.id == org_id).values(archived_at=moment)
+        check(before)
+        if "name" in values:
+            check_name(values["name"])
+        if "plan" in values:
+            await check_plan(conn, values["plan"])
+        changed = {key: value for key, value in values.items() if getattr(before, key) != value}
+        if not changed:
+            return before
+        updated = sa.update(orgs).where(orgs.c.id == org_id).values(**changed)
+        try:
+            async with conn.begin_nested():
+                made = (await conn.execute(updated.returning(orgs))).one()
+        except IntegrityError:
+            raise NameTaken("name", f"there is an organization {changed['name']!r}") from None
+        await _log(
+            conn,
+            org_id,
+            operator_org,
+            actor=actor,
+            action="organization.updated",
+            before={key: getattr(before, key) for key in changed},
+            after=changed,
         )
-        if done.rowcount == 0:
-            raise NotFound("org", f"no organization {org_id!r}")
+        return Org(**made._mapping)
+
+
+async def archive_org(
+    db: AsyncEngine,
+    redis: Redis,
+    org_id: str,
+    *,
+    actor: Actor = COMMAND_LINE,
+    operator_org: str | None = None,
+    check: Check = unchecked,
+) -> Org:
+    """Its keys stop working. Idempotent. Raises: NotFound, ChangeNotAnnounced, and what `check`
+    raises."""
+    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+        before = await _hold_org(conn, org_id)
+        check(before)
+        if before.archived_at is not None:
+            return before
+        archived = sa.update(orgs).where(orgs.c.id == org_id).values(archived_at=sa.func.now())
+        made = (await conn.execute(archived.returning(orgs))).one()
+        await _log(conn, org_id, operator_org, actor=actor, action="organization.archived")
+        return Org(**made._mapping)
+
+
+async def _hold_org(conn: AsyncConnection, org_id: str) -> Org:
+    """Nobody else changes it before this commits. Raises: NotFound."""
+    held = sa.select(orgs).where(orgs.c.id == org_id).with_for_update(key_share=True)
+    row = (await conn.execute(held)).one_or_none()
+    if row is None:
+        raise NotFound("org", f"no organization {org_id!r}")
+    return Org(**row._mapping)
+
+
+async def _log(conn: AsyncConnection, org_id: str, operator_org: str | None, **entry: Any) -> None:
+    """The operator's log is locked last by everybody, so that nobody waits in a circle."""
+    await record(conn, org_id=org_id, target=org_id, **entry)
+    if operator_org is not None and operator_org != org_id:
+        await record(conn, org_id=operator_org, target=org_id, **entry)

@@ -1,23 +1,54 @@
 """Plans: the named limits that settings give and orgs, projects and keys refer to.
 
-Above: `bootstrap`, at each start. Below: `tables`. Of the plans in the settings the settings are
-the truth, the table is their copy; the others are made by operators.
+Above: `bootstrap`, at each start, and admin routes. Below: `tables`. Of the plans in the settings
+the settings are the truth, the table is their copy, and nobody changes them here; the others are
+made by operators. Plans are the installation's: what happens to one stands in the operator's audit
+log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
 
+import msgspec
 import sqlalchemy as sa
+from redis.asyncio import Redis
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.audit.log import Actor, record
 from gateway.principal import Plan
-from gateway.tenancy.errors import InvalidField
+from gateway.tenancy.changes import EVERYTHING, changing
+from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
 from gateway.tenancy.tables import check_name, plans
 
 LIMITS = ("tokens_per_minute", "requests_per_minute", "max_concurrent_streams")
 MAX_LIMIT = 1_000_000_000_000
+
+
+class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan as operators see it. None of a limit: unlimited; of the rest: whatever is usual."""
+
+    name: str
+    tokens_per_minute: int | None
+    requests_per_minute: int | None
+    max_concurrent_streams: int | None
+    lane: str | None
+    price_list: str | None
+    in_settings: bool
+    """It follows the settings file."""
+    created_at: datetime
+    archived_at: datetime | None
+
+
+Check = Callable[[PlanRow], None]
+"""Raises what keeps the row, as it stands under its lock, from being changed."""
+
+
+def unchecked(_: PlanRow) -> None:
+    """Whatever it is by now."""
 
 
 async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> None:
@@ -43,3 +74,116 @@ async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> None:
         plans.c.archived_at.is_(None),
     )
     await conn.execute(gone.values(archived_at=sa.func.now()))
+
+
+async def create_plan(
+    conn: AsyncConnection,
+    *,
+    name: str,
+    values: Mapping[str, Any],
+    operator_org: str,
+    actor: Actor,
+) -> PlanRow:
+    """`values`: limits, lane, price_list. Raises: InvalidField, NameTaken."""
+    row = {"name": check_name(name), "in_settings": False, **values}
+    added = insert(plans).values(**row).on_conflict_do_nothing().returning(plans)
+    made = (await conn.execute(added)).one_or_none()
+    if made is None:
+        raise NameTaken("name", f"there is, or was, a plan {name!r}")
+    await record(
+        conn,
+        org_id=operator_org,
+        actor=actor,
+        action="plan.created",
+        target=name,
+        after=dict(values),
+    )
+    return PlanRow(**made._mapping)
+
+
+async def get_plan(conn: AsyncConnection, name: str) -> PlanRow:
+    """A live or an archived one. Raises: NotFound."""
+    return _to_row((await conn.execute(sa.select(plans).where(plans.c.name == name))).first(), name)
+
+
+async def update_plan(
+    db: AsyncEngine,
+    redis: Redis,
+    name: str,
+    values: Mapping[str, Any],
+    *,
+    operator_org: str,
+    actor: Actor,
+    check: Check = unchecked,
+) -> PlanRow:
+    """Every worker goes by it within a second.
+
+    Raises: NotFound, ReadOnly, ChangeNotAnnounced, and what `check` raises.
+    """
+    async with changing(db, redis, EVERYTHING, org_id=operator_org) as conn:
+        before = await _hold_plan(conn, name, check)
+        if before.archived_at is not None:
+            raise ReadOnly("plan", "an archived plan cannot be changed")
+        changed = {key: value for key, value in values.items() if getattr(before, key) != value}
+        if not changed:
+            return before
+        return await _change(conn, before, changed, "plan.updated", operator_org, actor)
+
+
+async def archive_plan(
+    db: AsyncEngine,
+    redis: Redis,
+    name: str,
+    *,
+    operator_org: str,
+    actor: Actor,
+    check: Check = unchecked,
+) -> PlanRow:
+    """It can no longer be given; whom it was given to, it goes on to bind. Idempotent.
+
+    Raises: NotFound, ReadOnly, ChangeNotAnnounced, and what `check` raises.
+    """
+    async with changing(db, redis, EVERYTHING, org_id=operator_org) as conn:
+        before = await _hold_plan(conn, name, check)
+        if before.archived_at is not None:
+            return before
+        moment = {"archived_at": sa.func.now()}
+        return await _change(conn, before, moment, "plan.archived", operator_org, actor)
+
+
+async def _hold_plan(conn: AsyncConnection, name: str, check: Check) -> PlanRow:
+    found = sa.select(plans).where(plans.c.name == name).with_for_update()
+    row = _to_row((await conn.execute(found)).first(), name)
+    check(row)
+    if row.in_settings:
+        raise ReadOnly("plan", "this plan stands in the settings file, and is changed there")
+    return row
+
+
+async def _change(
+    conn: AsyncConnection,
+    before: PlanRow,
+    values: Mapping[str, Any],
+    action: str,
+    operator_org: str,
+    actor: Actor,
+) -> PlanRow:
+    changed = sa.update(plans).where(plans.c.name == before.name).values(**values)
+    after = PlanRow(**(await conn.execute(changed.returning(plans))).one()._mapping)
+    await record(
+        conn,
+        org_id=operator_org,
+        actor=actor,
+        action=action,
+        target=before.name,
+        before={key: getattr(before, key) for key in values},
+        after={key: getattr(after, key) for key in values},
+    )
+    return after
+
+
+def _to_row(row: sa.Row[Any] | None, name: str) -> PlanRow:
+    """Raises: NotFound."""
+    if row is None:
+        raise NotFound("plan", f"no plan {name!r}")
+    return PlanRow(**row._mapping)
