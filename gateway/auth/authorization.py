@@ -72,6 +72,7 @@ async def was_allowed(
     async with tenant(desk.db, session.org_id) as conn:
         return await is_remembered(
             conn,
+            org_id=session.org_id,
             user_id=session.user_id,
             client_id=asked.client.id,
             redirect_uri=asked.registered_uri,

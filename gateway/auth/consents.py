@@ -23,6 +23,7 @@ NO_RESOURCE = ""
 async def is_remembered(
     conn: AsyncConnection,
     *,
+    org_id: str,
     user_id: str,
     client_id: str,
     redirect_uri: str,
@@ -33,7 +34,7 @@ async def is_remembered(
     c = oauth_consents.c
     wanted = list(resources) or [NO_RESOURCE]
     found = sa.select(c.resource, c.scopes).where(c.user_id == user_id, c.client_id == client_id)
-    found = found.where(c.redirect_uri == redirect_uri, c.resource.in_(wanted))
+    found = found.where(c.org_id == org_id, c.redirect_uri == redirect_uri, c.resource.in_(wanted))
     rows = (await conn.execute(found.where(c.revoked_at.is_(None)))).all()
     allowed = {row.resource for row in rows if set(scopes) <= set(row.scopes)}
     return allowed == set(wanted)
@@ -57,7 +58,7 @@ async def remember(
         values = (user_id, client_id, redirect_uri, resource)
         key = {column.name: value for column, value in zip(primary, values, strict=True)}
         same = [column == key[column.name] for column in primary]
-        known = sa.select(c.scopes).where(*same, c.revoked_at.is_(None))
+        known = sa.select(c.scopes).where(*same, c.org_id == org_id, c.revoked_at.is_(None))
         before = await conn.scalar(known.with_for_update()) or []
         allowed = {"scopes": sorted({*before, *scopes}), "updated_at": now, "revoked_at": None}
         added = insert(oauth_consents).values(org_id=org_id, **key, **allowed)
