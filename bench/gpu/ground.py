@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,20 @@ TOKENS_EACH = {"fp8": 1700}
 
 class Ground:
     def __init__(self, place: Place, budget_s: float) -> None:
-        """budget_s: of the whole run; rows that can be scaled look at it."""
-        self.place, self.budget_s = place, budget_s
+        """budget_s: of the whole run, which begins now; rows that can be scaled look at what is
+        left."""
+        self.place = place
+        self._ends_s = time.monotonic() + budget_s
         self.config = place.pick(LLAMA_8B, TINY)
         self._folder = tempfile.TemporaryDirectory()
         self.model = write_config(self.config, Path(self._folder.name))
         self._cores: dict[str, EngineCore] = {}
         self._rng = random.Random(17)
+
+    @property
+    def left_s(self) -> float:
+        """Of the budget, which a process that takes another one's place counts anew."""
+        return self._ends_s - time.monotonic()
 
     @property
     def shape(self) -> Shape:

@@ -35,7 +35,7 @@ HOW = """\
 ## How to run it
 
 Needed: a CUDA device and a Python (3.11 or later) with torch, triton, numpy, safetensors,
-tokenizers, msgspec and jinja2; for the checks of whole models and the comparison, transformers.
+tokenizers, msgspec and jinja2; for the comparison and the checks against it, transformers.
 Nothing is fetched and nothing is installed.
 
     make gpu-check                      # is it right? under 5 minutes
@@ -46,9 +46,10 @@ folder. Both in one line, with the results in a folder of their own:
 
     export PYTHONPATH=.wheels GPU_PYTHON=python3; make gpu-check; make gpu-bench ARGS='--out out'
 
-`ARGS='--only decode'` runs the rows whose name holds that, `ARGS='--budget 1500'` allows more time
-(from 900 seconds on the replay has all its 2,000 requests); `ARGS='--device cpu --tiny'` tries the
-scripts themselves in Triton's interpreter, without a GPU.
+`ARGS='--only decode'` runs the rows whose name holds that, `ARGS='--budget 1500'` allows more time;
+`ARGS='--device cpu --tiny'` tries the scripts themselves in Triton's interpreter, without a GPU.
+The replay, the last row, has all its 2,000 requests where 200 seconds are left for it, as they are
+with `ARGS='--only replay'`, and says how many it had.
 
 Launch parameters are found once per device, never while serving:
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 import logging
 import random
 import time
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 
 from bench.gpu.engine_rows import add
+from bench.gpu.findings import Lacking
 from bench.gpu.ground import Ground
 from bench.gpu.place import Place
 
 WHOLE = 2000
 SCALED = 400
-WHOLE_BUDGET_S = 900.0
-"""With less than that for the whole run, the replay is scaled down."""
+WHOLE_S = 200.0
+"""For all of them on both sides; with less than that left the replay is scaled down. Alone
+(`--only replay`) it has more by default."""
 PEER_DEADLINE_S = 90.0
 """What has ended by then counts."""
 
@@ -46,16 +49,21 @@ def trace(place: Place, vocab: int, count: int) -> list[Asked]:
 
 
 def replay(ground: Ground) -> dict[str, Any]:
+    """Raises Lacking."""
+    if find_spec("transformers") is None:
+        raise Lacking("transformers is not installed")
     place = ground.place
-    count = WHOLE if ground.budget_s >= WHOLE_BUDGET_S else SCALED
+    count = WHOLE if ground.left_s >= WHOLE_S else SCALED
     asked = trace(place, ground.shape.vocab_size, place.pick(count, 3))
     ours = _ours(ground, asked)
     ground.drop()
     theirs = _theirs(ground, asked)
-    scaled = "" if count == WHOLE else f"scaled down: {count} of {WHOLE:,} requests"
+    remark = f"{len(asked):,} requests"
+    if len(asked) < WHOLE:
+        remark = f"scaled down: {len(asked)} of {WHOLE:,} requests"
     if theirs["ended"] < len(asked):
-        scaled += f"; transformers ended {theirs['ended']} in time, the others count for nothing"
-    detail = {"requests": len(asked), "ours": ours, "transformers": theirs, "remark": scaled}
+        remark += f"; transformers ended {theirs['ended']} in time, the others count for nothing"
+    detail = {"requests": len(asked), "ours": ours, "transformers": theirs, "remark": remark}
     return {"figure": ours["tokens_per_s"] / theirs["tokens_per_s"], "detail": detail}
 
 

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from bench.gpu import page
+from bench.gpu import page, peer_rows
+from bench.gpu.findings import Lacking
 from bench.gpu.floors import H200
 from bench.gpu.models import LLAMA_8B, shape_of
+from bench.gpu.place import Place
 from bench.gpu.rows import ROWS, named, shown
 from tests.bench.test_gpu_check import ROOT, run
 
@@ -215,3 +218,40 @@ def test_what_is_not_tried_again_stays() -> None:
     assert table["op"] == {"one": {"a": 3}, "two": {"a": 2}}
     merge(table, "op", ["one", "two"], {})
     assert table == {"other": {"x": {"b": 1}}}
+
+
+class FakeGround:
+    """So much is left of the budget; an engine is never wanted."""
+
+    place = Place(torch.device("cpu"), tiny=False)
+    shape = shape_of(LLAMA_8B)
+
+    def __init__(self, left_s: float) -> None:
+        self.left_s = left_s
+
+    def core(self, kind: str) -> None:
+        raise AssertionError("an engine was started")
+
+    def drop(self) -> None:
+        """There is none."""
+
+
+def test_nothing_is_replayed_without_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_rows, "find_spec", lambda name: None)
+    with pytest.raises(Lacking, match="transformers is not installed"):
+        peer_rows.replay(FakeGround(1e9))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "remark"), [(1e9, "2,000 requests"), (60.0, "scaled down: 400 of 2,000 requests")]
+)
+def test_the_replay_says_how_many_it_had(
+    left_s: float, remark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_rows, "find_spec", lambda name: name)
+    monkeypatch.setattr(peer_rows, "_ours", lambda ground, asked: {"tokens_per_s": 6.0})
+    monkeypatch.setattr(
+        peer_rows, "_theirs", lambda ground, asked: {"tokens_per_s": 2.0, "ended": len(asked)}
+    )
+    found = peer_rows.replay(FakeGround(left_s))  # type: ignore[arg-type]
+    assert found["figure"] == 3.0 and found["detail"]["remark"] == remark
