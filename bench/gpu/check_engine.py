@@ -1,7 +1,7 @@
-"""Whole tiny checkpoints against `transformers` on the same device, and engines against themselves.
+"""Whole tiny checkpoints against `transformers` on the same device.
 
 Above: `bench.gpu_check`. Below: `engines.py`; `tests.engine` writes the checkpoints. Knows no
-kernel.
+kernel; `check_itself.py` has what needs no reference.
 
 What is compared is what the engine said: for each token it said, the log-probability it gave is set
 against the reference's for the same text, and so is how much less likely the token is there than
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gpu.engines import Asked, Said, ask, configuration, engine, without_graphs
+from bench.gpu.engines import Asked, Said, answers, ask, configuration, engine, prompts
 from bench.gpu.findings import Check, Finding
 from bench.gpu.place import Place
 
@@ -31,25 +31,7 @@ HALF_LIMIT = 0.15
 """Of the mean over all tokens in bfloat16, which is 0.02 to 0.055 on a CPU."""
 QUANTISED_LIMIT = 0.45
 """The same where the weights are rounded at load, which makes another model: 0.03 and 0.14."""
-TINY_LIMIT = 2e-2
-"""Of a log-probability in float16."""
-AS_IT_IS = Asked()
 LORA_TARGETS = ("q_proj", "v_proj", "down_proj")
-
-
-def _prompts(place: Place) -> list[list[int]]:
-    lengths = place.pick((150, 3, 61, 1, 33), (17, 3))
-    return [[3 + (7 * i + 13 * n) % 190 for i in range(n)] for n in lengths]
-
-
-def _run(place: Place, folder: Path, asked: Asked = AS_IT_IS, **fields: Any) -> list[Said]:
-    """Chunks of at most 64 tokens, so that prompts are cut."""
-    max_tokens = place.pick(40, 2)
-    given = {"num_blocks": 128, "max_num_batched_tokens": 64, "itl_target_s": 0.0}
-    given |= {"max_num_seqs": 8} | fields
-    config = configuration(asked, model=folder, device=place.device.type, **given)
-    with engine(config) as core:
-        return ask(core, _prompts(place), max_tokens, logprobs=1)
 
 
 @torch.inference_mode()
@@ -61,7 +43,7 @@ def _compared(place: Place, model: Any, said: Sequence[Said]) -> tuple[Tensor, T
     model.set_attn_implementation("eager")
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
-    for prompt, answer in zip(_prompts(place), said, strict=True):
+    for prompt, answer in zip(prompts(place), said, strict=True):
         ids = torch.tensor([prompt + answer.token_ids], device=place.device)
         logits = model(ids).logits[0, len(prompt) - 1 : -1].double()
         wanted = torch.log_softmax(logits, -1)
@@ -73,13 +55,13 @@ def _compared(place: Place, model: Any, said: Sequence[Said]) -> tuple[Tensor, T
 
 def _against(place: Place, model: Any, folder: Path, case: str, **fields: Any) -> Iterator[Finding]:
     """In float32 every token, in half precision their mean."""
-    off, regret = _compared(place, model, _run(place, folder, dtype="float32", **fields))
+    off, regret = _compared(place, model, answers(place, folder, dtype="float32", **fields))
     yield Finding(f"{case} float32", float(off.max()), EXACT_LIMIT)
     yield Finding(f"{case} float32, choice", float(regret.max()), EXACT_LIMIT)
     if place.tiny:
         return
     half = "bfloat16"
-    off, regret = _compared(place, model, _run(place, folder, dtype=half, **fields))
+    off, regret = _compared(place, model, answers(place, folder, dtype=half, **fields))
     yield Finding(f"{case} {half}, mean", float(off.mean()), HALF_LIMIT)
     yield Finding(f"{case} {half}, choice, mean", float(regret.mean()), HALF_LIMIT)
 
@@ -105,7 +87,7 @@ def _stored(form: str) -> Check:
         for family in place.pick(("qwen3", "qwen3_moe"), ("qwen3",)):
             with tempfile.TemporaryDirectory() as folder:
                 model: Any = quantised.save(Path(folder), form, family)
-                said = _run(place, Path(folder), dtype="float16")
+                said = answers(place, Path(folder), dtype="float16")
                 off, _ = _compared(place, model.to(place.device), said)
                 yield Finding(f"{form} {family}", float(off.mean()), 2 * HALF_LIMIT)
 
@@ -120,7 +102,7 @@ def quantised_at_load(place: Place) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             own = copy.deepcopy(model).to(place.device)
-            off, _ = _compared(place, own, _run(place, Path(folder), quantization=kind))
+            off, _ = _compared(place, own, answers(place, Path(folder), quantization=kind))
             # It is another model by what the rounding of its weights makes.
             yield Finding(kind, float(off.mean()), QUANTISED_LIMIT)
 
@@ -142,7 +124,7 @@ def adapters(place: Place) -> Iterator[Finding]:
             paths[adapter].mkdir()
             save_file(tensors, paths[adapter] / "adapter_model.safetensors")
             _write_adapter_config(paths[adapter], rank)
-        names = ["one", "", "two", "one", "two"][: len(_prompts(place))]
+        names = ["one", "", "two", "one", "two"][: len(prompts(place))]
         config = configuration(
             Asked(),
             model=folder / "base",
@@ -154,7 +136,7 @@ def adapters(place: Place) -> Iterator[Finding]:
         )
         with engine(config) as core:
             tokens = place.pick(40, 2)
-            said = ask(core, _prompts(place), tokens, adapters=names, logprobs=1)
+            said = ask(core, prompts(place), tokens, adapters=names, logprobs=1)
         for adapter, model in merged.items():
             own = copy.deepcopy(model).to(place.device)
             rows = [i for i, used in enumerate(names) if used == adapter]
@@ -194,74 +176,6 @@ def _write_adapter_config(folder: Path, rank: int) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-def _same(place: Place, case: str, ours: Sequence[Said], theirs: Sequence[Said]) -> Finding:
-    """Texts and log-probabilities, bit for bit. In the interpreter products are the host's, whose
-    sums depend on a row's place: there within rounding."""
-    pairs = list(zip(ours, theirs, strict=True))
-    if place.tiny:
-        texts = [(x, y) for a, b in pairs for x, y in zip(a.logprobs, b.logprobs, strict=True)]
-        return Finding(case, max(abs(x - y) for x, y in texts), TINY_LIMIT)
-    wrong = sum((a.token_ids, a.logprobs) != (b.token_ids, b.logprobs) for a, b in pairs)
-    return Finding(case, float(wrong), 0.0)
-
-
-def _on_checkpoint(
-    name: str, check: Callable[[Place, Path], Iterator[Finding]]
-) -> Callable[[Place], Iterator[Finding]]:
-    def run(place: Place) -> Iterator[Finding]:
-        from tests.engine import checkpoints
-
-        with tempfile.TemporaryDirectory() as folder:
-            yield from check(place, checkpoints.save(name, Path(folder)))
-
-    return run
-
-
-def run_ahead(place: Place, folder: Path) -> Iterator[Finding]:
-    """Scheduling a step ahead changes no text; batches differ, so only float32 is equal."""
-    texts = [
-        [said.token_ids for said in _run(place, folder, dtype="float32", run_ahead=ahead)]
-        for ahead in (True, False)
-    ]
-    wrong = sum(a != b for a, b in zip(*texts, strict=True))
-    yield Finding("texts", float(wrong), 0.0)
-
-
-def graphs(place: Place, folder: Path) -> Iterator[Finding]:
-    """The same kernels, launched one by one or replayed. Padding a batch changes which product
-    cuBLAS takes: in float32 texts stay, in half precision log-probabilities stay near."""
-    for dtype in place.pick(("float32", "bfloat16"), ("float32",)):
-        on = _run(place, folder, dtype=dtype, run_ahead=False)
-        with without_graphs():
-            off = _run(place, folder, dtype=dtype, run_ahead=False)
-        if dtype == "float32":
-            texts = sum(a.token_ids != b.token_ids for a, b in zip(on, off, strict=True))
-            yield Finding("texts", float(texts), 0.0)
-        # Behind the first tokens the texts may part; those are decoded from the same.
-        pairs = [
-            (x, y)
-            for a, b in zip(on, off, strict=True)
-            if a.token_ids[:2] == b.token_ids[:2]
-            for x, y in zip(a.logprobs[:2], b.logprobs[:2], strict=True)
-        ]
-        far = sum(abs(x - y) for x, y in pairs) / len(pairs)
-        limit = EXACT_LIMIT if dtype == "float32" else HALF_LIMIT
-        yield Finding(f"{dtype} log-probabilities, mean", far, limit)
-
-
-def deterministic(place: Place, folder: Path) -> Iterator[Finding]:
-    """Alone, among others, in other chunks, and preempted: the same bits."""
-    half = place.pick("bfloat16", "float16")
-
-    def run(**fields: Any) -> list[Said]:
-        return _run(place, folder, Asked(deterministic=True), dtype=half, **fields)
-
-    together = run()
-    yield _same(place, "in other chunks", run(max_num_batched_tokens=17), together)
-    yield _same(place, "one at a time", run(max_num_seqs=1), together)
-    yield _same(place, "preempted", run(num_blocks=place.pick(16, 4)), together)
-
-
 def _published() -> tuple[list[str], list[str]]:
     """Families and quantised formats that the engine's tests write checkpoints of."""
     if find_spec("transformers") is None:
@@ -277,9 +191,6 @@ WHOLE: dict[str, Check] = {
     **{f"engine: checkpoint in {form}": _stored(form) for form in FORMATS},
     "engine: quantised at load": quantised_at_load,
     "engine: adapters": adapters,
-    "engine: run ahead": _on_checkpoint("llama3", run_ahead),
-    "engine: graphs on and off": _on_checkpoint("llama3", graphs),
-    "engine: deterministic": _on_checkpoint("llama3", deterministic),
 }
 CHECKS = WHOLE if FAMILIES else {}
 """All of them run checkpoints that transformers writes."""

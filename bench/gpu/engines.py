@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 
 from bench.gpu.findings import Lacking
+from bench.gpu.place import Place
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
@@ -77,6 +78,19 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
+def prompts(place: Place) -> list[list[int]]:
+    lengths = place.pick((150, 3, 61, 1, 33), (17, 3))
+    return [[3 + (7 * i + 13 * n) % 190 for i in range(n)] for n in lengths]
+
+
+def answers(place: Place, folder: Path, asked: Asked | None = None, **fields: Any) -> list[Said]:
+    """What an engine by_id to `prompts`; chunks of at most 64 tokens, so that they are cut."""
+    given: dict[str, Any] = {"num_blocks": 128, "max_num_batched_tokens": 64, "itl_target_s": 0.0}
+    given |= {"max_num_seqs": 8, "device": place.device.type} | fields
+    with engine(configuration(asked or Asked(), model=folder, **given)) as core:
+        return ask(core, prompts(place), place.pick(40, 2), logprobs=1)
+
+
 @dataclass
 class Said:
     """One request's answer."""
@@ -98,7 +112,7 @@ def ask(
 ) -> list[Said]:
     """Everything at once, to the end; greedy unless `params` say otherwise."""
     params = {"temperature": 0.0, "ignore_eos": True} | params
-    said: dict[str, Said] = {}
+    by_id: dict[str, Said] = {}
     for i, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=max_tokens, **params)
         request = EngineRequest(
@@ -108,22 +122,22 @@ def ask(
             adapter=adapters[i] if adapters else "",
         )
         core.add(request)
-        said[str(i)] = Said([], [])
+        by_id[str(i)] = Said([], [])
     steps = 0
     while core.has_work():
         for output in core.step():
-            _take(said[output.request_id], output)
+            _take(by_id[output.request_id], output)
         steps += 1
         if after_step is not None:
             after_step(steps)
     core.check_integrity()
-    return list(said.values())
+    return list(by_id.values())
 
 
-def _take(said: Said, output: EngineOutput) -> None:
-    said.token_ids += output.token_ids
-    said.logprobs += [each.chosen.logprob for each in output.logprobs or []]
-    said.finish_reason = output.finish_reason or said.finish_reason
+def _take(answer: Said, output: EngineOutput) -> None:
+    answer.token_ids += output.token_ids
+    answer.logprobs += [each.chosen.logprob for each in output.logprobs or []]
+    answer.finish_reason = output.finish_reason or answer.finish_reason
     if output.finish_reason == "error":
         raise RuntimeError(f"request {output.request_id} ended in an error; see the log")
 

@@ -16,10 +16,31 @@ from bench.gpu.findings import Finding, differing, poisoned, relative, summary
 from bench.gpu.supervise import supervise, supervise_at_once
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ("norms", "attention: decode", "linear: int8", "sampling: broken rows", "engine: adapters")
+QUICK = (
+    "norms",
+    "attention: decode",
+    "linear: int8",
+    "sampling: broken rows",
+    "engine: adapters",
+    "engine: checkpoint in fp8 blocks",
+    "engine: checkpoint in awq",
+    "engine: checkpoint in gptq asymmetric",
+)
+WITHOUT_REFERENCE = (
+    "engine: run ahead",
+    "engine: graphs on and off",
+    "engine: deterministic",
+    "engine: as on the processor",
+    "engine: fp8 KV",
+    "engine: n-gram speculation",
+    "engine: draft speculation",
+    "engine: embeddings",
+    "engine: grammar",
+    "engine: memory",
+)
 
 
-def run(module: str, *arguments: str, timeout_s: float = 250) -> subprocess.CompletedProcess[str]:
+def run(module: str, *arguments: str, timeout_s: float = 290) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -33,13 +54,29 @@ def run(module: str, *arguments: str, timeout_s: float = 250) -> subprocess.Comp
 
 
 @pytest.mark.slow
-def test_the_script_runs_in_the_interpreter() -> None:
+@pytest.mark.parametrize("names", [QUICK, WITHOUT_REFERENCE], ids=["quick", "without_reference"])
+def test_the_script_runs_in_the_interpreter(names: tuple[str, ...]) -> None:
     pytest.importorskip("triton")
-    only = [argument for name in QUICK for argument in ("--only", name)]
-    done = run("bench.gpu_check", "--device", "cpu", "--tiny", *only)
+    only = [argument for name in names for argument in ("--only", name)]
+    done = run("bench.gpu_check", "--device", "cpu", "--tiny", "--jobs", "2", *only)
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in QUICK:
+    for name in names:
         assert f"right   {name}" in done.stdout
+
+
+def test_engines_are_checked_without_transformers() -> None:
+    """As on a machine that lacks it: found by a child in which it cannot be imported."""
+    pytest.importorskip("triton")
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from bench.gpu.place import place; place('cpu', tiny=True)\n"
+        "from bench.gpu_check import _registry\n"
+        "print(*(name for name in _registry() if name.startswith('engine')), sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert set(done.stdout.splitlines()) == set(WITHOUT_REFERENCE), done.stderr
 
 
 def test_a_machine_without_a_gpu_is_told_so_in_one_line() -> None:
