@@ -46,12 +46,14 @@ from gateway.limits.limiter import Limiter
 from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.routes import (
+    admin_issuers,
     admin_keys,
     admin_models,
     admin_plans,
     admin_prices,
     audit_logs,
     chat,
+    external_login,
     health,
     mcp,
     model_permissions,
@@ -124,6 +126,8 @@ def create_app(
             *model_permissions.routes,
             *oauth.routes,
             *signing_keys.routes,
+            *external_login.routes,
+            *admin_issuers.routes,
         ],
         lifespan=[lifespan],
         guards=[authenticate],
@@ -183,7 +187,13 @@ async def open_services(
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
     auth = await open_auth(
-        stack, issuer=settings.issuer, db=db, system_db=system_db, redis=store, secret=secret
+        stack,
+        issuer=settings.issuer,
+        db=db,
+        system_db=system_db,
+        redis=store,
+        secret=secret,
+        allow_loopback=settings.egress_to_loopback,
     )
     engines = connect_engines(settings, settlement)
     fleet = await open_fleet(settings, engines, stack)
@@ -212,6 +222,7 @@ async def open_services(
         shipper=shipper,
         engines=engines,
         authorization=auth.authorization,
+        federation=auth.federation,
         trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),
     )

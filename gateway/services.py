@@ -17,6 +17,7 @@ from gateway.auth.api_keys import Authenticator
 from gateway.auth.authority import Authority
 from gateway.auth.authorization import Authorization
 from gateway.auth.cors_origins import CorsOrigins
+from gateway.auth.federation import Federation
 from gateway.idempotency_keys import IdempotencyKeys
 from gateway.inference import Desk
 from gateway.networks import Networks
@@ -47,6 +48,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """By model name."""
     authorization: Authorization
     """The pages of the authorization server, and clients."""
+    federation: Federation
+    """Issuers and clients that others run."""
     trusted_proxies: Networks = Networks()
     started_at: int
     """Unix seconds."""

@@ -70,6 +70,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     public_url: PublicUrl | None = None
     """How clients reach the gateway, and the name under which it issues tokens (RFC 8414 `issuer`).
     None: the address that it listens on."""
+    egress_to_loopback: bool = False
+    """For development: the documents of clients and issuers may be on this machine, over http."""
     workers: Workers = 1
     database_url: str | None = None
     """For SQLAlchemy with asyncpg. None: an embedded Postgres under `home`."""
@@ -239,6 +241,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         host=file.host,
         port=file.port,
         public_url=file.public_url,
+        egress_to_loopback=file.egress_to_loopback,
         workers=file.workers,
         database_url=database_url,
         redis_url=file.redis_url,

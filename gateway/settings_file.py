@@ -102,6 +102,7 @@ class Scalars(Strict, frozen=True, kw_only=True):
     host: Name = "127.0.0.1"
     port: Port = 8000
     public_url: PublicUrl | None = None
+    egress_to_loopback: bool = False
     workers: Workers = 1
     database_url: str | None = None
     redis_url: RedisUrl | None = None

@@ -34,6 +34,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.auth.access_tokens import AccessTokens
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
+from gateway.auth.external_issuers import ExternalIssuers
 from gateway.auth.lru import Lru
 from gateway.db import DATABASE_ERRORS
 from gateway.networks import Networks
@@ -88,9 +89,9 @@ class Refused(msgspec.Struct, frozen=True):
 
 class Authenticator:
     """One per process. `older`: (pepper id, pepper) of what was current before; keys made under
-    them stay good. `redis` must not decode responses. `tokens` knows what is no API key. `on_use`
-    is told the id of each good key that was shown, each time. `clock`: monotonic seconds;
-    `wall_clock`: Unix seconds."""
+    them stay good. `redis` must not decode responses. `tokens` knows what is no API key, `external`
+    what of it others have signed. `on_use` is told the id of each good key that was shown, each
+    time. `clock`: monotonic seconds; `wall_clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -101,6 +102,7 @@ class Authenticator:
         pepper_id: str,
         older: Sequence[tuple[str, bytes]] = (),
         tokens: AccessTokens | None = None,
+        external: ExternalIssuers | None = None,
         on_use: Callable[[str], None] = lambda key_id: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -109,6 +111,7 @@ class Authenticator:
         self._pepper = pepper
         self._peppers = ((pepper_id, pepper), *older)
         self._tokens = tokens
+        self._external = external
         self._on_use = on_use
         self._clock = clock
         self._wall_clock = wall_clock
@@ -139,6 +142,8 @@ class Authenticator:
         Raises: InvalidKey, ExpiredKey, RevokedKey, InvalidToken (all AuthError); AuthUnavailable.
         """
         if self._tokens is not None and not bearer.startswith(PREFIX):
+            if self._external is not None and self._external.is_foreign(bearer):
+                return await self._external.authenticate(bearer, jkt=jkt)
             as_of = self._listener.as_of
             return await self._tokens.authenticate(bearer, heard_as_of=as_of, jkt=jkt)
         if jkt is not None:

@@ -20,6 +20,7 @@ from gateway.auth.client_documents import fetching
 from gateway.auth.client_id_metadata import ClientDocuments
 from gateway.auth.clients import SECRET_PEPPER_PURPOSE, Clients
 from gateway.auth.consents import is_remembered, remember
+from gateway.auth.external_login import ExternalLogin
 from gateway.auth.grants import CODE_PEPPER_PURPOSE, create_grant, issue_code
 from gateway.auth.login import Login
 from gateway.auth.passkeys import Passkeys
@@ -55,6 +56,7 @@ class Authorization(msgspec.Struct, frozen=True, kw_only=True):
     throttle: Throttle
     login: Login
     passkeys: Passkeys
+    external: ExternalLogin
     clock: Callable[[], datetime]
 
     @property
@@ -161,6 +163,7 @@ def open_authorization(
     redis: Redis,
     secret: Secret,
     documents: ClientDocuments,
+    external: ExternalLogin,
     clock: Callable[[], datetime] = utc_now,
 ) -> Authorization:
     passwords = Passwords()
@@ -191,6 +194,7 @@ def open_authorization(
         passwords=passwords,
         throttle=throttle,
         login=login,
+        external=external,
         passkeys=Passkeys(
             db=db,
             system_db=system_db,

@@ -47,6 +47,24 @@ class Unverified(msgspec.Struct, frozen=True, kw_only=True):
     claims: Mapping[str, Any]
 
 
+class Peek(msgspec.Struct):
+    iss: Any = None
+
+
+PEEK = msgspec.json.Decoder(Peek)
+
+
+def issuer_of(token: str) -> str | None:
+    """Who the token says has signed it; None where it says so nowhere. Cheap: each token is asked
+    this, ours too."""
+    payload = token[:MAX_TOKEN_BYTES].partition(".")[2].partition(".")[0]
+    try:
+        found = PEEK.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))).iss
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
+
+
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """JSON's objects without a name that stands there twice: who takes which differs."""
     found = dict(pairs)

@@ -18,15 +18,15 @@ from gateway.auth.api_keys import Authenticator
 from gateway.auth.authority import Authority
 from gateway.auth.authorization import Authorization, open_authorization
 from gateway.auth.client_authentication import ClientAuthentication
-from gateway.auth.client_id_metadata import ClientDocuments
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.encrypted_at_rest import Cipher
+from gateway.auth.external_issuers import ExternalIssuers
+from gateway.auth.federation import Federation, open_federation
 from gateway.auth.last_used import LastUsed
 from gateway.auth.refresh_tokens import RefreshTokens
 from gateway.auth.rfc8414_metadata import INTROSPECTION_PATH, REVOCATION_PATH, TOKEN_PATH
 from gateway.auth.signing_keys import PURPOSE, KeyRing
 from gateway.database import PEPPER_PURPOSE
-from gateway.egress import Egress
 from gateway.secret import Secret
 
 
@@ -34,6 +34,7 @@ class Auth(msgspec.Struct, frozen=True, kw_only=True):
     authenticator: Authenticator
     authority: Authority
     authorization: Authorization
+    federation: Federation
     cors_origins: CorsOrigins
 
 
@@ -45,10 +46,19 @@ async def open_auth(
     system_db: AsyncEngine,
     redis: Redis,
     secret: Secret,
+    allow_loopback: bool,
 ) -> Auth:
-    """db: of the tenants; `system_db` sees all organizations."""
-    egress = Egress()
-    stack.callback(egress.close)
+    """db: of the tenants; `system_db` sees all organizations. allow_loopback: for development, of
+    what others run on this machine."""
+    federation = await open_federation(
+        public_url=issuer,
+        secret=secret,
+        db=db,
+        system_db=system_db,
+        redis=redis,
+        stack=stack,
+        allow_loopback=allow_loopback,
+    )
     authorization = open_authorization(
         stack,
         issuer=issuer,
@@ -56,7 +66,8 @@ async def open_auth(
         system_db=system_db,
         redis=redis,
         secret=secret,
-        documents=ClientDocuments(egress),
+        documents=federation.documents,
+        external=federation.login,
     )
     cors_origins = CorsOrigins(system_db)
     stack.push_async_callback(cors_origins.close)
@@ -80,15 +91,23 @@ async def open_auth(
         clock=time.time,
     )
     return Auth(
-        authenticator=await open_authenticator(stack, system_db, redis, secret, tokens),
+        authenticator=await open_authenticator(
+            stack, system_db, redis, secret, tokens, federation.external
+        ),
         authority=authority,
         authorization=authorization,
+        federation=federation,
         cors_origins=cors_origins,
     )
 
 
 async def open_authenticator(
-    stack: AsyncExitStack, db: AsyncEngine, redis: Redis, secret: Secret, tokens: AccessTokens
+    stack: AsyncExitStack,
+    db: AsyncEngine,
+    redis: Redis,
+    secret: Secret,
+    tokens: AccessTokens,
+    external: ExternalIssuers,
 ) -> Authenticator:
     """`db` sees all organizations."""
     last_used = LastUsed(db)
@@ -102,6 +121,7 @@ async def open_authenticator(
         pepper_id=key.id,
         older=[(old.id, old.derive(PEPPER_PURPOSE)) for old in secret.keys[1:]],
         tokens=tokens,
+        external=external,
         on_use=last_used.note,
     )
     await authenticator.start()

@@ -56,6 +56,8 @@ class Occasion(msgspec.Struct, frozen=True, kw_only=True):
     org_name: str | None = None
     destination: str | None = None
     email: str = ""
+    providers: tuple[tuple[str, str], ...] = ()
+    """Name and address of each external provider of the org."""
 
     @property
     def location(self) -> str:
@@ -75,14 +77,25 @@ async def read_occasion(desk: Authorization, query: str) -> Occasion:
             name = await conn.scalar(live.where(orgs.c.archived_at.is_(None)))
         if name is None:
             raise asked.refuse("invalid_target")
+    query = parameters.query(parameters.mark)
     return Occasion(
-        query=parameters.query(parameters.mark),
+        query=query,
+        providers=await read_providers(desk, asked.org_id, query),
         client_name=asked.client.name,
         org_id=asked.org_id,
         org_name=name,
         destination=asked.destination,
         email=parameters.get("login_hint") or "",
     )
+
+
+async def read_providers(
+    desk: Authorization, org_id: str | None, query: str
+) -> tuple[tuple[str, str], ...]:
+    if org_id is None:
+        return ()
+    found = await desk.external.logins_of(org_id)
+    return tuple((each.name, f"/oauth/external/{each.id}/start?{query}") for each in found)
 
 
 def login_page(
@@ -103,6 +116,7 @@ def login_page(
         destinations=() if occasion.destination is None else (occasion.destination,),
         client_name=occasion.client_name,
         org_name=occasion.org_name,
+        providers=occasion.providers,
         problem=problem,
         form_token=desk.seals.form_token(browser.cookie, LOGIN_PURPOSE),
         request=occasion.query,

@@ -58,6 +58,8 @@ OPEN = {
     "/schema/openapi.yaml",
     "/schema/openapi.yml",
     "/schema/{path:str}",
+    "/oauth/external/{issuer_id:str}/callback",
+    "/oauth/external/{issuer_id:str}/start",
     "/.well-known/oauth-protected-resource",
     "/.well-known/oauth-protected-resource/v1",
     "/.well-known/oauth-protected-resource/mcp/{org_id:str}",

@@ -98,6 +98,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
         shipper=Shipper(spool, db),
         engines={},
         authorization=unused,
+        federation=unused,
         started_at=0,
     )
     observing = asyncio.create_task(worker.observe_forever())

@@ -1,0 +1,76 @@
+"""What one process needs for those whom it does not know itself: clients that publish what they
+are, issuers that others run. Put together here, and taken apart again.
+
+Above: `app`. Below: the modules it names. What is opened is pushed on the caller's stack, in the
+order of dependence.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import msgspec
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth.client_id_metadata import ClientDocuments
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.auth.external_issuers import ExternalIssuers
+from gateway.auth.external_login import STATE_PURPOSE, ExternalLogin
+from gateway.auth.issuer_directory import IssuerDirectory
+from gateway.auth.issuer_keys import IssuerKeys
+from gateway.auth.issuers import CIPHER_PURPOSE
+from gateway.egress import Egress
+from gateway.secret import Secret
+
+
+class Federation(msgspec.Struct, frozen=True, kw_only=True):
+    """One per process."""
+
+    egress: Egress
+    documents: ClientDocuments
+    external: ExternalIssuers
+    login: ExternalLogin
+    secrets: Cipher
+    """Of client secrets at issuers."""
+    allow_loopback: bool
+
+
+async def open_federation(
+    *,
+    public_url: str,
+    secret: Secret,
+    db: AsyncEngine,
+    system_db: AsyncEngine,
+    redis: Redis,
+    stack: AsyncExitStack,
+    allow_loopback: bool,
+) -> Federation:
+    """`db`: the tenants' pool; `system_db` sees all orgs. allow_loopback: for development."""
+    egress = Egress(allow_loopback=allow_loopback)
+    stack.callback(egress.close)
+    documents = ClientDocuments(egress, allow_loopback=allow_loopback)
+    stack.push_async_callback(documents.close)
+    keys = IssuerKeys(egress)
+    stack.push_async_callback(keys.close)
+    directory = IssuerDirectory(db=system_db, redis=redis)
+    await directory.start()
+    stack.push_async_callback(directory.close)
+
+    secrets = Cipher(secret, CIPHER_PURPOSE)
+    return Federation(
+        egress=egress,
+        documents=documents,
+        external=ExternalIssuers(directory=directory, keys=keys, public_url=public_url),
+        login=ExternalLogin(
+            db=db,
+            directory=directory,
+            keys=keys,
+            egress=egress,
+            secrets=secrets,
+            states=Cipher(secret, STATE_PURPOSE),
+            public_url=public_url,
+        ),
+        secrets=secrets,
+        allow_loopback=allow_loopback,
+    )
