@@ -49,6 +49,7 @@ from gateway.routes import (
     admin_issuers,
     admin_keys,
     admin_models,
+    admin_orgs,
     admin_plans,
     admin_prices,
     audit_logs,
@@ -71,7 +72,7 @@ from gateway.routes.counted import Counted
 from gateway.routes.envelope import REQUEST_ID, Envelope
 from gateway.routes.idempotency import Idempotent, claim_key
 from gateway.routes.problem import encode_face
-from gateway.routes.schema import openapi_config
+from gateway.routes.schema import add_bodies, openapi_config
 from gateway.secret import Secret
 from gateway.served_models import ModelConfig
 from gateway.services import Services
@@ -116,6 +117,7 @@ def create_app(
             *protected_resources.routes,
             *mcp.routes,
             *audit_logs.routes,
+            *admin_orgs.routes,
             *admin_plans.routes,
             *admin_models.routes,
             *admin_prices.routes,
@@ -138,6 +140,7 @@ def create_app(
         debug=False,
         logging_config=None,
     )
+    add_bodies(app)
     app.state.begin_drain = lambda: None
     app.state.public_url = settings.issuer
     app.asgi_handler = Counted(Envelope(Cors(Idempotent(app.asgi_handler))))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
-from litestar import Router
+from litestar import Litestar, Router
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 from litestar.openapi.spec import (
@@ -54,6 +54,13 @@ class ChatOperation(Operation):
         )
 
 
+def add_bodies(app: Litestar) -> None:
+    """Litestar writes the schemas of the components from what it has seen itself, over those that
+    were configured."""
+    components = app.openapi_schema.components
+    components.schemas = {**(components.schemas or {}), **bodies()}
+
+
 def openapi_config() -> OpenAPIConfig:
     bearer = SecurityScheme(
         type="http", scheme="bearer", description="An API key: `Authorization: Bearer sk-tg-...`"
@@ -61,7 +68,7 @@ def openapi_config() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Tollgate",
         version=VERSION,
-        components=Components(schemas=bodies(), security_schemes={"bearer": bearer}),
+        components=Components(security_schemes={"bearer": bearer}),
         security=[{"bearer": []}],
         render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
         openapi_router=Router(path="/schema", route_handlers=[], opt=PUBLIC),

@@ -1,0 +1,61 @@
+"""/v1/admin/orgs: what clients write and read. Above: `routes.admin_orgs`. Below: msgspec."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+Name = Annotated[str, Meta(min_length=1, max_length=100)]
+Email = Annotated[str, Meta(min_length=3, max_length=254)]
+
+
+class NewOrg(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`owner_email`: its first owner is invited. Without it the answer holds an admin key."""
+
+    name: Name
+    plan: Name | None = None
+    owner_email: Email | None = None
+
+
+class OrgPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Name | UnsetType = UNSET
+    plan: Name | None | UnsetType = UNSET
+
+
+class OrgView(msgspec.Struct, frozen=True, kw_only=True):
+    """`is_operator`: it runs the installation. `cors_origins`: its own to change."""
+
+    object: str = "organization"
+    id: str
+    name: str
+    plan: str | None
+    is_operator: bool
+    cors_origins: list[str]
+    created_at: int
+    archived_at: int | None
+
+
+class FirstKey(msgspec.Struct, frozen=True, kw_only=True):
+    """`value`: the key, for this once."""
+
+    id: str
+    value: str
+
+
+class FirstInvite(msgspec.Struct, frozen=True, kw_only=True):
+    """`url`: where it is accepted, for this once."""
+
+    id: str
+    email: str
+    url: str
+    expires_at: int
+
+
+class CreatedOrg(msgspec.Struct, frozen=True, kw_only=True):
+    """The organization, and the one way into it."""
+
+    organization: OrgView
+    admin_key: FirstKey | None = None
+    owner_invite: FirstInvite | None = None

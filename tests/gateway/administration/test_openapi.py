@@ -1,0 +1,101 @@
+"""The document says what the routes do: answers match their schemas, references lead somewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from gateway.routes import admin_models, admin_orgs, admin_plans, admin_prices, audit_logs
+from tests.gateway.administration.conftest import World
+
+PROBLEM = "application/problem+json"
+DESCRIBED = [
+    (path, method.lower())
+    for module in (admin_models, admin_orgs, admin_plans, admin_prices, audit_logs)
+    for handler in module.routes
+    for path in handler.paths
+    for method in handler.http_methods
+]
+
+
+@pytest.fixture
+async def document(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = (await world.http.get("/schema/openapi.json")).json()
+    return found
+
+
+def validator(document: dict[str, Any], schema: dict[str, Any]) -> Any:
+    return jsonschema_rs.validator_for({**schema, "components": document["components"]})
+
+
+def operation(document: dict[str, Any], path: str, method: str) -> dict[str, Any]:
+    """Litestar writes `{name:str}` as `{name}`."""
+    plain = path.replace(":str", "").replace(":path", "")
+    found: dict[str, Any] = document["paths"][plain][method]
+    return found
+
+
+async def test_every_route_says_what_it_takes_and_answers(document: dict[str, Any]) -> None:
+    for path, method in DESCRIBED:
+        said = operation(document, path, method)
+        (done,) = [code for code in said["responses"] if code.startswith("2")]
+        assert "$ref" in said["responses"][done]["content"]["application/json"]["schema"], path
+        errors = said["responses"]["default"]["content"]
+        assert set(errors) == {PROBLEM if path.startswith("/v1/admin") else "application/json"}
+        names = {each["name"] for each in said.get("parameters", [])}
+        if method == "post":
+            assert "Idempotency-Key" in names, path
+        if method in ("patch",) or path.endswith("archive"):
+            assert "If-Match" in names, path
+
+
+def references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        found = [each for part in value.values() for each in references(part)]
+        return [*found, value["$ref"]] if isinstance(value.get("$ref"), str) else found
+    if isinstance(value, list):
+        return [each for part in value for each in references(part)]
+    return []
+
+
+async def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert set(references(document)) <= known
+
+
+async def test_answers_match_their_schemas(world: World, document: dict[str, Any]) -> None:
+    calls: list[tuple[str, str, str, Any]] = [
+        ("post", "/v1/admin/orgs", "/v1/admin/orgs", {"name": "acme"}),
+        ("post", "/v1/admin/orgs", "/v1/admin/orgs", {"name": "b", "owner_email": "a@b.example"}),
+        ("get", "/v1/admin/orgs", "/v1/admin/orgs", None),
+        ("post", "/v1/admin/plans", "/v1/admin/plans", {"name": "silver", "lane": "batch"}),
+        ("patch", "/v1/admin/plans/{name}", "/v1/admin/plans/silver", {"lane": None}),
+        ("get", "/v1/admin/plans", "/v1/admin/plans", None),
+        ("post", "/v1/admin/plans/{name}/archive", "/v1/admin/plans/silver/archive", None),
+        ("get", "/v1/admin/models", "/v1/admin/models", None),
+        ("get", "/v1/admin/price_lists", "/v1/admin/price_lists", None),
+        (
+            "get",
+            "/v1/admin/price_lists/{price_list}/prices",
+            "/v1/admin/price_lists/default/prices",
+            None,
+        ),
+        ("get", "/v1/organization/audit_logs", "/v1/organization/audit_logs", None),
+        ("get", "/v1/organization/audit_logs", "/v1/organization/audit_logs?limit=0", None),
+        ("get", "/v1/admin/plans/{name}", "/v1/admin/plans/none", None),
+        ("post", "/v1/admin/plans", "/v1/admin/plans", {}),
+    ]
+    for method, path, url, body in calls:
+        answer = await world.call(method.upper(), url, body)
+        said = operation(document, path, method)["responses"]
+        found = said.get(str(answer.status_code), said["default"])
+        media_type = answer.headers["content-type"].partition(";")[0]
+        validator(document, found["content"][media_type]["schema"]).validate(answer.json())
+
+
+async def test_a_parameter_is_never_null(document: dict[str, Any]) -> None:
+    for path, method in DESCRIBED:
+        for each in operation(document, path, method).get("parameters", []):
+            assert "null" not in str(each["schema"]), (path, each)
