@@ -95,7 +95,8 @@ class EngineCore:
         on_free = partial(poison_block, layers) if config.poison_freed_blocks else None
         self._scheduler = _scheduler(self.resolved, clock, on_free)
         runners = [
-            _runner(each, cache, self.resolved) for each, cache in zip(loaded, caches, strict=True)
+            _runner(each, cache, self.resolved, _num_drafts(config, verifies=each is loaded[0]))
+            for each, cache in zip(loaded, caches, strict=True)
         ]
         self._stepper = Stepper(
             self._scheduler,
@@ -328,6 +329,7 @@ def _resolve(config: EngineConfig, loaded: list[_Loaded], startup: Startup) -> R
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_num_seqs=config.max_num_seqs,
                 max_model_len=config.max_model_len or model.config.max_position_embeddings,
+                num_draft_tokens=_num_drafts(config, verifies=each is loaded[0]),
             )
             for each in loaded
         )
@@ -449,7 +451,13 @@ def _allocate(loaded: _Loaded, resolved: ResolvedConfig) -> list[KVLayer]:
         ) from error
 
 
-def _runner(loaded: _Loaded, cache: list[KVLayer], resolved: ResolvedConfig) -> ModelRunner:
+def _num_drafts(config: EngineConfig, *, verifies: bool) -> int:
+    return config.num_draft_tokens if verifies and config.speculative != "off" else 0
+
+
+def _runner(
+    loaded: _Loaded, cache: list[KVLayer], resolved: ResolvedConfig, num_draft_tokens: int
+) -> ModelRunner:
     model, shape = loaded.model, loaded.shape
     eos_token_ids = frozenset(resolved.eos_token_ids)
     if not uses_triton(shape.device):
@@ -458,6 +466,7 @@ def _runner(loaded: _Loaded, cache: list[KVLayer], resolved: ResolvedConfig) -> 
         max_num_tokens=resolved.config.max_num_batched_tokens,
         max_num_seqs=resolved.config.max_num_seqs,
         max_model_len=resolved.max_model_len,
+        num_draft_tokens=num_draft_tokens,
     )
     return DeviceRunner(model, cache, shape, eos_token_ids=eos_token_ids, limits=limits)
 

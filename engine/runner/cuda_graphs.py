@@ -106,12 +106,18 @@ class _Call:
 
 
 class Decode(NamedTuple):
-    """What a graph is for: at most so many sequences of at most so many tokens."""
+    """What a graph is for: at most so many sequences of at most so many tokens, each with one new
+    token or, where guesses are verified, with `queries` at most."""
 
     num_seqs: int
     max_seq_len: int
     adapted: bool = False
     """Some of them with an adapter: what adapters add is part of the work, or is not."""
+    queries: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_seqs * self.queries
 
 
 def graph_sizes(most: int) -> list[int]:
@@ -145,12 +151,16 @@ def decodes_to_record(
     return wanted
 
 
+def _by_size(decode: Decode) -> tuple[int, Decode]:
+    return decode.num_tokens, decode
+
+
 class DecodeGraphs:
     """Graphs by what they are for."""
 
     def __init__(self, backend: GraphBackend, wanted: Iterable[Decode]) -> None:
         self._backend = backend
-        self._wanted = sorted(wanted, reverse=True)
+        self._wanted = sorted(wanted, key=_by_size, reverse=True)
         self._graphs: dict[Decode, Graph] = {}
         """In ascending order, when all are recorded."""
 
@@ -165,11 +175,11 @@ class DecodeGraphs:
             late = time.perf_counter() - start > budget_s
             if not late or decode.num_seqs & (decode.num_seqs - 1) == 0:
                 recorded[decode] = self._backend.record(prepare(decode))
-        self._graphs = {decode: recorded[decode] for decode in sorted(recorded)}
+        self._graphs = {decode: recorded[decode] for decode in sorted(recorded, key=_by_size)}
         logger.info(
             "recorded %d decodes of up to %d sequences in %.2f s, %.0f MiB%s",
             len(recorded),
-            self._wanted[0].num_seqs,
+            max(decode.num_seqs for decode in self._wanted),
             time.perf_counter() - start,
             self._backend.num_bytes() / (1 << 20),
             "" if len(recorded) == len(self._wanted) else "; more would have taken too long",
@@ -179,7 +189,10 @@ class DecodeGraphs:
         """The smallest that will do."""
         for decode in self._graphs:
             large = decode.num_seqs >= needed.num_seqs and decode.max_seq_len >= needed.max_seq_len
-            if large and decode.adapted == needed.adapted:
+            # A plain decode is not padded to what verifies guesses.
+            alike = (decode.queries > 1) == (needed.queries > 1)
+            fits = alike and decode.queries >= needed.queries
+            if large and fits and decode.adapted == needed.adapted:
                 return decode
         return None
 

@@ -7,7 +7,9 @@ tensors for each step. Knows neither queues nor blocks but as numbers in a table
 A step is one copy to the device, one small kernel that completes its inputs there, the model, and
 the draw; what was drawn leaves on a stream of its own. A decode, one token for each sequence, is
 replayed as a CUDA graph with the draw in it; if a row wants its logits adjusted, the draw is done
-again behind it. Everything else, and decodes larger than any graph, is launched kernel by kernel.
+again behind it. So is a step that verifies guesses, of up to MAX_VERIFYING sequences: kernels read
+on the device how many of a graph's tokens a sequence has. Everything else, and decodes larger than
+any graph, is launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -52,6 +54,9 @@ from engine.schedule import SchedulerOutput
 
 MAX_VERIFIED = 8
 """New tokens of a sequence, drafts included, up to which it is attended to as a decode."""
+MAX_VERIFYING = 32
+"""Sequences of a graph that verifies guesses: each has logits for all of its tokens, and larger
+steps take so long that launching hides behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,18 @@ class StepLimits:
     max_num_tokens: int
     max_num_seqs: int
     max_model_len: int
+    num_draft_tokens: int = 0
+    """Verified for a sequence at most; 0: none are."""
+
+    @property
+    def queries(self) -> int:
+        """New tokens of a sequence whose guesses a graph verifies; 1 where none does."""
+        queries = self.num_draft_tokens + 1
+        return queries if queries <= min(MAX_VERIFIED, self.max_num_tokens) else 1
+
+    @property
+    def largest_verifying(self) -> int:
+        return min(self.largest_decode, MAX_VERIFYING, self.max_num_tokens // self.queries)
 
     @property
     def largest_decode(self) -> int:
@@ -68,15 +85,17 @@ class StepLimits:
 
     @property
     def largest_graph(self) -> int:
-        return graph_sizes(self.largest_decode)[-1]
+        """In tokens."""
+        largest = graph_sizes(self.largest_decode)[-1]
+        return max(largest, self.largest_verifying * self.queries) if self.queries > 1 else largest
 
 
 class _GraphMemory:
     """What the work of the graphs writes to, shared by all of them: one runs at a time."""
 
-    def __init__(self, model: Decoder, shape: AttentionShape, num_seqs: int) -> None:
+    def __init__(self, model: Decoder, shape: AttentionShape, num_tokens: int) -> None:
         def zeros(width: int) -> Tensor:
-            return torch.zeros(num_seqs, width, dtype=model.dtype, device=model.device)
+            return torch.zeros(num_tokens, width, dtype=model.dtype, device=model.device)
 
         self.logits = zeros(model.config.vocab_size)
         # Padding attends to nothing, so its rows stay as they are: they should hold numbers.
@@ -113,7 +132,7 @@ class DeviceRunner(ModelRunner):
         self._device_sampler = DeviceSampler(eos_token_ids)
         self._graphs: DecodeGraphs | None = None
         self._graph_memory = _GraphMemory(model, shape, limits.largest_graph)
-        self._graph_views: dict[int, StepViews] = {}
+        self._graph_views: dict[StepSize, StepViews] = {}
         if model.adapters is not None:
             model.adapters.rows.reserve(limits.max_num_tokens)
 
@@ -127,10 +146,22 @@ class DeviceRunner(ModelRunner):
         if not self._model.config.generates:
             return []
         limits = self._limits
-        plain = decodes_to_record(limits.largest_decode, limits.max_model_len, self._programs)
+        wanted = decodes_to_record(limits.largest_decode, limits.max_model_len, self._programs)
+        if limits.queries > 1:
+            wanted += self._verifying()
         if self._model.adapters is None:
-            return plain
-        return plain + [decode._replace(adapted=True) for decode in plain]
+            return wanted
+        return wanted + [decode._replace(adapted=True) for decode in wanted]
+
+    def _verifying(self) -> list[Decode]:
+        limits = self._limits
+
+        def of(decode: Decode) -> Decode:
+            return decode._replace(queries=limits.queries)
+
+        most, longest = limits.largest_verifying, limits.max_model_len
+        found = decodes_to_record(most, longest, lambda decode: self._programs(of(decode)))
+        return [of(decode) for decode in found]
 
     @torch.inference_mode()
     def capture(self, backend: GraphBackend, decodes: Rows[Decode] | None = None) -> None:
@@ -161,10 +192,10 @@ class DeviceRunner(ModelRunner):
             self._model.adapters.assign(parts.adapters)
         drawn = self._buffers.drawn[:num_rows]
         if graph is not None and self._graphs is not None:
-            self._send(parts, before, layout_of(_square(graph.num_seqs)))
+            self._send(parts, before, layout_of(_size(graph)))
             self._device_sampler.let_answers_pass()
             self._graphs.replay(graph)
-            views = self._views_of(graph.num_seqs)
+            views = self._views_of(graph)
             logits, last_tokens = self._graph_memory.logits[:num_rows], views.token_ids[:num_rows]
         else:
             size = StepSize(len(parts.token_ids), len(parts.entries), num_rows)
@@ -188,11 +219,12 @@ class DeviceRunner(ModelRunner):
 
     def _graph_for(self, parts: StepParts) -> Decode | None:
         """What a graph must be for to do this step; None if there is none."""
-        num_seqs = len(parts.entries)
-        if self._graphs is None or not num_seqs == len(parts.rows) == len(parts.token_ids):
+        # Every token is drawn behind: there is no prompt but of one token.
+        if self._graphs is None or len(parts.rows) != len(parts.token_ids):
             return None
         adapted = any(name for name, _ in parts.adapters)
-        return self._graphs.find(Decode(num_seqs, int(parts.seq_lens.max()), adapted))
+        queries, longest = int(parts.query_lens.max()), int(parts.seq_lens.max())
+        return self._graphs.find(Decode(len(parts.entries), longest, adapted, queries))
 
     def _send(self, parts: StepParts, before: Launched | None, layout: StepLayout) -> None:
         """Put the step's inputs under way to the device."""
@@ -219,24 +251,25 @@ class DeviceRunner(ModelRunner):
         }
         return self._model.states(views.token_ids, views.positions, plans, self._cache)
 
-    def _views_of(self, num_seqs: int) -> StepViews:
+    def _views_of(self, decode: Decode) -> StepViews:
         """The inputs of a decode with a graph."""
-        if num_seqs not in self._graph_views:
-            layout = layout_of(_square(num_seqs))
-            self._graph_views[num_seqs] = StepViews(self._buffers, layout.size, layout)
-        return self._graph_views[num_seqs]
+        size = _size(decode)
+        if size not in self._graph_views:
+            self._graph_views[size] = StepViews(self._buffers, size, layout_of(size))
+        return self._graph_views[size]
 
     def _metadata_of(self, decode: Decode) -> DeviceMetadata:
         """Whatever the sequences' lengths will be: kernels read those on the device."""
-        views = self._views_of(decode.num_seqs)
+        views = self._views_of(decode)
         return DeviceMetadata(
             views.query_start,
             views.seq_lens,
             views.tables,
             views.slots,
             num_single=decode.num_seqs,
-            max_query_len=1,
+            max_query_len=decode.queries,
             max_seq_len=decode.max_seq_len,
+            max_single_query_len=decode.queries,
         )
 
     def _programs(self, decode: Decode) -> int:
@@ -249,13 +282,13 @@ class DeviceRunner(ModelRunner):
 
     def _decode_work(self, decode: Decode) -> Callable[[], None]:
         """What the graph for `decode` does; until then, for padding alone."""
-        size = decode.num_seqs
-        layout = layout_of(_square(size))
+        size = decode.num_tokens
+        layout = layout_of(_size(decode))
         staging = self._buffers.next_staging()
         staging.send(self._buffers.inputs, self._packer.pad(layout, staging.open()))
         if self._model.adapters is not None:
             self._model.adapters.assign_any(size if decode.adapted else 0)
-        views, metadata = self._views_of(size), self._metadata_of(decode)
+        views, metadata = self._views_of(decode), self._metadata_of(decode)
         memory, drawn = self._graph_memory, self._buffers.drawn[:size]
 
         def work() -> None:
@@ -271,9 +304,9 @@ def graph_backend(device: torch.device) -> GraphBackend:
     return CudaGraphs(device) if device.type == "cuda" else CalledGraphs()
 
 
-def _square(size: int) -> StepSize:
-    """Of a decode: a token and a draw for each sequence."""
-    return StepSize(size, size, size)
+def _size(decode: Decode) -> StepSize:
+    """A draw behind every token."""
+    return StepSize(decode.num_tokens, decode.num_seqs, decode.num_tokens)
 
 
 def _metadata(views: StepViews, parts: StepParts) -> DeviceMetadata:

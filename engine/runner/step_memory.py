@@ -42,13 +42,16 @@ def largest_step_bytes(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     max_model_len: int,
+    num_draft_tokens: int = 0,
 ) -> int:
     """An upper bound of what a step allocates and gives back. Raises ConfigError when it does not
     fit beside the weights."""
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
     if shape.device.type == "cuda":
         try:
-            limits = StepLimits(max_num_batched_tokens, max_num_seqs, max_model_len)
+            limits = StepLimits(
+                max_num_batched_tokens, max_num_seqs, max_model_len, num_draft_tokens
+            )
             return _measure(model, shape, limits)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
@@ -106,7 +109,7 @@ def _graph_bytes(runner: DeviceRunner, device: torch.device) -> int:
     if not decodes:
         return 0
     graphs = CudaGraphs(device)
-    runner.capture(graphs, [max(decodes)])
+    runner.capture(graphs, [max(decodes, key=lambda decode: decode.num_tokens)])
     return graphs.num_bytes() + len(decodes) * GRAPH_BYTES
 
 

@@ -102,6 +102,26 @@ def test_a_start_is_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [decode and decode.num_seqs for decode in found] == [1, 4, 16, 48, 56, 64]
 
 
+def test_what_verifies_guesses_has_graphs_of_its_own() -> None:
+    """The one with the most tokens is recorded first; a plain decode takes no larger one."""
+    order: list[Decode] = []
+
+    def prepare(decode: Decode) -> Callable[[], None]:
+        order.append(decode)
+        return nothing
+
+    recorded = [Decode(1, 9), Decode(8, 9), Decode(1, 9, queries=5), Decode(4, 9, queries=5)]
+    graphs = DecodeGraphs(CalledGraphs(), recorded)
+    graphs.capture(prepare)
+    assert order == [recorded[3], recorded[1], recorded[2], recorded[0]]
+    assert graphs.find(Decode(1, 9)) == recorded[0]
+    assert graphs.find(Decode(2, 9)) == recorded[1]
+    assert graphs.find(Decode(1, 9, queries=2)) == recorded[2]
+    assert graphs.find(Decode(3, 9, queries=5)) == recorded[3]
+    assert graphs.find(Decode(3, 9, queries=6)) is None
+    assert graphs.find(Decode(5, 9, queries=5)) is None
+
+
 def test_a_replay_does_what_was_recorded() -> None:
     done: list[Decode] = []
     recorded = [Decode(1, 9), Decode(4, 9), Decode(4, 9, True), Decode(4, 99)]

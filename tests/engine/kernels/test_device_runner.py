@@ -177,13 +177,26 @@ def watch_writes(runner: DeviceRunner) -> list[Sequence]:
     return preempted
 
 
-def test_drafts_are_verified(device: torch.device, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+def test_drafts_are_verified(num_draft_tokens: int, device: torch.device, tmp_path: Path) -> None:
+    """Kernel by kernel, or from graphs, between poison: right guesses and wrong ones, sequences
+    with fewer than others and with none; one is penalised for what it said."""
     model = load(tmp_path, device)
-    requests = [(0, ask(i, [7, 8, 9] * (3 + i), temperature=0.3, max_tokens=6)) for i in range(2)]
+    again = {"logit_bias": dict.fromkeys((7, 8, 9), 60.0), "temperature": 1.0, "max_tokens": 7}
+    requests = [(i, ask(i, [7, 8, 9] * (2 + i), **again)) for i in range(2)]
+    requests.append((0, ask(2, [3, 4, 5, 6], max_tokens=6, temperature=0.3)))
+    requests.append((0, ask(3, [7, 8] * 4, frequency_penalty=0.2, **again)))
     plain = run(runner_of(model), model, requests)
     guesser = Guesser(NgramProposer(3))
-    assert_same(run(graphs_of(model), model, requests, guesser=guesser), plain)
-    assert guesser.num_guessed > 0
+    runner = graphs_of(model, limits=replace(LIMITS, num_draft_tokens=num_draft_tokens))
+    replayed = count_replays(runner)
+    found = run(runner, model, requests, guesser=guesser, before_step=lambda: poison(runner))
+    assert_same(found, plain)
+    assert 0 < guesser.num_right < guesser.num_guessed
+    assert ({decode.queries for decode in replayed} >= {1, 4}) == (num_draft_tokens > 0)
+    assert any(decode.queries > 1 and decode.num_seqs > 1 for decode in replayed) == (
+        num_draft_tokens > 0
+    )
 
 
 def test_grammars(device: torch.device, tmp_path: Path) -> None:
