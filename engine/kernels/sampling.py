@@ -2,7 +2,8 @@
 
 Above: `runner/sampler.py`, whose torch code is the reference: same order, same uniforms, the same
 token but for rounding at a boundary. Below: `sampling_adjust_triton.py`, `sampling_triton.py`,
-`sampling_logprobs_triton.py`; only devices that run Triton come here. Knows rows, not requests: a
+`sampling_logprobs_triton.py`; only devices that run Triton come here, but for the argmax over a
+vocabulary in shards, which `layers/embedding.py` takes anywhere. Knows rows, not requests: a
 row's outcome depends on its own logits and parameters alone, in any batch. Nothing is sorted and
 the host is never waited for.
 
@@ -25,6 +26,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from engine.kernels.backend import uses_triton
 
 GREEDY_TEMPERATURE = 1e-5
 """Below it the most likely token is taken, as for 0."""
@@ -114,6 +117,9 @@ def logprobs(logits: Tensor, token_ids: Tensor, asked: Tensor, most: int) -> Row
 def shard_argmax(logits: Tensor, first: int) -> tuple[Tensor, Tensor]:
     """logits [S, V / ranks] of the token ids from `first` on -> the largest, float32 [S], and its
     id, int64 [S], the lowest of equals; a logit that is not a number counts as infinite."""
+    if not uses_triton(logits.device):
+        known = logits.float().nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        return known.amax(dim=1), known.argmax(dim=1) + first
     from engine.kernels import sampling_triton
 
     best, ids = sampling_triton.tile_maxima(logits)

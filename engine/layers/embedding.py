@@ -1,7 +1,7 @@
 """Token ids to vectors and vectors to logits, both cut over the vocabulary.
 
-Above: `models/decoder.py`. Below: `kernels/embedding.py`, `kernels/linear.py`. Tied models
-build both from one tensor.
+Above: `models/decoder.py`. Below: `kernels/embedding.py`, `kernels/linear.py`,
+`kernels/sampling.py`. Tied models build both from one tensor.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.kernels.embedding import gather_rows
 from engine.kernels.linear import pack_linear
 from engine.kernels.linear_weights import LinearWeight
+from engine.kernels.sampling import combine_argmax, shard_argmax
 from engine.layers.parallel import ParallelGroup, share
 from engine.layers.weight_source import WeightSource
 
@@ -46,3 +47,11 @@ class ParallelLMHead:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_gather(self._product(x))
+
+    def most_likely(self, x: Tensor) -> Tensor:
+        """[S, hidden] -> int64 [S] on every rank, the lowest of equals; -1 where the largest logit
+        is not a finite number. Two numbers a row and rank are moved, not the vocabulary."""
+        logits = self._product(x).contiguous()
+        best, ids = shard_argmax(logits, self._group.rank * logits.shape[1])
+        gathered = (self._group.all_gather(each[:, None]).t() for each in (best, ids))
+        return combine_argmax(*gathered)

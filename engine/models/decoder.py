@@ -193,6 +193,11 @@ class Decoder:
         assert self._lm_head is not None, "logits of a model without a head"
         return self._lm_head(self.hidden(states, rows))
 
+    def most_likely(self, states: States, rows: Tensor | None) -> Tensor:
+        """int64 [R], the tokens with the largest logits; see `ParallelLMHead`."""
+        assert self._lm_head is not None, "a token of a model without a head"
+        return self._lm_head.most_likely(self.hidden(states, rows))
+
     def _through_layers(
         self,
         residual: Tensor,

@@ -21,7 +21,7 @@ from engine.kernels.paged_attention import AttentionShape, KVLayer, attention_pl
 from engine.models.decoder import Decoder, States
 from engine.runner.batch import Batch, SampleRow, build_batch
 from engine.runner.pooling import Pooled, Pooler
-from engine.runner.sampler import Drawing, Sampler
+from engine.runner.sampler import Drawing, Sampler, TorchDrawing, is_plain
 from engine.schedule import Embedded, SchedulerOutput
 from engine.sequence import Key, SampledTokens
 
@@ -68,10 +68,15 @@ class ModelRunner:
     def launch(self, output: SchedulerOutput, before: Launched | None = None) -> Launched:
         """Start a step. `before` is the step launched last, if it was not collected yet."""
         batch, states = self._compute(output, before)
-        drawing = None
-        if batch.rows:
-            drawing = self._sampler(self._model.logits(states, batch.sampling_rows), batch.rows)
+        drawing = self._draw(states, batch) if batch.rows else None
         return Launched(batch.rows, drawing, self._pooler(states, batch.pooled))
+
+    def _draw(self, states: States, batch: Batch) -> Drawing:
+        rows, model = batch.rows, self._model
+        if model.group.size > 1 and all(is_plain(row) for row in rows):
+            chosen = model.most_likely(states, batch.sampling_rows)
+            return TorchDrawing(chosen.clamp(min=0), chosen >= 0, {}, rows)
+        return self._sampler(model.logits(states, batch.sampling_rows), rows)
 
     def collect(self, launched: Launched) -> Sampled:
         """Wait for a step: (request_id, index) -> the drafts that were right and the token behind

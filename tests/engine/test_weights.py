@@ -360,7 +360,7 @@ def test_two_ranks_make_one_model(tmp_path: Path) -> None:
     pair = ranks(2)
     with pytest.raises(ConfigError, match=r"vocab_size \(199\) cannot be shared evenly by 2"):
         load(folder, group=pair[0])
-    _pad_vocabulary(folder, 200)
+    pad_vocabulary(folder, 200)
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(lambda rank: logits(load(folder, group=rank)), pair))
     assert torch.equal(found[0], found[1])
@@ -368,7 +368,7 @@ def test_two_ranks_make_one_model(tmp_path: Path) -> None:
     torch.testing.assert_close(found[0][:, :199], reference, rtol=0, atol=1e-4)
 
 
-def _pad_vocabulary(folder: Path, size: int) -> None:
+def pad_vocabulary(folder: Path, size: int) -> None:
     def pad(tensors: dict[str, Tensor]) -> None:
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             missing = size - len(tensors[name])
@@ -415,7 +415,7 @@ def test_experts_stored_in_one_tensor_are_the_same_experts(name: str, tmp_path: 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_two_ranks_share_every_expert(name: str, stacked: bool, tmp_path: Path) -> None:
     folder = checkpoints.save(name, tmp_path)
-    _pad_vocabulary(folder, 200)
+    pad_vocabulary(folder, 200)
     if stacked:
         _stack_experts(folder, *MIXTURES[name])
     with ThreadPoolExecutor(2) as threads:
