@@ -9,7 +9,7 @@ no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from gateway.ids import uuid7
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.member_tables import service_accounts
-from gateway.tenancy.tables import MAX_PAGE, orgs, projects
+from gateway.tenancy.tables import orgs, projects
 
 SECRET_PEPPER_PURPOSE = "oauth-client-secret"
 SECRET_PREFIX = "tg-secret-"
@@ -94,6 +94,8 @@ class CreatedClient(msgspec.Struct, frozen=True, kw_only=True):
 
 
 COLUMNS = [oauth_clients.c[name] for name in Client.__struct_fields__]
+Check = Callable[[Client], None]
+"""Of the row under its lock, before it is changed; raises where that must not be."""
 FetchDocument = Callable[[str], Awaitable[Client | None]]
 """By its URL; None where there is no such client."""
 
@@ -216,19 +218,13 @@ async def get_client(conn: AsyncConnection, *, org_id: str, client_id: str) -> C
     return Client(**row._mapping)
 
 
-async def list_clients(
-    conn: AsyncConnection,
-    *,
-    org_id: str,
-    after: str = "",
-    limit: int = MAX_PAGE,
-    archived: bool = False,
-) -> list[Client]:
-    """Oldest first; archived: those too."""
-    listed = sa.select(*COLUMNS).where(oauth_clients.c.org_id == org_id, oauth_clients.c.id > after)
-    if not archived:
-        listed = listed.where(oauth_clients.c.archived_at.is_(None))
-    rows = await conn.execute(listed.order_by(oauth_clients.c.id).limit(min(limit, MAX_PAGE)))
+def select_clients(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
+    """Those of an org, for a page of them; archived: those too."""
+    listed = sa.select(*COLUMNS).where(oauth_clients.c.org_id == org_id)
+    return listed if archived else listed.where(oauth_clients.c.archived_at.is_(None))
+
+
+def to_clients(rows: Iterable[sa.Row[Any]]) -> list[Client]:
     return [Client(**row._mapping) for row in rows]
 
 
@@ -242,12 +238,14 @@ async def update_client(
     actor: Actor,
     project_id: str | None,
     service_account_id: str | None,
+    check: Check = lambda before: None,
 ) -> Client:
     """All of what can be changed; how it authenticates cannot where that needs another secret.
 
-    Raises: NotFound, InvalidField.
+    Raises: NotFound, InvalidField, what `check` raises.
     """
     before = await _locked(conn, org_id, client_id)
+    check(before)
     await _check_owners(conn, org_id, project_id, service_account_id)
     method = metadata.token_endpoint_auth_method
     if (method in SECRET_METHODS) != (before.token_endpoint_auth_method in SECRET_METHODS):
@@ -286,17 +284,23 @@ async def rotate_secret(
 
 
 async def archive_client(
-    conn: AsyncConnection, *, org_id: str, client_id: str, actor: Actor
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    client_id: str,
+    actor: Actor,
+    check: Check = lambda before: None,
 ) -> Client:
     """It gets nothing from now on. Idempotent. What it was given dies with `revocations`, which
     callers tell.
 
-    Raises: NotFound.
+    Raises: NotFound, what `check` raises.
     """
     known = await get_client(conn, org_id=org_id, client_id=client_id)
     if known.archived_at is not None:
         return known
     before = await _locked(conn, org_id, client_id)
+    check(before)
     values = {"archived_at": sa.func.now()}
     return await _change(conn, before, actor, "oauth_client.archived", values)
 

@@ -8,7 +8,7 @@ told whose grant to revoke. Knows no HTTP and no token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,7 +21,6 @@ from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_codes, oauth_grants
 from gateway.ids import uuid7
 from gateway.tenancy.errors import NotFound
-from gateway.tenancy.tables import MAX_PAGE
 
 CODE_PEPPER_PURPOSE = "oauth-code"
 CODE_LIFETIME_S = 60
@@ -184,24 +183,18 @@ async def find_grant(conn: AsyncConnection, *, org_id: str, grant_id: str) -> Gr
     return Grant(**row._mapping)
 
 
-async def list_grants(
-    conn: AsyncConnection,
-    *,
-    org_id: str,
-    user_id: str | None = None,
-    client_id: str | None = None,
-    after: str = "",
-    limit: int = MAX_PAGE,
-) -> list[Grant]:
-    """Oldest first, revoked ones too."""
-    listed = sa.select(oauth_grants).where(
-        oauth_grants.c.org_id == org_id, oauth_grants.c.id > after
-    )
-    narrowed: dict[str, Any] = {"user_id": user_id, "client_id": client_id}
-    for name, value in narrowed.items():
+def select_grants(
+    org_id: str, *, user_id: str | None = None, client_id: str | None = None
+) -> sa.Select[Any]:
+    """Those of an org, revoked ones too, for a page of them."""
+    listed = sa.select(oauth_grants).where(oauth_grants.c.org_id == org_id)
+    for name, value in (("user_id", user_id), ("client_id", client_id)):
         if value is not None:
             listed = listed.where(oauth_grants.c[name] == value)
-    rows = await conn.execute(listed.order_by(oauth_grants.c.id).limit(min(limit, MAX_PAGE)))
+    return listed
+
+
+def to_grants(rows: Iterable[sa.Row[Any]]) -> list[Grant]:
     return [Grant(**row._mapping) for row in rows]
 
 

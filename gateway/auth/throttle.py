@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -105,11 +106,22 @@ class Throttle:
             bounds[_key(kind, ADDRESS.name, attempt.address)] = ADDRESS
             if not await self._redis.exists(_known(attempt)):
                 bounds[_key(kind, ACCOUNT.name, account)] = ACCOUNT
+        await self._charge(bounds)
+        return attempt
+
+    async def count(self, kind: str, *, address: str | None, each: Bound, all_: Bound) -> None:
+        """Something that anybody may do, so often an address and so often altogether.
+
+        Raises: Waits, redis.exceptions.RedisError.
+        """
+        own = _key(kind, each.name, network_of(address))
+        await self._charge({own: each, _key(kind, all_.name): all_})
+
+    async def _charge(self, bounds: Mapping[str, Bound]) -> None:
         arguments = [each for bound in bounds.values() for each in bound.arguments()]
         wait_ms = await self._script(keys=list(bounds), args=arguments)
         if wait_ms:
             raise Waits(int(wait_ms) / 1000)
-        return attempt
 
     async def succeeded(self, attempt: Attempt) -> None:
         """The secret was right: from here the account's owner gets in."""

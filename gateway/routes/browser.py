@@ -62,14 +62,18 @@ async def open_browser(request: Request[Any, Any, Any]) -> Browser:
     if known:
         async with desk.system_db.connect() as conn:
             session = await find_session(conn, desk.sessions, cookie, now=desk.clock())
+    where = where_of(request, desk)
+    return Browser(
+        cookie=cookie if known else random_secret(), fresh=not known, session=session, where=where
+    )
+
+
+def where_of(request: Request[Any, Any, Any], desk: Authorization) -> Where:
     address = address_of(request)
-    where = Where(
+    return Where(
         address=None if address is None else str(address),
         device_cookie=request.cookies.get(_name(desk, DEVICE)),
         request_id=request.scope.get("state", {}).get(REQUEST_ID),
-    )
-    return Browser(
-        cookie=cookie if known else random_secret(), fresh=not known, session=session, where=where
     )
 
 

@@ -52,6 +52,8 @@ OPEN = {
     "/oauth/jwks.json",
     "/oauth/revoke",
     "/oauth/token",
+    "/oauth/register",
+    "/oauth/register/{client_id:str}",
     "/schema",
     "/v1/admin/keys/report-leak",
     "/schema/openapi.json",

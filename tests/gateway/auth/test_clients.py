@@ -19,9 +19,10 @@ from gateway.auth.clients import (
     create_client,
     from_metadata,
     get_client,
-    list_clients,
     operator_org,
     rotate_secret,
+    select_clients,
+    to_clients,
     update_client,
 )
 from gateway.auth.peppers import Peppers
@@ -41,6 +42,11 @@ PUBLIC = from_document(
 async def make(conn: AsyncConnection, org_id: str | None, **more: Any) -> CreatedClient:
     options = {"metadata": METADATA, "scopes": ["inference"], "actor": ACTOR, **more}
     return await create_client(conn, PEPPERS, org_id=org_id, **options)
+
+
+async def listed(conn: AsyncConnection, org_id: str, *, archived: bool = False) -> list[Client]:
+    statement = select_clients(org_id, archived=archived).order_by(oauth_clients.c.id)
+    return to_clients(await conn.execute(statement))
 
 
 @pytest.fixture
@@ -140,10 +146,9 @@ async def test_what_is_archived_is_nobodys(
             conn, org_id=acme.org_id, client_id=made[0].client.id, actor=ACTOR
         )
         assert again == gone
-        live = await list_clients(conn, org_id=acme.org_id)
-        every = await list_clients(conn, org_id=acme.org_id, archived=True, limit=1)
-        assert [each.id for each in live] == [made[1].client.id]
-        assert [each.id for each in every] == [made[0].client.id]
+        assert await listed(conn, acme.org_id) == [made[1].client]
+        every = await listed(conn, acme.org_id, archived=True)
+        assert [each.id for each in every] == [each.client.id for each in made]
     assert await clients.find(made[0].client.id) is None
     assert await clients.find(made[1].client.id) is not None
     for table in (projects, orgs):
@@ -186,7 +191,7 @@ async def test_another_tenant_sees_and_changes_nothing(
     async with tenant(tenant_db, acme.org_id) as conn:
         made = await make(conn, acme.org_id)
     async with tenant(tenant_db, other.org_id) as conn:
-        assert await list_clients(conn, org_id=acme.org_id) == []
+        assert await listed(conn, acme.org_id) == []
         for org_id in (acme.org_id, other.org_id):
             with pytest.raises(NotFound):
                 await get_client(conn, org_id=org_id, client_id=made.client.id)
@@ -211,7 +216,7 @@ async def test_a_client_that_registers_itself_has_no_org_and_a_token(
     assert await clients.find_registered(made.client.id, token + "x") is None
     assert await clients.find_registered(unheard.client.id, token) is None
     async with tenant(tenant_db, acme.org_id) as conn:
-        assert await list_clients(conn, org_id=acme.org_id) == []
+        assert await listed(conn, acme.org_id) == []
     async with system_db.begin() as conn:
         await archive_registered(conn, made.client, actor=ACTOR, audit_org=acme.org_id)
         await archive_registered(conn, unheard.client, actor=ACTOR, audit_org=None)

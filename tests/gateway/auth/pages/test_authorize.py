@@ -13,7 +13,7 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.clients import Client
-from gateway.auth.grants import Code, list_grants, redeem_code
+from gateway.auth.grants import Code, redeem_code, select_grants
 from gateway.auth.policy import SCOPES
 from gateway.auth.resources import MAX_RESOURCES
 from gateway.auth.rfc6749_authorize import DESCRIPTIONS, MAX_QUERY_LENGTH
@@ -120,7 +120,7 @@ async def test_a_denial_is_an_answer_and_nothing_is_remembered(
     async with db.connect() as conn:
         assert (await conn.execute(sa.select(oauth_consents))).all() == []
     async with tenant(tenant_db, ada.org_id) as conn:
-        assert await list_grants(conn, org_id=ada.org_id) == []
+        assert (await conn.execute(select_grants(ada.org_id))).all() == []
 
 
 async def test_an_application_on_the_users_machine_is_asked_for_each_time_on_any_port(

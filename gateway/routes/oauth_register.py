@@ -1,0 +1,108 @@
+"""POST /oauth/register, and GET and DELETE of what was registered.
+
+Above: `app`. Below: `auth.rfc7591_register`. Errors are RFC 7591's codes; the description names the
+field and repeats nothing of its value.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath
+from redis.exceptions import RedisError
+
+from gateway.auth.client_metadata import InvalidMetadata
+from gateway.auth.clients import Client
+from gateway.auth.errors import MissingCredential
+from gateway.auth.guards import read_bearer
+from gateway.auth.rfc7591_register import (
+    MAX_BODY_BYTES,
+    PATH,
+    read_body,
+    register,
+    to_information,
+    unregister,
+)
+from gateway.auth.throttle import Waits
+from gateway.routes.access import PUBLIC
+from gateway.routes.browser import desk_of, where_of
+
+JSON = "application/json"
+NO_STORE = {"cache-control": "no-store", "pragma": "no-cache"}
+REGISTERED = PATH + "/{client_id:str}"
+MAX_TOKEN_LENGTH = 256
+
+
+def reply(
+    content: dict[str, Any], status: int, headers: dict[str, str] | None = None
+) -> Response[bytes]:
+    return Response(
+        msgspec.json.encode(content),
+        status_code=status,
+        media_type=JSON,
+        headers={**NO_STORE, **(headers or {})},
+    )
+
+
+@post(PATH, opt=PUBLIC, include_in_schema=False, request_max_body_size=MAX_BODY_BYTES)
+async def register_client(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk = desk_of(request)
+    try:
+        made = await register(desk, read_body(await request.body()), where_of(request, desk))
+    except InvalidMetadata as error:
+        return reply({"error": error.error, "error_description": str(error)}, 400)
+    except Waits as waits:
+        headers = {"retry-after": str(math.ceil(waits.delay_s))}
+        content = {"error": "slow_down", "error_description": "Too many registrations."}
+        return reply(content, 429, headers)
+    except (RedisError, OSError):
+        content = {"error": "temporarily_unavailable", "error_description": "Try again shortly."}
+        return reply(content, 503, {"retry-after": "1"})
+    information = to_information(
+        made.client,
+        desk.issuer,
+        client_secret=made.client_secret,
+        registration_access_token=made.registration_access_token,
+    )
+    return reply(information, 201)
+
+
+async def find_itself(request: Request[Any, Any, Any], client_id: str) -> Client | None:
+    try:
+        token = read_bearer(request.headers.get("authorization", ""))
+    except MissingCredential:
+        return None
+    if len(token) > MAX_TOKEN_LENGTH or "\0" in client_id:
+        return None
+    return await desk_of(request).clients.find_registered(client_id, token)
+
+
+def nobody() -> Response[bytes]:
+    """One answer for an unknown client and a wrong token (RFC 7592, 2.1)."""
+    content = {"error": "invalid_token", "error_description": "The token is not this client's."}
+    return reply(content, 401, {"www-authenticate": 'Bearer error="invalid_token"'})
+
+
+@get(REGISTERED, opt=PUBLIC, include_in_schema=False)
+async def read_client(request: Request[Any, Any, Any], client_id: FromPath[str]) -> Response[bytes]:
+    client = await find_itself(request, client_id)
+    if client is None:
+        return nobody()
+    return reply(to_information(client, desk_of(request).issuer), 200)
+
+
+@delete(REGISTERED, opt=PUBLIC, include_in_schema=False, status_code=200)
+async def delete_client(
+    request: Request[Any, Any, Any], client_id: FromPath[str]
+) -> Response[bytes]:
+    client, desk = await find_itself(request, client_id), desk_of(request)
+    if client is None:
+        return nobody()
+    await unregister(desk, client, where_of(request, desk))
+    return Response(b"", status_code=204, headers=NO_STORE)
+
+
+routes = [register_client, read_client, delete_client]

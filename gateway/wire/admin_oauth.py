@@ -1,0 +1,85 @@
+"""OAuth clients and grants as `/v1/admin/oauth/...` shows and takes them. Structs only.
+
+Names are RFC 7591's where it has one. What may be said in them is `auth.client_metadata`'s to
+check.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+AuthMethod = Literal["client_secret_basic", "client_secret_post", "private_key_jwt", "none"]
+Uri = Annotated[str, Meta(max_length=2048)]
+Id = Annotated[str, Meta(min_length=1, max_length=200)]
+ScopeName = Annotated[str, Meta(min_length=1, max_length=100)]
+
+
+class ClientWritten(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A client as an administrator wants it; an update says all of it again."""
+
+    client_name: Annotated[str, Meta(min_length=1, max_length=100)]
+    redirect_uris: Annotated[list[Uri], Meta(max_length=16)] = []
+    token_endpoint_auth_method: AuthMethod = "client_secret_basic"
+    grant_types: Annotated[list[str], Meta(max_length=8)] | None = None
+    """None: authorization_code and refresh_token."""
+    scopes: Annotated[list[ScopeName], Meta(max_length=64)] | None = None
+    """None: inference, mcp:call, usage:read and OpenID's, as far as you may give them."""
+    application_type: Literal["web", "native"] | None = None
+    jwks: dict[str, Any] | None = None
+    jwks_uri: Uri | None = None
+    dpop_bound_access_tokens: bool = False
+    client_uri: Uri | None = None
+    logo_uri: Uri | None = None
+    tos_uri: Uri | None = None
+    policy_uri: Uri | None = None
+    contacts: Annotated[list[str], Meta(max_length=8)] = []
+    project_id: Id | None = None
+    """Who is billed; None: a project of the user."""
+    service_account_id: Id | None = None
+    """Whom it acts for when it comes alone."""
+
+
+class SecretRotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    grace_s: Annotated[int, Meta(ge=0, le=7 * 86_400)] = 0
+    """So long the old secret goes on working."""
+
+
+class OAuthClient(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "oauth.client"
+    id: str
+    client_name: str
+    redirect_uris: list[str]
+    token_endpoint_auth_method: str
+    grant_types: list[str]
+    scopes: list[str]
+    application_type: str
+    jwks: dict[str, Any] | None
+    jwks_uri: str | None
+    dpop_bound_access_tokens: bool
+    metadata: dict[str, Any]
+    project_id: str | None
+    service_account_id: str | None
+    created_at: datetime | None
+    archived_at: datetime | None
+
+
+class OAuthClientOnce(OAuthClient, frozen=True, kw_only=True):
+    client_secret: str | None
+    """In this answer alone; null where its method needs none."""
+
+
+class OAuthGrant(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "oauth.grant"
+    id: str
+    user_id: str
+    client_id: str
+    project_id: str | None
+    resources: list[str]
+    scopes: list[str]
+    created_at: datetime
+    revoked_at: datetime | None
+    revoked_because: str | None
