@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.tables import entries
+from gateway.audit.tables import entries, heads
 from gateway.db import tenant
 from gateway.errors import AnswerLost, OtherRequest, RequestInFlight
 from gateway.secret import Secret
@@ -135,6 +135,9 @@ class IdempotencyKeys:
             return self._unseal(claim, row)
         if row.age_s <= CLAIM_TIMEOUT_S:
             raise RequestInFlight
+        # Whoever is about to commit a change holds the head of the chain: wait, then look.
+        head = sa.select(heads.c.sequence).where(heads.c.org_id == claim.org_id)
+        await conn.execute(head.with_for_update())
         if await _has_changed_something(conn, claim.org_id, row.request_id):
             raise AnswerLost
         return None

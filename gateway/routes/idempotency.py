@@ -31,7 +31,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.errors import unavailable
+from gateway.errors import AnswerLost, unavailable
 from gateway.fleet.errors import BadField
 from gateway.idempotency_keys import HANDLER_TIMEOUT_S, Answer, Claim
 from gateway.principal import Principal
@@ -40,6 +40,7 @@ from gateway.routes.chat import plain_body
 from gateway.routes.envelope import REQUEST_ID
 from gateway.routes.problem import encode_face
 from gateway.services import Services
+from gateway.tenancy.changes import EVERYTHING, announce
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ KEY_FORM = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
 PREFIXES = ("/v1/organization/", "/v1/admin/")
 CLAIM = "idempotency_claim"
 """Key in the request's state."""
+UNANNOUNCED = 503
+"""What is kept of a change that was committed and then not announced to all workers. Repeated, it
+is announced, and not made again."""
 CHANGED_PER_REQUEST = (b"content-length", b"date")
 
 
@@ -65,7 +69,7 @@ def concerns(scope: Scope) -> bool:
 async def claim_key(request: Request[Any, Any, Any]) -> Response[bytes] | None:
     """Before a handler: the answer that is known already; None: let it run.
 
-    Raises: BadField, EncodedBody, RequestInFlight, OtherRequest, AnswerLost.
+    Raises: BadField, EncodedBody, RequestInFlight, OtherRequest, AnswerLost, ChangeNotAnnounced.
     """
     principal = request.scope.get("user")
     if not concerns(request.scope) or not isinstance(principal, Principal):
@@ -85,6 +89,9 @@ async def claim_key(request: Request[Any, Any, Any]) -> Response[bytes] | None:
     if known is None:
         request.scope["state"][CLAIM] = claim
         return None
+    if known.status == UNANNOUNCED:
+        await announce(services(request).redis, EVERYTHING)
+        raise AnswerLost
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in known.headers}
     media_type = headers.pop("content-type", None)
     headers[REPLAYED[0].decode()] = REPLAYED[1].decode()

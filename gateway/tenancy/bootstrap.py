@@ -14,6 +14,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.audit.log import FIRST_START
 from gateway.principal import SCOPE_ADMIN, SCOPE_INFERENCE, SCOPE_USAGE_READ, Plan
 from gateway.tenancy.keys import create_key
 from gateway.tenancy.orgs import create_org
@@ -56,8 +57,8 @@ async def bootstrap(
         await sync_plans(conn, plans)
         if await conn.scalar(sa.select(orgs.c.id).limit(1)) is not None:
             return BootstrapResult()
-        org = await create_org(conn, name=FIRST_NAME, is_operator=True)
-        project = await create_project(conn, org_id=org.id, name=FIRST_NAME)
+        org = await create_org(conn, name=FIRST_NAME, is_operator=True, actor=FIRST_START)
+        project = await create_project(conn, org_id=org.id, name=FIRST_NAME, actor=FIRST_START)
         api_key = await create_key(
             conn,
             org_id=org.id,
@@ -67,6 +68,7 @@ async def bootstrap(
             plan=default_plan,
             pepper=pepper,
             pepper_id=pepper_id,
+            actor=FIRST_START,
         )
         admin_key = await create_key(
             conn,
@@ -76,5 +78,6 @@ async def bootstrap(
             scopes=[SCOPE_ADMIN, SCOPE_USAGE_READ],
             pepper=pepper,
             pepper_id=pepper_id,
+            actor=FIRST_START,
         )
     return BootstrapResult(api_key=api_key.secret, admin_key=admin_key.secret)

@@ -53,6 +53,11 @@ async def changing(
     """
     async with tenant(db, org_id) as conn:
         yield conn
+    await announce(redis, subject)
+
+
+async def announce(redis: Redis, subject: str) -> None:
+    """Raises: ChangeNotAnnounced."""
     try:
         async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
             await redis.publish(CHANNEL, subject)

@@ -21,6 +21,7 @@ from litestar.config.app import AppConfig
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.handlers import BaseRouteHandler
+from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway import idempotency_keys
@@ -35,7 +36,8 @@ from gateway.routes import idempotency
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.envelope import Envelope
 from gateway.routes.idempotency import Idempotent, claim_key
-from gateway.tenancy.errors import NameTaken
+from gateway.tenancy.changes import CHANNEL
+from gateway.tenancy.errors import ChangeNotAnnounced, NameTaken
 from gateway.tenancy.tables import idempotency_keys as table
 from gateway.tenancy.tables import orgs
 
@@ -59,6 +61,8 @@ async def make(request: Request[Principal, Any, Any]) -> Response[bytes]:
     await change(request, "thing_1")
     if body.get("fails"):
         raise RuntimeError("after the commit")
+    if body.get("unannounced"):
+        raise ChangeNotAnnounced("redis", "saved")
     made = json.dumps({"secret": SECRET}).encode()
     return Response(made, status_code=201, media_type="application/json", headers={"etag": '"1"'})
 
@@ -126,12 +130,12 @@ class World:
 
 
 @pytest.fixture
-async def world(db: AsyncEngine, postgres_url: str) -> AsyncIterator[World]:
+async def world(db: AsyncEngine, postgres_url: str, redis: Redis) -> AsyncIterator[World]:
     pools = [create_engine(postgres_url, role=role) for role in (ROLE_TENANT, ROLE_SYSTEM)]
     keys = IdempotencyKeys(db=pools[0], system_db=pools[1], keys=[("s1", b"k" * 32)])
 
     def wire(config: AppConfig) -> AppConfig:
-        found = SimpleNamespace(db=pools[0], idempotency_keys=keys, trusted_proxies=())
+        found = SimpleNamespace(db=pools[0], idempotency_keys=keys, trusted_proxies=(), redis=redis)
         config.state = State({"services": found})
         return config
 
@@ -233,6 +237,20 @@ async def test_a_failure_behind_the_commit_is_final(world: World) -> None:
     again = await world.post(body={"fails": True})
     assert failed.status_code == again.status_code == 500
     assert again.headers["idempotent-replayed"] == "true"
+    assert await world.effects() == 1
+
+
+async def test_what_was_not_announced_is_announced_and_not_done_again(
+    world: World, redis: Redis
+) -> None:
+    failed = await world.post(body={"unannounced": True})
+    assert failed.status_code == 503 and await world.effects() == 1
+    async with redis.pubsub() as heard:
+        await heard.subscribe(CHANNEL)
+        again = await world.post(body={"unannounced": True})
+        assert again.status_code == 409 and again.json()["code"] == "idempotency_answer_lost"
+        messages = [await heard.get_message(timeout=5) for _ in range(2)]
+    assert [each["data"] for each in messages if each is not None] == [1, b"*"]
     assert await world.effects() == 1
 
 
