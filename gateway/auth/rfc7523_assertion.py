@@ -32,8 +32,8 @@ CLOCK_SKEW_S = 60
 MAX_PURGED = 100
 TYPES = (None, "JWT", "client-authentication+jwt")
 
-FetchKeys = Callable[[str], Awaitable[dict[str, Any]]]
-"""The JWK Set at a client's `jwks_uri`."""
+FetchKeys = Callable[[str], Awaitable[dict[str, Any] | None]]
+"""The JWK Set at a client's `jwks_uri`; None: it cannot be had."""
 
 
 class AssertionClaims(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ async def verify(
     now: float,
     fetch: FetchKeys | None,
 ) -> None:
-    """Raises: OAuthError; what `fetch` raises."""
+    """Raises: OAuthError."""
     keys = client.jwks
     if keys is None and client.jwks_uri is not None and fetch is not None:
         keys = await fetch(client.jwks_uri)

@@ -136,7 +136,7 @@ async def revoke(conn: AsyncConnection, cipher: Cipher, kid: str, now: datetime)
     """A key that may be in the wrong hands: from now on it verifies nothing. The active key is
     replaced at once. Idempotent. Raises: NotFound."""
     await _lock(conn)
-    found = sa.select(*_public()).where(signing_keys.c.kid == kid)
+    found = sa.select(*public_columns()).where(signing_keys.c.kid == kid)
     row = (await conn.execute(found)).one_or_none()
     if row is None:
         raise NotFound("kid", f"no signing key {kid!r}")
@@ -148,15 +148,7 @@ async def revoke(conn: AsyncConnection, cipher: Cipher, kid: str, now: datetime)
     return msgspec.structs.replace(before, retired_at=before.retired_at or now, verify_until=now)
 
 
-async def list_keys(conn: AsyncConnection, *, after: str = "", limit: int) -> list[SigningKeyRow]:
-    """Newest first; `after`: a key id."""
-    listed = sa.select(*_public()).order_by(signing_keys.c.kid.desc()).limit(limit)
-    if after:
-        listed = listed.where(signing_keys.c.kid < after)
-    return [SigningKeyRow(**row._mapping) for row in await conn.execute(listed)]
-
-
-def _public() -> list[sa.ColumnElement[Any]]:
+def public_columns() -> list[sa.ColumnElement[Any]]:
     return [signing_keys.c[field] for field in SigningKeyRow.__struct_fields__]
 
 
@@ -165,7 +157,7 @@ async def _lock(conn: AsyncConnection) -> None:
 
 
 async def _live_rows(conn: AsyncConnection) -> list[SigningKeyRow]:
-    live = sa.select(*_public()).where(signing_keys.c.retired_at.is_(None))
+    live = sa.select(*public_columns()).where(signing_keys.c.retired_at.is_(None))
     return [SigningKeyRow(**row._mapping) for row in await conn.execute(live)]
 
 

@@ -18,6 +18,7 @@ from gateway.auth.api_keys import Authenticator
 from gateway.auth.authority import Authority
 from gateway.auth.authorization import Authorization, open_authorization
 from gateway.auth.client_authentication import ClientAuthentication
+from gateway.auth.client_keys import ClientKeys
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.external_issuers import ExternalIssuers
@@ -83,7 +84,10 @@ async def open_auth(
         redis=redis,
         keys=keys,
         clients=ClientAuthentication(
-            authorization.clients, db=system_db, audiences=audiences(issuer)
+            authorization.clients,
+            db=system_db,
+            audiences=audiences(issuer),
+            fetch=ClientKeys(federation.egress).fetch,
         ),
         codes=authorization.codes,
         refresh_tokens=RefreshTokens(secret),

@@ -7,29 +7,32 @@ key that may be in the wrong hands, and ends every token that it signed.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+import sqlalchemy as sa
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from gateway.audit.log import record
 from gateway.auth import signing_keys
 from gateway.auth.signing_keys import SigningKeyRow
+from gateway.auth.token_tables import signing_keys as table
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
-from gateway.tenancy.errors import InvalidField
+from gateway.routes.conditional import answer
+from gateway.routes.pages import PageQuery, keyset, to_listing
+from gateway.wire.openai_admin import parse_query
 
 SCOPE = "operator:signing_keys"
 PATH = "/v1/admin/signing_keys"
-JSON = "application/json"
-DEFAULT_LIMIT = 20
-MAX_LIMIT = 100
+TAGS = ["Signing keys"]
 
 
 class SigningKey(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "signing_key"
+    object: Literal["signing_key"] = "signing_key"
     id: str
+    """The `kid` of what it signs."""
     state: str
     created_at: datetime
     activated_at: datetime | None
@@ -37,35 +40,22 @@ class SigningKey(msgspec.Struct, frozen=True, kw_only=True):
     verify_until: datetime | None
 
 
-class SigningKeyList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[SigningKey]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-@get(PATH, opt=needs(SCOPE), tags=["Signing keys"], summary="The keys, newest first")
+@get(PATH, opt=needs(SCOPE), tags=TAGS, summary="The keys that sign tokens")
 async def list_signing_keys(request: Request[Principal, Any, Any]) -> Response[bytes]:
-    limit = read_limit(request.query_params.get("limit", str(DEFAULT_LIMIT)))
-    after = request.query_params.get("after", "")
+    query = parse_query(request.url.query, PageQuery)
     async with services(request).system_db.connect() as conn:
-        rows = await signing_keys.list_keys(conn, after=after, limit=limit + 1)
-    data = [shown(row) for row in rows[:limit]]
-    body = SigningKeyList(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=len(rows) > limit,
-    )
-    return Response(msgspec.json.encode(body), media_type=JSON)
+        rows = await conn.execute(
+            keyset(sa.select(*signing_keys.public_columns()), table.c.kid, query)
+        )
+        keys = [shown(SigningKeyRow(**row._mapping)) for row in rows]
+    return answer(request, to_listing(keys, query))
 
 
 @post(
     f"{PATH}/rotate",
     opt=needs(SCOPE),
     status_code=200,
-    tags=["Signing keys"],
+    tags=TAGS,
     summary="The next key signs from now on",
 )
 async def rotate(request: Request[Principal, Any, Any]) -> Response[bytes]:
@@ -82,14 +72,14 @@ async def rotate(request: Request[Principal, Any, Any]) -> Response[bytes]:
             after=msgspec.structs.asdict(shown(row)),
         )
     await keys.reload()
-    return Response(msgspec.json.encode(shown(row)), media_type=JSON)
+    return answer(request, shown(row))
 
 
 @post(
     f"{PATH}/{{kid:str}}/revoke",
     opt=needs(SCOPE),
     status_code=200,
-    tags=["Signing keys"],
+    tags=TAGS,
     summary="A key verifies nothing from now on",
 )
 async def revoke(request: Request[Principal, Any, Any], kid: FromPath[str]) -> Response[bytes]:
@@ -105,14 +95,7 @@ async def revoke(request: Request[Principal, Any, Any], kid: FromPath[str]) -> R
             after=msgspec.structs.asdict(shown(row)),
         )
     await keys.reload()
-    return Response(msgspec.json.encode(shown(row)), media_type=JSON)
-
-
-def read_limit(value: str) -> int:
-    """Raises: InvalidField."""
-    if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= MAX_LIMIT):
-        raise InvalidField("limit", f"must be 1 to {MAX_LIMIT}")
-    return int(value)
+    return answer(request, shown(row))
 
 
 def shown(row: SigningKeyRow) -> SigningKey:

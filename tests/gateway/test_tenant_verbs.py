@@ -49,7 +49,6 @@ SYSTEM = {
     "auth.sessions.end_session": "of the session that it is given",
     "auth.sessions.find_session": "by who has the cookie, before the tenant is known",
     "auth.signing_keys.ensure_keys": "signing keys are of the whole installation",
-    "auth.signing_keys.list_keys": "signing keys are of the whole installation",
     "auth.signing_keys.read_ring": "signing keys are of the whole installation",
     "auth.signing_keys.revoke": "signing keys are of the whole installation",
     "auth.signing_keys.rotate": "signing keys are of the whole installation",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from joserfc import jwt
-from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth import rfc6749_token, signing_keys
@@ -20,20 +18,11 @@ from gateway.auth.oidc import at_hash
 from gateway.auth.refresh_tokens import GRANT_LIFETIME_S, LIFETIME_S, LOST_ANSWER_S
 from gateway.auth.rfc6749_errors import OAuthError
 from gateway.auth.signing_keys import JWKS_MAX_AGE_S
-from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.tenancy.member_tables import users
 from tests.gateway.auth.parts import ISSUER, NOW
-from tests.gateway.auth.world import REDIRECT, VERIFIER, World, error_of, open_world
+from tests.gateway.auth.world import REDIRECT, VERIFIER, World, error_of
 
 JKT = "0ZcOCORZNYy-DWpqq30jZyJGHTN0d2HglBV3uiguA4I"
-
-
-@pytest.fixture
-async def world(postgres_url: str, redis: Redis) -> AsyncIterator[World]:
-    db = create_engine(postgres_url, role=ROLE_SYSTEM, pool_size=25)
-    async with open_world(db, redis) as made:
-        yield made
-    await db.dispose()
 
 
 async def is_revoked(world: World, grant_id: str) -> str | None:

@@ -1,0 +1,235 @@
+"""Which client is speaking: what is believed, what is refused, and how often one may guess."""
+
+from __future__ import annotations
+
+import base64
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import msgspec
+import pytest
+from joserfc import jwt
+from joserfc.jwk import ECKey, OctKey, RSAKey
+
+from gateway.auth import client_authentication
+from gateway.auth.form import MAX_BODY_BYTES, Form
+from gateway.auth.rfc6749_errors import DESCRIPTIONS
+from gateway.auth.rfc7523_assertion import TYPE
+from tests.gateway.auth.parts import ISSUER, NOW
+from tests.gateway.auth.sending import CREDENTIALS, assertion, basic, code_form
+from tests.gateway.auth.world import (
+    World,
+    error_of,
+)
+
+
+async def test_each_way_to_authenticate(world: World, http: httpx.AsyncClient) -> None:
+    key = ECKey.generate_key("P-256", {"kid": "k1"})
+    jwks = {"keys": [key.as_dict(private=False)]}
+    for method in ("client_secret_basic", "client_secret_post", "private_key_jwt", "none"):
+        more = {"jwks": jwks} if method == "private_key_jwt" else {}
+        client, secret = await world.client(method=method, **more)
+        form, headers = await code_form(world, client), {}
+        if method == "client_secret_basic":
+            headers = basic(client.id, secret)
+        elif method == "client_secret_post":
+            form |= {"client_id": client.id, "client_secret": secret or ""}
+        elif method == "private_key_jwt":
+            form |= assertion(key, client.id)
+        else:
+            form |= {"client_id": client.id}
+        answer = await http.post("/oauth/token", data=form, headers=headers)
+        assert answer.status_code == 200, (method, answer.text)
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json()["access_token"].count(".") == 2
+
+
+async def test_a_client_that_fails_gets_401_and_a_constant_text(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    client, secret = await world.client(grants=["client_credentials"], scopes=["inference"])
+    public, _ = await world.client(method="none")
+    bad: list[tuple[dict[str, str], dict[str, str]]] = [
+        ({}, {}),
+        ({}, basic(client.id, "wrong")),
+        ({}, basic("client_unknown", secret)),
+        ({}, basic("https://example.com/client", secret)),
+        ({}, basic(public.id, "x")),
+        ({"client_id": client.id}, {}),
+        ({"client_id": client.id, "client_secret": secret or ""}, {}),
+        ({}, {"authorization": "Bearer x"}),
+        ({}, {"authorization": "Basic !!!"}),
+        ({}, {"authorization": "Basic " + base64.b64encode(b"nocolon").decode()}),
+        ({}, {"authorization": "Basic " + base64.b64encode(b"\xff:\xff").decode()}),
+        ({}, {"authorization": "Basic " + "a" * 10_000}),
+        ({"client_assertion_type": "saml", "client_assertion": "x"}, {}),
+        ({"client_assertion_type": TYPE, "client_assertion": "x.y.z"}, {}),
+        ({"client_assertion_type": TYPE, "client_assertion": "a" * 9000}, {}),
+    ]
+    for form, headers in bad:
+        answer = await http.post("/oauth/token", data={**CREDENTIALS, **form}, headers=headers)
+        assert answer.status_code == 401, (form, headers)
+        assert answer.json() == {
+            "error": "invalid_client",
+            "error_description": DESCRIPTIONS["invalid_client"],
+        }
+        assert answer.headers["www-authenticate"].startswith("Basic ")
+    good = await http.post("/oauth/token", data=CREDENTIALS, headers=basic(client.id, secret))
+    assert good.status_code == 200
+
+
+async def test_more_than_one_way_is_malformed(world: World, http: httpx.AsyncClient) -> None:
+    client, secret = await world.client(grants=["client_credentials"])
+    header = basic(client.id, secret)
+    both = {**CREDENTIALS, "client_id": client.id, "client_secret": secret or ""}
+    other = {**CREDENTIALS, "client_id": "client_other"}
+    twice = [("authorization", header["authorization"])] * 2
+    answers = [
+        await http.post("/oauth/token", data=both, headers=header),
+        await http.post("/oauth/token", data=other, headers=header),
+        await http.post("/oauth/token", data=CREDENTIALS, headers=twice),
+    ]
+    assert [each.json()["error"] for each in answers] == ["invalid_request"] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"grant_type=a&grant_type=b", None),
+        (b"grant_type=a&client_id=x&client_id=x", None),
+        (b"grant_type", None),
+        (b"grant_type=%ff", None),
+        (b"grant_type=%00", None),
+        ("grant_type=é".encode(), None),
+        (b"&".join(b"a%d=1" % n for n in range(65)), None),
+        (b"a=" + b"x" * MAX_BODY_BYTES, None),
+        (b'{"grant_type": "client_credentials"}', "application/json"),
+        (b"grant_type=client_credentials", "text/plain"),
+        (b"grant_type=client_credentials", ""),
+    ],
+)
+async def test_malformed_bodies_are_refused(
+    http: httpx.AsyncClient, body: bytes, content_type: str | None
+) -> None:
+    form = "application/x-www-form-urlencoded" if content_type is None else content_type
+    for path in ("/oauth/token", "/oauth/revoke", "/oauth/introspect"):
+        answer = await http.post(path, content=body, headers={"content-type": form})
+        assert answer.status_code == 400
+        assert answer.json() == {
+            "error": "invalid_request",
+            "error_description": DESCRIPTIONS["invalid_request"],
+        }
+
+
+async def test_a_parameter_without_a_value_counts_as_not_sent(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    client, secret = await world.client(grants=["client_credentials"], scopes=["inference"])
+    body = urlencode({**CREDENTIALS, "scope": "", "client_secret": ""})
+    headers = {**basic(client.id, secret), "content-type": "application/x-www-form-urlencoded"}
+    answer = await http.post("/oauth/token", content=body, headers=headers)
+    assert answer.status_code == 200
+
+
+async def test_guesses_are_bounded_and_lock_nobody_else_out(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    client, secret = await world.client(grants=["client_credentials"], scopes=["inference"])
+    other, other_secret = await world.client(grants=["client_credentials"], scopes=["inference"])
+    post = http.post
+    for _ in range(client_authentication.MAX_FAILURES):
+        answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(client.id, "guess"))
+        assert answer.status_code == 401
+    answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(client.id, secret))
+    assert answer.status_code == 429 and answer.json()["error"] == "invalid_client"
+    assert int(answer.headers["retry-after"]) == client_authentication.FAILURE_WINDOW_S
+    answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(other.id, other_secret))
+    assert answer.status_code == 200
+    elsewhere = await world.authority.clients.authenticate(
+        Form({}, {}), basic(client.id, secret)["authorization"], "192.0.2.7"
+    )
+    assert elsewhere.id == client.id
+    world.clock.now += client_authentication.FAILURE_WINDOW_S
+    answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(client.id, secret))
+    assert answer.status_code == 200
+
+
+async def test_an_assertion_is_good_once_and_only_as_it_should_be(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    key = RSAKey.generate_key(2048, {"kid": "k1"})
+    jwks = {"keys": [key.as_dict(private=False)]}
+    client, _ = await world.client(
+        method="private_key_jwt", jwks=jwks, grants=["client_credentials"], scopes=["inference"]
+    )
+
+    async def status(form: dict[str, str]) -> int:
+        world.authority.clients._failures = client_authentication.Failures(world.clock)
+        return (await http.post("/oauth/token", data={**CREDENTIALS, **form})).status_code
+
+    once = assertion(key, client.id)
+    assert [await status(once), await status(once)] == [200, 401], "a replay"
+    for aud in (ISSUER, f"{ISSUER}/oauth/token", [ISSUER, f"{ISSUER}/oauth/token"]):
+        assert await status(assertion(key, client.id, aud=aud)) == 200
+    refused: list[dict[str, Any]] = [
+        {"aud": "https://elsewhere.example"},
+        {"aud": [ISSUER, "https://elsewhere.example"]},
+        {"aud": []},
+        {"iss": "client_other"},
+        {"exp": int(NOW)},
+        {"exp": int(NOW) + 3600},
+        {"exp": None},
+        {"iat": int(NOW) + 300},
+        {"nbf": int(NOW) + 300},
+        {"jti": ""},
+        {"jti": "x" * 257},
+    ]
+    for changes in refused:
+        assert await status(assertion(key, client.id, **changes)) == 401, changes
+    assert await status(assertion(key, client.id, iat=int(NOW) + 60)) == 200
+    stranger = RSAKey.generate_key(2048, {"kid": "k1"})
+    assert await status(assertion(stranger, client.id)) == 401
+    unknown = RSAKey.generate_key(2048, {"kid": "k2"})
+    assert await status(assertion(unknown, client.id)) == 401
+    public = OctKey.import_key(base64.urlsafe_b64encode(key.as_pem(private=False)).decode())
+    claims = {"iss": client.id, "sub": client.id, "aud": ISSUER, "jti": "c", "exp": NOW + 60}
+    confused = jwt.encode({"alg": "HS256", "kid": "k1"}, claims, public, algorithms=["HS256"])
+    form = {"client_assertion_type": TYPE, "client_assertion": confused}
+    assert await status(form) == 401, "algorithm confusion"
+    world.clock.now += 10_000
+    late = assertion(key, client.id, iat=int(world.clock()), exp=int(world.clock()) + 60)
+    assert await status(late) == 200, "and old ones are swept away"
+
+
+async def test_keys_at_a_jwks_uri(world: World) -> None:
+    key = ECKey.generate_key("P-256", {"kid": "k1"})
+    found: dict[str, Any] | None = {"keys": [key.as_dict(private=False)]}
+    client, _ = await world.client(
+        method="private_key_jwt",
+        jwks={"keys": [key.as_dict()]} | {"keys": [key.as_dict(private=False)]},
+    )
+    remote = msgspec.structs.replace(client, jwks=None, jwks_uri="https://app.example.com/jwks")
+
+    async def find(client_id: str) -> Any:
+        return remote
+
+    async def fetch(uri: str) -> dict[str, Any] | None:
+        assert uri == remote.jwks_uri
+        return found
+
+    clients = SimpleNamespace(find=find)
+    authentication = client_authentication.ClientAuthentication(
+        clients,  # type: ignore[arg-type]
+        db=world.db,
+        audiences=frozenset({ISSUER}),
+        fetch=fetch,
+        clock=world.clock,
+    )
+    form = Form(assertion(key, client.id), {})
+    assert await authentication.authenticate(form, None, "192.0.2.1") == remote
+    found = None
+    form = Form(assertion(key, client.id), {})
+    assert await error_of(authentication.authenticate(form, None, "192.0.2.1")) == "invalid_client"

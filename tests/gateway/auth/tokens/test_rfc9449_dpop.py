@@ -1,0 +1,107 @@
+"""Tokens that are bound to a key, and the proofs of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+import httpx
+import pytest
+from joserfc import jwt
+from joserfc.jwk import ECKey, OctKey
+from redis.asyncio import Redis
+
+from gateway.auth import rfc9449_dpop
+from gateway.auth.rfc9449_dpop import InvalidProof
+from tests.gateway.auth.parts import ISSUER, NOW
+from tests.gateway.auth.sending import code_form, proof
+from tests.gateway.auth.world import (
+    World,
+)
+
+
+async def test_a_proof_binds_what_is_issued(world: World, http: httpx.AsyncClient) -> None:
+    key = ECKey.generate_key("P-256")
+    client, _ = await world.client(method="none")
+    form = {**await code_form(world, client), "client_id": client.id}
+    answer = await http.post("/oauth/token", data=form, headers={"dpop": proof(key)})
+    assert answer.status_code == 200 and answer.json()["token_type"] == "DPoP"
+    token = answer.json()["access_token"]
+    ath = base64.urlsafe_b64encode(hashlib.sha256(token.encode()).digest()).rstrip(b"=").decode()
+    shown = {"htm": "GET", "htu": f"{ISSUER}/v1/probe?x=1#y", "ath": ath}
+
+    async def status(scheme: str, *proofs: str) -> int:
+        headers = [("authorization", f"{scheme} {token}"), *(("dpop", each) for each in proofs)]
+        return (await http.get("/v1/probe?x=1", headers=headers)).status_code
+
+    once = proof(key, **shown)
+    assert await status("DPoP", once) == 200
+    assert await status("DPoP", once) == 401, "a replay"
+    assert await status("dpop", proof(key, **shown)) == 200
+    assert await status("Bearer") == 401, "a bound token is no bearer token"
+    assert await status("DPoP") == 401
+    assert await status("DPoP", proof(key, **shown), proof(key, **shown)) == 401
+    other = ECKey.generate_key("P-256")
+    assert await status("DPoP", proof(other, **shown)) == 401
+    for changes in ({"ath": None}, {"ath": "x"}, {"htm": "POST"}, {"htu": f"{ISSUER}/v1"}):
+        assert await status("DPoP", proof(key, **{**shown, **changes})) == 401, changes
+    api_key = {"authorization": "DPoP sk-tg-" + "0" * 43}
+    key_ath = hashlib.sha256(api_key["authorization"][5:].encode()).digest()
+    said = base64.urlsafe_b64encode(key_ath).rstrip(b"=").decode()
+    headers = {**api_key, "dpop": proof(key, **{**shown, "ath": said})}
+    assert (await http.get("/v1/probe", headers=headers)).status_code == 401
+
+
+async def test_bad_proofs_are_refused(world: World, http: httpx.AsyncClient) -> None:
+    key = ECKey.generate_key("P-256")
+    client, _ = await world.client(method="none", dpop_bound_access_tokens=True)
+    form = {**await code_form(world, client), "client_id": client.id}
+    private = {"alg": "ES256", "typ": "dpop+jwt", "jwk": key.as_dict(private=True)}
+    secret = OctKey.generate_key(256)
+    claims = {"jti": "j", "htm": "POST", "htu": f"{ISSUER}/oauth/token", "iat": int(NOW)}
+    registry = rfc9449_dpop.Registry(algorithms=["ES256", "HS256"])
+    symmetric = {"alg": "HS256", "typ": "dpop+jwt", "jwk": secret.as_dict(private=True)}
+    bad = [
+        "",
+        "x",
+        "a.b.c",
+        "é",
+        "a" * 5000,
+        proof(key, iat=int(NOW) - 61),
+        proof(key, iat=int(NOW) + 300),
+        proof(key, iat=None),
+        proof(key, jti=""),
+        proof(key, htu="https://elsewhere.example/oauth/token"),
+        proof(key, htm="post"),
+        jwt.encode(private, claims, key, registry=registry),
+        jwt.encode(symmetric, claims, secret, registry=registry),
+        jwt.encode({**private, "typ": "JWT"}, claims, key, registry=registry),
+        jwt.encode({"alg": "ES256", "typ": "dpop+jwt"}, claims, key, registry=registry),
+    ]
+    for each in bad:
+        headers = [(b"dpop", each.encode())]
+        answer = await http.post("/oauth/token", data=form, headers=headers)
+        assert (answer.status_code, answer.json()["error"]) == (400, "invalid_dpop_proof"), each
+    two = [("dpop", proof(key)), ("dpop", proof(key))]
+    for headers_ in (two, []):
+        answer = await http.post("/oauth/token", data=form, headers=headers_)
+        assert answer.json()["error"] == "invalid_dpop_proof"
+    answer = await http.post("/oauth/token", data=form, headers={"dpop": proof(key)})
+    assert answer.status_code == 200
+
+
+async def test_the_vector_of_dpop(redis: Redis) -> None:
+    """RFC 9449, figure 2: the proof of section 4.1, at its time."""
+    vector = (
+        "eyJ0eXAiOiJkcG9wK2p3dCIsImFsZyI6IkVTMjU2IiwiandrIjp7Imt0eSI6IkVDIiwieCI6Imw4dEZyaHgtMz"
+        "R0VjNoUklDUkRZOXpDa0RscEJoRjQyVVFVZldWQVdCRnMiLCJ5IjoiOVZFNGpmX09rX282NHpiVFRsY3VOSmFq"
+        "SG10NnY5VERWclUwQ2R2R1JEQSIsImNydiI6IlAtMjU2In19.eyJqdGkiOiItQndDM0VTYzZhY2MybFRjIiwia"
+        "HRtIjoiUE9TVCIsImh0dSI6Imh0dHBzOi8vc2VydmVyLmV4YW1wbGUuY29tL3Rva2VuIiwiaWF0IjoxNTYyMjY"
+        "yNjE2fQ.2-GxA6T8lP4vfrg8v-FdWP0A0zdrj8igiMLvqRMUvwnQg4PtFLbdLXiOSsX0x7NVY-FNyJK70nfbV37"
+        "xRZT3Lg"
+    )
+    url = "https://server.example.com/token"
+    jkt = await rfc9449_dpop.verify(vector, redis=redis, method="POST", url=url, now=1562262616)
+    assert jkt == "0ZcOCORZNYy-DWpqq30jZyJGHTN0d2HglBV3uiguA4I"
+    with pytest.raises(InvalidProof):
+        await rfc9449_dpop.verify(vector, redis=redis, method="POST", url=url, now=1562262616)
