@@ -27,6 +27,9 @@ import gateway
 from gateway.audit.log import Actor
 from gateway.audit.verify import NOWHERE
 from gateway.auth.client_metadata import ClientMetadata
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.auth.external_login import Begun
+from gateway.auth.issuers import Rules
 from gateway.auth.peppers import Peppers
 from gateway.auth.revocations import Announcement
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
@@ -43,11 +46,13 @@ SYSTEM = {
     "audit.verify.verify": "the command line checks the logs of all orgs, or of those it names",
     "auth.clients.archive_registered": "a client that registered itself is no tenant's",
     "auth.clients.operator_org": "in whose log what is no tenant's is written",
+    "auth.external_login.find_or_add": "of the issuer that it is given",
     "auth.grants.issue_code": "of the grant that it is given",
     "auth.grants.redeem_code": "by who has the code, before the tenant is known",
     "auth.revocations.purge": "of what refuses nothing any more, whosever it was",
     "auth.sessions.end_session": "of the session that it is given",
     "auth.sessions.find_session": "by who has the cookie, before the tenant is known",
+    "auth.issuer_directory.read_listed": "whose token it is, before the tenant is known",
     "auth.signing_keys.ensure_keys": "signing keys are of the whole installation",
     "auth.signing_keys.read_ring": "signing keys are of the whole installation",
     "auth.signing_keys.revoke": "signing keys are of the whole installation",
@@ -80,6 +85,22 @@ SYSTEM = {
 SECRET = Secret(version=1, keys=(SecretKey(id="1", secret="A" * 44),))
 VALUES: dict[str, object] = {
     "AuditLogsQuery": AuditLogsQuery(),
+    "Begun": Begun(
+        issuer_id=id_of("issuers"),
+        nonce="",
+        code_verifier="",
+        request="",
+        browser="",
+        expires_at=0,
+    ),
+    "Cipher": Cipher(SECRET, "test"),
+    "Rules": Rules(
+        name="taken over",
+        issuer=f"https://id.example/{id_of('issuers', 'issuer')}",
+        audience="over",
+        default_role="reader",
+        project_id=id_of("projects"),
+    ),
     "action": "project.created",
     "actor": Actor(kind="system", id="test"),
     "amr": ["pwd"],
@@ -105,6 +126,7 @@ VALUES: dict[str, object] = {
     "role": "owner",
     "scopes": ["inference"],
     "secret": SECRET,
+    "state": "taken over",
     "target": "x",
     "user_ids": [id_of("users")],
     "wanted": {"tokens_per_minute": 1},

@@ -39,6 +39,7 @@ LITERALS = {
 LITERALS_OF = {
     ("invites", "projects"): "'[]'",
     ("invites", "role"): "'owner'",
+    ("issuers", "issuer"): "'https://id.example/{label}'",
     ("oauth_clients", "token_endpoint_auth_method"): "'client_secret_basic'",
     ("project_members", "role"): "'owner'",
     ("service_accounts", "project_role"): "'owner'",
@@ -158,7 +159,7 @@ def literal(
         if place == ("orgs", "id"):
             return f"'{org}'"
     if place in LITERALS_OF:
-        return LITERALS_OF[place]
+        return LITERALS_OF[place].format(label=id_of(*place, org=org))
     assert column.type in LITERALS, f"{column.table}.{column.name}: say what a {column.type} is"
     number = 1 if org == ALICE else 2
     return LITERALS[column.type].format(label=id_of(*place, org=org), number=number)
@@ -174,6 +175,7 @@ IDS = {
     "client_id": id_of("oauth_clients"),
     "grant_id": id_of("oauth_grants"),
     "invite_id": id_of("invites"),
+    "issuer_id": id_of("issuers"),
     "key_id": id_of("api_keys"),
     "project_id": id_of("projects"),
     "service_account_id": id_of("service_accounts"),
