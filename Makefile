@@ -1,4 +1,4 @@
-# make run | make test | make setup | make lint | make lock | make gpu-check | make gpu-bench
+# make run | make test | make setup | make lint | make lock | make gpu-check | make gpu-bench | make auth-conformance
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -10,7 +10,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_NO_INPUT := 1
 
-.PHONY: run test setup lint lock clean gpu-check gpu-bench
+CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 oauth4webapi@3 oidc-provider@9
+
+.PHONY: run test setup lint lock clean gpu-check gpu-bench auth-conformance
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -61,6 +63,12 @@ $(VENV)/.dev: requirements/dev.lock requirements/peft.txt $(VENV)/.runtime
 	$(PIP) install -q --require-hashes -r requirements/dev.lock
 	$(PIP) install -q --require-hashes --no-deps -r requirements/peft.txt
 	@touch $@
+
+# The authorization server before clients and an issuer of others. Node >= 22 comes as npm's package for this machine.
+auth-conformance: $(VENV)/.dev
+	npm install --prefix .conformance --no-audit --no-fund $(CONFORMANCE) \
+	  "node-$$(uname -s | tr A-Z a-z)-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@24"
+	$(BIN)/python -m pytest tests/conformance $(PYTEST_ARGS)
 
 # On a machine with a CUDA device. Nothing is installed: .venv where it is, else PYTHON with torch and triton (docs/gpu.md).
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
