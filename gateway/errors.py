@@ -270,7 +270,10 @@ def from_tenancy(error: TenancyError) -> Face:
             message = capital(error.message)
             return face(409, message, INVALID, code="too_soon", headers=headers)
         case Conflict():
-            return face(409, capital(error.message), INVALID, code=error.code, param=error.field)
+            # The SDK repeats a 409 unless it is told that this is in vain.
+            headers = {"x-should-retry": "false"}
+            message, code = capital(error.message), error.code
+            return face(409, message, INVALID, code=code, param=error.field, headers=headers)
         case NotAllowed():
             code = "insufficient_permissions"
             return face(403, capital(error.message), INVALID, code=code, param=error.field)

@@ -3,6 +3,7 @@ data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -44,6 +45,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     key_plan: Plan = UNLIMITED
     project_plan: Plan = UNLIMITED
     org_plan: Plan = UNLIMITED
+    model_plans: Mapping[str, Plan] = {}
+    """By model, what its project may use of it."""
     expires_at: float | None = None
     """Unix seconds."""
     kind: CredentialKind = "key"

@@ -280,6 +280,7 @@ def to_principal(record: KeyRecord) -> Principal:
         key_plan=record.key_plan,
         project_plan=record.project_plan,
         org_plan=record.org_plan,
+        model_plans=record.model_plans,
         role=record.role,
         user_id=row.user_id,
         service_account_id=row.service_account_id,

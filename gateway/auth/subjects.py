@@ -18,6 +18,7 @@ from gateway.auth.rfc9068_access_token import AccessClaims
 from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.principal import UNLIMITED, Plan, Principal
 from gateway.tenancy.member_tables import service_accounts, users
+from gateway.tenancy.model_limits import limits_by_model, to_plans
 from gateway.tenancy.plans import LIMITS
 from gateway.tenancy.tables import orgs, plans, projects
 
@@ -44,6 +45,7 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
         )
     columns: list[sa.ColumnElement[Any]] = [
         orgs.c.is_operator,
+        limits_by_model(projects.c.id).label("model_limits"),
         projects.c.id.label("project_id"),
         projects.c.models_mode,
         projects.c.models,
@@ -58,6 +60,7 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
                 for table in (orgs, projects, users, service_accounts, oauth_clients)
             ),
             oauth_grants.c.revoked_at.is_not(None),
+            service_accounts.c.project_role == "none",
         ).label("gone"),
     ]
     for owner, plan in limits.items():
@@ -90,6 +93,7 @@ def _principal(claims: AccessClaims, values: sa.RowMapping) -> Principal:
         scopes=claims.scopes if claims.project_id else claims.scopes - SERVICE_SCOPES,
         project_plan=plan_of("project"),
         org_plan=plan_of("org"),
+        model_plans=to_plans(values["model_limits"]),
         expires_at=float(claims.exp),
         kind="token",
         role=values["user_role"] or values["service_account_role"],

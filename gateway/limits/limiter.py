@@ -3,14 +3,15 @@
 Above: `inference` admits and settles, `app` starts and closes. Below: `scripts` (Redis). It knows
 no HTTP and no money, and keeps nothing that another gateway would miss.
 
-For each key, project and organization a plan may limit tokens per minute, requests per minute and
-open leases ("streams"). `admit` takes the input and the output the key usually writes from all of
-them or from none. The bound: with r = limit / 60 per second and a burst B of a sixth of the limit,
-any 60 seconds let pass at most B + 60 r tokens, counting each request at its admission with what
-it used in the end (while it runs: with what it reserved). A request larger than B, but not than
-the limit, passes when the bucket is full and leaves debt; its size then stands for B. What a
-request writes beyond its reservation becomes debt too, which the next ones wait for: by so much,
-summed over those that run at the same time, a minute may exceed the bound.
+For each key, project and organization, and for a model in a project, a plan may limit tokens per
+minute, requests per minute and open leases ("streams"). `admit` takes the input and the output the
+key usually writes from all of them or from none. The bound: with r = limit / 60 per second and a
+burst B of a sixth of the limit, any 60 seconds let pass at most B + 60 r tokens, counting each
+request at its admission with what it used in the end (while it runs: with what it reserved). A
+request larger than B, but not than the limit, passes when the bucket is full and leaves debt; its
+size then stands for B. What a request writes beyond its reservation becomes debt too, which the
+next ones wait for: by so much, summed over those that run at the same time, a minute may exceed the
+bound.
 
 The bound has a price: while what is reserved and will not be used exceeds B, part of the rate is
 lost to the tenant. Reserving what a key usually writes, instead of max_tokens, keeps it far below.
@@ -97,7 +98,7 @@ class Limiter:
         """
         expected = self._outputs.expected(principal.key_id, model)
         reserved = input_tokens + min(max_output_tokens, expected)
-        scopes = scopes_of(principal)
+        scopes = scopes_of(principal, model)
         # What is expected never makes a request too large for its limits, only its input does.
         limits = (scope.plan.tokens_per_minute for scope in scopes)
         reserved = max(input_tokens, min([reserved, *(n for n in limits if n is not None)]))

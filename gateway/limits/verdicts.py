@@ -11,13 +11,14 @@ from typing import Literal
 
 import msgspec
 
-from gateway.principal import Plan, Principal
+from gateway.principal import UNLIMITED, Plan, Principal
 
 BURST_DIVISOR = 6
 """A bucket holds a sixth of its limit per minute: ten seconds of refill."""
 MINUTE_US = 60_000_000
 
-ScopeName = Literal["key", "project", "org"]
+ScopeName = Literal["key", "model", "project", "org"]
+"""`model`: what a project may use of one."""
 LimitKind = Literal["tokens", "requests", "streams"]
 KINDS: tuple[LimitKind, ...] = ("tokens", "requests", "streams")
 
@@ -92,10 +93,11 @@ class Settlement(Enum):
     """There was no lease to settle."""
 
 
-def scopes_of(principal: Principal) -> tuple[ScopeLimits, ...]:
-    """The owners of `principal` that have any limit, the narrowest first."""
+def scopes_of(principal: Principal, model: str) -> tuple[ScopeLimits, ...]:
+    """The owners of `principal` that have any limit on `model`, the narrowest first."""
     owners: tuple[tuple[ScopeName, str, Plan], ...] = (
         ("key", principal.key_id, principal.key_plan),
+        ("model", f"{principal.project_id}/{model}", principal.model_plans.get(model, UNLIMITED)),
         ("project", principal.project_id, principal.project_plan),
         ("org", principal.org_id, principal.org_plan),
     )

@@ -14,6 +14,13 @@ from billing import usage_report
 from billing.usage_report import CostRow, ReportPage, UsageRow
 from gateway.db import tenant
 from gateway.principal import SCOPE_USAGE_READ, Principal
+from gateway.routes import (
+    organization_keys,
+    organization_projects,
+    organization_rate_limits,
+    organization_service_accounts,
+    organization_users,
+)
 from gateway.routes.access import needs, services
 from gateway.wire.openai_admin import (
     Bucket,
@@ -104,4 +111,12 @@ def page(
     return Response(body, media_type=JSON)
 
 
-routes = [usage_completions, costs]
+routes = [
+    usage_completions,
+    costs,
+    *organization_projects.routes,
+    *organization_rate_limits.routes,
+    *organization_service_accounts.routes,
+    *organization_keys.routes,
+    *organization_users.routes,
+]

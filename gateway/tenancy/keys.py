@@ -30,6 +30,7 @@ from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.key_owners import owner_is_active, role_of_owner, with_owners
 from gateway.tenancy.member_tables import service_accounts, users
+from gateway.tenancy.model_limits import limits_by_model, to_plans
 from gateway.tenancy.plans import LIMITS
 from gateway.tenancy.restrictions import (
     UNRESTRICTED,
@@ -120,6 +121,8 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The key, or the secret that was looked up, if that one was rotated away."""
     hint: str
     """Of the secret that was looked up."""
+    model_plans: dict[str, Plan]
+    """The project's own limits by model."""
     is_operator: bool
     project_models: ModelPermissions
 
@@ -370,6 +373,7 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
         archived.label("archived"),
         role_of_owner().label("role"),
         owner_is_active().label("owner_active"),
+        limits_by_model(api_keys.c.project_id).label("model_limits"),
         orgs.c.is_operator,
         projects.c.models_mode.label("project_mode"),
         projects.c.models.label("project_models"),
@@ -405,6 +409,7 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
         archived=values["archived"],
         role=values["role"],
         owner_active=values["owner_active"],
+        model_plans=to_plans(values["model_limits"]),
         key_plan=narrowed(plan_of("key"), {limit: values[limit] for limit in LIMITS}),
         project_plan=plan_of("project"),
         org_plan=plan_of("org"),

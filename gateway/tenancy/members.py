@@ -94,6 +94,18 @@ async def get_member(
     return Member(**row._mapping)
 
 
+async def hold_member(
+    conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str
+) -> Member:
+    """One that nobody changes before this commits. Raises: NotFound, Archived."""
+    await lock_project(conn, org_id=org_id, project_id=project_id)
+    held = sa.select(project_members.c.user_id).where(project_members.c.org_id == org_id)
+    held = held.where(project_members.c.project_id == project_id)
+    held = held.where(project_members.c.user_id == user_id)
+    await conn.execute(held.with_for_update(key_share=True))
+    return await get_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
+
+
 async def list_members(
     conn: AsyncConnection, *, org_id: str, project_id: str, cursor: Cursor = FIRST
 ) -> tuple[list[Member], bool]:
@@ -108,13 +120,11 @@ async def change_member(
 ) -> Member:
     """Raises: InvalidField, NotFound, Archived."""
     wanted = check_role(role, PROJECT_ROLES)
-    await lock_project(conn, org_id=org_id, project_id=project_id)
-    before = await get_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
+    before = await hold_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
     if before.role == wanted:
         return before
     changed = _one(org_id, project_id, user_id).values(role=wanted)
-    if (await conn.execute(changed)).rowcount == 0:
-        raise NotFound("user_id", f"no user {user_id!r} in project {project_id!r}")
+    await conn.execute(changed)
     await record(
         conn,
         org_id=org_id,
@@ -131,11 +141,9 @@ async def remove_member(
     conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str, actor: Actor
 ) -> None:
     """To be announced: keys that the user has there stop working. Raises: NotFound, Archived."""
-    await lock_project(conn, org_id=org_id, project_id=project_id)
-    before = await get_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
+    before = await hold_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
     removed = _one(org_id, project_id, user_id).values(removed_at=sa.func.now())
-    if (await conn.execute(removed)).rowcount == 0:
-        raise NotFound("user_id", f"no user {user_id!r} in project {project_id!r}")
+    await conn.execute(removed)
     await record(
         conn,
         org_id=org_id,
@@ -147,8 +155,6 @@ async def remove_member(
 
 
 def _one(org_id: str, project_id: str, user_id: str) -> sa.Update:
-    """Under the project's lock two changes of one member could still meet; the second one then
-    finds no row."""
     found = sa.update(project_members).where(project_members.c.org_id == org_id)
     found = found.where(project_members.c.project_id == project_id)
     return found.where(project_members.c.user_id == user_id, project_members.c.removed_at.is_(None))

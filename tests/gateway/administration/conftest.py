@@ -98,3 +98,14 @@ async def world(
     await found.close()
     done.set()
     await life
+
+
+@pytest.fixture
+async def org_id(world: World) -> str:
+    return (await world.services.authenticator.authenticate(world.admin_key)).org_id
+
+
+@pytest.fixture
+async def project_id(world: World) -> str:
+    made = await world.sdk.admin.organization.projects.create(name="web")
+    return made.id
