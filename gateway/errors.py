@@ -20,6 +20,7 @@
     RequestConflict                    412, 409, 422  invalid_request_error  its own
     tenancy: InvalidField              400     invalid_request_error   (null)
     tenancy: NotFound                  404     invalid_request_error   not_found
+    audit: CredentialInAudit           400     invalid_request_error   (null)
     signing_keys: TooSoon              409     invalid_request_error   too_soon
     tenancy: Conflict                  409     invalid_request_error   its own
     tenancy: NotAllowed                403     invalid_request_error   insufficient_permissions
@@ -42,6 +43,7 @@ import msgspec
 
 from billing.errors import ReportQueryError
 from billing.spool import SpoolError
+from gateway.audit.errors import CredentialInAudit
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
 from gateway.auth.signing_keys import TooSoon
 from gateway.fleet.errors import (
@@ -201,6 +203,9 @@ def to_face(error: Exception) -> Face:
             return from_fleet(error)
         case RequestConflict():
             return from_conflict(error)
+        case CredentialInAudit():
+            message = f"Invalid value for '{error.field}': it holds a credential."
+            return face(400, message, INVALID, param=error.field)
         case TenancyError():
             return from_tenancy(error)
         case _:

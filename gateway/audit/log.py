@@ -35,7 +35,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.chain import Entry, canonical, digest
-from gateway.audit.errors import SecretInAudit
+from gateway.audit.errors import CredentialInAudit, SecretInAudit
 from gateway.audit.tables import entries, heads
 from gateway.ids import uuid7
 
@@ -151,7 +151,7 @@ def _state(fields: Mapping[str, Any] | None) -> str | None:
 def refuse_secrets(value: Any, under: str = "") -> None:
     """Raises: SecretInAudit."""
     if isinstance(value, str) and CREDENTIAL.search(value):
-        raise SecretInAudit(f"{under or 'a value'} holds a credential")
+        raise CredentialInAudit(under or "body")
     if isinstance(value, list):
         for each in value:
             refuse_secrets(each, under)
