@@ -25,6 +25,7 @@
     tenancy: Conflict                  409     invalid_request_error   its own
     tenancy: NotAllowed                403     invalid_request_error   insufficient_permissions
     tenancy: ChangeNotAnnounced        503     server_error            service_unavailable
+    sqlalchemy: a NUL in a text        400     invalid_request_error   (null)
     litestar: HTTPException            its own
     anything else                      500     server_error            (null)
 
@@ -313,6 +314,9 @@ def refused(refusal: Refusal) -> Face:
     return face(429, message, refusal.kind, code="rate_limit_exceeded", headers=headers)
 
 
+UNSTORABLE = frozenset({"22021", "22P05"})
+"""Postgres' codes for a text with a NUL, which it has no place for: in a path or a body where
+nothing else has said what the text must be like."""
 HTTP_MESSAGES = {
     404: "Unknown request URL.",
     405: "Method not allowed for this URL.",
@@ -328,6 +332,8 @@ def allow_of(error: Exception) -> dict[str, str]:
 
 
 def from_anything(error: Exception) -> Face:
+    if getattr(getattr(error, "orig", None), "sqlstate", None) in UNSTORABLE:
+        return face(400, "The request names something with a NUL character in it.", INVALID)
     status = getattr(error, "status_code", 500)
     if isinstance(status, int) and 400 <= status < 500:
         message = HTTP_MESSAGES.get(status, "The request was refused.")

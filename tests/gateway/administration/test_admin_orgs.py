@@ -154,3 +154,22 @@ async def test_a_name_is_given_once(world: World) -> None:
     for method, path in (("GET", ""), ("PATCH", ""), ("POST", "/archive")):
         body = {} if method == "PATCH" else None
         assert (await world.call(method, f"{PATH}/org_none{path}", body)).status_code == 404
+
+
+async def test_a_nul_is_refused_wherever_it_stands(world: World) -> None:
+    calls: list[tuple[str, str, Any]] = [
+        ("GET", f"{PATH}/%00", None),
+        ("GET", "/v1/admin/plans/a%00b", None),
+        ("POST", PATH, {"name": "x", "plan": "\0"}),
+        ("PATCH", f"{PATH}/{await operator_of(world)}", {"plan": "\0"}),
+    ]
+    for method, path, body in calls:
+        refused = await world.call(method, path, body)
+        assert refused.status_code == 400, (path, refused.text)
+
+
+@pytest.mark.parametrize("odd", ["%C3%28", "%F0%9F%98%80", "..%2F", "x" * 3000])
+async def test_an_odd_id_is_an_unknown_one(world: World, odd: str) -> None:
+    for path in ("/v1/admin/orgs", "/v1/admin/plans", "/v1/admin/models"):
+        answer = await world.call("GET", f"{path}/{odd}")
+        assert answer.status_code == 404, (path, answer.text)
