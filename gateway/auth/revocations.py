@@ -61,6 +61,7 @@ KEPT_S = MAX_LIFETIME_S + 120
 """A token's life, clocks that differ, and a transaction that issues one while its grant ends."""
 LOCK = 0x7265766F_6B696E67
 """Postgres advisory lock: "revoking" in ASCII."""
+SWEEP_S = 60.0
 MAX_READ = 10_000
 """Rows at a time."""
 MAX_PURGED = 1000
@@ -194,7 +195,7 @@ class Denylist:
         self._wake = asyncio.Event()
         self._fresh = asyncio.Condition()
         self._failing = False
-        self._swept_at = -math.inf
+        self._swept_at = clock()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -291,7 +292,8 @@ class Denylist:
                 async with asyncio.timeout(POLL_S):
                     await self._wake.wait()
             except TimeoutError:
-                self._sweep()
+                if self._sweep():
+                    await self._purge()
 
     async def _poll(self) -> None:
         started = self._clock()
@@ -325,10 +327,18 @@ class Denylist:
                 for row in rows
             ]
 
-    def _sweep(self) -> None:
-        """Forget what refuses no token any more, now and then."""
-        if self._clock() - self._swept_at < KEPT_S / 10:
-            return
+    def _sweep(self) -> bool:
+        """Forget what refuses no token any more; now and then, and True then."""
+        if self._clock() - self._swept_at < SWEEP_S:
+            return False
         self._swept_at, now = self._clock(), self._wall_clock()
         for key in [key for key, each in self._denied.items() if each.expires_at <= now]:
             del self._denied[key]
+        return True
+
+    async def _purge(self) -> None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S), self._db.begin() as conn:
+                await purge(conn, datetime.fromtimestamp(self._wall_clock(), UTC))
+        except DATABASE_ERRORS as error:
+            log.warning("old revocations stay in Postgres (%s)", type(error).__name__)

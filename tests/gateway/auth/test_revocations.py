@@ -227,11 +227,11 @@ async def test_what_refuses_nothing_any_more_is_forgotten(world: World) -> None:
     async with asyncio.timeout(1):
         while not denylist._denied:
             await asyncio.sleep(0.005)
-    denylist._sweep()
+    assert denylist._sweep() is False
     assert denylist._denied
     world.clock.now += KEPT_S
     denylist._swept_at = -1e9
-    denylist._sweep()
+    assert denylist._sweep() is True
     assert not denylist._denied
     async with world.db.begin() as conn:
         await purge(conn, world.keys.now())
@@ -239,6 +239,27 @@ async def test_what_refuses_nothing_any_more_is_forgotten(world: World) -> None:
         world.clock.now += 3601
         await purge(conn, world.keys.now())
         assert await conn.scalar(sa.text("SELECT count(*) FROM revocations")) == 0
+
+
+async def test_old_rows_are_swept_away_by_themselves(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await revoke(world, "token", "jti-x")
+    world.clock.now += KEPT_S + 3601
+    monkeypatch.setattr(revocations, "SWEEP_S", 0.0)
+    async with asyncio.timeout(5):
+        async with world.db.connect() as conn:
+            while await conn.scalar(sa.text("SELECT count(*) FROM revocations")):
+                await conn.rollback()
+                await asyncio.sleep(0.02)
+
+    async def lost(*args: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(revocations, "purge", lost)
+    async with asyncio.timeout(5):
+        while "old revocations stay" not in caplog.text:
+            await asyncio.sleep(0.02)
 
 
 async def test_a_rolled_back_revocation_refuses_nothing(world: World) -> None:
