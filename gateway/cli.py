@@ -213,6 +213,15 @@ def keys() -> None:
 @click.option(
     "--expires-in-days", type=click.IntRange(1, MAX_LIFETIME_DAYS), help="Default: it never does."
 )
+@click.option("--model", "models", multiple=True, help="May be given several times. Default: all.")
+@click.option(
+    *("--ip-range", "ip_ranges"),
+    multiple=True,
+    help="A network (CIDR) or an address to be used from. Default: anywhere.",
+)
+@click.option("--tokens-per-minute", type=int, help="Of its own, beside those of its plan.")
+@click.option("--requests-per-minute", type=int)
+@click.option("--max-concurrent-streams", type=int)
 def create(
     name: str,
     org: str,
@@ -220,6 +229,11 @@ def create(
     scopes: tuple[str, ...],
     plan: str | None,
     expires_in_days: int | None,
+    models: tuple[str, ...],
+    ip_ranges: tuple[str, ...],
+    tokens_per_minute: int | None,
+    requests_per_minute: int | None,
+    max_concurrent_streams: int | None,
     as_json: bool,
     **flags: Flags,
 ) -> None:
@@ -230,6 +244,7 @@ def create(
     from gateway.tenancy.keys import create_key
     from gateway.tenancy.orgs import find_org
     from gateway.tenancy.projects import find_project
+    from gateway.tenancy.restrictions import Restrictions
 
     settings = load(flags)
     lifetime = None if expires_in_days is None else timedelta(days=expires_in_days)
@@ -249,6 +264,13 @@ def create(
                 pepper_id=pepper.id,
                 plan=plan,
                 expires_at=None if lifetime is None else datetime.now(tz=UTC) + lifetime,
+                restrictions=Restrictions(
+                    models=list(models) or None,
+                    ip_ranges=list(ip_ranges) or None,
+                    tokens_per_minute=tokens_per_minute,
+                    requests_per_minute=requests_per_minute,
+                    max_concurrent_streams=max_concurrent_streams,
+                ),
             )
         if as_json:
             shown = msgspec.structs.asdict(made.row) | {"key": made.secret}
@@ -329,6 +351,46 @@ def to_record(key: KeyRow, secret: str) -> str:
 def state_of(key: KeyRow) -> str:
     expired = key.expires_at is not None and key.expires_at <= datetime.now(tz=UTC)
     return "revoked" if key.revoked_at is not None else "expired" if expired else "active"
+
+
+@keys.command("rotate")
+@with_options(*STATE)
+@JSON
+@click.option(
+    "--grace-s", type=int, help="How long the key until now stays good. Default: a day; 0: ends it."
+)
+@click.argument("key_id")
+def rotate(key_id: str, grace_s: int | None, as_json: bool, **flags: Flags) -> None:
+    """Give a key a new secret and print it, this once; the old one is good for a while."""
+    from gateway import administration
+    from gateway.database import PEPPER_PURPOSE
+    from gateway.secret import Secret
+    from gateway.tenancy.key_changes import DEFAULT_GRACE_S, rotate_key
+    from gateway.tenancy.keys import owner_of_key
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            pepper = Secret.load(settings.secret_key_file).current
+            async with db.connect() as conn:
+                org_id = await owner_of_key(conn, key_id)
+            made = await rotate_key(
+                db,
+                redis,
+                key_id,
+                org_id=org_id,
+                grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
+                pepper=pepper.derive(PEPPER_PURPOSE),
+                pepper_id=pepper.id,
+            )
+        if as_json:
+            shown = msgspec.structs.asdict(made.row) | {"key": made.secret}
+            click.echo(msgspec.json.encode(shown).decode())
+        else:
+            click.echo(to_record(made.row, made.secret))
+
+    run(work())
 
 
 @keys.command("revoke")

@@ -108,6 +108,28 @@ def set_org_plan(name: str, plan: str | None, no_plan: bool, **flags: Flags) -> 
     run(work())
 
 
+@orgs.command("set-origins")
+@with_options(*STATE)
+@click.option("--origin", "origins", multiple=True, help="Such as https://app.example.com.")
+@click.argument("name")
+def set_origins(name: str, origins: tuple[str, ...], **flags: Flags) -> None:
+    """Say from which web pages browsers may call with an organization's keys: these, no others."""
+    from gateway import administration
+    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy.origins import update_origins
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _):
+            async with db.connect() as conn:
+                org = await org_verbs.find_org(conn, name=name)
+            listed = await update_origins(db, org.id, origins)
+        click.echo(f"{org.id} answers pages of {', '.join(listed) or 'nobody'}.")
+
+    run(work())
+
+
 @click.group()
 def projects() -> None:
     """Make and list the projects of organizations, and give them plans.
@@ -178,6 +200,43 @@ def set_project_plan(name: str, org: str, plan: str | None, no_plan: bool, **fla
                 project = await project_verbs.find_project(conn, org_id=owner.id, name=name)
             await project_verbs.update_project_plan(db, redis, project.id, wanted, org_id=owner.id)
         click.echo(f"{project.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
+
+    run(work())
+
+
+@projects.command("set-models")
+@with_options(*STATE, OF_ORG)
+@click.option("--allow", multiple=True, help="These models and no others.")
+@click.option("--deny", multiple=True, help="All models but these. With neither: all.")
+@click.argument("name")
+def set_models(
+    name: str, org: str, allow: tuple[str, ...], deny: tuple[str, ...], **flags: Flags
+) -> None:
+    """Say which models a project may use; every worker goes by it within a second."""
+    from gateway import administration
+    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy import projects as project_verbs
+    from gateway.tenancy.model_permissions import update_model_permissions
+
+    if allow and deny:
+        raise click.UsageError("give either --allow or --deny")
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            async with db.connect() as conn:
+                owner = await org_verbs.find_org(conn, name=org)
+                project = await project_verbs.find_project(conn, org_id=owner.id, name=name)
+            made = await update_model_permissions(
+                db,
+                redis,
+                project.id,
+                org_id=owner.id,
+                mode="allow_list" if allow else "deny_list" if deny else None,
+                models=allow or deny,
+            )
+        said = "all models" if made.mode is None else f"{made.mode} {', '.join(made.models)}"
+        click.echo(f"{project.id} has {said}.")
 
     run(work())
 

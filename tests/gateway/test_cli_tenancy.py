@@ -58,6 +58,30 @@ def test_plans_are_given_and_taken(installed: dict[str, str]) -> None:
         assert [each["plan"] for each in records(installed, group, "list")] == [None]
 
 
+def test_a_key_is_narrowed_and_rotated(installed: dict[str, str]) -> None:
+    narrow = ("--model", "a", "--model", "b", "--ip-range", "10.0.0.0/8")
+    limits = ("--tokens-per-minute", "7", "--max-concurrent-streams", "1")
+    (key,) = records(installed, "keys", "create", "--name", "k", *narrow, *limits)
+    assert (key["models"], key["ip_ranges"]) == (["a", "b"], ["10.0.0.0/8"])
+    assert (key["tokens_per_minute"], key["requests_per_minute"]) == (7, None)
+    (fresh,) = records(installed, "keys", "rotate", key["id"], "--grace-s", "60")
+    assert fresh["id"] == key["id"] and fresh["key"] != key["key"]
+    assert fresh["previous_hint"] == "sk-tg-..." + key["key"][-4:]
+    said = invoke(installed, "keys", "rotate", key["id"])
+    assert said.exit_code == 0 and "Keep the key" in said.stdout
+
+
+def test_origins_and_models(installed: dict[str, str]) -> None:
+    said = invoke(installed, "orgs", "set-origins", "default", "--origin", "https://a.example")
+    assert said.exit_code == 0 and said.stdout.endswith(" answers pages of https://a.example.\n")
+    assert invoke(installed, "orgs", "set-origins", "default").stdout.endswith(" of nobody.\n")
+    for flags, end in ((("--allow", "b", "--allow", "a"), "allow_list a, b"), ((), "all models")):
+        said = invoke(installed, "projects", "set-models", "default", *flags)
+        assert said.exit_code == 0 and said.stdout.endswith(f" has {end}.\n"), said.output
+    both = invoke(installed, "projects", "set-models", "default", "--allow", "a", "--deny", "b")
+    assert both.exit_code == 2 and "either --allow or --deny" in both.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
