@@ -34,6 +34,7 @@ from gateway.telemetry import Telemetry
 
 OPEN = {
     "/health/live",
+    "/invites/accept",
     "/health/ready",
     "/metrics",
     "/oauth/account",
