@@ -1,0 +1,122 @@
+"""A browser that signs in through an external provider, and an owner who lists one: over HTTP."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import httpx
+import pytest
+from litestar import Litestar
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth.clients import Client
+from gateway.auth.issuers import Rules, create_issuer
+from gateway.db import tenant
+from tests.gateway.auth.browsing import (
+    CALLBACK,
+    authorize_url,
+    new_browser,
+    query_of,
+)
+from tests.gateway.auth.browsing import (
+    ISSUER as OURS,
+)
+from tests.gateway.auth.conftest import ACTOR, Tenant
+from tests.gateway.auth.issuing import ISSUER, NOW, FakeIssuer, FarEnd
+
+
+@pytest.fixture
+def issuer(app: Litestar, monkeypatch: pytest.MonkeyPatch) -> FakeIssuer:
+    """The far end of the worker's egress client."""
+    far_end, federation = FarEnd(), app.state.services.federation
+    monkeypatch.setattr(federation.egress, "get", far_end.get)
+    monkeypatch.setattr(federation.egress, "post_form", far_end.post_form)
+    monkeypatch.setattr(federation.login, "_wall_clock", lambda: NOW)
+    return FakeIssuer(far_end)
+
+
+@pytest.fixture
+async def listed(app: Litestar, tenant_db: AsyncEngine, ada: Tenant, issuer: FakeIssuer) -> str:
+    rules = Rules(
+        name="Example & Sons",
+        issuer=ISSUER,
+        audience="api://acme",
+        project_id=ada.project_id,
+        default_role="reader",
+        client_id="ours",
+    )
+    async with tenant(tenant_db, ada.org_id) as conn:
+        made = await create_issuer(
+            conn,
+            app.state.services.federation.secrets,
+            org_id=ada.org_id,
+            rules=rules,
+            actor=ACTOR,
+        )
+    app.state.services.federation.login._directory._snapshot = None
+    return made.id
+
+
+def asked_of(response: httpx.Response) -> dict[str, str]:
+    assert response.status_code == 303, response.text
+    return dict(parse_qsl(urlsplit(response.headers["location"]).query))
+
+
+def answers(issuer: FakeIssuer, asked: dict[str, str], email: str) -> dict[str, str]:
+    claims = issuer.claims(aud="ours", nonce=asked["nonce"], email=email, email_verified=True)
+    issuer.far_end.says(f"{ISSUER}/token", {"id_token": issuer.sign(claims)})
+    return {"code": "c", "state": asked["state"], "iss": ISSUER}
+
+
+async def test_a_user_comes_back_signed_in(
+    browser: httpx.AsyncClient, listed: str, issuer: FakeIssuer, ada: Tenant
+) -> None:
+    asked = asked_of(await browser.get(f"/oauth/external/{listed}/start"))
+    assert asked["redirect_uri"] == f"{OURS}/oauth/external/{listed}/callback"
+    answer = urlencode(answers(issuer, asked, ada.email))
+    done = await browser.get(f"/oauth/external/{listed}/callback?{answer}")
+    assert (done.status_code, done.headers["location"]) == (303, "/oauth/account")
+    shown = await browser.get("/oauth/account")
+    assert shown.status_code == 200 and ada.email in shown.text
+    again = await browser.get(f"/oauth/external/{listed}/callback?{answer}")
+    assert again.status_code == 403, "used before"
+
+
+async def test_a_clients_request_goes_on_after_it(
+    browser: httpx.AsyncClient, listed: str, issuer: FakeIssuer, ada: Tenant, client: Client
+) -> None:
+    to_login = await browser.get(authorize_url(query_of(client.id)))
+    page = await browser.get(to_login.headers["location"])
+    assert "Example &amp; Sons" in page.text
+    start = page.text.split('class="provider" href="')[1].split('"')[0].replace("&amp;", "&")
+    asked = asked_of(await browser.get(start))
+    answer = urlencode(answers(issuer, asked, ada.email))
+    done = await browser.get(f"/oauth/external/{listed}/callback?{answer}")
+    assert done.headers["location"].startswith("/oauth/authorize?")
+    consent = await browser.get(done.headers["location"])
+    assert consent.status_code == 200 and CALLBACK.partition("/cb")[0] in consent.text
+
+
+async def test_another_browser_cannot_bring_the_answer(
+    app: Litestar, browser: httpx.AsyncClient, listed: str, issuer: FakeIssuer, ada: Tenant
+) -> None:
+    asked = asked_of(await browser.get(f"/oauth/external/{listed}/start"))
+    answer = urlencode(answers(issuer, asked, ada.email))
+    async with new_browser(app) as other:
+        refused = await other.get(f"/oauth/external/{listed}/callback?{answer}")
+    assert refused.status_code == 403 and "set-cookie" not in refused.headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["issuer_unknown/start", "issuer_unknown/callback", "x/start?a%20b c", "x/callback?a=%ff"],
+)
+async def test_what_makes_no_sense_is_a_page(browser: httpx.AsyncClient, path: str) -> None:
+    refused = await browser.get(f"/oauth/external/{path}")
+    assert refused.status_code == 403
+    assert "frame-ancestors 'none'" in refused.headers["content-security-policy"]
+
+
+async def test_too_many_parameters_are_a_page(browser: httpx.AsyncClient) -> None:
+    refused = await browser.get("/oauth/external/x/callback?" + "&".join(["a=1"] * 100))
+    assert refused.status_code == 403
