@@ -119,6 +119,8 @@ class ExternalIssuers:
         if rules.scope_claim is not None:
             said = {scope for text in texts_at(claims, rules.scope_claim) for scope in text.split()}
             scopes &= said
+        models = frozenset(listed.project["models"] or ())
+        mode = listed.project["models_mode"]
         return Principal(
             org_id=rules.org_id,
             project_id=rules.project_id,
@@ -127,12 +129,15 @@ class ExternalIssuers:
             scopes=within(role, scopes, is_operator=listed.is_operator),
             project_plan=listed.project_plan,
             org_plan=listed.org_plan,
+            model_plans=listed.model_plans,
             expires_at=ends,
             kind="token",
             role=role,
             client_id=rules.id,
             audiences=self._resources(rules.org_id),
             is_operator=listed.is_operator,
+            allowed_models=models if mode == "allow_list" else None,
+            denied_models=models if mode == "deny_list" else frozenset(),
         )
 
     def _resources(self, org_id: str) -> frozenset[str]:

@@ -25,6 +25,7 @@ from gateway.auth.issuers import COLUMNS, Issuer
 from gateway.db import DATABASE_ERRORS
 from gateway.principal import UNLIMITED, Plan
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
+from gateway.tenancy.model_limits import limits_by_model, to_plans
 from gateway.tenancy.plans import LIMITS
 from gateway.tenancy.tables import orgs, plans, projects
 
@@ -35,7 +36,7 @@ REFRESH_S = 30.0
 READ_TIMEOUT_S = 5.0
 MAX_READS = 3
 """Per request: each is made void only by an announcement, or a slow Postgres, while it ran."""
-SUBJECT_PREFIX = "issuer_"
+SUBJECT_PREFIXES = ("issuer_", "proj_")
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     issuer: Issuer
     project_plan: Plan
     org_plan: Plan
+    model_plans: Mapping[str, Plan]
     is_operator: bool
     project: Mapping[str, Any]
     """The project's row."""
@@ -97,7 +99,7 @@ class IssuerDirectory:
         return now - as_of <= MAX_STALENESS_S and now - snapshot.as_of <= REFRESH_S
 
     def _changed(self, subject: str) -> None:
-        if subject == EVERYTHING or subject.startswith(SUBJECT_PREFIX):
+        if subject == EVERYTHING or subject.startswith(SUBJECT_PREFIXES):
             self._changes += 1
             self._snapshot = None
 
@@ -131,6 +133,7 @@ async def read_listed(conn: AsyncConnection) -> list[Listed]:
     joined = joined.outerjoin(limits["project"], projects.c.plan == limits["project"].c.name)
     joined = joined.outerjoin(limits["org"], orgs.c.plan == limits["org"].c.name)
     columns = [*COLUMNS, orgs.c.is_operator.label("is_operator")]
+    columns.append(limits_by_model(projects.c.id).label("model_limits"))
     columns += [column.label(f"of_project_{column.name}") for column in projects.c]
     for owner, plan in limits.items():
         columns += [plan.c[field].label(f"{owner}_plan_{field}") for field in ("name", *LIMITS)]
@@ -150,6 +153,7 @@ def to_listed(values: Mapping[str, Any]) -> Listed:
         issuer=Issuer(**{name: values[name] for name in Issuer.__struct_fields__}),
         project_plan=plan_of("project"),
         org_plan=plan_of("org"),
+        model_plans=to_plans(values["model_limits"]),
         is_operator=values["is_operator"],
         project={column.name: values[f"of_project_{column.name}"] for column in projects.c},
     )

@@ -17,7 +17,8 @@ from gateway.auth.policy import SERVICE_SCOPES
 from gateway.auth.rfc9068_access_token import AccessClaims
 from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.principal import UNLIMITED, Plan, Principal
-from gateway.tenancy.member_tables import service_accounts, users
+from gateway.tenancy.key_owners import EVERYWHERE
+from gateway.tenancy.member_tables import project_members, service_accounts, users
 from gateway.tenancy.model_limits import limits_by_model, to_plans
 from gateway.tenancy.plans import LIMITS
 from gateway.tenancy.tables import orgs, plans, projects
@@ -43,6 +44,12 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
         joined = joined.outerjoin(
             table, sa.and_(found, table.c.org_id == orgs.c.id) if has_org else found
         )
+    membership = sa.and_(
+        project_members.c.project_id == projects.c.id,
+        project_members.c.user_id == users.c.id,
+        project_members.c.removed_at.is_(None),
+    )
+    joined = joined.outerjoin(project_members, membership)
     columns: list[sa.ColumnElement[Any]] = [
         orgs.c.is_operator,
         limits_by_model(projects.c.id).label("model_limits"),
@@ -61,6 +68,7 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
             ),
             oauth_grants.c.revoked_at.is_not(None),
             service_accounts.c.project_role == "none",
+            _left_the_project(),
         ).label("gone"),
     ]
     for owner, plan in limits.items():
@@ -70,6 +78,16 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
     if row is None or row.gone or not _names_the_same(row, claims):
         raise RevokedToken(claims.jti)
     return _principal(claims, row._mapping)
+
+
+def _left_the_project() -> sa.ColumnElement[bool]:
+    """A user who may use the project no more; that of the client itself is open to whoever may use
+    the client."""
+    everywhere = users.c.role.in_(EVERYWHERE)
+    of_client = oauth_clients.c.project_id.is_not_distinct_from(projects.c.id)
+    at_home = sa.or_(everywhere, of_client, project_members.c.user_id.is_not(None))
+    named = sa.and_(users.c.id.is_not(None), projects.c.id.is_not(None))
+    return sa.and_(named, sa.not_(at_home))
 
 
 def _names_the_same(row: sa.Row[Any], claims: AccessClaims) -> bool:

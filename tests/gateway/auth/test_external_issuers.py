@@ -23,6 +23,7 @@ from gateway.auth.issuers import (
 from gateway.db import create_engine, tenant
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound
+from gateway.tenancy.model_permissions import update_model_permissions
 from gateway.tenancy.pages import Cursor
 from tests.gateway.auth.federating import PUBLIC_URL, World, world
 from tests.gateway.auth.issuing import (
@@ -298,6 +299,33 @@ async def test_a_snapshot_is_read_anew_after_a_while_and_closing_ends_a_read(wor
     await directory.close()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_what_a_project_says_of_models_binds(world: World) -> None:
+    await world.list_for(world.alice)
+    name = {"org_id": world.alice.org_id}
+    project_id = world.alice.project_id
+    for mode, allowed, denied in (
+        ("allow_list", frozenset({"small"}), frozenset()),
+        ("deny_list", None, frozenset({"small"})),
+    ):
+        await update_model_permissions(
+            world.db, world.redis, project_id, mode=mode, models=["small"], **name
+        )
+        await asyncio.sleep(0.2)
+        principal = await world.authenticate()
+        assert (principal.allowed_models, principal.denied_models) == (allowed, denied)
+    limits = {"org": world.alice.org_id, "project": project_id}
+    async with changing(world.db, world.redis, project_id, **name) as conn:
+        await conn.execute(
+            sa.text(
+                "INSERT INTO project_rate_limits (org_id, project_id, model, tokens_per_minute)"
+                " VALUES (:org, :project, 'small', 7)"
+            ),
+            limits,
+        )
+    await asyncio.sleep(0.2)
+    assert (await world.authenticate()).model_plans["small"].tokens_per_minute == 7
 
 
 async def test_the_plans_of_the_tenant_bind(world: World) -> None:

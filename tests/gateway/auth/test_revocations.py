@@ -30,6 +30,7 @@ from gateway.auth.subjects import find_principal
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.principal import Plan
 from gateway.tenancy.changes import EVERYTHING
+from gateway.tenancy.members import add_member, remove_member
 from gateway.tenancy.orgs import archive_org, update_org_plan
 from gateway.tenancy.plans import sync_plans
 from tests.gateway.auth.parts import ISSUER, NOW, Clock
@@ -320,6 +321,26 @@ async def test_a_demotion_takes_effect_when_it_is_announced(world: World, db: As
     assert (await world.principal(token)).role == "developer"
     world.tokens.changed(world.user_id)
     assert (await world.principal(token)).role == "reader"
+
+
+async def test_who_leaves_a_project_takes_no_token_of_it_along(world: World) -> None:
+    client, _ = await world.client(project_id=None)
+    names = {"org_id": world.org_id, "project_id": world.project_id, "user_id": world.user_id}
+    async with world.db.begin() as conn:
+        await add_member(conn, **names, role="member", actor=ACTOR)
+    token = str((await world.login(client))["access_token"])
+    assert (await world.principal(token)).project_id == world.project_id
+    async with world.db.begin() as conn:
+        await remove_member(conn, **names, actor=ACTOR)
+    world.tokens.changed(world.user_id)
+    with pytest.raises(RevokedToken):
+        await world.principal(token)
+    # The client's own project is open to whoever may use the client; an admin is at home in all.
+    await world.principal(await a_token(world))
+    async with world.db.begin() as conn:
+        await conn.execute(sa.text("UPDATE users SET role = 'admin'"))
+    world.tokens.changed(world.user_id)
+    assert (await world.principal(token)).role == "admin"
 
 
 async def test_an_answer_is_not_trusted_for_long_without_the_feed(world: World) -> None:
