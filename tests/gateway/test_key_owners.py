@@ -30,7 +30,8 @@ async def make_key(conn: AsyncConnection, role: str, project_role: str) -> str:
     return project.id
 
 
-async def look_up(conn: AsyncConnection, project_id: str | None, **owner: str) -> KeyRecord:
+async def own(conn: AsyncConnection, project_id: str | None, **owner: str) -> KeyRecord:
+    """A new key of `owner`, as it is found."""
     org_id = await conn.scalar(sa.select(users.c.org_id))
     made = await create_key(
         conn,
@@ -42,10 +43,14 @@ async def look_up(conn: AsyncConnection, project_id: str | None, **owner: str) -
         pepper_id=PEPPER_ID,
         **owner,  # type: ignore[arg-type]
     )
-    hashed = hash_key(PEPPER, made.secret)
-    found = await find_key(conn, key_hash=hashed, pepper_id=PEPPER_ID)
-    assert found is not None
+    found = await look_up(conn, hash_key(PEPPER, made.secret))
     assert found.row == made.row
+    return found
+
+
+async def look_up(conn: AsyncConnection, key_hash: str) -> KeyRecord:
+    found = await find_key(conn, key_hash=key_hash, pepper_id=PEPPER_ID)
+    assert found is not None
     return found
 
 
@@ -57,18 +62,19 @@ async def test_who_runs_the_org_is_at_home_in_every_project_and_others_are_membe
 ) -> None:
     async with db.begin() as conn:
         project_id = await make_key(conn, role, "member")
-        found = await look_up(conn, project_id, user_id=USER)
+        found = await own(conn, project_id, user_id=USER)
+        key = found.key_hash
         assert (found.role, found.owner_active) == (role, active)
         member = sa.insert(project_members).from_select(
             ["org_id", "project_id", "user_id", "role"],
             sa.select(users.c.org_id, sa.literal(project_id), users.c.id, sa.literal("member")),
         )
         await conn.execute(member)
-        assert (await look_up(conn, project_id, user_id=USER)).owner_active
+        assert (await look_up(conn, key)).owner_active
         await conn.execute(sa.update(project_members).values(removed_at=sa.func.now()))
-        assert (await look_up(conn, project_id, user_id=USER)).owner_active is active
+        assert (await look_up(conn, key)).owner_active is active
         await conn.execute(sa.update(users).values(archived_at=sa.func.now()))
-        assert not (await look_up(conn, project_id, user_id=USER)).owner_active
+        assert not (await look_up(conn, key)).owner_active
 
 
 @pytest.mark.parametrize(
@@ -79,11 +85,12 @@ async def test_a_service_accounts_key_works_while_it_has_a_role_in_the_project(
 ) -> None:
     async with db.begin() as conn:
         project_id = await make_key(conn, "owner", project_role)
-        found = await look_up(conn, project_id, service_account_id=ACCOUNT)
+        found = await own(conn, project_id, service_account_id=ACCOUNT)
         assert (found.role, found.owner_active) == ("developer", active)
         await conn.execute(sa.update(service_accounts).values(archived_at=sa.func.now()))
-        found = await look_up(conn, project_id, service_account_id=ACCOUNT)
-        assert not found.owner_active
+        assert not (await look_up(conn, found.key_hash)).owner_active
+        with pytest.raises(NotFound, match="service_account_id"):
+            await own(conn, project_id, service_account_id=ACCOUNT)
 
 
 async def test_only_a_key_of_administration_is_of_a_whole_org(
@@ -91,7 +98,7 @@ async def test_only_a_key_of_administration_is_of_a_whole_org(
 ) -> None:
     async with db.begin() as conn:
         await make_key(conn, "owner", "member")
-        found = await look_up(conn, None, user_id=USER)
+        found = await own(conn, None, user_id=USER)
         assert found.row.project_id is None and found.owner_active and not found.archived
         org_id = found.row.org_id
     common = {"name": "k", "pepper": PEPPER, "pepper_id": PEPPER_ID, "project_id": None}
@@ -102,6 +109,4 @@ async def test_only_a_key_of_administration_is_of_a_whole_org(
             await create_key(conn, org_id="org_none", scopes=[SCOPE_ADMIN], **common)  # type: ignore[arg-type]
     await archive_org(db, redis, org_id)
     async with db.begin() as conn:
-        key_hash = await conn.scalar(sa.text("SELECT key_hash FROM api_keys"))
-        again = await find_key(conn, key_hash=str(key_hash), pepper_id=PEPPER_ID)
-        assert again is not None and again.archived
+        assert (await look_up(conn, found.key_hash)).archived
