@@ -269,8 +269,8 @@ def concerned(principal: Principal) -> tuple[str | None, ...]:
 def to_principal(record: KeyRecord) -> Principal:
     row, project = record.row, record.project_models
     lists = [] if row.models is None else [frozenset(row.models)]
-    if project.mode == "allow_list":
-        lists.append(frozenset(project.models))
+    if project.allowed is not None:
+        lists.append(project.allowed)
     return Principal(
         org_id=row.org_id,
         project_id=row.project_id or "",
@@ -287,6 +287,6 @@ def to_principal(record: KeyRecord) -> Principal:
         expires_at=None if record.expires_at is None else record.expires_at.timestamp(),
         is_operator=record.is_operator,
         allowed_models=frozenset.intersection(*lists) if lists else None,
-        denied_models=frozenset(project.models if project.mode == "deny_list" else ()),
+        denied_models=project.denied,
         allowed_networks=None if row.ip_ranges is None else Networks.of(row.ip_ranges),
     )

@@ -32,6 +32,7 @@ from gateway.auth.lru import Lru
 from gateway.auth.policy import within
 from gateway.auth.resources import API_PATH
 from gateway.principal import Principal, Role
+from gateway.tenancy.restrictions import ModelPermissions
 
 MAX_VERIFIED = 16_384
 VERIFIED_S = 60.0
@@ -119,8 +120,8 @@ class ExternalIssuers:
         if rules.scope_claim is not None:
             said = {scope for text in texts_at(claims, rules.scope_claim) for scope in text.split()}
             scopes &= said
-        models = frozenset(listed.project["models"] or ())
-        mode = listed.project["models_mode"]
+        project = listed.project
+        permitted = ModelPermissions(mode=project["models_mode"], models=project["models"] or [])
         return Principal(
             org_id=rules.org_id,
             project_id=rules.project_id,
@@ -136,8 +137,8 @@ class ExternalIssuers:
             client_id=rules.id,
             audiences=self._resources(rules.org_id),
             is_operator=listed.is_operator,
-            allowed_models=models if mode == "allow_list" else None,
-            denied_models=models if mode == "deny_list" else frozenset(),
+            allowed_models=permitted.allowed,
+            denied_models=permitted.denied,
         )
 
     def _resources(self, org_id: str) -> frozenset[str]:

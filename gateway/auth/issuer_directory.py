@@ -23,10 +23,10 @@ from gateway.auth.errors import AuthUnavailable
 from gateway.auth.issuer_tables import issuers
 from gateway.auth.issuers import COLUMNS, Issuer
 from gateway.db import DATABASE_ERRORS
-from gateway.principal import UNLIMITED, Plan
+from gateway.principal import Plan
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
 from gateway.tenancy.model_limits import limits_by_model, to_plans
-from gateway.tenancy.plans import LIMITS
+from gateway.tenancy.plans import plan_columns, plan_of
 from gateway.tenancy.tables import orgs, plans, projects
 
 MAX_LISTED = 10_000
@@ -136,7 +136,7 @@ async def read_listed(conn: AsyncConnection) -> list[Listed]:
     columns.append(limits_by_model(projects.c.id).label("model_limits"))
     columns += [column.label(f"of_project_{column.name}") for column in projects.c]
     for owner, plan in limits.items():
-        columns += [plan.c[field].label(f"{owner}_plan_{field}") for field in ("name", *LIMITS)]
+        columns += plan_columns(owner, plan)
     live = [each.archived_at.is_(None) for each in (issuers.c, projects.c, orgs.c)]
     found = sa.select(*columns).select_from(joined).where(*live)
     rows = await conn.execute(found.order_by(issuers.c.id).limit(MAX_LISTED))
@@ -144,15 +144,10 @@ async def read_listed(conn: AsyncConnection) -> list[Listed]:
 
 
 def to_listed(values: Mapping[str, Any]) -> Listed:
-    def plan_of(owner: str) -> Plan:
-        if values[f"{owner}_plan_name"] is None:
-            return UNLIMITED
-        return Plan(**{field: values[f"{owner}_plan_{field}"] for field in ("name", *LIMITS)})
-
     return Listed(
         issuer=Issuer(**{name: values[name] for name in Issuer.__struct_fields__}),
-        project_plan=plan_of("project"),
-        org_plan=plan_of("org"),
+        project_plan=plan_of("project", values),
+        org_plan=plan_of("org", values),
         model_plans=to_plans(values["model_limits"]),
         is_operator=values["is_operator"],
         project={column.name: values[f"of_project_{column.name}"] for column in projects.c},

@@ -16,11 +16,12 @@ from gateway.auth.errors import RevokedToken
 from gateway.auth.policy import SERVICE_SCOPES
 from gateway.auth.rfc9068_access_token import AccessClaims
 from gateway.auth.tables import oauth_clients, oauth_grants
-from gateway.principal import UNLIMITED, Plan, Principal
+from gateway.principal import Principal
 from gateway.tenancy.key_owners import EVERYWHERE
 from gateway.tenancy.member_tables import project_members, service_accounts, users
 from gateway.tenancy.model_limits import limits_by_model, to_plans
-from gateway.tenancy.plans import LIMITS
+from gateway.tenancy.plans import plan_columns, plan_of
+from gateway.tenancy.restrictions import ModelPermissions
 from gateway.tenancy.tables import orgs, plans, projects
 
 OWNERS = {"project": projects, "org": orgs}
@@ -72,7 +73,7 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
         ).label("gone"),
     ]
     for owner, plan in limits.items():
-        columns += [plan.c[field].label(f"{owner}_{field}") for field in ("name", *LIMITS)]
+        columns += plan_columns(owner, plan)
     query = sa.select(*columns).select_from(joined)
     row = (await conn.execute(query.where(orgs.c.id == claims.org_id))).one_or_none()
     if row is None or row.gone or not _names_the_same(row, claims):
@@ -96,21 +97,15 @@ def _names_the_same(row: sa.Row[Any], claims: AccessClaims) -> bool:
 
 
 def _principal(claims: AccessClaims, values: sa.RowMapping) -> Principal:
-    def plan_of(owner: str) -> Plan:
-        if values[f"{owner}_name"] is None:
-            return UNLIMITED
-        return Plan(**{field: values[f"{owner}_{field}"] for field in ("name", *LIMITS)})
-
-    models = frozenset(values["models"] or ())
-    mode = values["models_mode"]
+    permitted = ModelPermissions(mode=values["models_mode"], models=values["models"] or [])
     return Principal(
         org_id=claims.org_id,
         project_id=claims.project_id or "",
         key_id=claims.client_id,
         key_hint=f"token {claims.jti[-4:]}",
         scopes=claims.scopes if claims.project_id else claims.scopes - SERVICE_SCOPES,
-        project_plan=plan_of("project"),
-        org_plan=plan_of("org"),
+        project_plan=plan_of("project", values),
+        org_plan=plan_of("org", values),
         model_plans=to_plans(values["model_limits"]),
         expires_at=float(claims.exp),
         kind="token",
@@ -121,6 +116,6 @@ def _principal(claims: AccessClaims, values: sa.RowMapping) -> Principal:
         grant_id=claims.grant_id,
         audiences=claims.audiences,
         is_operator=values["is_operator"],
-        allowed_models=models if mode == "allow_list" else None,
-        denied_models=models if mode == "deny_list" else frozenset(),
+        allowed_models=permitted.allowed,
+        denied_models=permitted.denied,
     )

@@ -1,6 +1,6 @@
 """Keyset pagination, the one way in which administration lists.
 
-Above: the routes that list. Below: SQLAlchemy's expressions. A page starts behind the id that
+Above: the routes that list. Below: `tenancy.pages`. A page starts behind the id that
 `after` names, never at an offset: rows that come and go meanwhile are neither shown twice nor left
 out. Ids are UUIDv7 behind a prefix, so their order is that of creation.
 
@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 from msgspec import Meta
 
-DEFAULT_LIMIT = 20
-MAX_LIMIT = 100
+from gateway.tenancy import pages
+from gateway.tenancy.pages import DEFAULT_LIMIT, MAX_LIMIT, Order
 
 Cursor = Annotated[str, Meta(min_length=1, max_length=200)]
 Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
@@ -36,7 +36,7 @@ class PageQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     after: Cursor | None = None
     limit: Limit = DEFAULT_LIMIT
-    order: Literal["asc", "desc"] = "asc"
+    order: Order = "asc"
 
 
 class Listing(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -53,11 +53,7 @@ def keyset(
     statement: sa.Select[Any], column: sa.ColumnElement[str], query: PageQuery
 ) -> sa.Select[Any]:
     """The rows of the page, and one more where there is one. `column` is unique."""
-    backwards = query.order == "desc"
-    if query.after is not None:
-        statement = statement.where(column < query.after if backwards else column > query.after)
-    ordered = statement.order_by(column.desc() if backwards else column.asc())
-    return ordered.limit(query.limit + 1)
+    return pages.keyset(statement, column, after=query.after, limit=query.limit, order=query.order)
 
 
 def page_of(ids: Iterable[str], query: PageQuery) -> list[str]:

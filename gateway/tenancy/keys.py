@@ -25,13 +25,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.audit.log import COMMAND_LINE, Actor, record
 from gateway.auth.policy import ADMIN, KEY_SCOPES, OPERATOR
 from gateway.ids import uuid7
-from gateway.principal import UNLIMITED, Plan, Role
+from gateway.principal import Plan, Role
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.key_owners import owner_is_active, role_of_owner, with_owners
 from gateway.tenancy.member_tables import service_accounts, users
 from gateway.tenancy.model_limits import limits_by_model, to_plans
-from gateway.tenancy.plans import LIMITS
+from gateway.tenancy.plans import LIMITS, plan_columns, plan_of
 from gateway.tenancy.restrictions import (
     UNRESTRICTED,
     ModelPermissions,
@@ -379,7 +379,7 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
         projects.c.models.label("project_models"),
     ]
     for owner, plan in limits.items():
-        columns += [plan.c[field].label(f"{owner}_{field}") for field in ("name", *LIMITS)]
+        columns += plan_columns(owner, plan)
     found = sa.select(*columns).select_from(joined)
     known = [
         sa.and_(of_hash == key_hash, of_pepper == pepper_id)
@@ -395,11 +395,6 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
 def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
     """`key_hash`: the one that was looked up."""
 
-    def plan_of(owner: str) -> Plan:
-        if values[f"{owner}_name"] is None:
-            return UNLIMITED
-        return Plan(**{field: values[f"{owner}_{field}"] for field in ("name", *LIMITS)})
-
     key = KeyRow(**{field: values[field] for field in KeyRow.__struct_fields__})
     rotated_away = values["previous_hash"] == key_hash
     ends = [key.expires_at, key.previous_expires_at if rotated_away else None]
@@ -410,9 +405,9 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
         role=values["role"],
         owner_active=values["owner_active"],
         model_plans=to_plans(values["model_limits"]),
-        key_plan=narrowed(plan_of("key"), {limit: values[limit] for limit in LIMITS}),
-        project_plan=plan_of("project"),
-        org_plan=plan_of("org"),
+        key_plan=narrowed(plan_of("key", values), {limit: values[limit] for limit in LIMITS}),
+        project_plan=plan_of("project", values),
+        org_plan=plan_of("org", values),
         expires_at=min((end for end in ends if end is not None), default=None),
         hint=(key.previous_hint or key.hint) if rotated_away else key.hint,
         is_operator=values["is_operator"],

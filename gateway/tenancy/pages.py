@@ -31,6 +31,21 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
 FIRST = Cursor()
 
 
+def keyset(
+    listed: sa.Select[Any],
+    key: sa.ColumnElement[str],
+    *,
+    after: str | None,
+    limit: int,
+    order: Order,
+) -> sa.Select[Any]:
+    """The rows of the page, and one more where there is one. `key` is unique in `listed`."""
+    descending = order == "desc"
+    if after is not None:
+        listed = listed.where(key < after if descending else key > after)
+    return listed.order_by(key.desc() if descending else key.asc()).limit(limit + 1)
+
+
 async def read_page(
     conn: AsyncConnection,
     listed: sa.Select[Any],
@@ -43,9 +58,6 @@ async def read_page(
     """
     if not 1 <= cursor.limit <= MAX_LIMIT:
         raise InvalidField("limit", f"must be 1 to {MAX_LIMIT}")
-    descending = cursor.order == "desc"
-    if cursor.after is not None:
-        listed = listed.where(key < cursor.after if descending else key > cursor.after)
-    ordered = listed.order_by(key.desc() if descending else key.asc())
-    rows = (await conn.execute(ordered.limit(cursor.limit + 1))).all()
+    page = keyset(listed, key, after=cursor.after, limit=cursor.limit, order=cursor.order)
+    rows = (await conn.execute(page)).all()
     return list(rows[: cursor.limit]), len(rows) > cursor.limit

@@ -19,13 +19,25 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
-from gateway.principal import Plan
+from gateway.principal import UNLIMITED, Plan
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
 from gateway.tenancy.tables import check_name, plans
 
 LIMITS = ("tokens_per_minute", "requests_per_minute", "max_concurrent_streams")
 MAX_LIMIT = 1_000_000_000_000
+
+
+def plan_columns(owner: str, plan: sa.FromClause) -> list[sa.ColumnElement[Any]]:
+    """Of the joined `plan` of `owner`, for `plan_of`."""
+    return [plan.c[field].label(f"{owner}_plan_{field}") for field in ("name", *LIMITS)]
+
+
+def plan_of(owner: str, values: Mapping[str, Any] | sa.RowMapping) -> Plan:
+    """What `plan_columns` selected; an owner without a plan is unlimited."""
+    if values[f"{owner}_plan_name"] is None:
+        return UNLIMITED
+    return Plan(**{field: values[f"{owner}_plan_{field}"] for field in ("name", *LIMITS)})
 
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,6 +52,15 @@ class ModelPermissions(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode | None
     models: list[str]
 
+    @property
+    def allowed(self) -> frozenset[str] | None:
+        """None: all that are not denied."""
+        return frozenset(self.models) if self.mode == "allow_list" else None
+
+    @property
+    def denied(self) -> frozenset[str]:
+        return frozenset(self.models if self.mode == "deny_list" else ())
+
 
 def check_restrictions(wanted: Restrictions) -> dict[str, Any]:
     """As columns. Raises: InvalidField."""
