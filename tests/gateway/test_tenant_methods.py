@@ -1,0 +1,270 @@
+"""The first wall, of objects: what an object that reaches Postgres does for one tenant who shows
+another's ids. `test_tenant_verbs` does the same for functions.
+
+The methods are found by looking for them, in all of the gateway: those of a class that was given an
+engine, and those that take a connection. Each is tried, or says in `SYSTEM` whom it serves: a new
+one fails here until it is one or the other.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from redis.asyncio import Redis
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+import gateway
+from gateway.audit.log import Actor
+from gateway.auth.login import Login, Where
+from gateway.auth.passkeys import Passkeys
+from gateway.auth.passwords import Passwords
+from gateway.auth.peppers import Peppers
+from gateway.auth.sessions import Seals, Session
+from gateway.auth.throttle import Throttle
+from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
+from gateway.errors import OtherRequest
+from gateway.idempotency_keys import Answer, Claim, IdempotencyKeys, answer_keys
+from gateway.tenancy.errors import NotFound
+from gateway.tenancy.tables import idempotency_keys
+from tests.gateway.test_tenant_verbs import FOREIGN_KEY, SECRET
+from tests.gateway.two_tenants import ALICE, MALLORY, id_of, populate, rows_of_alice
+
+CONNECTIONS = ("AsyncConnection", "AsyncEngine")
+NOW = datetime.now(tz=UTC)
+ME = Actor(kind="user", id=id_of("users", org=MALLORY))
+HERE = Where(address=None, device_cookie=None, request_id=None)
+SYSTEM = {
+    "auth.access_tokens.AccessTokens.authenticate": "of the token that is shown",
+    "auth.access_tokens.AccessTokens.changed": "of what was announced: it forgets",
+    "auth.access_tokens.AccessTokens.verify": "of the token that is shown",
+    "auth.api_keys.Authenticator.authenticate": "of the key that is shown",
+    "auth.api_keys.Authenticator.hashes": "asks nobody",
+    "auth.authority.Authority.narrowed_resources": "asks nobody",
+    "auth.client_authentication.ClientAuthentication.authenticate": "of the client that proves it",
+    "auth.clients.Clients.find": "by what a form says, before the tenant is known",
+    "auth.clients.Clients.find_registered": "by who has the registration token",
+    "auth.clients.Clients.has_secret": "by who has the secret, before the tenant is known",
+    "auth.cors_origins.CorsOrigins.orgs_of": "a preflight names no tenant",
+    "auth.external_login.ExternalLogin.finish": "of the issuer that its sealed state names",
+    "auth.external_login.ExternalLogin.logins_of": "of a snapshot of all issuers, by their org",
+    "auth.external_login.ExternalLogin.start": "of the issuer on a login page, which is public",
+    "auth.last_used.LastUsed.note": "of the key that was shown",
+    "auth.login.Login.by_password": "by the name of an org, before the tenant is known",
+    "auth.passkeys.Passkeys.register": "of the session and the browser that it is given",
+    "auth.passkeys.Passkeys.sign_in": "of the passkey that signs",
+    "auth.passkeys.Passkeys.sign_in_options": "asks nobody",
+    "auth.refresh_tokens.RefreshTokens.child": "of the token that it is given",
+    "auth.refresh_tokens.RefreshTokens.find": "by who has the token, before the tenant is known",
+    "auth.refresh_tokens.RefreshTokens.first": "of the grant that it is given",
+    "auth.refresh_tokens.RefreshTokens.rotate": "of the token that it is given",
+    "auth.revocations.Announcement.revoke": "of what its caller has found in its org",
+    "auth.revocations.Denylist.denies": "of the token that is shown",
+    "auth.signing_keys.KeyRing.verifier": "signing keys are of the whole installation",
+    "settlement.Settlement.orphaned": "bills what engines counted, whosever it was",
+    "settlement.Settlement.recovered": "bills what a spool holds, whosever it was",
+}
+"""Methods that are no tenant's, and whose they are."""
+
+
+@cache
+def methods() -> frozenset[str]:
+    """`module.Class.method`, without `gateway.`, of all that can be asked about something."""
+    found = set()
+    for each in pkgutil.walk_packages(gateway.__path__, "gateway."):
+        if each.name.endswith("__main__"):  # it runs
+            continue
+        for name, kind in vars(importlib.import_module(each.name)).items():
+            if not inspect.isclass(kind) or kind.__module__ != each.name:
+                continue
+            own = {k: f for k, f in vars(kind).items() if inspect.isfunction(f)}
+            held = takes_connection(own["__init__"]) if "__init__" in own else is_held(kind)
+            found |= {
+                f"{each.name.removeprefix('gateway.')}.{name}.{method}"
+                for method, function in own.items()
+                if not method.startswith("_")
+                and len(inspect.signature(function).parameters) > 1
+                and (held or takes_connection(function))
+            }
+    return frozenset(found)
+
+
+def takes_connection(function: Callable[..., object]) -> bool:
+    given = inspect.signature(function).parameters.values()
+    return any(is_connection(each.annotation) for each in given if each.annotation != each.empty)
+
+
+def is_held(kind: type) -> bool:
+    return any(is_connection(each) for each in inspect.get_annotations(kind).values())
+
+
+def is_connection(annotation: object) -> bool:
+    """Itself, or one of a union; not what is handed to a callable."""
+    if not isinstance(annotation, str):
+        return False
+    tree = ast.parse(annotation, mode="eval").body
+    while isinstance(tree, ast.BinOp):
+        if isinstance(tree.right, ast.Name) and tree.right.id in CONNECTIONS:
+            return True
+        tree = tree.left
+    return isinstance(tree, ast.Name) and tree.id in CONNECTIONS
+
+
+class Stage:
+    """What is tried, on `pool`, for `org`, with the ids of Alice."""
+
+    def __init__(self, pool: AsyncEngine, redis: Redis, org: str) -> None:
+        self.pool, self.org = pool, org
+        self.passwords = Passwords()
+        sessions, seals = Peppers(SECRET, "session"), Seals(SECRET)
+        self.login = Login(
+            db=pool,
+            system_db=pool,
+            passwords=self.passwords,
+            throttle=Throttle(redis),
+            sessions=sessions,
+            seals=seals,
+            clock=lambda: NOW,
+        )
+        self.passkeys = Passkeys(
+            db=pool,
+            system_db=pool,
+            redis=redis,
+            seals=seals,
+            login=self.login,
+            public_url="http://localhost",
+            clock=lambda: NOW,
+        )
+        self.keys = IdempotencyKeys(db=pool, system_db=pool, keys=answer_keys(SECRET))
+
+    @classmethod
+    @contextmanager
+    def open(cls, pool: AsyncEngine, redis: Redis, org: str) -> Iterator[Stage]:
+        stage = cls(pool, redis, org)
+        try:
+            yield stage
+        finally:
+            stage.passwords.close()
+
+    @property
+    def session(self) -> Session:
+        """Of Alice's user, as somebody of `org`."""
+        return Session(
+            id="session",
+            org_id=self.org,
+            user_id=id_of("users"),
+            amr=["pwd"],
+            auth_time=NOW,
+            expires_at=NOW,
+            email="a@x.example",
+            name="A",
+            role="owner",
+            org_name="x",
+            is_operator=False,
+        )
+
+    @property
+    def claim(self) -> Claim:
+        """Alice's, as `populate` wrote it, asked for by `org`."""
+        return Claim(
+            org_id=self.org,
+            principal=id_of("idempotency_keys", "principal"),
+            key_digest=id_of("idempotency_keys", "key_digest").encode(),
+            request_digest=b"another request",
+            request_id="request",
+        )
+
+
+async def list_passkeys(stage: Stage) -> object:
+    return await stage.passkeys.list(stage.session)
+
+
+async def offer_passkey(stage: Stage) -> object:
+    """What is excluded are the credentials that the user has."""
+    options = await stage.passkeys.registration_options(stage.session, "cookie")
+    return '"excludeCredentials": []' not in options
+
+
+async def remove_passkey(stage: Stage) -> object:
+    await stage.passkeys.remove(stage.session, id_of("passkeys"), actor=ME)
+    return "removed"
+
+
+async def start_session(stage: Stage) -> object:
+    async with tenant(stage.pool, stage.org) as conn:
+        return await stage.login.start(conn, stage.org, id_of("users"), ("pwd",), HERE)
+
+
+async def claim_key(stage: Stage) -> object:
+    """Whoever has such a claim is told that this is another request."""
+    try:
+        return await stage.keys.claim(stage.claim)
+    except OtherRequest:
+        return "known"
+
+
+async def settle_claim(stage: Stage) -> object:
+    request_id = id_of("idempotency_keys", "request_id")
+    claim = msgspec.structs.replace(stage.claim, request_id=request_id)
+    await stage.keys.settle(claim, Answer(status=200, headers=[], body=b"mine"))
+    async with tenant(stage.pool, stage.org) as conn:
+        kept = sa.select(idempotency_keys.c.response).where(claim.where)
+        return await conn.scalar(kept)
+
+
+TRIED: dict[str, Callable[[Stage], Awaitable[object]]] = {
+    "auth.login.Login.start": start_session,
+    "auth.passkeys.Passkeys.list": list_passkeys,
+    "auth.passkeys.Passkeys.registration_options": offer_passkey,
+    "auth.passkeys.Passkeys.remove": remove_passkey,
+    "idempotency_keys.IdempotencyKeys.claim": claim_key,
+    "idempotency_keys.IdempotencyKeys.settle": settle_claim,
+}
+
+
+def test_every_method_is_tried_or_says_whom_it_serves() -> None:
+    assert methods() - set(SYSTEM) - set(TRIED) == set(), "try these, or say whom they serve"
+    assert set(SYSTEM) | set(TRIED) <= methods(), "no longer there: drop it from the list"
+    assert not set(SYSTEM) & set(TRIED)
+
+
+@pytest.mark.parametrize("role", [ROLE_TENANT, ROLE_SYSTEM])
+async def test_methods_with_another_tenants_ids_find_nothing_and_change_nothing(
+    db: AsyncEngine, postgres_url: str, redis: Redis, role: str
+) -> None:
+    """With row security behind them, and with their own WHERE alone."""
+    columns = await populate(db)
+    before = await rows_of_alice(db, columns)
+    pool = create_engine(postgres_url, role=role)
+    with Stage.open(pool, redis, MALLORY) as stage:
+        for name, attempt in TRIED.items():
+            found: object = None
+            try:
+                found = await attempt(stage)
+            except NotFound:
+                pass
+            except IntegrityError as error:  # a reference names the org too
+                assert getattr(error.orig, "sqlstate", None) == FOREIGN_KEY, name
+            assert not found, f"{name}: with Alice's ids it found {found!r}"
+            assert await rows_of_alice(db, columns) == before, f"{name} changed what is Alice's"
+    await pool.dispose()
+
+
+@pytest.mark.parametrize("name", sorted(TRIED))
+async def test_with_ones_own_ids_the_same_method_finds_something(
+    db: AsyncEngine, redis: Redis, name: str
+) -> None:
+    """Or the test above would try nothing."""
+    await populate(db)
+    with Stage.open(db, redis, ALICE) as stage:
+        assert await TRIED[name](stage)
