@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from gateway.audit.log import COMMAND_LINE
 from gateway.cli_audit import audit
 from gateway.cli_tenancy import all_orgs, orgs, projects, show_header
 from gateway.cli_users import users
@@ -271,6 +272,7 @@ def create(
                     requests_per_minute=requests_per_minute,
                     max_concurrent_streams=max_concurrent_streams,
                 ),
+                actor=COMMAND_LINE,
             )
         if as_json:
             shown = msgspec.structs.asdict(made.row) | {"key": made.secret}
@@ -383,6 +385,7 @@ def rotate(key_id: str, grace_s: int | None, as_json: bool, **flags: Flags) -> N
                 grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
                 pepper=pepper.derive(PEPPER_PURPOSE),
                 pepper_id=pepper.id,
+                actor=COMMAND_LINE,
             )
         if as_json:
             shown = msgspec.structs.asdict(made.row) | {"key": made.secret}
@@ -407,7 +410,7 @@ def revoke(key_id: str, **flags: Flags) -> None:
         async with administration.connections(settings) as (db, redis):
             async with db.connect() as conn:
                 org_id = await owner_of_key(conn, key_id)
-            await revoke_key(db, redis, key_id, org_id=org_id)
+            await revoke_key(db, redis, key_id, org_id=org_id, actor=COMMAND_LINE)
         click.echo(f"{key_id} is revoked.")
 
     run(work())

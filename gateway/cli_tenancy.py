@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from gateway.audit.log import COMMAND_LINE
 from gateway.command import (
     JSON,
     STATE,
@@ -63,7 +64,7 @@ def create_org(name: str, plan: str | None, as_json: bool, **flags: Flags) -> No
 
     async def work() -> None:
         async with administration.connections(settings) as (db, _), db.begin() as conn:
-            made = await org_verbs.create_org(conn, name=name, plan=plan)
+            made = await org_verbs.create_org(conn, name=name, plan=plan, actor=COMMAND_LINE)
         click.echo(to_json(made) if as_json else f"{made.id} is organization {made.name}.")
 
     run(work())
@@ -102,7 +103,7 @@ def set_org_plan(name: str, plan: str | None, no_plan: bool, **flags: Flags) -> 
         async with administration.connections(settings) as (db, redis):
             async with db.connect() as conn:
                 org = await org_verbs.find_org(conn, name=name)
-            await org_verbs.update_org_plan(db, redis, org.id, wanted)
+            await org_verbs.update_org_plan(db, redis, org.id, wanted, actor=COMMAND_LINE)
         click.echo(f"{org.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
 
     run(work())
@@ -124,7 +125,7 @@ def set_origins(name: str, origins: tuple[str, ...], **flags: Flags) -> None:
         async with administration.connections(settings) as (db, _):
             async with db.connect() as conn:
                 org = await org_verbs.find_org(conn, name=name)
-            listed = await update_origins(db, org.id, origins)
+            listed = await update_origins(db, org.id, origins, actor=COMMAND_LINE)
         click.echo(f"{org.id} answers pages of {', '.join(listed) or 'nobody'}.")
 
     run(work())
@@ -152,7 +153,9 @@ def create_project(name: str, org: str, plan: str | None, as_json: bool, **flags
     async def work() -> None:
         async with administration.connections(settings) as (db, _), db.begin() as conn:
             owner = await org_verbs.find_org(conn, name=org)
-            made = await project_verbs.create_project(conn, org_id=owner.id, name=name, plan=plan)
+            made = await project_verbs.create_project(
+                conn, org_id=owner.id, name=name, plan=plan, actor=COMMAND_LINE
+            )
         click.echo(to_json(made) if as_json else f"{made.id} is project {made.name} of {org}.")
 
     run(work())
@@ -198,7 +201,9 @@ def set_project_plan(name: str, org: str, plan: str | None, no_plan: bool, **fla
             async with db.connect() as conn:
                 owner = await org_verbs.find_org(conn, name=org)
                 project = await project_verbs.find_project(conn, org_id=owner.id, name=name)
-            await project_verbs.update_project_plan(db, redis, project.id, wanted, org_id=owner.id)
+            await project_verbs.update_project_plan(
+                db, redis, project.id, wanted, org_id=owner.id, actor=COMMAND_LINE
+            )
         click.echo(f"{project.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
 
     run(work())
@@ -234,6 +239,7 @@ def set_models(
                 org_id=owner.id,
                 mode="allow_list" if allow else "deny_list" if deny else None,
                 models=allow or deny,
+                actor=COMMAND_LINE,
             )
         said = "all models" if made.mode is None else f"{made.mode} {', '.join(made.models)}"
         click.echo(f"{project.id} has {said}.")

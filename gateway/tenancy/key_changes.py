@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.log import COMMAND_LINE, Actor, record
+from gateway.audit.log import Actor, record
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.keys import (
@@ -55,7 +55,7 @@ async def update_key(
     changes: Mapping[str, Any],
     *,
     org_id: str,
-    actor: Actor = COMMAND_LINE,
+    actor: Actor,
     check: Check = accept,
 ) -> KeyRow:
     """`changes`: some of CHANGEABLE; every worker goes by them within a second.
@@ -115,7 +115,7 @@ async def rotate_key(
     pepper: bytes,
     pepper_id: str,
     grace_s: int = DEFAULT_GRACE_S,
-    actor: Actor = COMMAND_LINE,
+    actor: Actor,
     check: Check = accept,
 ) -> CreatedKey:
     """A new secret for the key. The one until now is good for `grace_s` more; with 0 it ends at

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.log import COMMAND_LINE, Actor, record
+from gateway.audit.log import Actor, record
 from gateway.auth.policy import ADMIN, KEY_SCOPES, OPERATOR
 from gateway.ids import uuid7
 from gateway.principal import Plan, Role
@@ -157,7 +157,7 @@ async def create_key(
     plan: str | None = None,
     expires_at: datetime | None = None,
     restrictions: Restrictions = UNRESTRICTED,
-    actor: Actor = COMMAND_LINE,
+    actor: Actor,
 ) -> CreatedKey:
     """A new key in a live project of the org or, without a project, of the whole org, which only a
     key of administration can be. `expires_at` must know its time zone.
@@ -324,7 +324,7 @@ async def revoke_key(
     key_id: str,
     *,
     org_id: str,
-    actor: Actor = COMMAND_LINE,
+    actor: Actor,
     check: Callable[[KeyRow], None] = accept,
 ) -> KeyRow:
     """Every worker refuses the key within a second of the return. Idempotent; a repetition

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.log import COMMAND_LINE, Actor, record
+from gateway.audit.log import Actor, record
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.restrictions import Mode, ModelPermissions, check_models
@@ -43,7 +43,7 @@ async def update_model_permissions(
     org_id: str,
     mode: Mode | None,
     models: Iterable[str] = (),
-    actor: Actor = COMMAND_LINE,
+    actor: Actor,
 ) -> ModelPermissions:
     """Every worker goes by them within a second. Mode None forgets the list.
 

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.log import COMMAND_LINE, Actor, record
+from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.errors import NameTaken, NotFound
@@ -46,7 +46,7 @@ async def create_org(
     name: str,
     plan: str | None = None,
     is_operator: bool = False,
-    actor: Actor = COMMAND_LINE,
+    actor: Actor,
     operator_org: str | None = None,
 ) -> Org:
     """is_operator: it runs the installation. `operator_org`: whose credential asks; it is told in
@@ -93,7 +93,7 @@ async def list_orgs(conn: AsyncConnection, *, after: str = "", archived: bool = 
 
 
 async def update_org_plan(
-    db: AsyncEngine, redis: Redis, org_id: str, plan: str | None, *, actor: Actor = COMMAND_LINE
+    db: AsyncEngine, redis: Redis, org_id: str, plan: str | None, *, actor: Actor
 ) -> None:
     """Raises: NotFound, ChangeNotAnnounced."""
     await update_org(db, redis, org_id, {"plan": plan}, actor=actor)
@@ -149,7 +149,7 @@ async def archive_org(
     redis: Redis,
     org_id: str,
     *,
-    actor: Actor = COMMAND_LINE,
+    actor: Actor,
     operator_org: str | None = None,
     check: Check = unchecked,
 ) -> Org:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.log import COMMAND_LINE, Actor, record
+from gateway.audit.log import Actor, record
 from gateway.db import tenant
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.restrictions import check_origins
@@ -31,7 +31,7 @@ async def read_origins(conn: AsyncConnection, org_id: str) -> list[str]:
 
 
 async def update_origins(
-    db: AsyncEngine, org_id: str, origins: Iterable[str], *, actor: Actor = COMMAND_LINE
+    db: AsyncEngine, org_id: str, origins: Iterable[str], *, actor: Actor
 ) -> list[str]:
     """Every worker goes by them within `auth.cors_origins.REFRESH_S` of the next question.
 

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.log import COMMAND_LINE, Actor, record
+from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.errors import Archived, NameTaken, NotFound
@@ -41,7 +41,7 @@ async def create_project(
     org_id: str,
     name: str,
     plan: str | None = None,
-    actor: Actor = COMMAND_LINE,
+    actor: Actor,
 ) -> Project:
     """Raises: InvalidField, NameTaken, NotFound (org, plan)."""
     # The lock keeps the organization from being archived before this commits.
@@ -149,7 +149,7 @@ async def update_project_plan(
     plan: str | None,
     *,
     org_id: str,
-    actor: Actor = COMMAND_LINE,
+    actor: Actor,
 ) -> None:
     """Raises: NotFound, Archived, ChangeNotAnnounced."""
     async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
@@ -175,7 +175,7 @@ async def archive_project(
     project_id: str,
     *,
     org_id: str,
-    actor: Actor = COMMAND_LINE,
+    actor: Actor,
 ) -> None:
     """As `archive`; every worker knows within a second. Raises: NotFound, ChangeNotAnnounced."""
     async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:

@@ -24,6 +24,7 @@ from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway import embedded
+from gateway.audit.log import COMMAND_LINE
 from gateway.auth import api_keys
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
@@ -56,8 +57,10 @@ def connect(url: str) -> redis.asyncio.Redis:
 async def make_key(db: AsyncEngine, *, expires_at: datetime | None = None) -> CreatedKey:
     async with db.begin() as conn:
         await sync_plans(conn, [PLAN])
-        org = await create_org(conn, name="acme")
-        project = await create_project(conn, org_id=org.id, name="web", plan="small")
+        org = await create_org(conn, name="acme", actor=COMMAND_LINE)
+        project = await create_project(
+            conn, org_id=org.id, name="web", plan="small", actor=COMMAND_LINE
+        )
         return await create_key(
             conn,
             org_id=org.id,
@@ -67,6 +70,7 @@ async def make_key(db: AsyncEngine, *, expires_at: datetime | None = None) -> Cr
             pepper=PEPPER,
             pepper_id=PEPPER_ID,
             expires_at=expires_at,
+            actor=COMMAND_LINE,
         )
 
 
@@ -232,7 +236,7 @@ async def test_a_revocation_reaches_every_worker_within_a_second(
     ):
         for each in (first, second, bystander):
             await each.authenticate(created.secret)
-        await revoke_key(db, redis, created.row.id, org_id=created.row.org_id)
+        await revoke_key(db, redis, created.row.id, org_id=created.row.org_id, actor=COMMAND_LINE)
         waited = await asyncio.gather(
             *(seconds_until_refused(each, created.secret) for each in (first, second, bystander))
         )
@@ -249,7 +253,7 @@ async def test_a_revocation_is_seen_within_a_second_without_redis(
     async with authenticating(db, store) as authenticator:
         await authenticator.authenticate(created.secret)
         server.send_signal(trouble)
-        work = revoke_key(db, store, created.row.id, org_id=created.row.org_id)
+        work = revoke_key(db, store, created.row.id, org_id=created.row.org_id, actor=COMMAND_LINE)
         revoking = asyncio.create_task(work)
         async with asyncio.timeout(10):
             async with db.connect() as conn:
@@ -293,7 +297,9 @@ async def test_what_was_missed_while_redis_was_away_is_not_trusted_afterwards(
         await authenticator.authenticate(created.secret)
         await server.stop(5)
         with pytest.raises(ChangeNotAnnounced):
-            await revoke_key(db, store, created.row.id, org_id=created.row.org_id)
+            await revoke_key(
+                db, store, created.row.id, org_id=created.row.org_id, actor=COMMAND_LINE
+            )
         again = await embedded.start_redis(own_home, durable=False)
         try:
             assert await seconds_until_refused(authenticator, created.secret) < PROMISED_S
@@ -308,7 +314,7 @@ async def test_what_was_missed_while_redis_was_away_is_not_trusted_afterwards(
             with counted_queries(db) as queries:
                 await authenticator.authenticate(other.secret)
             assert queries == []
-            await revoke_key(db, store, other.row.id, org_id=other.row.org_id)
+            await revoke_key(db, store, other.row.id, org_id=other.row.org_id, actor=COMMAND_LINE)
             assert await seconds_until_refused(authenticator, other.secret) < PROMISED_S
         finally:
             await again.stop(5)
@@ -324,6 +330,7 @@ async def make_second_key(db: AsyncEngine, created: CreatedKey) -> CreatedKey:
             scopes=["inference"],
             pepper=PEPPER,
             pepper_id=PEPPER_ID,
+            actor=COMMAND_LINE,
         )
 
 
@@ -371,11 +378,11 @@ async def test_archives_and_plans_take_effect_at_once(
     created = await make_key(db)
     async with authenticating(db, redis) as authenticator:
         assert (await authenticator.authenticate(created.secret)).org_plan == UNLIMITED
-        await update_org_plan(db, redis, created.row.org_id, "small")
+        await update_org_plan(db, redis, created.row.org_id, "small", actor=COMMAND_LINE)
         async with asyncio.timeout(PROMISED_S):
             while (await authenticator.authenticate(created.secret)).org_plan != PLAN:
                 await asyncio.sleep(0.005)
-        await archive_org(db, redis, created.row.org_id)
+        await archive_org(db, redis, created.row.org_id, actor=COMMAND_LINE)
         assert await seconds_until_refused(authenticator, created.secret) < PROMISED_S
 
 

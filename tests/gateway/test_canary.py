@@ -21,7 +21,7 @@ from litestar import Litestar
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.audit.log import Actor
+from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.auth.client_metadata import from_document
 from gateway.auth.clients import create_client, rotate_secret
 from gateway.database import PEPPER_PURPOSE
@@ -157,8 +157,8 @@ async def issue_keys(app: Litestar, call: Caller, db: AsyncEngine, home: Path) -
     secret = Secret.load(home / "secret.json").current
     pepper = {"pepper": secret.derive(PEPPER_PURPOSE), "pepper_id": secret.id}
     async with db.begin() as conn:
-        org = await create_org(conn, name="operators", is_operator=True)
-        project = await create_project(conn, org_id=org.id, name="web")
+        org = await create_org(conn, name="operators", is_operator=True, actor=COMMAND_LINE)
+        project = await create_project(conn, org_id=org.id, name="web", actor=COMMAND_LINE)
         admin = await create_key(
             conn,
             org_id=org.id,
@@ -166,6 +166,7 @@ async def issue_keys(app: Litestar, call: Caller, db: AsyncEngine, home: Path) -
             name="admin",
             scopes=["admin:*"],
             **pepper,
+            actor=COMMAND_LINE,
         )
     body = {"name": "k", "project_id": project.id}
     once = {"idempotency-key": "once"}

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.audit.log import Actor
+from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.audit.tables import entries
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import AuthError, InvalidKey, RevokedKey
@@ -109,7 +109,9 @@ async def test_what_narrows_nothing_is_refused_by_name(
     created = await make_key(db)
     for change in (
         create_in(db, created, Restrictions(**restrictions)),
-        update_key(db, redis, created.row.id, restrictions, org_id=created.row.org_id),
+        update_key(
+            db, redis, created.row.id, restrictions, org_id=created.row.org_id, actor=COMMAND_LINE
+        ),
     ):
         with pytest.raises(InvalidField) as refused:
             await change
@@ -130,6 +132,7 @@ async def create_in(
             restrictions=restrictions,
             **NEW,
             **owner,
+            actor=COMMAND_LINE,
         )
 
 
@@ -158,9 +161,9 @@ async def test_an_update_reaches_workers_and_the_log(db: AsyncEngine, redis: Red
             while (await authenticator.authenticate(created.secret)).allowed_models != {"m"}:
                 await asyncio.sleep(0.005)
         wider = {"models": None, "plan": None, "scopes": ["usage:read", "inference"]}
-        row = await update_key(db, redis, created.row.id, wider, org_id=org_id)
+        row = await update_key(db, redis, created.row.id, wider, org_id=org_id, actor=COMMAND_LINE)
         assert (row.models, row.plan, row.scopes) == (None, None, ["inference", "usage:read"])
-    same = await update_key(db, redis, created.row.id, {}, org_id=org_id)
+    same = await update_key(db, redis, created.row.id, {}, org_id=org_id, actor=COMMAND_LINE)
     assert same == row
     actions = [entry for entry in await audited(db) if entry[0] == "api_key.updated"]
     assert len(actions) == 2, "what changes nothing is not in the log"
@@ -183,7 +186,9 @@ async def test_an_update_that_breaks_a_rule_is_refused_by_field(
 ) -> None:
     created = await make_key(db)
     with pytest.raises((InvalidField, NotFound)) as refused:
-        await update_key(db, redis, created.row.id, change, org_id=created.row.org_id)
+        await update_key(
+            db, redis, created.row.id, change, org_id=created.row.org_id, actor=COMMAND_LINE
+        )
     assert refused.value.field == field
 
 
@@ -202,9 +207,9 @@ async def test_the_check_sees_the_locked_row_and_can_stop_everything(
 
     of: dict[str, Any] = {"org_id": created.row.org_id, "check": check}
     for change in (
-        update_key(db, redis, created.row.id, {"name": "x"}, **of),
-        rotate_key(db, redis, created.row.id, **NEW, **of),
-        revoke_key(db, redis, created.row.id, **of),
+        update_key(db, redis, created.row.id, {"name": "x"}, **of, actor=COMMAND_LINE),
+        rotate_key(db, redis, created.row.id, **NEW, **of, actor=COMMAND_LINE),
+        revoke_key(db, redis, created.row.id, **of, actor=COMMAND_LINE),
     ):
         with pytest.raises(Stop):
             await change
@@ -226,18 +231,18 @@ async def test_a_rotated_key_has_two_secrets_and_never_three(db: AsyncEngine, re
             async with asyncio.timeout(SECOND_S):
                 while (await each.authenticate(created.secret)).expires_at is None:
                     await asyncio.sleep(0.005)
-        third = await rotate_key(db, redis, created.row.id, grace_s=3600, **of)
+        third = await rotate_key(db, redis, created.row.id, grace_s=3600, **of, actor=COMMAND_LINE)
         for each in (here, there):
             assert await until_refused(each, created.secret) is InvalidKey
             await each.authenticate(second.secret)
             await each.authenticate(third.secret)
-        fourth = await rotate_key(db, redis, created.row.id, grace_s=0, **of)
+        fourth = await rotate_key(db, redis, created.row.id, grace_s=0, **of, actor=COMMAND_LINE)
         assert fourth.row.previous_hint is None
         for each in (here, there):
             assert await until_refused(each, second.secret) is InvalidKey
             assert await until_refused(each, third.secret) is InvalidKey
             await each.authenticate(fourth.secret)
-        await revoke_key(db, redis, created.row.id, org_id=created.row.org_id)
+        await revoke_key(db, redis, created.row.id, org_id=created.row.org_id, actor=COMMAND_LINE)
         assert await until_refused(here, fourth.secret) is RevokedKey
     rotations = [entry for entry in await audited(db) if entry[0] == "api_key.rotated"]
     assert len(rotations) == 3 and rotations[0][1] == "user_alice"
@@ -245,8 +250,10 @@ async def test_a_rotated_key_has_two_secrets_and_never_three(db: AsyncEngine, re
     log = str(await audited(db))
     assert not any(secret in log for secret in secrets)
     for change in (
-        rotate_key(db, redis, created.row.id, **of),
-        update_key(db, redis, created.row.id, {"name": "x"}, org_id=created.row.org_id),
+        rotate_key(db, redis, created.row.id, **of, actor=COMMAND_LINE),
+        update_key(
+            db, redis, created.row.id, {"name": "x"}, org_id=created.row.org_id, actor=COMMAND_LINE
+        ),
     ):
         with pytest.raises(InvalidField, match="^key: it is revoked"):
             await change
@@ -257,7 +264,13 @@ async def test_a_grace_has_bounds(db: AsyncEngine, redis: Redis, grace_s: int) -
     created = await make_key(db)
     with pytest.raises(InvalidField, match=r"^grace_s: "):
         await rotate_key(
-            db, redis, created.row.id, org_id=created.row.org_id, grace_s=grace_s, **NEW
+            db,
+            redis,
+            created.row.id,
+            org_id=created.row.org_id,
+            grace_s=grace_s,
+            **NEW,
+            actor=COMMAND_LINE,
         )
 
 
@@ -267,15 +280,19 @@ async def test_an_expired_key_stays_as_it_is(db: AsyncEngine, redis: Redis) -> N
         past = datetime.now(tz=UTC) - timedelta(seconds=1)
         await conn.execute(sa.update(api_keys).values(expires_at=past))
     with pytest.raises(InvalidField, match="^key: it has expired"):
-        await rotate_key(db, redis, created.row.id, org_id=created.row.org_id, **NEW)
+        await rotate_key(
+            db, redis, created.row.id, org_id=created.row.org_id, **NEW, actor=COMMAND_LINE
+        )
 
 
 async def test_another_tenant_changes_nothing(db: AsyncEngine, redis: Redis) -> None:
     created = await make_key(db)
     for change in (
-        update_key(db, redis, created.row.id, {"name": "x"}, org_id="org_other"),
-        rotate_key(db, redis, created.row.id, org_id="org_other", **NEW),
-        revoke_key(db, redis, created.row.id, org_id="org_other"),
+        update_key(
+            db, redis, created.row.id, {"name": "x"}, org_id="org_other", actor=COMMAND_LINE
+        ),
+        rotate_key(db, redis, created.row.id, org_id="org_other", **NEW, actor=COMMAND_LINE),
+        revoke_key(db, redis, created.row.id, org_id="org_other", actor=COMMAND_LINE),
     ):
         with pytest.raises(NotFound):
             await change
@@ -302,7 +319,9 @@ async def test_a_leaked_secret_that_was_rotated_away_ends_alone(
 ) -> None:
     created = await make_key(db)
     reporter = Actor(kind="system", id="leak-report")
-    fresh = await rotate_key(db, redis, created.row.id, org_id=created.row.org_id, **NEW)
+    fresh = await rotate_key(
+        db, redis, created.row.id, org_id=created.row.org_id, **NEW, actor=COMMAND_LINE
+    )
     async with authenticating(db, redis) as authenticator:
         await authenticator.authenticate(created.secret)
         assert await report_leak(db, redis, authenticator.hashes(created.secret), actor=reporter)

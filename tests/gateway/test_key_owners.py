@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.audit.log import COMMAND_LINE
 from gateway.principal import SCOPE_ADMIN, SCOPE_INFERENCE
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.keys import KeyRecord, create_key, find_key, hash_key
@@ -20,8 +21,8 @@ USER, ACCOUNT = "user_1", "svc_acct_1"
 
 async def make_key(conn: AsyncConnection, role: str, project_role: str) -> str:
     """Of a user with that role, and of a service account with that role in the project."""
-    org = await create_org(conn, name="acme")
-    project = await create_project(conn, org_id=org.id, name="web")
+    org = await create_org(conn, name="acme", actor=COMMAND_LINE)
+    project = await create_project(conn, org_id=org.id, name="web", actor=COMMAND_LINE)
     person = {"id": USER, "email": "a@example.com", "name": "Ann", "role": role}
     await conn.execute(sa.insert(users).values(org_id=org.id, **person))
     machine = {"id": ACCOUNT, "name": "ci", "role": "developer", "project_role": project_role}
@@ -42,6 +43,7 @@ async def own(conn: AsyncConnection, project_id: str | None, **owner: str) -> Ke
         pepper=PEPPER,
         pepper_id=PEPPER_ID,
         **owner,  # type: ignore[arg-type]
+        actor=COMMAND_LINE,
     )
     found = await look_up(conn, hash_key(PEPPER, made.secret))
     assert found.row == made.row
@@ -104,9 +106,13 @@ async def test_only_a_key_of_administration_is_of_a_whole_org(
     common = {"name": "k", "pepper": PEPPER, "pepper_id": PEPPER_ID, "project_id": None}
     async with db.begin() as conn:
         with pytest.raises(InvalidField, match="project"):
-            await create_key(conn, org_id=org_id, scopes=[SCOPE_INFERENCE], **common)  # type: ignore[arg-type]
+            await create_key(
+                conn, org_id=org_id, scopes=[SCOPE_INFERENCE], **common, actor=COMMAND_LINE
+            )  # type: ignore[arg-type]
         with pytest.raises(NotFound, match="org"):
-            await create_key(conn, org_id="org_none", scopes=[SCOPE_ADMIN], **common)  # type: ignore[arg-type]
-    await archive_org(db, redis, org_id)
+            await create_key(
+                conn, org_id="org_none", scopes=[SCOPE_ADMIN], **common, actor=COMMAND_LINE
+            )  # type: ignore[arg-type]
+    await archive_org(db, redis, org_id, actor=COMMAND_LINE)
     async with db.begin() as conn:
         assert (await look_up(conn, found.key_hash)).archived

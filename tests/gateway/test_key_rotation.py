@@ -11,6 +11,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.audit.log import COMMAND_LINE
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import InvalidKey, RevokedKey
 from gateway.database import PEPPER_PURPOSE
@@ -28,8 +29,8 @@ def authenticator(db: AsyncEngine, store: redis.asyncio.Redis, secret: Secret) -
 
 async def make_key(db: AsyncEngine, secret: Secret) -> CreatedKey:
     async with db.begin() as conn:
-        org = await create_org(conn, name=f"of {secret.current.id}")
-        project = await create_project(conn, org_id=org.id, name="web")
+        org = await create_org(conn, name=f"of {secret.current.id}", actor=COMMAND_LINE)
+        project = await create_project(conn, org_id=org.id, name="web", actor=COMMAND_LINE)
         return await create_key(
             conn,
             org_id=org.id,
@@ -38,6 +39,7 @@ async def make_key(db: AsyncEngine, secret: Secret) -> CreatedKey:
             scopes=["inference"],
             pepper=secret.current.derive(PEPPER_PURPOSE),
             pepper_id=secret.current.id,
+            actor=COMMAND_LINE,
         )
 
 
@@ -59,7 +61,7 @@ async def test_keys_of_every_secret_in_the_file_are_good(
             assert (await worker.authenticate(key.secret)).key_id == key.row.id
             # from the cache, whose handle is the hash under the current pepper
             assert (await worker.authenticate(key.secret)).key_id == key.row.id
-    await revoke_key(db, redis, made[0].row.id, org_id=made[0].row.org_id)
+    await revoke_key(db, redis, made[0].row.id, org_id=made[0].row.org_id, actor=COMMAND_LINE)
     await asyncio.sleep(1)
     for worker in workers:
         with pytest.raises(RevokedKey):

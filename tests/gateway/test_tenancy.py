@@ -14,6 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.audit.log import COMMAND_LINE
 from gateway.principal import UNLIMITED, Plan
 from gateway.tenancy import member_tables
 from gateway.tenancy.bootstrap import BootstrapResult, bootstrap
@@ -52,8 +53,8 @@ LARGE = Plan(name="large", tokens_per_minute=1_000_000)
 async def make_tenant(db: AsyncEngine) -> tuple[Org, Project, CreatedKey]:
     async with db.begin() as conn:
         await sync_plans(conn, [SMALL, LARGE])
-        org = await create_org(conn, name="acme", plan="large")
-        project = await create_project(conn, org_id=org.id, name="web")
+        org = await create_org(conn, name="acme", plan="large", actor=COMMAND_LINE)
+        project = await create_project(conn, org_id=org.id, name="web", actor=COMMAND_LINE)
         key = await create_key(
             conn,
             org_id=org.id,
@@ -63,6 +64,7 @@ async def make_tenant(db: AsyncEngine) -> tuple[Org, Project, CreatedKey]:
             plan="small",
             pepper=PEPPER,
             pepper_id=PEPPER_ID,
+            actor=COMMAND_LINE,
         )
     return org, project, key
 
@@ -113,6 +115,7 @@ async def test_keys_do_not_repeat_and_admin_keys_are_told_apart(db: AsyncEngine)
                 scopes=["admin:*"],
                 pepper=PEPPER,
                 pepper_id=PEPPER_ID,
+                actor=COMMAND_LINE,
             )
             for _ in range(50)
         ]
@@ -156,7 +159,9 @@ async def test_a_key_that_breaks_a_rule_is_refused_by_field(
     good |= {"name": "k", "scopes": ["inference"]}
     with pytest.raises((InvalidField, NotFound)) as refused:
         async with db.begin() as conn:
-            await create_key(conn, **(good | change), pepper=PEPPER, pepper_id=PEPPER_ID)  # type: ignore[arg-type]
+            await create_key(
+                conn, **(good | change), pepper=PEPPER, pepper_id=PEPPER_ID, actor=COMMAND_LINE
+            )  # type: ignore[arg-type]
     assert refused.value.field == field
 
 
@@ -164,29 +169,29 @@ async def test_names_are_unique_among_the_living(db: AsyncEngine, redis: Redis) 
     org, project, _ = await make_tenant(db)
     async with db.begin() as conn:
         with pytest.raises(NameTaken):
-            await create_org(conn, name="acme")
+            await create_org(conn, name="acme", actor=COMMAND_LINE)
         with pytest.raises(NameTaken):
-            await create_project(conn, org_id=org.id, name="web")
+            await create_project(conn, org_id=org.id, name="web", actor=COMMAND_LINE)
         with pytest.raises(NotFound):
-            await create_project(conn, org_id="org_none", name="web")
+            await create_project(conn, org_id="org_none", name="web", actor=COMMAND_LINE)
         assert await find_project(conn, org_id=org.id, name="web") == project
         assert [p.id for p in await list_projects(conn, org_id=org.id)] == [project.id]
         assert [o.id for o in await list_orgs(conn)] == [org.id]
-    await archive_project(db, redis, project.id, org_id=org.id)
-    await archive_project(db, redis, project.id, org_id=org.id)
+    await archive_project(db, redis, project.id, org_id=org.id, actor=COMMAND_LINE)
+    await archive_project(db, redis, project.id, org_id=org.id, actor=COMMAND_LINE)
     async with db.begin() as conn:
         with pytest.raises(NotFound):
             await find_project(conn, org_id=org.id, name="web")
-        again = await create_project(conn, org_id=org.id, name="web")
+        again = await create_project(conn, org_id=org.id, name="web", actor=COMMAND_LINE)
         assert again.id != project.id
         assert [p.id for p in await list_projects(conn, org_id=org.id)] == [again.id]
-    await archive_org(db, redis, org.id)
+    await archive_org(db, redis, org.id, actor=COMMAND_LINE)
     async with db.begin() as conn:
         assert await list_orgs(conn) == []
         assert [o.id for o in await list_orgs(conn, archived=True)] == [org.id]
-        assert (await create_org(conn, name="acme")).id != org.id
+        assert (await create_org(conn, name="acme", actor=COMMAND_LINE)).id != org.id
         with pytest.raises(NotFound):
-            await create_project(conn, org_id=org.id, name="late")
+            await create_project(conn, org_id=org.id, name="late", actor=COMMAND_LINE)
 
 
 @pytest.mark.parametrize("owner", ["org", "project"])
@@ -195,9 +200,9 @@ async def test_an_archived_owner_archives_its_keys(
 ) -> None:
     org, project, created = await make_tenant(db)
     if owner == "org":
-        await archive_org(db, redis, org.id)
+        await archive_org(db, redis, org.id, actor=COMMAND_LINE)
     else:
-        await archive_project(db, redis, project.id, org_id=org.id)
+        await archive_project(db, redis, project.id, org_id=org.id, actor=COMMAND_LINE)
     async with db.begin() as conn:
         key_hash = hash_key(PEPPER, created.secret)
         record = await find_key(conn, key_hash=key_hash, pepper_id=PEPPER_ID)
@@ -206,7 +211,7 @@ async def test_an_archived_owner_archives_its_keys(
 
 async def test_an_archived_project_gets_no_new_keys(db: AsyncEngine, redis: Redis) -> None:
     org, project, _ = await make_tenant(db)
-    await archive_project(db, redis, project.id, org_id=org.id)
+    await archive_project(db, redis, project.id, org_id=org.id, actor=COMMAND_LINE)
     with pytest.raises(NotFound, match="^project: "):
         async with db.begin() as conn:
             await create_key(
@@ -217,6 +222,7 @@ async def test_an_archived_project_gets_no_new_keys(db: AsyncEngine, redis: Redi
                 scopes=["inference"],
                 pepper=PEPPER,
                 pepper_id=PEPPER_ID,
+                actor=COMMAND_LINE,
             )
 
 
@@ -230,11 +236,11 @@ async def test_plans_follow_the_settings(db: AsyncEngine, redis: Redis) -> None:
         assert record is not None and record.key_plan == bigger
         assert record.org_plan == LARGE, "a plan that left the settings goes on to bind"
         with pytest.raises(NotFound, match=r"^plan: "):
-            await create_org(conn, name="late", plan="large")
+            await create_org(conn, name="late", plan="large", actor=COMMAND_LINE)
     with pytest.raises(NotFound, match=r"^plan: "):
-        await update_org_plan(db, redis, org.id, "large")
-    await update_org_plan(db, redis, org.id, "small")
-    await update_project_plan(db, redis, project.id, "small", org_id=org.id)
+        await update_org_plan(db, redis, org.id, "large", actor=COMMAND_LINE)
+    await update_org_plan(db, redis, org.id, "small", actor=COMMAND_LINE)
+    await update_project_plan(db, redis, project.id, "small", org_id=org.id, actor=COMMAND_LINE)
     async with db.begin() as conn:
         record = await find_key(conn, key_hash=key_hash, pepper_id=PEPPER_ID)
         assert record is not None and record.org_plan == record.project_plan == bigger
@@ -256,11 +262,14 @@ async def test_verbs_name_what_they_cannot_find(db: AsyncEngine, redis: Redis) -
         with pytest.raises(NotFound, match=r"^key: "):
             await owner_of_key(conn, "key_none")
     for call, field in [
-        (revoke_key(db, redis, "key_none", org_id=org.id), "key"),
-        (archive_org(db, redis, "org_none"), "org"),
-        (archive_project(db, redis, "proj_none", org_id=org.id), "project"),
-        (update_org_plan(db, redis, "org_none", None), "org"),
-        (update_project_plan(db, redis, "proj_none", None, org_id=org.id), "project"),
+        (revoke_key(db, redis, "key_none", org_id=org.id, actor=COMMAND_LINE), "key"),
+        (archive_org(db, redis, "org_none", actor=COMMAND_LINE), "org"),
+        (archive_project(db, redis, "proj_none", org_id=org.id, actor=COMMAND_LINE), "project"),
+        (update_org_plan(db, redis, "org_none", None, actor=COMMAND_LINE), "org"),
+        (
+            update_project_plan(db, redis, "proj_none", None, org_id=org.id, actor=COMMAND_LINE),
+            "project",
+        ),
     ]:
         with pytest.raises(NotFound) as missing:
             await call
@@ -275,7 +284,7 @@ async def test_revoking_is_announced_after_the_commit_and_repeats(
         await pubsub.subscribe(CHANNEL)
         heard = []
         for _ in range(2):
-            await revoke_key(db, redis, created.row.id, org_id=org.id)
+            await revoke_key(db, redis, created.row.id, org_id=org.id, actor=COMMAND_LINE)
             async with asyncio.timeout(5):
                 while (message := await pubsub.get_message(timeout=1)) is None or message[
                     "type"
@@ -295,7 +304,7 @@ async def test_a_revocation_without_redis_stands_and_says_that_nobody_was_told(
     org, _, created = await make_tenant(db)
     nowhere = Redis(host="127.0.0.1", port=1)
     with pytest.raises(ChangeNotAnnounced) as said:
-        await revoke_key(db, nowhere, created.row.id, org_id=org.id)
+        await revoke_key(db, nowhere, created.row.id, org_id=org.id, actor=COMMAND_LINE)
     assert isinstance(said.value.__cause__, RedisConnectionError | TimeoutError)
     await nowhere.aclose()
     async with db.connect() as conn:

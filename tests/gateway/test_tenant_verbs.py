@@ -3,7 +3,8 @@ finds nothing, changes nothing and says nothing of it; with row security behind 
 
 The verbs are found by looking for them, so a new one is tried by itself. What is asked of it: it
 names its org (`org_id`), and its other parameters have a value in `IDS` or `VALUES`. A verb that
-names no org serves all of them, and says in `SYSTEM` whose it is.
+names no org serves all of them, and says in `SYSTEM` whose it is. Methods of objects are tried in
+`test_tenant_methods`.
 """
 
 from __future__ import annotations
@@ -177,6 +178,13 @@ def test_every_verb_names_its_org_or_says_whom_it_serves() -> None:
     assert set(SYSTEM) <= set(FOUND), "no longer there: drop it from the list"
     for name, verb in TENANTS.items():
         assert "org_id" in inspect.signature(verb).parameters, f"{name} names no org"
+
+
+def test_nobody_changes_anything_by_default() -> None:
+    """A verb that is not told who asks would blame whoever stands in its signature."""
+    for name, verb in FOUND.items():
+        actor = inspect.signature(verb).parameters.get("actor")
+        assert actor is None or actor.default is actor.empty, f"{name} has an actor of its own"
 
 
 async def call(name: str, pool: AsyncEngine, redis: Redis, *, org: str) -> object:

@@ -17,6 +17,7 @@ import redis.asyncio
 from litestar import Litestar
 
 from gateway.app import create_app
+from gateway.audit.log import COMMAND_LINE
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.last_used import LastUsed
@@ -120,11 +121,11 @@ async def make_tenant(postgres_url: str, name: str, *, is_operator: bool) -> Ten
     owner = create_engine(postgres_url)
     pepper = {"pepper": SECRET.current.derive(PEPPER_PURPOSE), "pepper_id": SECRET.current.id}
     async with owner.begin() as conn:
-        org = await create_org(conn, name=name, is_operator=is_operator)
+        org = await create_org(conn, name=name, is_operator=is_operator, actor=COMMAND_LINE)
     async with tenant(owner, org.id) as conn:
-        project = await create_project(conn, org_id=org.id, name="web")
+        project = await create_project(conn, org_id=org.id, name="web", actor=COMMAND_LINE)
         of = {"org_id": org.id, "project_id": project.id, **pepper}
-        admin = await create_key(conn, name="admin", scopes=["admin:*"], **of)  # type: ignore[arg-type]
-        key = await create_key(conn, name="first", scopes=["inference"], **of)  # type: ignore[arg-type]
+        admin = await create_key(conn, name="admin", scopes=["admin:*"], **of, actor=COMMAND_LINE)  # type: ignore[arg-type]
+        key = await create_key(conn, name="first", scopes=["inference"], **of, actor=COMMAND_LINE)  # type: ignore[arg-type]
     await owner.dispose()
     return Tenant(org_id=org.id, project_id=project.id, admin=admin.secret, key=key.secret)

@@ -16,6 +16,7 @@ import pytest
 from openai import OpenAI
 
 from gateway import embedded
+from gateway.audit.log import COMMAND_LINE
 from gateway.database import PEPPER_PURPOSE
 from gateway.db import create_engine
 from gateway.home import Home
@@ -322,6 +323,7 @@ async def test_a_key_expires(stack: Stack, upstream: LiveUpstream) -> None:
                 pepper=pepper.derive(PEPPER_PURPOSE),
                 pepper_id=pepper.id,
                 expires_at=expires_at,
+                actor=COMMAND_LINE,
             )
     finally:
         await db.dispose()

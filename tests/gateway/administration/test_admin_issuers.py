@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
+from gateway.audit.log import COMMAND_LINE
 from gateway.tenancy.keys import create_key
 from tests.gateway.administration.conftest import World
 
@@ -94,6 +95,7 @@ async def test_nobody_gives_what_they_do_not_have(world: World) -> None:
             scopes=["admin:issuers", "admin:read", "usage:read"],
             pepper=pepper,
             pepper_id=pepper_id,
+            actor=COMMAND_LINE,
         )
     for more in ({"default_role": "owner"}, {"scopes": ["admin:*"]}, {"roles": {"a": "admin"}}):
         refused = await ask(world, "POST", json=body | {"role_claim": "r"} | more, key=made.secret)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from openai.types.admin.organization.audit_log_list_response import AuditLogListResponse
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.audit.log import Actor, record
+from gateway.audit.log import COMMAND_LINE, Actor, record
 from gateway.audit.tables import entries
 from gateway.ids import uuid7
 from gateway.tenancy.member_tables import users
@@ -59,7 +59,7 @@ def extra(event: AuditLogListResponse) -> dict[str, Any]:
 async def log(world: World) -> Log:
     async with world.db.begin() as conn:
         org_id = await conn.scalar(sa.text("SELECT id FROM orgs"))
-        project = await create_project(conn, org_id=org_id, name="shop")
+        project = await create_project(conn, org_id=org_id, name="shop", actor=COMMAND_LINE)
         person = {"id": ALICE, "org_id": org_id, "email": "Alice@acme.example", "name": "Alice"}
         await conn.execute(sa.insert(users).values(**person, role="owner"))
         first = await conn.scalar(sa.text("SELECT max(sequence) FROM audit_heads"))
@@ -192,7 +192,7 @@ async def test_effective_at_is_compared_in_whole_seconds(log: Log, bound: str) -
 async def test_an_org_reads_its_own_log(log: Log, db: AsyncEngine) -> None:
     await log.add("user.added", "user_1")
     async with db.begin() as conn:
-        other = await create_org(conn, name="other")
+        other = await create_org(conn, name="other", actor=COMMAND_LINE)
         await record(
             conn, org_id=other.id, actor=BY_ALICE, action="user.added", target="user_theirs"
         )

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.audit.log import Actor
+from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.db import tenant
 from gateway.tenancy import users
 from gateway.tenancy.invites import accept_invite
@@ -41,6 +41,7 @@ async def key_of(world: World, org_id: str, user: User, *scopes: str) -> str:
             scopes=scopes or ("admin:*",),
             pepper=pepper,
             pepper_id=pepper_id,
+            actor=COMMAND_LINE,
         )
     return made.secret
 

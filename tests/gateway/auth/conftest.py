@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.audit.log import Actor
+from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.ids import uuid7
 from gateway.secret import Secret, SecretKey
@@ -79,7 +79,7 @@ async def make_user(
 async def make_tenant(db: AsyncEngine, name: str, *, role: str = "owner") -> Tenant:
     project_id = f"proj_{uuid7().hex}"
     async with db.begin() as conn:
-        org = await create_org(conn, name=name)
+        org = await create_org(conn, name=name, actor=COMMAND_LINE)
         row = {"id": project_id, "org_id": org.id, "name": "main"}
         await conn.execute(sa.insert(projects).values(**row))
     email = f"ada@{name}.example"

@@ -99,8 +99,8 @@ async def world(postgres_url: str, redis: redis.asyncio.Redis) -> AsyncIterator[
     tenants = []
     for name in ("alice", "mallory"):
         async with system_db.begin() as conn:
-            org = await create_org(conn, name=name)
-            project = await create_project(conn, org_id=org.id, name="p")
+            org = await create_org(conn, name=name, actor=COMMAND_LINE)
+            project = await create_project(conn, org_id=org.id, name="p", actor=COMMAND_LINE)
         tenants.append(Tenant(org.id, project.id))
     made.alice, made.mallory = tenants
     await made.directory.start()

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from gateway.audit.log import COMMAND_LINE
 from gateway.auth.cors_origins import MAX_AGE_S, REFRESH_S, CorsOrigins
 from gateway.db import ROLE_SYSTEM, create_engine, tenant
 from gateway.tenancy.errors import InvalidField, NotFound
@@ -22,9 +23,9 @@ NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"
 
 async def make_org(db: AsyncEngine, name: str, *origins: str) -> str:
     async with db.begin() as conn:
-        org = await create_org(conn, name=name)
+        org = await create_org(conn, name=name, actor=COMMAND_LINE)
     assert org.cors_origins == []
-    await update_origins(db, org.id, origins)
+    await update_origins(db, org.id, origins, actor=COMMAND_LINE)
     return org.id
 
 
@@ -52,14 +53,14 @@ async def test_an_origin_is_of_those_who_list_it(
         for stranger in ("https://app.example.com:8443", "https://example.com", "null", ""):
             assert await origins.orgs_of(stranger) == frozenset()
         assert len(queries) == 1
-    await update_origins(db, acme, [])
+    await update_origins(db, acme, [], actor=COMMAND_LINE)
     assert APP not in await read(db, acme)
     now[0] += REFRESH_S
     assert await known(origins, APP) == {acme, other}, "not asked anew within a second"
     now[0] += 0.1
     assert await origins.orgs_of(APP) == {acme, other}, "nobody waits for the refresh"
     assert await known(origins, APP) == {other}
-    await archive_org(db, redis, other)
+    await archive_org(db, redis, other, actor=COMMAND_LINE)
     now[0] += MAX_AGE_S + 1
     assert await origins.orgs_of(APP) == frozenset(), "what is old is waited for"
     await origins.close()
@@ -114,7 +115,7 @@ async def test_closing_ends_the_read_under_way(db: AsyncEngine) -> None:
 async def test_what_no_browser_sends_is_refused(db: AsyncEngine, origin: str) -> None:
     org_id = await make_org(db, "acme", APP)
     with pytest.raises(InvalidField, match=r"^cors_origins: "):
-        await update_origins(db, org_id, [origin])
+        await update_origins(db, org_id, [origin], actor=COMMAND_LINE)
     assert await read(db, org_id) == [APP]
 
 
@@ -129,9 +130,11 @@ async def test_what_browsers_send_is_kept(db: AsyncEngine, origin: str) -> None:
 async def test_bounds_and_strangers(db: AsyncEngine) -> None:
     org_id = await make_org(db, "acme")
     with pytest.raises(InvalidField):
-        await update_origins(db, org_id, [f"https://a{n}.example" for n in range(51)])
+        await update_origins(
+            db, org_id, [f"https://a{n}.example" for n in range(51)], actor=COMMAND_LINE
+        )
     for unknown in ("org_none", ""):
         with pytest.raises(NotFound):
-            await update_origins(db, unknown, [APP])
+            await update_origins(db, unknown, [APP], actor=COMMAND_LINE)
         with pytest.raises(NotFound):
             await read(db, unknown)

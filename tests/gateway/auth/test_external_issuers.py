@@ -310,7 +310,13 @@ async def test_what_a_project_says_of_models_binds(world: World) -> None:
         ("deny_list", None, frozenset({"small"})),
     ):
         await update_model_permissions(
-            world.db, world.redis, project_id, mode=mode, models=["small"], **name
+            world.db,
+            world.redis,
+            project_id,
+            mode=mode,
+            models=["small"],
+            **name,
+            actor=COMMAND_LINE,
         )
         await asyncio.sleep(0.2)
         principal = await world.authenticate()

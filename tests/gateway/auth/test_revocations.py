@@ -12,6 +12,7 @@ import redis.asyncio
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.audit.log import COMMAND_LINE
 from gateway.auth import access_tokens, revocations
 from gateway.auth.access_tokens import AccessTokens
 from gateway.auth.errors import AuthUnavailable, InvalidToken, RevokedToken
@@ -303,10 +304,10 @@ async def test_archives_and_plans_take_effect_at_once(world: World, db: AsyncEng
     await world.principal(token)
     async with db.begin() as conn:
         await sync_plans(conn, [Plan(name="small", tokens_per_minute=600)])
-    await update_org_plan(world.db, world.redis, world.org_id, "small")
+    await update_org_plan(world.db, world.redis, world.org_id, "small", actor=COMMAND_LINE)
     world.tokens.changed(EVERYTHING)
     assert (await world.principal(token)).org_plan.name == "small"
-    await archive_org(world.db, world.redis, world.org_id)
+    await archive_org(world.db, world.redis, world.org_id, actor=COMMAND_LINE)
     for subject in (world.org_id, world.user_id, world.project_id):
         world.tokens.changed(subject)
         with pytest.raises(RevokedToken):

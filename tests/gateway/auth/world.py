@@ -15,7 +15,7 @@ from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.audit.log import Actor
+from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.auth import rfc6749_token
 from gateway.auth.access_tokens import AccessTokens
 from gateway.auth.authority import Authority
@@ -73,8 +73,8 @@ class World:
     async def settle(self, name: str = "acme") -> None:
         """An org with a project, a user and a service account."""
         async with self.db.begin() as conn:
-            org = await create_org(conn, name=name)
-            project = await create_project(conn, org_id=org.id, name="web")
+            org = await create_org(conn, name=name, actor=COMMAND_LINE)
+            project = await create_project(conn, org_id=org.id, name="web", actor=COMMAND_LINE)
             self.org_id, self.project_id = org.id, project.id
             self.user_id = await self.add_user(conn, "developer", f"ann@{name}.example")
             self.account_id = f"svc_acct_{uuid7().hex}"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.log import Actor
+from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.audit.tables import entries
 from gateway.db import tenant
 from gateway.secret import Secret, SecretKey
@@ -62,7 +62,7 @@ class Tenant:
 
 async def found_tenant(system: AsyncEngine, db: AsyncEngine, name: str) -> Tenant:
     async with system.begin() as conn:
-        org = await create_org(conn, name=name)
+        org = await create_org(conn, name=name, actor=COMMAND_LINE)
     async with tenant(db, org.id) as conn:
         project = await projects.create_project(conn, org_id=org.id, name="web", **ME)
         owner = await users.create_user(

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.audit.log import COMMAND_LINE
 from gateway.principal import SCOPE_INFERENCE
 from gateway.tenancy import members, owned_keys, projects, service_accounts, users
 from gateway.tenancy.errors import (
@@ -135,6 +136,7 @@ async def test_who_leaves_leaves_everything_and_may_come_back_as_somebody_new(
             pepper=b"p",
             pepper_id="1",
             user_id=ann.id,
+            actor=COMMAND_LINE,
         )
     async with acme() as conn:
         gone = await users.archive_user(conn, org_id=acme.org_id, user_id=ann.id, **ME)
@@ -260,6 +262,7 @@ async def test_a_service_account_lives_and_its_keys_end_with_it(acme: Tenant) ->
             pepper=b"p",
             pepper_id="1",
             service_account_id=made.id,
+            actor=COMMAND_LINE,
         )
         changed = await service_accounts.update_service_account(
             conn, **one, name="cd", project_role="owner", **ME
@@ -294,6 +297,7 @@ async def test_keys_are_listed_by_whether_their_owners_may_use_the_project(acme:
                 pepper=b"p",
                 pepper_id="1",
                 user_id=user_id,
+                actor=COMMAND_LINE,
             )
             made[name] = key.row.id
         for access, wanted in (

@@ -14,6 +14,7 @@ from litestar.datastructures import State
 from redis.asyncio import Redis
 
 from gateway.app import refuse
+from gateway.audit.log import COMMAND_LINE
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.guards import authenticate
 from gateway.auth.signing_keys import JWKS_MAX_AGE_S, VERIFY_FOR_S
@@ -35,6 +36,7 @@ async def a_key(world: World, scope: str) -> dict[str, str]:
             scopes=[scope],
             pepper=b"p" * 32,
             pepper_id="p",
+            actor=COMMAND_LINE,
         )
     return {"authorization": f"Bearer {made.secret}"}
 
