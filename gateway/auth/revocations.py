@@ -17,7 +17,7 @@ a process within a second, whatever is broken:
   in: so it is where Redis and Postgres are both gone.
 
 A revocation is kept for as long as a token that it refuses may live. A grant's refuses exchanged
-tokens too, which carry the grant's id; a token's refuses all that were derived from it.
+tokens too, which carry the grant's id; a token's, and a client's, all that were derived from it.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class Announcement:
     async def revoke(self, conn: AsyncConnection, *, org_id: str, kind: Kind, subject: str) -> None:
         """In the caller's transaction, as the last thing that it locks, behind the audit log.
 
-        A grant and a token never come back; of a client and a user, what was issued until now is
+        A grant, a token and a client never come back; of a user, what was issued until now is
         refused (hold the lock of their row, so that nobody issues meanwhile).
         """
         if not self.revoked:
             self.warned = await publish(self._redis, INTENT)
         now = self._clock()
-        issued_until = math.floor(now) if kind in ("client", "user") else None
+        issued_until = math.floor(now) if kind == "user" else None
         row = {
             "org_id": org_id,
             "kind": kind,
@@ -234,6 +234,7 @@ class Denylist:
     def denies(self, claims: AccessClaims) -> bool:
         subjects: list[tuple[Kind, str]] = [("token", claims.jti), ("client", claims.client_id)]
         subjects += [("token", each) for each in claims.derived_from]
+        subjects += [("client", each) for each in claims.passed_through]
         if claims.grant_id is not None:
             subjects.append(("grant", claims.grant_id))
         if claims.user_id is not None:

@@ -3,7 +3,7 @@
 Above: `rfc6749_token`. Below: `access_tokens` verifies what comes in, `rfc9068_access_token`
 issues. What goes out is never more than what came in: fewer scopes or the same, the same resources
 or some of them, no later an end, no refresh token. It dies with what it came from: it carries the
-grant's id and the ids of the tokens behind it.
+ids of the grant, of the tokens behind it, and of the clients that had those.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ async def _claims(
         exp=expiry(now, subject.exp, *bound.values()),
         scope=" ".join(narrowed_scopes(form.get("scope"), sorted(allowed))),
         derived_from=[*subject.derived_from, subject.jti, *bound],
+        passed_through=[*subject.passed_through, subject.client_id],
         act=actor,
         cnf=None if jkt is None else Confirmation(jkt=jkt),
     )

@@ -67,6 +67,8 @@ class AccessClaims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     auth_time: int | None = None
     derived_from: list[str] = []
     """The `jti` of each token this one was exchanged from: revoked with any of them."""
+    passed_through: list[str] = []
+    """The clients that those were issued to: refused with any of them, too."""
     act: Actor | None = None
     cnf: Confirmation | None = None
 

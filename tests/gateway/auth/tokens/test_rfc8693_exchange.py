@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests.gateway.auth.parts import ISSUER
-from tests.gateway.auth.revoking import seconds_until_refused
+from tests.gateway.auth.revoking import PROMISED_S, revoke, seconds_until_refused
 from tests.gateway.auth.sending import basic
 from tests.gateway.auth.world import (
     ACCESS_TOKEN,
@@ -99,6 +99,25 @@ async def test_an_exchange_only_narrows(world: World) -> None:
     token = (await world.redeem(bound[0], code, jkt="k"))["access_token"]
     asking = world.tokens_of(agent, **{**form, "subject_token": token})
     assert await error_of(asking) == "invalid_grant", "whose key was not shown"
+
+
+async def test_a_client_that_is_archived_takes_along_what_was_exchanged(world: World) -> None:
+    robot, _ = await world.client(grants=["client_credentials"])
+    agent, _ = await world.client(grants=[EXCHANGE])
+    second, _ = await world.client(grants=[EXCHANGE])
+    token = (await world.tokens_of(robot, grant_type="client_credentials"))["access_token"]
+    chain, form = [token], {"grant_type": EXCHANGE, "subject_token_type": ACCESS_TOKEN}
+    for client in (agent, second):
+        answer = await world.tokens_of(client, **form, subject_token=chain[-1])
+        chain.append(answer["access_token"])
+    for each in chain:
+        await world.principal(each)
+    await revoke(world, "client", agent.id)
+    for each in chain[1:]:
+        assert await seconds_until_refused(world.tokens, each) < PROMISED_S
+    await world.principal(token)
+    await revoke(world, "client", robot.id)
+    assert await seconds_until_refused(world.tokens, token) < PROMISED_S
 
 
 async def test_another_orgs_token_cannot_be_exchanged(
