@@ -15,7 +15,7 @@ import msgspec
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
-from gateway.auth.redirects import MAX_URI_LENGTH, WEB, is_native, refusal
+from gateway.auth.redirects import MAX_URI_LENGTH, WEB, has_own_scheme, is_native, refusal
 
 AUTHORIZATION_CODE = "authorization_code"
 REFRESH_TOKEN = "refresh_token"
@@ -75,9 +75,12 @@ class ClientMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def native(self) -> bool:
-        """What it says; where it says nothing, whether all of its redirects are."""
+        """What it says; where it says nothing, whether all of its redirects are, or one is of a
+        scheme of its own: agents register such a one beside an https URI for their web face."""
         if self.application_type is not None:
             return self.application_type == "native"
+        if any(map(has_own_scheme, self.redirect_uris)):
+            return True
         return bool(self.redirect_uris) and all(map(is_native, self.redirect_uris))
 
     @property
@@ -139,8 +142,9 @@ def _check_redirects(metadata: ClientMetadata, needs_user: bool) -> None:
         raise InvalidMetadata("redirect_uris", "authorization_code needs at least one")
     if len(uris) > MAX_REDIRECT_URIS or len(set(uris)) < len(uris):
         raise InvalidMetadata("redirect_uris", f"at most {MAX_REDIRECT_URIS}, each once")
+    public = metadata.token_endpoint_auth_method == "none"
     for uri in uris:
-        reason = refusal(uri, native=metadata.native)
+        reason = refusal(uri, native=metadata.native, public=public)
         if reason is not None:
             raise InvalidMetadata("redirect_uris", reason)
 

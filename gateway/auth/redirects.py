@@ -25,12 +25,38 @@ LOOPBACK = re.compile(
     re.ASCII,
 )
 PRIVATE = re.compile(rf"[a-z][a-z0-9+-]*(?:\.[a-z0-9+-]+)+:(?:/{{0,2}}{LABEL})?{REST}", re.ASCII)
-"""A private-use scheme is a domain name backwards (RFC 8252, 7.1), so has a dot: no `javascript:`,
-no `data:`."""
+"""A private-use scheme should be a domain name backwards (RFC 8252, 7.1), so has a dot: no
+`javascript:`, no `data:`."""
+SHORT = re.compile(rf"(?P<scheme>[a-z][a-z0-9+-]{{1,31}})://{LABEL}(?:\.{LABEL})*{REST}", re.ASCII)
+"""What agents register all the same: `cursor://anysphere.cursor-mcp/oauth/callback`. Only for a
+native client without a secret, only with an authority, and of no scheme that means something to
+browsers or systems already."""
+TAKEN = frozenset(
+    """
+    about acap acct afp android-app app attachment bitcoin blob brave cap cast cid coap coaps
+    content crid data dav dict dns dweb ed2k edge ethereum example facetime facetime-audio feed
+    file filesystem finger firefox fish fm ftp ftps geo gg git go gopher gtalk h323 hcp hdl help
+    iax icap im imap imaps info intent intents ios-app ipfs ipn ipns ipp ipps irc irc6 ircs iris
+    itms itms-apps itms-services jabber jar javascript jdbc jms ldap ldaps livescript lvlt
+    magnet mailserver mailto maps market message mid mms mmst mocha moz-extension msrp mtqp
+    mumble mupdate mvn news nfs ni nih nntp oid opera pkcs11 pop pop3 pres prospero redis rediss
+    res resource rlogin rmi rsync rtmfp rtmp rtmps rtsp rtsps rtspu s3 secondlife service
+    session sftp shell shortcuts shttp sieve sip sips skype smb sms smsto smtp smtps snmp soap
+    ssh steam stun stuns svn tag tel telnet tftp tip turn turns tv udp unreal urn ut2004 vbs
+    vbscript vemmi view-source vivaldi vnc wais webcal wpid ws wss wtai wyciwyg xcon xmlrpc xmpp
+    z39
+    """.split()
+)
+TAKEN_PREFIXES = (
+    *("chrome", "devtools", "ext+", "git+", "http", "javascript", "moz-", "ms-", "safari-"),
+    *("search-", "svn+", "web+", "x-apple", "x-web-"),
+)
+"""`chrome-extension`, `http+unix`, `ms-msdt`, `search-ms`, ..."""
 
 
-def refusal(uri: str, *, native: bool) -> str | None:
-    """Why a client may not have this redirect URI; None where it may."""
+def refusal(uri: str, *, native: bool, public: bool = False) -> str | None:
+    """Why a client may not have this redirect URI; None where it may. `public`: it has no secret
+    and no key."""
     if len(uri) > MAX_URI_LENGTH:
         return f"must have at most {MAX_URI_LENGTH} characters"
     found = WEB.fullmatch(uri) or LOOPBACK.fullmatch(uri)
@@ -38,10 +64,25 @@ def refusal(uri: str, *, native: bool) -> str | None:
         return None if _is_port(found["port"]) else "its port is none"
     if PRIVATE.fullmatch(uri):
         return None if native else "only a native client may have a scheme of its own"
+    short = SHORT.fullmatch(uri)
+    if short is not None and not is_taken(short["scheme"]):
+        if native and public:
+            return None
+        return "only a native client without a secret may have a scheme without a dot"
     return (
-        "must be an https URI, or http on a loopback address, or of a scheme like com.example.app:,"
-        " in ASCII, without user, fragment or wildcard"
+        "must be an https URI, or http on a loopback address, or of a scheme like com.example.app:"
+        " or myapp://host, which nothing else has, in ASCII, without user, fragment or wildcard"
     )
+
+
+def is_taken(scheme: str) -> bool:
+    """Whether a scheme without a dot means something already, so is no application's own."""
+    return scheme in TAKEN or scheme.startswith(TAKEN_PREFIXES)
+
+
+def has_own_scheme(uri: str) -> bool:
+    """Whether only an application on the user's machine can be meant."""
+    return is_native(uri) and LOOPBACK.fullmatch(uri) is None
 
 
 def is_native(uri: str) -> bool:
@@ -72,7 +113,7 @@ def origin_of(uri: str) -> str:
     scheme, _, rest = uri.partition(":")
     if not rest.startswith("//"):
         return f"{scheme}:"
-    if is_native(uri) and LOOPBACK.fullmatch(uri) is None:
+    if has_own_scheme(uri):
         return f"{scheme}:"
     host = re.split(r"[/?]", rest[2:], maxsplit=1)[0]
     return f"{scheme}://{host}"

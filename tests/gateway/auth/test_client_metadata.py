@@ -32,6 +32,12 @@ def test_a_client_is_native_where_it_says_so_or_all_its_redirects_are() -> None:
     assert from_document({"redirect_uris": loopback}).native
     assert not from_document({"redirect_uris": [*loopback, "https://client.example/cb"]}).native
     assert not from_document({"redirect_uris": loopback, "application_type": "web"}).native
+    agent = ["cursor://anysphere.cursor-mcp/oauth/callback", "https://www.cursor.example/cb"]
+    public = {"token_endpoint_auth_method": "none"}
+    assert from_document({"redirect_uris": agent, **public}).native
+    for more in ({}, {"application_type": "web", **public}):
+        with pytest.raises(InvalidMetadata, match="without a secret"):
+            from_document({"redirect_uris": agent, **more})
     assert from_document({**URIS, "application_type": "native"}).native
 
 

@@ -12,6 +12,7 @@ from gateway.auth.redirects import (
     MAX_URI_LENGTH,
     find_registered,
     is_native,
+    is_taken,
     origin_of,
     refusal,
 )
@@ -27,6 +28,13 @@ GOOD_WEB = (
     "http://localhost:8080/callback",
 )
 GOOD_NATIVE = ("com.example.app:/cb", "com.example.app://auth/cb", "com.example.app:cb")
+GOOD_SHORT = (
+    "cursor://anysphere.cursor-mcp/oauth/callback",
+    "vscode://vscode.github-authentication/did-authenticate",
+    "vscode-insiders://auth",
+    "claude://claude.ai/mcp-auth-callback",
+    "zed://oauth?state=1",
+)
 BAD = (
     "",
     "https://",
@@ -53,6 +61,31 @@ BAD = (
     "//client.example/cb",
     "/cb",
     "javascript:alert(1)",
+    "javascript://client.example/%0aalert(1)",
+    "data://text/html,x",
+    "file://etc/passwd",
+    "about://blank",
+    "blob://x/y",
+    "ws://client.example/cb",
+    "wss://client.example/cb",
+    "ftp://client.example/cb",
+    "httpx://client.example/cb",
+    "http+unix://socket/cb",
+    "view-source://client.example",
+    "chrome-extension://abcdef/cb",
+    "ms-msdt://x",
+    "web+app://x",
+    "intent://scan/cb",
+    "cursor:cb",
+    "cursor:/cb",
+    "cursor:///cb",
+    "cursor://",
+    "Cursor://host/cb",
+    "cursor://user@host/cb",
+    "cursor://host:1/cb",
+    "cursor://host/cb#x",
+    "c://host/cb",
+    "1app://host/cb",
     "data:text/html,x",
     "file:///etc/passwd",
     "myapp:/cb",
@@ -76,9 +109,22 @@ def test_only_native_clients_have_a_scheme_of_their_own(uri: str) -> None:
     assert refusal(uri, native=False) == "only a native client may have a scheme of its own"
 
 
+@pytest.mark.parametrize("uri", GOOD_SHORT)
+def test_a_scheme_without_a_dot_is_for_native_clients_without_a_secret(uri: str) -> None:
+    assert refusal(uri, native=True, public=True) is None
+    for native, public in ((True, False), (False, True), (False, False)):
+        said = refusal(uri, native=native, public=public)
+        assert said == "only a native client without a secret may have a scheme without a dot"
+    assert find_registered([uri], uri, native=True) == uri
+    for other in (uri + "/", uri.upper(), uri.replace("://", "://x.")):
+        assert find_registered([uri], other, native=True) is None
+    assert is_native(uri), "consent is asked for each time"
+    assert origin_of(uri) == uri.partition(":")[0] + ":"
+
+
 @pytest.mark.parametrize("uri", BAD)
 def test_what_is_no_redirect_uri_is_refused(uri: str) -> None:
-    assert refusal(uri, native=True) is not None
+    assert refusal(uri, native=True, public=True) is not None
 
 
 def test_a_uri_has_a_longest_length() -> None:
@@ -134,7 +180,7 @@ def test_what_passes_is_where_it_seems(prefix: str, tail: str) -> None:
     """Whatever is let in has one reading: printable ASCII, a host as written, and no more parts
     than it shows."""
     uri = prefix + tail
-    if refusal(uri, native=True) is not None:
+    if refusal(uri, native=True, public=True) is not None:
         return
     assert uri.isascii() and uri.isprintable() and " " not in uri and "\\" not in uri
     parts = urlsplit(uri)
@@ -144,7 +190,7 @@ def test_what_passes_is_where_it_seems(prefix: str, tail: str) -> None:
         if parts.scheme == "http":
             assert parts.hostname in ("127.0.0.1", "::1", "localhost")
     else:
-        assert "." in parts.scheme
+        assert "." in parts.scheme or (parts.netloc and not is_taken(parts.scheme))
 
 
 @given(text, st.sampled_from([*GOOD_WEB, *GOOD_NATIVE]), st.integers(0, 60), st.booleans())
