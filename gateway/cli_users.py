@@ -78,10 +78,15 @@ def create(
 @users.command("passwd")
 @with_options(*STATE, OF_ORG, EMAIL)
 def passwd(org: str, email: str, **flags: Flags) -> None:
-    """Give a user another password; whoever is signed in as them has to sign in again."""
+    """Give a user another password.
+
+    Whoever is signed in as them has to sign in again, and every application that acts for them to
+    ask again: its tokens are refused within a second.
+    """
     from gateway import administration
     from gateway.audit.log import COMMAND_LINE
-    from gateway.auth.sessions import end_sessions_of
+    from gateway.auth.password_change import change_password
+    from gateway.auth.revocations import announcing
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy import users as user_verbs
 
@@ -90,12 +95,16 @@ def passwd(org: str, email: str, **flags: Flags) -> None:
 
     async def work() -> None:
         hashed = await hash_password(password)
-        async with administration.connections(settings) as (db, _), db.begin() as conn:
+        async with (
+            administration.connections(settings) as (db, redis),
+            announcing(redis) as announcement,
+            db.begin() as conn,
+        ):
             owner = await org_verbs.find_org(conn, name=org)
             user = await user_verbs.find_user(conn, org_id=owner.id, email=email)
-            await end_sessions_of(conn, org_id=owner.id, user_id=user.id)
-            await user_verbs.set_password(
+            await change_password(
                 conn,
+                announcement,
                 org_id=owner.id,
                 user_id=user.id,
                 password_hash=hashed,

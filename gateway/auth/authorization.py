@@ -27,7 +27,7 @@ from gateway.auth.passkeys import Passkeys
 from gateway.auth.passwords import Passwords
 from gateway.auth.peppers import Peppers
 from gateway.auth.rfc6749_authorize import AuthorizationRequest
-from gateway.auth.sessions import SESSION_PEPPER_PURPOSE, Seals, Session
+from gateway.auth.sessions import SESSION_PEPPER_PURPOSE, Seals, Session, holds_session
 from gateway.auth.throttle import Throttle
 from gateway.db import tenant
 from gateway.principal import SCOPE_INFERENCE
@@ -92,11 +92,14 @@ async def authorize(
 ) -> str:
     """A grant with what the user allowed, and the code for it.
 
-    Raises: Refused, where it costs something and there is nobody to bill.
+    Raises: Refused, where it costs something and there is nobody to bill, and where the session
+    ended meanwhile: a grant that its end does not see would outlive it.
     """
     now = desk.clock()
     resources = [each.uri for each in asked.resources]
     async with tenant(desk.db, session.org_id) as conn:
+        if not await holds_session(conn, session):
+            raise asked.refuse("login_required")
         project_id = asked.client.project_id or await _project_of(conn, session)
         if project_id is None and BILLED & set(scopes):
             raise asked.refuse("access_denied")

@@ -3,13 +3,12 @@
 Above: the endpoints of the authorization server and `/v1/admin/oauth/clients`. Below: `tables`,
 `client_metadata`, `peppers`. A client's id is ours (`client_...`), or the https URL of a document
 that describes it, which stands in no table. A secret exists in the return value of the verb that
-made it and is stored hashed; it has 256 random bits, so guessing needs no bound of its own. Knows
-no HTTP.
+made it and is stored hashed. Knows no HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -27,6 +26,7 @@ from gateway.auth.client_metadata import (
     AuthMethod,
     ClientMetadata,
 )
+from gateway.auth.grants import record_revoked, revoke_grants
 from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_clients
 from gateway.ids import uuid7
@@ -44,6 +44,9 @@ MAX_ID_LENGTH = 2048
 STRANGERS = policy.SERVICE_SCOPES | policy.IDENTITY_SCOPES | {SCOPE_USAGE_READ}
 DESCRIPTION = (*LINKS, "contacts", "software_id", "software_version")
 """What nobody here acts on, kept to be shown and read back."""
+
+CLIENT_ARCHIVED = "client_archived"
+"""Why its grants ended."""
 
 Source = Literal["admin", "dynamic", "document"]
 
@@ -291,8 +294,8 @@ async def archive_client(
     actor: Actor,
     check: Check = lambda before: None,
 ) -> Client:
-    """It gets nothing from now on. Idempotent. What it was given dies with `revocations`, which
-    callers tell.
+    """It gets nothing from now on, and its grants end with their refresh tokens. Idempotent. Its
+    access tokens die with `revocations`, which callers tell.
 
     Raises: NotFound, what `check` raises.
     """
@@ -301,19 +304,28 @@ async def archive_client(
         return known
     before = await _locked(conn, org_id, client_id)
     check(before)
+    because = CLIENT_ARCHIVED
+    ended = await revoke_grants(conn, because=because, org_id=org_id, client_id=client_id)
     values = {"archived_at": sa.func.now()}
-    return await _change(conn, before, actor, "oauth_client.archived", values)
+    after = await _change(conn, before, actor, "oauth_client.archived", values)
+    await record_revoked(conn, ended, target=client_id, because=because, actor=actor)
+    return after
 
 
 async def archive_registered(
     conn: AsyncConnection, client: Client, *, actor: Actor, audit_org: str | None
-) -> None:
-    """A client that registered itself takes its leave (RFC 7592, 2.3)."""
+) -> Collection[str]:
+    """A client that registered itself takes its leave (RFC 7592, 2.3); its grants end, in the orgs
+    that this returns. Its access tokens die with `revocations`, which callers tell."""
     archived = sa.update(oauth_clients).where(oauth_clients.c.id == client.id)
     await conn.execute(archived.values(archived_at=sa.func.now()))
+    because = CLIENT_ARCHIVED
+    ended = await revoke_grants(conn, because=because, client_id=client.id)
     if audit_org is not None:
         action = "oauth_client.archived"
         await record(conn, org_id=audit_org, actor=actor, action=action, target=client.id)
+    await record_revoked(conn, ended, target=client.id, because=because, actor=actor)
+    return ended.keys()
 
 
 async def operator_org(conn: AsyncConnection) -> str | None:

@@ -66,10 +66,11 @@ async def remember(
 
 
 async def forget(
-    conn: AsyncConnection, *, org_id: str, user_id: str, client_id: str, now: datetime
+    conn: AsyncConnection, *, org_id: str, user_id: str, client_id: str | None, now: datetime
 ) -> None:
-    """A grant was revoked: the client has to ask again."""
+    """A grant was revoked: the client has to ask again; None: all of them have to."""
     c = oauth_consents.c
     theirs = sa.update(oauth_consents).where(c.org_id == org_id, c.user_id == user_id)
-    theirs = theirs.where(c.client_id == client_id, c.revoked_at.is_(None))
-    await conn.execute(theirs.values(revoked_at=now))
+    if client_id is not None:
+        theirs = theirs.where(c.client_id == client_id)
+    await conn.execute(theirs.where(c.revoked_at.is_(None)).values(revoked_at=now))

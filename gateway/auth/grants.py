@@ -8,7 +8,8 @@ told whose grant to revoke. Knows no HTTP and no token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -54,7 +55,7 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str
     project_id: str | None
     redirect_uri: str
-    """As the client sent it: the token request must repeat it."""
+    """As the client sent it: a token request that names one must repeat it."""
     code_challenge: str
     """S256, always."""
     resources: list[str]
@@ -221,3 +222,41 @@ async def revoke_grant(
         after={"revoked_because": because},
     )
     return True
+
+
+async def revoke_grants(
+    conn: AsyncConnection,
+    *,
+    because: str,
+    org_id: str | None = None,
+    client_id: str | None = None,
+    user_id: str | None = None,
+) -> Mapping[str, int]:
+    """All that live of a client, in all orgs or in one, or of a user: how many, by org.
+
+    The rows alone. The caller holds the lock under which no new one is made, and writes the audit
+    log behind this (`record_revoked`), for whoever ends a single grant locks it before the log.
+    """
+    assert client_id is not None or user_id is not None
+    c = oauth_grants.c
+    live = sa.update(oauth_grants).where(c.revoked_at.is_(None))
+    for column, value in ((c.org_id, org_id), (c.client_id, client_id), (c.user_id, user_id)):
+        if value is not None:
+            live = live.where(column == value)
+    ended = live.values(revoked_at=sa.func.now(), revoked_because=because)
+    return Counter(await conn.scalars(ended.returning(c.org_id)))
+
+
+async def record_revoked(
+    conn: AsyncConnection, ended: Mapping[str, int], *, target: str, because: str, actor: Actor
+) -> None:
+    """One entry in the log of each org that lost grants; `target`: whose they were."""
+    for org_id in sorted(ended):
+        await record(
+            conn,
+            org_id=org_id,
+            actor=actor,
+            action="oauth_grants.revoked",
+            target=target,
+            after={"revoked_because": because, "grants": ended[org_id]},
+        )

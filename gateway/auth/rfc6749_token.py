@@ -96,7 +96,7 @@ async def respond(authority: Authority, request: TokenRequest) -> bytes:
 async def from_code(authority: Authority, request: TokenRequest) -> Answer:
     form, client = request.form, request.client
     code, verifier = form.require("code"), form.require("code_verifier")
-    redirect_uri = form.require("redirect_uri")
+    redirect_uri = form.get("redirect_uri")
     answer: Answer | None = None
 
     async def redeem(conn: AsyncConnection) -> tuple[str, str] | None:
@@ -107,7 +107,7 @@ async def from_code(authority: Authority, request: TokenRequest) -> Answer:
         if isinstance(found, Replayed):
             return found.org_id, found.grant_id
         if found is not None:
-            grant = await _locked_grant(conn, found.grant_id)
+            grant = await _locked_grant(conn, client, found.grant_id)
             _check_code(found, request, redirect_uri, verifier)
             answer = await _answer_code(conn, authority, request, found, grant)
         return None
@@ -118,9 +118,13 @@ async def from_code(authority: Authority, request: TokenRequest) -> Answer:
     return answer
 
 
-def _check_code(code: Code, request: TokenRequest, redirect_uri: str, verifier: str) -> None:
-    """Where it raises the code is not spent: it may have been somebody else who asked."""
-    if not hmac.compare_digest(code.redirect_uri.encode(), redirect_uri.encode()):
+def _check_code(code: Code, request: TokenRequest, redirect_uri: str | None, verifier: str) -> None:
+    """Where it raises the code is not spent: it may have been somebody else who asked. OAuth 2.1
+    has no redirect_uri here, PKCE does its work; where a client of OAuth 2.0 sends one it counts.
+    """
+    if redirect_uri is not None and not hmac.compare_digest(
+        code.redirect_uri.encode(), redirect_uri.encode()
+    ):
         raise OAuthError("invalid_grant", "another redirect_uri")
     if VERIFIER.fullmatch(verifier) is None:
         raise OAuthError("invalid_grant", "no verifier")
@@ -179,7 +183,7 @@ async def from_refresh_token(authority: Authority, request: TokenRequest) -> Ans
         known = await tokens.find(conn, token, client_id=request.client.id)
         if known is None:
             return None
-        grant = await _locked_grant(conn, known.grant_id)
+        grant = await _locked_grant(conn, request.client, known.grant_id)
         held = await tokens.find(conn, token, client_id=request.client.id)
         if held is None or held.expires_at <= authority.now():
             return None
@@ -256,11 +260,7 @@ async def from_client_credentials(authority: Authority, request: TokenRequest) -
         request.form.get("scope"), [each for each in client.scopes if each not in IDENTITY]
     )
     async with authority.db.begin() as conn:
-        # The lock keeps the client from being archived before this commits.
-        live = sa.select(oauth_clients.c.id).where(oauth_clients.c.id == client.id)
-        live = live.where(oauth_clients.c.archived_at.is_(None)).with_for_update(read=True)
-        if await conn.scalar(live) is None:
-            raise OAuthError("invalid_grant", "archived")
+        await _hold_client(conn, client)
         now = authority.clock()
         claims = AccessClaims(
             iss=authority.issuer,
@@ -333,9 +333,22 @@ async def _ending(
         log.error("the end of a grant (%s) could not be announced", because)
 
 
-async def _locked_grant(conn: AsyncConnection, grant_id: str) -> Grant:
-    """Until the transaction ends: of all that want something of a grant one goes first. Raises:
-    OAuthError where it has ended."""
+async def _hold_client(conn: AsyncConnection, client: Client) -> None:
+    """It is not archived before this transaction commits; so whoever archives it, and what that
+    revokes, sees what was issued here. One that a document describes has no row. Raises:
+    OAuthError."""
+    if client.source == "document":
+        return
+    live = sa.select(oauth_clients.c.id).where(oauth_clients.c.id == client.id)
+    live = live.where(oauth_clients.c.archived_at.is_(None)).with_for_update(read=True)
+    if await conn.scalar(live) is None:
+        raise OAuthError("invalid_grant", "archived")
+
+
+async def _locked_grant(conn: AsyncConnection, client: Client, grant_id: str) -> Grant:
+    """Until the transaction ends: of all that want something of a grant one goes first; its client
+    before it, as where a client is archived. Raises: OAuthError where it has ended."""
+    await _hold_client(conn, client)
     found = sa.select(oauth_grants).where(oauth_grants.c.id == grant_id).with_for_update()
     grant = Grant(**(await conn.execute(found)).one()._mapping)
     if grant.revoked_at is not None:

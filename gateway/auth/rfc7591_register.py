@@ -28,6 +28,7 @@ from gateway.auth.clients import (
     scopes_of_a_stranger,
 )
 from gateway.auth.login import Where
+from gateway.auth.revocations import announcing
 from gateway.auth.throttle import Bound
 
 KIND = "registration"
@@ -62,10 +63,14 @@ async def register(desk: Authorization, document: Any, where: Where) -> CreatedC
 
 
 async def unregister(desk: Authorization, client: Client, where: Where) -> None:
-    async with desk.system_db.begin() as conn:
-        await archive_registered(
+    """Raises: ChangeNotAnnounced."""
+    async with announcing(desk.redis) as announcement, desk.system_db.begin() as conn:
+        orgs = await archive_registered(
             conn, client, actor=_stranger(where), audit_org=await operator_org(conn)
         )
+        if orgs:
+            # The client's tokens wherever they are; the row is that of an org which had some.
+            await announcement.revoke(conn, org_id=min(orgs), kind="client", subject=client.id)
 
 
 def to_information(

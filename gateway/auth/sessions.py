@@ -130,6 +130,14 @@ async def end_session(conn: AsyncConnection, session: Session, *, actor: Actor) 
         )
 
 
+async def holds_session(conn: AsyncConnection, session: Session) -> bool:
+    """Whether it still goes on; then it does until this transaction ends."""
+    c = oauth_sessions.c
+    live = sa.select(c.id).where(c.id == session.id, c.org_id == session.org_id)
+    live = live.where(c.ended_at.is_(None)).with_for_update(read=True)
+    return await conn.scalar(live) is not None
+
+
 async def end_sessions_of(conn: AsyncConnection, *, org_id: str, user_id: str) -> None:
     """All of a user's: their password was changed."""
     c = oauth_sessions.c

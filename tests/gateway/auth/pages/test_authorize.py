@@ -8,17 +8,21 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx
+import pytest
 import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.auth.authorization import authorize
 from gateway.auth.clients import Client
 from gateway.auth.grants import Code, redeem_code, select_grants
 from gateway.auth.policy import SCOPES
 from gateway.auth.resources import MAX_RESOURCES
 from gateway.auth.rfc6749_authorize import DESCRIPTIONS, MAX_QUERY_LENGTH
+from gateway.auth.sessions import end_sessions_of
 from gateway.auth.tables import oauth_consents
 from gateway.db import tenant
+from gateway.routes import oauth_authorize
 from gateway.routes.oauth_authorize import MEANINGS
 from gateway.tenancy.member_tables import users
 from gateway.tenancy.tables import projects
@@ -47,6 +51,26 @@ async def redeem(app: Litestar, system_db: AsyncEngine, client: Client, code: st
         )
     assert isinstance(found, Code)
     return found
+
+
+async def test_a_session_that_ends_while_consent_is_given_gives_nothing(
+    app: Litestar,
+    signed_in: httpx.AsyncClient,
+    client: Client,
+    ada: Tenant,
+    tenant_db: AsyncEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def overtaken(*args: Any) -> str:
+        async with tenant(tenant_db, ada.org_id) as conn:
+            await end_sessions_of(conn, org_id=ada.org_id, user_id=ada.user_id)
+        return await authorize(*args)
+
+    shown = await signed_in.get(authorize_url(query_of(client.id)))
+    monkeypatch.setattr(oauth_authorize, "authorize", overtaken)
+    assert answer_of(await consent(signed_in, shown))["error"] == "login_required"
+    async with tenant(tenant_db, ada.org_id) as conn:
+        assert (await conn.execute(select_grants(ada.org_id))).all() == []
 
 
 async def test_from_the_client_over_login_and_consent_back_with_a_code(

@@ -13,7 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.clients import STRANGERS, Client
 from gateway.auth.rfc7591_register import EACH, MAX_BODY_BYTES
-from gateway.auth.tables import oauth_clients
+from gateway.auth.tables import oauth_clients, oauth_grants
+from gateway.auth.token_tables import revocations
 from gateway.database import PEPPER_PURPOSE
 from gateway.db import tenant
 from gateway.tenancy.keys import create_key
@@ -59,7 +60,7 @@ async def test_a_client_registers_reads_itself_and_leaves(
 
 
 async def test_a_registered_client_gets_to_a_user_by_consent(
-    signed_in: httpx.AsyncClient, app: Litestar
+    signed_in: httpx.AsyncClient, db: AsyncEngine
 ) -> None:
     made = (await signed_in.post("/oauth/register", json=DOCUMENT)).json()
     assert made["client_secret"].startswith("tg-secret-") and made["client_secret_expires_at"] == 0
@@ -69,6 +70,14 @@ async def test_a_registered_client_gets_to_a_user_by_consent(
     assert "code" in answer_of(await consent(signed_in, shown))
     refused = await signed_in.get(authorize_url(query_of(made["client_id"], scope="admin:*")))
     assert answer_of(refused)["error"] == "invalid_scope"
+    uri = made["registration_client_uri"].removeprefix(ISSUER)
+    token = {"authorization": f"Bearer {made['registration_access_token']}"}
+    assert (await signed_in.delete(uri, headers=token)).status_code == 204
+    async with db.connect() as conn:
+        (grant,) = await conn.execute(sa.select(oauth_grants))
+        (told,) = await conn.execute(sa.select(revocations))
+    assert grant.revoked_because == "client_archived", "what it was allowed leaves with it"
+    assert (told.kind, told.subject, told.org_id) == ("client", made["client_id"], grant.org_id)
 
 
 async def test_what_cannot_be_registered_is_refused_by_its_field(

@@ -117,7 +117,15 @@ async def test_what_does_not_fit_is_refused_and_spends_nothing(
     assert "access_token" in await world.redeem(client, code)
 
 
-@pytest.mark.parametrize("missing", ["code", "code_verifier", "redirect_uri"])
+async def test_a_redirect_uri_may_be_left_out(world: World) -> None:
+    """OAuth 2.1 has none in the token request; one that is sent must be the code's."""
+    client, _ = await world.client()
+    code, _ = await world.code(client)
+    sent = {"grant_type": "authorization_code", "code": code, "code_verifier": VERIFIER}
+    assert "access_token" in await world.tokens_of(client, **sent)
+
+
+@pytest.mark.parametrize("missing", ["code", "code_verifier"])
 async def test_every_parameter_of_a_code_is_needed(world: World, missing: str) -> None:
     client, _ = await world.client()
     code, _ = await world.code(client)

@@ -1,0 +1,43 @@
+"""Another password for a user: whoever had the old one keeps nothing that it gave.
+
+Above: `tollgate users passwd`. Below: `sessions`, `grants`, `consents`, `revocations`,
+`tenancy.users`. Sessions end first: an authorization endpoint that is about to make a grant holds
+its session, so that none comes to be behind the end of them. Knows no HTTP and no hashing.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor
+from gateway.auth.consents import forget
+from gateway.auth.grants import record_revoked, revoke_grants
+from gateway.auth.revocations import Announcement
+from gateway.auth.sessions import end_sessions_of
+from gateway.tenancy.users import set_password
+
+PASSWORD_CHANGED = "password_changed"
+
+
+async def change_password(
+    conn: AsyncConnection,
+    announcement: Announcement,
+    *,
+    org_id: str,
+    user_id: str,
+    password_hash: str,
+    actor: Actor,
+) -> None:
+    """Their sessions, what they allowed to applications, and its tokens end. Raises: NotFound."""
+    because = PASSWORD_CHANGED
+    await end_sessions_of(conn, org_id=org_id, user_id=user_id)
+    ended = await revoke_grants(conn, because=because, org_id=org_id, user_id=user_id)
+    now = datetime.now(tz=UTC)
+    await forget(conn, org_id=org_id, user_id=user_id, client_id=None, now=now)
+    await set_password(
+        conn, org_id=org_id, user_id=user_id, password_hash=password_hash, actor=actor
+    )
+    await record_revoked(conn, ended, target=user_id, because=because, actor=actor)
+    await announcement.revoke(conn, org_id=org_id, kind="user", subject=user_id)
