@@ -18,6 +18,9 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
 
+Lane = Literal["interactive", "agentic", "batch"]
+"""What a request is served in, from the highest to the lowest (`engine.fairness`)."""
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: an EOS or stop token id was generated, or the embedding is there; length: max_tokens or the
 context is used up; abort: the client asked; error: the engine could not go on. Text stop strings
