@@ -1,0 +1,68 @@
+"""A client metadata document as a client like any other: what it says holds, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.auth.client_documents import fetching
+from gateway.auth.client_id_metadata import ClientDocuments
+from gateway.auth.clients import STRANGERS, FetchDocument
+from tests.gateway.auth.issuing import FarEnd
+
+URL = "https://app.example.com/oauth/client.json"
+
+
+@pytest.fixture
+def far_end() -> FarEnd:
+    return FarEnd()
+
+
+@pytest.fixture
+def fetch(far_end: FarEnd) -> FetchDocument:
+    return fetching(ClientDocuments(far_end))  # type: ignore[arg-type]
+
+
+def document(**more: Any) -> dict[str, Any]:
+    return {"client_id": URL, "redirect_uris": ["https://app.example.com/callback"]} | more
+
+
+async def test_it_is_a_client_of_nobody_with_what_a_stranger_is_given(
+    fetch: FetchDocument, far_end: FarEnd
+) -> None:
+    far_end.says(URL, document(client_name="App", scope="openid admin:* inference"))
+    client = await fetch(URL)
+    assert client is not None and (client.id, client.source) == (URL, "document")
+    assert (client.name, client.org_id, client.confidential) == ("App", None, False)
+    assert client.scopes == ["inference", "openid"] and not client.dpop_bound
+    far_end.says(other := URL + "2", document(client_id=other))
+    unnamed = await fetch(other)
+    assert unnamed is not None and unnamed.name == "unnamed client"
+    assert unnamed.scopes == sorted(STRANGERS)
+
+
+async def test_a_promise_to_bind_its_tokens_holds(fetch: FetchDocument, far_end: FarEnd) -> None:
+    """RFC 9449, section 5.2: who says so gets no token without a proof."""
+    far_end.says(URL, document(dpop_bound_access_tokens=True))
+    client = await fetch(URL)
+    assert client is not None and client.dpop_bound
+
+
+async def test_a_native_application_may_claim_an_https_redirect_too(
+    fetch: FetchDocument, far_end: FarEnd
+) -> None:
+    """RFC 8252, sections 7.2 and 7.3."""
+    uris = ["http://127.0.0.1/callback", "https://app.example.com/callback"]
+    far_end.says(URL, document(redirect_uris=uris, application_type="native"))
+    client = await fetch(URL)
+    assert client is not None and client.native and client.redirect_uris == uris
+
+
+async def test_what_breaks_a_rule_is_no_client_and_the_log_says_why(
+    fetch: FetchDocument, far_end: FarEnd, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    far_end.says(URL, document(client_secret="s3cret"))
+    assert await fetch(URL) is None
+    assert "client_secret: a public document" in caplog.text and "s3cret" not in caplog.text
