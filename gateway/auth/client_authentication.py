@@ -104,13 +104,13 @@ class ClientAuthentication:
             await self._check(client, presented)
         except DATABASE_ERRORS as error:
             raise unavailable(type(error).__name__) from error
-        except OAuthError as error:
-            if error.error == "invalid_client":
-                self._failures.count(presented.client_id, address)
+        except OAuthError:
+            self._failures.count(presented.client_id, address)
             raise
         return client
 
     async def _check(self, client: Client, presented: Presented) -> None:
+        """Raises: OAuthError (invalid_client)."""
         if presented.method != client.token_endpoint_auth_method:
             raise invalid_client("another method than the registered one")
         if presented.method == "private_key_jwt":
