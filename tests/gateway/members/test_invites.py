@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
@@ -140,7 +139,7 @@ async def test_a_link_survives_a_new_secret_of_the_installation(
     await accept(system, made.token, secret=make_secret("two", "one"))
 
 
-@pytest.mark.parametrize("token", ["", "x" * 65, "ä", secrets.token_urlsafe(32)])
+@pytest.mark.parametrize("token", ["", "x" * 65, "ä", "x" * 43])
 async def test_an_unknown_link_is_not_found(system: AsyncEngine, token: str) -> None:
     with pytest.raises(NotFound, match="token"):
         await accept(system, token)
