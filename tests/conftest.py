@@ -1,7 +1,7 @@
 """Real parts for every test: a throw-away Postgres and a throw-away Valkey per session (per xdist
 worker).
 
-`postgres_url`: a fresh database made from a migrated template. `db`: an engine on it. `redis_url`:
+`postgres_url`: a migrated database without rows (`databases`). `db`: an engine on it. `redis_url`:
 flushed before the test. `redis`: a client on it. Both servers die with the session, killed or not
 (`gateway.children`).
 """
@@ -12,22 +12,28 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from itertools import count
 from pathlib import Path
 
-import asyncpg
+import argon2
 import pytest
 import redis.asyncio
+from argon2.profiles import CHEAPEST
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway import embedded
-from gateway.children import Child
+from gateway.auth import passwords
 from gateway.db import create_engine
 from gateway.home import Home
-from migrations.runner import migrate
+from tests.databases import Databases
 
-TEMPLATE = "template_migrated"
-_database_numbers = count(1)
+
+@pytest.fixture(scope="session", autouse=True)
+def real_parameters() -> Iterator[argon2.Parameters]:
+    """A password costs next to nothing in the tests' own process; what it costs elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = passwords.PARAMETERS
+        patch.setattr(passwords, "PARAMETERS", CHEAPEST)
+        yield found
 
 
 @pytest.fixture(scope="session")
@@ -42,17 +48,18 @@ def throwaway_home() -> Iterator[Home]:
 
 @pytest.fixture(scope="session")
 def postgres_home(throwaway_home: Home) -> Iterator[Home]:
-    """The session's cluster, fsync off, with a migrated database to copy from."""
-
-    async def start() -> Child:
-        child = await embedded.start_postgres(throwaway_home, durable=False)
-        await _administer(throwaway_home, f"CREATE DATABASE {TEMPLATE}")
-        await migrate(embedded.postgres_url(throwaway_home, TEMPLATE))
-        return child
-
-    child = asyncio.run(start())
+    """The session's cluster, fsync off."""
+    child = asyncio.run(embedded.start_postgres(throwaway_home, durable=False))
     yield throwaway_home
     asyncio.run(child.stop(embedded.STOP_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def databases(postgres_home: Home) -> Databases:
+    """The session's databases."""
+    made = Databases(postgres_home)
+    asyncio.run(made.start())
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -64,12 +71,11 @@ def redis_server_url(throwaway_home: Home) -> Iterator[str]:
 
 
 @pytest.fixture
-async def postgres_url(postgres_home: Home) -> AsyncIterator[str]:
+async def postgres_url(databases: Databases) -> AsyncIterator[str]:
     """A database of this test alone with the newest schema, e.g. for `gateway.db.create_engine`."""
-    name = f"test_{next(_database_numbers)}"
-    await _administer(postgres_home, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-    yield embedded.postgres_url(postgres_home, name)
-    await _administer(postgres_home, f"DROP DATABASE {name} WITH (FORCE)")
+    lent = await databases.lend()
+    yield databases.url(lent.name)
+    await databases.take_back(lent)
 
 
 @pytest.fixture
@@ -95,13 +101,3 @@ async def redis_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
     client = redis.asyncio.from_url(redis_url)
     yield client
     await client.aclose()
-
-
-async def _administer(home: Home, statement: str) -> None:
-    """Run a statement that Postgres refuses inside a transaction."""
-    folder = embedded.postgres_url(home, "postgres").replace("+asyncpg", "")
-    connection = await asyncpg.connect(folder)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()

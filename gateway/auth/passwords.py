@@ -18,6 +18,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from argon2.profiles import RFC_9106_LOW_MEMORY
 
+PARAMETERS = RFC_9106_LOW_MEMORY
 MIN_LENGTH = 12
 """NIST SP 800-63B-4 asks for 15 where a password stands alone, 8 beside another factor; the
 throttle (`throttle`) makes up for what is between."""
@@ -53,7 +54,7 @@ class Passwords:
     """One per process."""
 
     def __init__(self, hasher: PasswordHasher | None = None) -> None:
-        self._hasher = hasher or PasswordHasher.from_parameters(RFC_9106_LOW_MEMORY)
+        self._hasher = hasher or PasswordHasher.from_parameters(PARAMETERS)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="argon2")
         self._waiting = 0
         self._of_nobody = self._hasher.hash(b"nobody has this password")

@@ -7,9 +7,11 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import argon2
 import httpx
 import pytest
 import sqlalchemy as sa
+from argon2.profiles import RFC_9106_LOW_MEMORY
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -71,8 +73,14 @@ async def test_whatever_is_wrong_the_answer_is_the_same(
     assert (await sign_in(browser, "/oauth/login", **long)).status_code == 403
 
 
-async def test_an_unknown_user_takes_as_long_as_a_known_one() -> None:
-    known = Passwords()
+def test_a_password_costs_what_rfc_9106_says(real_parameters: argon2.Parameters) -> None:
+    assert real_parameters == RFC_9106_LOW_MEMORY
+
+
+async def test_an_unknown_user_takes_as_long_as_a_known_one(
+    real_parameters: argon2.Parameters,
+) -> None:
+    known = Passwords(argon2.PasswordHasher.from_parameters(real_parameters))
     stored = await known.hash(PASSWORD)
 
     async def took(against: str | None) -> float:

@@ -1,0 +1,132 @@
+"""Migrated databases for one test each, lent again when a test has left the schema as it was.
+
+Above: `conftest`. Below: one throw-away cluster. Making a database and dropping it costs a test
+more than most tests do themselves, so what comes back is emptied, unless its test changed anything
+but rows: every change of a schema leaves a catalog row with a newer xmin, or one row less.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+import msgspec
+
+from gateway import embedded
+from gateway.home import Home
+from migrations.runner import migrate
+
+TEMPLATE = "template_migrated"
+MAX_LOANS = 60
+"""Of one database: emptied tables keep their dead rows until a vacuum."""
+LEAVE_TIMEOUT_MS = 20_000
+CATALOGS = (
+    "pg_class",
+    "pg_attribute",
+    "pg_attrdef",
+    "pg_constraint",
+    "pg_index",
+    "pg_trigger",
+    "pg_policy",
+    "pg_proc",
+    "pg_namespace",
+    "pg_type",
+)
+FINGERPRINT = "SELECT " + ", ".join(
+    f"(SELECT (count(*), max(xmin::text::bigint))::text FROM pg_catalog.{name})"
+    for name in CATALOGS
+)
+ALONE = f"""
+SELECT pg_terminate_backend(pid, {LEAVE_TIMEOUT_MS}) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+# As a replica applies changes: neither foreign keys nor what keeps ledgers whole is in the way.
+EMPTY = """
+SET session_replication_role = replica;
+DO $$
+DECLARE found record;
+BEGIN
+    FOR found IN
+        SELECT oid::regclass AS name FROM pg_class
+        WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
+        AND relname <> 'alembic_version' AND pg_relation_size(oid) > 0
+    LOOP
+        EXECUTE format('DELETE FROM %s', found.name);
+    END LOOP;
+    FOR found IN
+        SELECT seqrelid::regclass AS name, seqstart FROM pg_sequence
+    LOOP
+        PERFORM setval(found.name, found.seqstart, false);
+    END LOOP;
+END $$;
+"""
+
+
+class Database(msgspec.Struct):
+    name: str
+    fingerprint: tuple[str, ...] = ()
+    loans: int = 0
+
+
+class Databases:
+    """Those of one cluster."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._made = 0
+        self._free: list[Database] = []
+
+    async def start(self) -> None:
+        await self._administer(f"CREATE DATABASE {TEMPLATE}")
+        await migrate(self.url(TEMPLATE))
+
+    def url(self, name: str) -> str:
+        return embedded.postgres_url(self._home, name)
+
+    async def lend(self) -> Database:
+        """One with the newest schema and no rows."""
+        if self._free:
+            found = self._free.pop()
+        else:
+            self._made += 1
+            found = Database(f"test_{self._made}")
+            await self._administer(f"CREATE DATABASE {found.name} TEMPLATE {TEMPLATE}")
+            connection = await self._connect(found.name)
+            found.fingerprint = await fingerprint(connection)
+            await connection.close()
+        found.loans += 1
+        return found
+
+    async def take_back(self, database: Database) -> None:
+        if database.loans < MAX_LOANS and await self._emptied(database):
+            self._free.append(database)
+        else:
+            await self._administer(f"DROP DATABASE {database.name} WITH (FORCE)")
+
+    async def _emptied(self, database: Database) -> bool:
+        """False: its schema is another one now."""
+        connection = await self._connect(database.name)
+        try:
+            await connection.execute(ALONE)
+            if await fingerprint(connection) != database.fingerprint:
+                return False
+            await connection.execute(EMPTY)
+            return True
+        finally:
+            await connection.close()
+
+    async def _administer(self, statement: str) -> None:
+        """Run a statement that Postgres refuses inside a transaction."""
+        connection = await self._connect("postgres")
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    async def _connect(self, name: str) -> asyncpg.Connection:
+        return await asyncpg.connect(self.url(name).replace("+asyncpg", ""))
+
+
+async def fingerprint(connection: asyncpg.Connection) -> tuple[str, ...]:
+    """Of all that is not a row of a table."""
+    row = await connection.fetchrow(FINGERPRINT)
+    assert row is not None
+    return tuple(row)
