@@ -56,14 +56,12 @@ def at_hash(access_token: str) -> str:
 
 async def userinfo(
     conn: AsyncConnection, *, org_id: str, user_id: str, scopes: Collection[str]
-) -> dict[str, str] | None:
-    """Section 5.3.2: what the scopes allow. None: there is no such user."""
+) -> dict[str, str]:
+    """Section 5.3.2: what the scopes allow, of the user that a good token speaks for."""
     found = sa.select(users.c.name, users.c.email).where(
         users.c.id == user_id, users.c.org_id == org_id
     )
-    row = (await conn.execute(found)).one_or_none()
-    if row is None:
-        return None
+    row = (await conn.execute(found)).one()
     said = {"sub": user_id}
     if "profile" in scopes:
         said["name"] = row.name

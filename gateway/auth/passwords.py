@@ -74,10 +74,6 @@ class Passwords:
         found = await self._run(lambda: self._is(password, against))
         return found and stored is not None
 
-    def needs_rehash(self, stored: str) -> bool:
-        """It was made with other parameters than today's."""
-        return self._hasher.check_needs_rehash(stored)
-
     def _is(self, password: str, stored: str) -> bool:
         try:
             return self._hasher.verify(stored, prepare(password))

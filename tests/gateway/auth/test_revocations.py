@@ -18,11 +18,13 @@ from gateway.auth.access_tokens import AccessTokens
 from gateway.auth.errors import AuthUnavailable, InvalidToken, RevokedToken
 from gateway.auth.revocations import (
     CHANNEL,
+    ENCODER,
     INTENT,
     KEPT_S,
     MAX_STALENESS_S,
     Denylist,
     Kind,
+    Revocation,
     announcing,
     end_grant,
     purge,
@@ -198,6 +200,34 @@ async def test_of_two_revocations_of_a_user_the_later_counts(world: World) -> No
     await seconds_until_refused(world.tokens, second)
     world.clock.now += 1
     await world.principal(await a_token(world))
+
+
+async def test_an_older_revocation_that_is_read_later_undoes_nothing(world: World) -> None:
+    """The feed lost the first of two: what it told of the second stays."""
+    await revoke(world, "user", world.user_id)
+    world.clock.now += 10
+    claims = await world.claims(await a_token(world))
+    late = Denylist(world.db, world.redis, lambda each: None, wall_clock=world.clock)
+    await revoke(world, "user", world.user_id)
+    async with world.db.connect() as conn:
+        first, second = await conn.scalars(sa.text("SELECT seq FROM revocations ORDER BY seq"))
+    told = Revocation(second, "user", world.user_id, int(world.clock()), world.clock() + KEPT_S)
+    late._heard(ENCODER.encode([told]).decode())
+    assert second > first and late.denies(claims)
+    await late._poll()
+    assert late._last_seq == second and late.denies(claims)
+
+
+async def test_what_one_transaction_revokes_is_told_at_once(world: World) -> None:
+    tokens = [await a_token(world) for _ in range(2)]
+    jtis = [(await world.claims(each)).jti for each in tokens]
+    async with announcing(world.redis, clock=world.clock) as announcement:
+        async with world.db.begin() as conn:
+            for jti in jtis:
+                await announcement.revoke(conn, org_id=world.org_id, kind="token", subject=jti)
+    assert [each.subject for each in announcement.revoked] == jtis
+    for each in tokens:
+        assert await seconds_until_refused(world.tokens, each) < PROMISED_S
 
 
 async def test_a_process_that_starts_knows_what_was_revoked_before(world: World) -> None:

@@ -15,15 +15,22 @@ from argon2.profiles import RFC_9106_LOW_MEMORY
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.audit.tables import entries
 from gateway.auth import passwords
+from gateway.auth.login import Where, WrongCredentials
 from gateway.auth.passwords import Passwords, PasswordsBusy, WeakPassword, check_strength
-from gateway.auth.sessions import SESSION_LIFETIME_S, end_sessions_of
+from gateway.auth.sessions import (
+    SESSION_LIFETIME_S,
+    end_session,
+    end_sessions_of,
+    find_session,
+)
 from gateway.auth.tables import oauth_sessions
 from gateway.auth.throttle import PAIR
 from gateway.db import tenant
 from gateway.tenancy.member_tables import users
-from tests.gateway.auth.browsing import PASSWORD, hidden, new_browser, sign_in
-from tests.gateway.auth.conftest import Clock, Tenant
+from tests.gateway.auth.browsing import PASSWORD, desk_of, hidden, new_browser, sign_in
+from tests.gateway.auth.conftest import ACTOR, Clock, Tenant
 
 SESSION = "__Host-tollgate_session"
 
@@ -143,6 +150,27 @@ async def test_guessing_is_bounded_but_locks_nobody_out_where_they_got_in(
         assert done.status_code == 303, "the owner's own browser, beside the stranger"
 
 
+async def test_a_password_that_changes_while_it_is_checked_is_wrong(
+    app: Litestar, ada: Tenant, db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = desk_of(app)
+    where = Where(address=None, request_id=None, device_cookie=None)
+    asked = {"org": "acme", "email": ada.email, "password": PASSWORD}
+    done = await desk.login.by_password(**asked, where=where)
+    assert repr(done) == f"SignedIn({ada.user_id})", "its cookies reach no log"
+    changed, verify = await desk.passwords.hash("another password"), desk.passwords.verify
+
+    async def overtaken(password: str, stored: str | None) -> bool:
+        found = await verify(password, stored)
+        async with db.begin() as conn:
+            await conn.execute(sa.update(users).values(password_hash=changed))
+        return found
+
+    monkeypatch.setattr(desk.passwords, "verify", overtaken)
+    with pytest.raises(WrongCredentials):
+        await desk.login.by_password(**asked, where=where)
+
+
 async def test_guesses_at_nobodys_account_are_bounded_too(browser: httpx.AsyncClient) -> None:
     fields: dict[str, Any] = {"org": "nowhere", "email": "nobody@example.com"}
     codes = [
@@ -174,6 +202,16 @@ async def test_a_session_ends_by_logout_by_time_by_a_new_password_and_with_its_u
     stale = await signed_in.post("/oauth/logout", data=hidden(account.text))
     assert stale.status_code == 403
     signed_in.cookies.clear()
+    await again()
+    async with tenant(tenant_db, ada.org_id) as conn:
+        peppers, now = desk_of(app).sessions, clock()
+        session = await find_session(conn, peppers, signed_in.cookies[SESSION], now=now)
+        assert session is not None
+        for _ in range(2):  # by two tabs at once
+            await end_session(conn, session, actor=ACTOR)
+        outs = sa.select(sa.func.count()).where(entries.c.action == "logout.succeeded")
+        assert await conn.scalar(outs) == 2, "one for each session"
+    assert not await is_signed_in(signed_in)
     await again()
     clock.pass_s(SESSION_LIFETIME_S)
     assert not await is_signed_in(signed_in)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -9,12 +10,14 @@ from typing import Any
 
 import cbor2
 import httpx
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from litestar import Litestar
 from webauthn.helpers import bytes_to_base64url
 
-from tests.gateway.auth.browsing import ISSUER, hidden, new_browser
+from gateway.auth import passkeys
+from tests.gateway.auth.browsing import ISSUER, desk_of, hidden, new_browser
 from tests.gateway.auth.conftest import Clock, Tenant
 
 USER_PRESENT_AND_VERIFIED, ATTESTED = 0x05, 0x40
@@ -123,6 +126,7 @@ async def test_an_answer_counts_once_here_soon_and_with_its_user_verified(
 
         async def status(credential: Any) -> int:
             done = await post(browser, "sign-in", form_token=token, credential=credential)
+            assert done.is_success or done.json() == {"error": "invalid_passkey"}
             return done.status_code
 
         assert await status(authenticator.get(await options(), "https://evil.example")) == 403
@@ -132,18 +136,64 @@ async def test_an_answer_counts_once_here_soon_and_with_its_user_verified(
         authenticator.flags = 0x01
         assert await status(authenticator.get(await options())) == 403, "nobody was verified"
         authenticator.flags = USER_PRESENT_AND_VERIFIED
-        made_up = {**(await options()), "challenge": bytes_to_base64url(b"1.x.y")}
-        assert await status(authenticator.get(made_up)) == 403
+        for challenge in (b"1.x.y", b"x" * 257, b"\xff"):
+            made_up = {**(await options()), "challenge": bytes_to_base64url(challenge)}
+            assert await status(authenticator.get(made_up)) == 403
         for broken in (None, {}, {"id": "x"}, {"response": {"clientDataJSON": "e30"}}):
             assert await status(broken) == 403
+        assert await status({**authenticator.get(await options()), "id": "\0"}) == 403
         used = await options()
         replayed = authenticator.get(used)
         authenticator.count = 0
         assert await status(authenticator.get(await options())) == 403, "a copy of the key"
+        before = httpx.Cookies(browser.cookies)
         assert await status(replayed) == 200
+        browser.cookies = before  # whoever replays has those of the first time
         authenticator.count = 100
         assert await status(authenticator.get(used)) == 403, "a challenge is answered once"
         for path in ("sign-in/options", "sign-in", "register/options", "register"):
             assert (await post(browser, path, form_token="x")).status_code == 403
             plain = await browser.post(f"/oauth/passkeys/{path}", content=b"{")
             assert plain.status_code == 403
+
+
+async def test_of_two_answers_with_the_same_count_one_signs_in(
+    app: Litestar, signed_in: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two copies of a key at once: both are verified before either is counted."""
+    authenticator, both = Authenticator(), asyncio.Barrier(2)
+    await register(signed_in, authenticator)
+    count, use = authenticator.count, desk_of(app).passkeys._use
+
+    async def meeting(challenge: bytes) -> None:
+        await use(challenge)
+        await both.wait()
+
+    monkeypatch.setattr(desk_of(app).passkeys, "_use", meeting)
+
+    async def copy() -> int:
+        async with new_browser(app) as browser:
+            token = await token_of(browser, "/oauth/login")
+            options = (await post(browser, "sign-in/options", form_token=token)).json()
+            authenticator.count = count
+            made = authenticator.get(options)
+            return (await post(browser, "sign-in", form_token=token, credential=made)).status_code
+
+    assert sorted(await asyncio.gather(copy(), copy())) == [200, 403]
+
+
+async def test_a_passkey_of_another_origin_or_one_too_many_is_not_registered(
+    signed_in: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passkeys, "MAX_PASSKEYS", 1)
+    token = await token_of(signed_in, "/oauth/account")
+    elsewhere = Authenticator()
+    options = (await post(signed_in, "register/options", form_token=token)).json()
+    made = elsewhere.create(options, "https://evil.example")
+    refused = await post(signed_in, "register", form_token=token, name="x", credential=made)
+    assert refused.status_code == 400 and refused.json() == {"error": "invalid_passkey"}
+    assert (await register(signed_in, Authenticator())).status_code == 200
+    second = Authenticator()
+    second.id = b"credential-id-02"
+    assert (await register(signed_in, second)).status_code == 400
+    assert (await signed_in.get("/oauth/account")).text.count("Laptop, since") == 1
