@@ -58,12 +58,11 @@ async def make_key(db: AsyncEngine, *, expires_at: datetime | None = None) -> Cr
     async with db.begin() as conn:
         await sync_plans(conn, [PLAN])
         org = await create_org(conn, name="acme", actor=COMMAND_LINE)
-        project = await create_project(
-            conn, org_id=org.id, name="web", plan="small", actor=COMMAND_LINE
-        )
+        org_id, me = org.id, COMMAND_LINE
+        project = await create_project(conn, org_id=org_id, name="web", plan="small", actor=me)
         return await create_key(
             conn,
-            org_id=org.id,
+            org_id=org_id,
             project_id=project.id,
             name="laptop",
             scopes=["inference"],
@@ -296,10 +295,9 @@ async def test_what_was_missed_while_redis_was_away_is_not_trusted_afterwards(
     async with authenticating(db, store) as authenticator:
         await authenticator.authenticate(created.secret)
         await server.stop(5)
+        row = created.row
         with pytest.raises(ChangeNotAnnounced):
-            await revoke_key(
-                db, store, created.row.id, org_id=created.row.org_id, actor=COMMAND_LINE
-            )
+            await revoke_key(db, store, row.id, org_id=row.org_id, actor=COMMAND_LINE)
         again = await embedded.start_redis(own_home, durable=False)
         try:
             assert await seconds_until_refused(authenticator, created.secret) < PROMISED_S
