@@ -125,7 +125,8 @@ def set_origins(name: str, origins: tuple[str, ...], **flags: Flags) -> None:
         async with administration.connections(settings) as (db, _):
             async with db.connect() as conn:
                 org = await org_verbs.find_org(conn, name=name)
-            listed = await update_origins(db, org.id, origins, actor=COMMAND_LINE)
+            changed = await update_origins(db, org.id, origins, actor=COMMAND_LINE)
+            listed = changed.cors_origins
         click.echo(f"{org.id} answers pages of {', '.join(listed) or 'nobody'}.")
 
     run(work())

@@ -1,7 +1,7 @@
 """From which web pages browsers may call: each organization's exact origins.
 
 Above: `auth.cors_origins` (what a process knows of them), admin routes, `cli_tenancy`. Below:
-`tables`, `restrictions`. Knows no HTTP.
+`orgs`, `tables`, `restrictions`. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.audit.log import Actor, record
 from gateway.db import tenant
 from gateway.tenancy.errors import NotFound
+from gateway.tenancy.orgs import Check, Org, unchecked
 from gateway.tenancy.restrictions import check_origins
 from gateway.tenancy.tables import orgs
 
@@ -31,30 +32,40 @@ async def read_origins(conn: AsyncConnection, org_id: str) -> list[str]:
 
 
 async def update_origins(
-    db: AsyncEngine, org_id: str, origins: Iterable[str], *, actor: Actor
-) -> list[str]:
-    """Every worker goes by them within `auth.cors_origins.REFRESH_S` of the next question.
+    db: AsyncEngine,
+    org_id: str,
+    origins: Iterable[str] | None,
+    *,
+    actor: Actor,
+    check: Check = unchecked,
+) -> Org:
+    """`origins` None: as they are. Every worker goes by them within `auth.cors_origins.REFRESH_S`
+    of the next question.
 
-    Raises: InvalidField, NotFound.
+    Raises: InvalidField, NotFound, and what `check` raises.
     """
-    wanted = check_origins(origins)
+    wanted = None if origins is None else check_origins(origins)
     async with tenant(db, org_id) as conn:
-        live = sa.select(orgs.c.cors_origins).where(orgs.c.id == org_id)
-        live = live.where(orgs.c.archived_at.is_(None))
-        before: list[str] | None = await conn.scalar(live.with_for_update())
-        if before is None:
+        live = sa.select(orgs).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
+        row = (await conn.execute(live.with_for_update(key_share=True))).one_or_none()
+        if row is None:
             raise NotFound("org", f"no organization {org_id!r}")
-        await conn.execute(sa.update(orgs).where(orgs.c.id == org_id).values(cors_origins=wanted))
+        before = Org(**row._mapping)
+        check(before)
+        if wanted is None or wanted == before.cors_origins:
+            return before
+        changed = sa.update(orgs).where(orgs.c.id == org_id).values(cors_origins=wanted)
+        made = (await conn.execute(changed.returning(orgs))).one()
         await record(
             conn,
             org_id=org_id,
             actor=actor,
             action="organization.updated",
             target=org_id,
-            before={"cors_origins": before},
+            before={"cors_origins": before.cors_origins},
             after={"cors_origins": wanted},
         )
-    return wanted
+        return Org(**made._mapping)
 
 
 async def all_origins(conn: AsyncConnection) -> dict[str, frozenset[str]]:

@@ -5,6 +5,7 @@ An archived project is for ever: it is shown, and nothing in it can be used or c
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -33,6 +34,14 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     models: list[str] | None
     created_at: datetime
     archived_at: datetime | None
+
+
+Check = Callable[[Project], None]
+"""Raises what keeps the row, as it stands under its lock, from being changed."""
+
+
+def unchecked(_: Project) -> None:
+    """Whatever it is by now."""
 
 
 async def create_project(
@@ -103,26 +112,8 @@ async def rename_project(
     conn: AsyncConnection, *, org_id: str, project_id: str, name: str, actor: Actor
 ) -> Project:
     """Raises: InvalidField, NameTaken, NotFound, Archived."""
-    wanted = check_name(name)
     before = await hold_project(conn, org_id=org_id, project_id=project_id)
-    if before.name == wanted:
-        return before
-    changed = sa.update(projects).where(projects.c.org_id == org_id, projects.c.id == project_id)
-    try:
-        async with conn.begin_nested():
-            made = await conn.execute(changed.values(name=wanted).returning(projects))
-    except IntegrityError:
-        raise NameTaken("name", f"the organization has a project {name!r}") from None
-    await record(
-        conn,
-        org_id=org_id,
-        actor=actor,
-        action="project.updated",
-        target=project_id,
-        before={"name": before.name},
-        after={"name": wanted},
-    )
-    return Project(**made.one()._mapping)
+    return await _change(conn, before, {"name": name}, actor)
 
 
 async def find_project(conn: AsyncConnection, *, org_id: str, name: str) -> Project:
@@ -152,21 +143,58 @@ async def update_project_plan(
     actor: Actor,
 ) -> None:
     """Raises: NotFound, Archived, ChangeNotAnnounced."""
+    await update_project(db, redis, project_id, {"plan": plan}, org_id=org_id, actor=actor)
+
+
+async def update_project(
+    db: AsyncEngine,
+    redis: Redis,
+    project_id: str,
+    values: Mapping[str, Any],
+    *,
+    org_id: str,
+    actor: Actor,
+    check: Check = unchecked,
+) -> Project:
+    """`values`: name, plan. Every worker goes by it within a second.
+
+    Raises: InvalidField, NameTaken, NotFound (project, plan), Archived, ChangeNotAnnounced, and
+    what `check` raises.
+    """
     async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
         before = await hold_project(conn, org_id=org_id, project_id=project_id)
-        wanted = await check_plan(conn, plan)
-        changed = sa.update(projects).where(projects.c.org_id == org_id)
-        await conn.execute(changed.where(projects.c.id == project_id).values(plan=wanted))
-        if before.plan != wanted:
-            await record(
-                conn,
-                org_id=org_id,
-                actor=actor,
-                action="project.updated",
-                target=project_id,
-                before={"plan": before.plan},
-                after={"plan": wanted},
-            )
+        check(before)
+        if "plan" in values:
+            await check_plan(conn, values["plan"])
+        return await _change(conn, before, values, actor)
+
+
+async def _change(
+    conn: AsyncConnection, before: Project, values: Mapping[str, Any], actor: Actor
+) -> Project:
+    """One that is held. Raises: InvalidField, NameTaken."""
+    if "name" in values:
+        check_name(values["name"])
+    wanted = {key: value for key, value in values.items() if getattr(before, key) != value}
+    if not wanted:
+        return before
+    changed = sa.update(projects).where(projects.c.org_id == before.org_id)
+    changed = changed.where(projects.c.id == before.id).values(**wanted)
+    try:
+        async with conn.begin_nested():
+            made = await conn.execute(changed.returning(projects))
+    except IntegrityError:
+        raise NameTaken("name", f"the organization has a project {wanted['name']!r}") from None
+    await record(
+        conn,
+        org_id=before.org_id,
+        actor=actor,
+        action="project.updated",
+        target=before.id,
+        before={key: getattr(before, key) for key in wanted},
+        after=wanted,
+    )
+    return Project(**made.one()._mapping)
 
 
 async def archive_project(

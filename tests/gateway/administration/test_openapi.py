@@ -7,13 +7,32 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from gateway.routes import admin_models, admin_orgs, admin_plans, admin_prices, audit_logs
+from gateway.routes import (
+    admin_members,
+    admin_models,
+    admin_organization,
+    admin_orgs,
+    admin_plans,
+    admin_prices,
+    admin_projects,
+    audit_logs,
+)
 from tests.gateway.administration.conftest import World
 
 PROBLEM = "application/problem+json"
+MODULES = (
+    admin_members,
+    admin_models,
+    admin_organization,
+    admin_orgs,
+    admin_plans,
+    admin_prices,
+    admin_projects,
+    audit_logs,
+)
 DESCRIBED = [
     (path, method.lower())
-    for module in (admin_models, admin_orgs, admin_plans, admin_prices, audit_logs)
+    for module in MODULES
     for handler in module.routes
     for path in handler.paths
     for method in handler.http_methods
@@ -82,6 +101,12 @@ async def test_answers_match_their_schemas(world: World, document: dict[str, Any
             "/v1/admin/price_lists/default/prices",
             None,
         ),
+        ("get", "/v1/admin/organization", "/v1/admin/organization", None),
+        ("patch", "/v1/admin/organization", "/v1/admin/organization", {"cors_origins": []}),
+        ("post", "/v1/admin/projects", "/v1/admin/projects", {"name": "p", "plan": "gold"}),
+        ("get", "/v1/admin/projects", "/v1/admin/projects", None),
+        ("post", "/v1/admin/invites", "/v1/admin/invites", {"email": "c@d.ef", "role": "billing"}),
+        ("post", "/v1/admin/invites", "/v1/admin/invites", {"email": "c@d.ef", "role": "god"}),
         ("get", "/v1/organization/audit_logs", "/v1/organization/audit_logs", None),
         ("get", "/v1/organization/audit_logs", "/v1/organization/audit_logs?limit=0", None),
         ("get", "/v1/admin/plans/{name}", "/v1/admin/plans/none", None),

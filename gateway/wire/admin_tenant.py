@@ -1,0 +1,90 @@
+"""/v1/admin/organization, /projects, /users and /invites: what clients write and read.
+
+Above: `routes.admin_organization`, `routes.admin_projects`, `routes.admin_members`. Below: msgspec.
+Moments are Unix seconds. A field that a change leaves out stays as it is; a null plan is none.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.principal import Role
+
+MAX_ORIGINS = 50
+MAX_INVITE_PROJECTS = 100
+
+Id = Annotated[str, Meta(min_length=1, max_length=128)]
+Name = Annotated[str, Meta(min_length=1, max_length=100)]
+Email = Annotated[str, Meta(min_length=3, max_length=254)]
+Origin = Annotated[str, Meta(min_length=1, max_length=255)]
+Origins = Annotated[list[Origin], Meta(max_length=MAX_ORIGINS)]
+ProjectRole = Literal["owner", "member"]
+
+
+class OrganizationPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cors_origins: Origins | UnsetType = UNSET
+
+
+class NewProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+    plan: Name | None = None
+
+
+class ProjectPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Name | UnsetType = UNSET
+    plan: Name | None | UnsetType = UNSET
+
+
+class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
+    """`models`: those that may be used, or may not, as `models_mode` says."""
+
+    object: str = "project"
+    id: str
+    name: str
+    plan: str | None
+    models_mode: str | None
+    models: list[str] | None
+    created_at: int
+    archived_at: int | None
+
+
+class UserPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: Role | UnsetType = UNSET
+
+
+class UserView(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "user"
+    id: str
+    email: str
+    name: str
+    role: Role
+    created_at: int
+
+
+class InviteProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: Id
+    role: ProjectRole = "member"
+
+
+class NewInvite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`projects`: which whoever accepts becomes a member, or an owner, of."""
+
+    email: Email
+    role: Role
+    projects: Annotated[list[InviteProject], Meta(max_length=MAX_INVITE_PROJECTS)] = []
+
+
+class CreatedInvite(msgspec.Struct, frozen=True, kw_only=True):
+    """`url`: where it is accepted, for this once."""
+
+    object: str = "invite"
+    id: str
+    email: str
+    role: Role
+    projects: list[InviteProject]
+    created_at: int
+    expires_at: int
+    url: str
