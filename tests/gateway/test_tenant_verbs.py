@@ -49,6 +49,7 @@ SYSTEM = {
     "auth.clients.operator_org": "in whose log what is no tenant's is written",
     "auth.external_login.find_or_add": "of the issuer that it is given",
     "auth.grants.issue_code": "of the grant that it is given",
+    "auth.grants.record_revoked": "about what its caller has ended",
     "auth.grants.redeem_code": "by who has the code, before the tenant is known",
     "auth.revocations.purge": "of what refuses nothing any more, whosever it was",
     "auth.sessions.end_session": "of the session that it is given",
