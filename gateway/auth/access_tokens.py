@@ -133,8 +133,10 @@ class AccessTokens:
         else:
             self._known.drop_where(lambda known: subject in concerned(known.principal))
 
-    def _revoked(self, _revocation: Revocation) -> None:
+    def _revoked(self, revocation: Revocation) -> None:
         self._changes += 1
+        if revocation.kind == "key":
+            self._keys.withdraw(revocation.subject)
         self._known.drop_where(lambda known: self.denylist.denies(known.claims))
 
     def _forget(self) -> None:

@@ -1,7 +1,8 @@
 """Access tokens that are refused before they expire: a denylist in every process.
 
-Above: `access_tokens` asks it; whoever ends a grant, a token, a client's or a user's tokens calls
-`revoke` and `announcing`. Below: `token_tables`, `tenancy.changes`. Knows no JWT.
+Above: `access_tokens` asks it; whoever ends a grant, a token, a client's or a user's tokens, or
+withdraws a signing key, calls `revoke` and `announcing`. Below: `token_tables`, `tenancy.changes`.
+Knows no JWT.
 
 Revocations are rows with a sequence: numbers are drawn under a lock that lasts until the commit, so
 they become visible in order, and who has read up to one has missed none before it. How one reaches
@@ -13,6 +14,8 @@ a process within a second, whatever is broken:
   and its announcement has told the others to poll.
 - Without the feed (`ChangeListener.as_of` says as of when nothing was missed) Postgres is polled
   every POLL_S, from the last number on; and once when it is back.
+- With the feed it is polled too, every HEALTHY_POLL_S: who revokes may be cut off from Redis alone,
+  and then nobody else's feed shows that something is missing.
 - A process that knows for no moment within MAX_STALENESS_S that it has all of them lets no token
   in: so it is where Redis and Postgres are both gone.
 
@@ -52,6 +55,9 @@ log = logging.getLogger(__name__)
 CHANNEL = "tollgate:revocations"
 POLL_S = 0.4
 """Twice a second and a little more: with the read itself, never more than MAX_STALENESS_S apart."""
+HEALTHY_POLL_S = 0.8
+"""One look at an index, in each process. What was committed is known after so long, the read, and
+what the event loop is late."""
 MAX_STALENESS_S = 0.9
 INTENT_S = 5.0
 """How long a process polls that has heard that a revocation is coming."""
@@ -67,7 +73,8 @@ MAX_READ = 10_000
 MAX_PURGED = 1000
 INTENT = b"?"
 
-Kind = Literal["grant", "token", "client", "user"]
+Kind = Literal["grant", "token", "client", "user", "key"]
+"""A key signed many tokens, which do not say so in their claims: it is `on_revoked` that acts."""
 
 
 class Revocation(msgspec.Struct, frozen=True, array_like=True):
@@ -97,8 +104,8 @@ class Announcement:
     async def revoke(self, conn: AsyncConnection, *, org_id: str, kind: Kind, subject: str) -> None:
         """In the caller's transaction, as the last thing that it locks, behind the audit log.
 
-        A grant, a token and a client never come back; of a user, what was issued until now is
-        refused (hold the lock of their row, so that nobody issues meanwhile).
+        A grant, a token, a client and a key never come back; of a user, what was issued until now
+        is refused (hold the lock of their row, so that nobody issues meanwhile).
         """
         if not self.revoked:
             self.warned = await publish(self._redis, INTENT)
@@ -139,8 +146,9 @@ async def announcing(
 ) -> AsyncIterator[Announcement]:
     """Around the transaction that revokes; what it committed is announced behind it.
 
-    Raises: ChangeNotAnnounced when the change is committed and nobody could be told. Processes that
-    cannot reach Redis either poll; for the others the call must be repeated.
+    Raises: ChangeNotAnnounced when the change is committed and nobody could be told. All processes
+    see it in Postgres within HEALTHY_POLL_S; one that cannot reach that either, but Redis, does
+    not, and for its sake the call must be repeated.
     """
     announcement = Announcement(redis, clock)
     yield announcement
@@ -189,8 +197,10 @@ class Denylist:
         self._denied: dict[tuple[Kind, str], Revocation] = {}
         self._last_seq = 0
         self._read_as_of = -math.inf
-        self._behind = True
-        """Something was missed, or is coming: the feed alone proves nothing until the next read."""
+        self._behind = self._missed_again = True
+        """Something was missed, or is coming: the feed alone proves nothing until a read that began
+        after that; what is missed during a read asks for another one."""
+        self._polled_at = -math.inf
         self._poll_until = -math.inf
         self._wake = asyncio.Event()
         self._fresh = asyncio.Condition()
@@ -267,7 +277,7 @@ class Denylist:
                 self._fall_behind()
 
     def _fall_behind(self) -> None:
-        self._behind = True
+        self._behind = self._missed_again = True
         self._wake.set()
 
     def _learn(self, found: Iterable[Revocation], *, advance: bool) -> None:
@@ -282,7 +292,13 @@ class Denylist:
     @property
     def _must_poll(self) -> bool:
         feed_is_old = self._clock() - self._listener.as_of > MAX_STALENESS_S / 2
-        return self._behind or feed_is_old or self._clock() < self._poll_until
+        soon = self._behind or feed_is_old or self._clock() < self._poll_until
+        return soon or self._next_poll_s <= 0
+
+    @property
+    def _next_poll_s(self) -> float:
+        """How long until the next read, if the feed stays healthy."""
+        return self._polled_at + HEALTHY_POLL_S - self._clock()
 
     async def _run(self) -> None:
         while True:
@@ -290,27 +306,27 @@ class Denylist:
             if self._must_poll:
                 await self._poll()
             try:
-                async with asyncio.timeout(POLL_S):
+                async with asyncio.timeout(min(POLL_S, max(0.0, self._next_poll_s))):
                     await self._wake.wait()
             except TimeoutError:
                 if self._sweep():
                     await self._purge()
 
     async def _poll(self) -> None:
-        started = self._clock()
-        self._behind, was_behind = False, self._behind  # what is missed from here on sets it again
+        started = self._polled_at = self._clock()
+        self._missed_again = False
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 while len(found := await self._read()) == MAX_READ:
                     self._learn(found, advance=True)
         except DATABASE_ERRORS as error:
-            self._behind = self._behind or was_behind
             if not self._failing:
                 log.error("revocations cannot be read from Postgres (%s)", type(error).__name__)
             self._failing = True
             return
         self._failing = False
         self._learn(found, advance=True)
+        self._behind = self._missed_again
         self._read_as_of = started
         async with self._fresh:
             self._fresh.notify_all()

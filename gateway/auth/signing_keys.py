@@ -7,7 +7,8 @@ A key's life: *next* (published, signs nothing, so that whoever keeps our key se
 is needed), *active* (signs), *retired* (verifies what it signed until that has expired). Private
 keys stand encrypted in Postgres. Every process holds a `KeyRing`, a copy that it reads anew each
 RELOAD_S; a process that has not heard of a rotation goes on signing with the old key for so long,
-which is why a retired key verifies for longer than its youngest token lives.
+which is why a retired key verifies for longer than its youngest token lives. A key that is revoked
+may be in the wrong hands: that reaches every process as revocations do (`withdraw`), in a second.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -241,6 +243,9 @@ class KeyRing:
         self._monotonic = monotonic
         self.on_withdrawn: Callable[[], None] = lambda: None
         """Called when a key that was believed is believed no more."""
+        self._withdrawn: set[str] = set()
+        """As many as operators revoke while this process lives. No read brings one back."""
+        self._wake = asyncio.Event()
         self._ring: Ring | None = None
         self._read_at = -MIN_RELOAD_INTERVAL_S
         self._reading = asyncio.Lock()
@@ -266,10 +271,22 @@ class KeyRing:
 
     @property
     def ring(self) -> Ring:
-        """Raises: AuthUnavailable before the first read."""
+        """Raises: AuthUnavailable before the first read, and while the key that signed is revoked
+        and the next one is not known here yet."""
         if self._ring is None:
             raise AuthUnavailable("signing keys have not been read yet")
+        if self._ring.active.kid in self._withdrawn:
+            raise AuthUnavailable("the signing key was revoked")
         return self._ring
+
+    def withdraw(self, kid: str) -> None:
+        """It was revoked, as all processes are told: here it verifies and signs nothing more."""
+        if kid in self._withdrawn:
+            return
+        self._withdrawn.add(kid)
+        self._wake.set()
+        if self._ring is not None:
+            self._take(self._ring)
 
     async def verifier(self, kid: str) -> RSAKey | None:
         """The public key with this id; asks Postgres where it is not known, at a bounded rate."""
@@ -293,14 +310,26 @@ class KeyRing:
         self._read_at = self._monotonic()
         async with self._db.connect() as conn:
             found = await read_ring(conn, self.cipher, self.now())
-        before, self._ring = self._ring, found
-        if before is not None and not before.verifying.keys() <= found.verifying.keys():
+        self._take(found)
+
+    def _take(self, found: Ring) -> None:
+        """Without the keys that were withdrawn, which a read that began before may still show."""
+        verifying, signing = (
+            {kid: key for kid, key in keys.items() if kid not in self._withdrawn}
+            for keys in (found.verifying, found.signing)
+        )
+        before = self._ring
+        self._ring = Ring(active=found.active, verifying=verifying, signing=signing)
+        if before is not None and not before.verifying.keys() <= verifying.keys():
             self.on_withdrawn()
 
     async def _run(self) -> None:
         failing = self._ring is None
         while True:
-            await asyncio.sleep(RETRY_S if failing else RELOAD_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S if failing else RELOAD_S):
+                    await self._wake.wait()
+            self._wake.clear()
             try:
                 await self._rotate_when_due()
                 await self.reload()

@@ -16,6 +16,7 @@ from litestar.params import FromPath
 
 from gateway.audit.log import record
 from gateway.auth import signing_keys
+from gateway.auth.revocations import announcing
 from gateway.auth.signing_keys import SigningKeyRow
 from gateway.auth.token_tables import signing_keys as table
 from gateway.principal import Principal
@@ -80,20 +81,23 @@ async def rotate(request: Request[Principal, Any, Any]) -> Response[bytes]:
     opt=needs(SCOPE),
     status_code=200,
     tags=TAGS,
-    summary="A key verifies nothing from now on",
+    summary="A key verifies nothing within a second",
 )
 async def revoke(request: Request[Principal, Any, Any], kid: FromPath[str]) -> Response[bytes]:
-    keys = services(request).authority.keys
-    async with services(request).system_db.begin() as conn:
-        row = await signing_keys.revoke(conn, keys.cipher, kid, keys.now())
-        await record(
-            conn,
-            org_id=request.user.org_id,
-            actor=actor_of(request),
-            action="signing_key.revoked",
-            target=kid,
-            after=msgspec.structs.asdict(shown(row)),
-        )
+    authority, org_id = services(request).authority, request.user.org_id
+    keys = authority.keys
+    async with announcing(authority.redis, clock=authority.clock) as announcement:
+        async with services(request).system_db.begin() as conn:
+            row = await signing_keys.revoke(conn, keys.cipher, kid, keys.now())
+            await record(
+                conn,
+                org_id=org_id,
+                actor=actor_of(request),
+                action="signing_key.revoked",
+                target=kid,
+                after=msgspec.structs.asdict(shown(row)),
+            )
+            await announcement.revoke(conn, org_id=org_id, kind="key", subject=kid)
     await keys.reload()
     return answer(request, shown(row))
 

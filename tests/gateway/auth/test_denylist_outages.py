@@ -21,12 +21,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway import embedded
 from gateway.auth import revocations
 from gateway.auth.errors import AuthUnavailable, ExpiredToken
-from gateway.auth.revocations import (
-    Announcement,
-)
+from gateway.auth.revocations import Announcement, Revocation, announcing
 from gateway.children import Child
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
+from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.errors import ChangeNotAnnounced
 from migrations.runner import migrate
 from tests.gateway.auth.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
@@ -125,6 +124,44 @@ async def test_what_was_missed_while_redis_was_away_is_read_when_it_is_back(
         again = await embedded.start_redis(own_home, durable=False)
         assert await seconds_until_refused(world.tokens, token) < PROMISED_S
         await again.stop(5)
+
+
+async def test_who_revokes_without_redis_is_noticed_by_those_who_have_it(world: World) -> None:
+    """The others' feed is healthy all along: it is the sequence in Postgres that tells them."""
+    token = await a_token(world)
+    claims = await world.claims(token)
+    await world.principal(token)
+    async with asyncio.timeout(5):
+        while world.tokens.denylist._behind:
+            await asyncio.sleep(0.01)
+    nowhere = connect("redis://127.0.0.1:1")
+    with pytest.raises(ChangeNotAnnounced):
+        async with announcing(nowhere, clock=world.clock) as told, world.db.begin() as conn:
+            await told.revoke(conn, org_id=world.org_id, kind="token", subject=claims.jti)
+    assert await seconds_until_refused(world.tokens, token) < PROMISED_S
+    await nowhere.aclose()
+
+
+async def test_a_process_that_missed_something_is_not_current_before_it_has_read_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denylist = world.tokens.denylist
+    await denylist.current()
+    reading, go_on = asyncio.Event(), asyncio.Event()
+    read = denylist._read
+
+    async def slow() -> list[Revocation]:
+        reading.set()
+        await go_on.wait()
+        return await read()
+
+    monkeypatch.setattr(denylist, "_read", slow)
+    denylist._heard(EVERYTHING)
+    await reading.wait()
+    await asyncio.sleep(revocations.MAX_STALENESS_S)
+    assert not denylist.is_current, "the feed is healthy, and says nothing of what was missed"
+    go_on.set()
+    await denylist.current()
 
 
 async def test_a_gateway_that_dies_between_commit_and_announcement_has_warned(
