@@ -95,7 +95,8 @@ def _choose(keys: dict[str, Any], header: dict[str, Any]) -> Key:
     if header.get("alg") not in ALGORITHMS or header.get("typ") not in TYPES:
         raise KeyError("algorithm")
     kid = header.get("kid")
-    able = [each for each in keys.get("keys", []) if each.get("kty") in ("RSA", "EC", "OKP")]
+    able = [each for each in keys.get("keys", []) if isinstance(each, dict)]
+    able = [each for each in able if each.get("kty") in ("RSA", "EC", "OKP")]
     able = [each for each in able if kid is None or each.get("kid") == kid]
     if len(able) != 1:
         raise KeyError("kid")

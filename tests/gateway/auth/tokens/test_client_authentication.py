@@ -206,7 +206,8 @@ async def test_an_assertion_is_good_once_and_only_as_it_should_be(
 
 async def test_keys_at_a_jwks_uri(world: World) -> None:
     key = ECKey.generate_key("P-256", {"kid": "k1"})
-    found: dict[str, Any] | None = {"keys": [key.as_dict(private=False)]}
+    good = key.as_dict(private=False)
+    found: dict[str, Any] | None = {"keys": ["no key", good]}
     client, _ = await world.client(
         method="private_key_jwt",
         jwks={"keys": [key.as_dict()]} | {"keys": [key.as_dict(private=False)]},
@@ -230,6 +231,7 @@ async def test_keys_at_a_jwks_uri(world: World) -> None:
     )
     form = Form(assertion(key, client.id), {})
     assert await authentication.authenticate(form, None, "192.0.2.1") == remote
-    found = None
-    form = Form(assertion(key, client.id), {})
-    assert await error_of(authentication.authenticate(form, None, "192.0.2.1")) == "invalid_client"
+    for found in (None, {}, {"keys": None}, {"keys": ["x"]}, {"keys": [{**good, "x": 1}]}):
+        form = Form(assertion(key, client.id), {})
+        asking = authentication.authenticate(form, None, "192.0.2.1")
+        assert await error_of(asking) == "invalid_client", found
