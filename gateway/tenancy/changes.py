@@ -127,6 +127,10 @@ class ChangeListener:
                     await pubsub.ping(repr(now))
                     ping_at = now + HEARTBEAT_S
                 message = await pubsub.get_message(timeout=max(0.0, ping_at - self._clock()))
+                if silence.expired():
+                    # The library returned what it had instead of being cancelled, as it may after
+                    # a stall: nothing would end the next silence.
+                    raise TimeoutError
                 if message is not None and self._handle(message):
                     silence.reschedule(asyncio.get_running_loop().time() + SILENCE_S)
 
