@@ -118,17 +118,22 @@ class Egress:
         url: str,
         *,
         accept: str = "application/json",
+        bearer: str | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         max_redirects: int = 0,
     ) -> Fetched:
-        """The answer, whatever its status; a redirect beyond `max_redirects` is one too.
+        """The answer, whatever its status; a redirect beyond `max_redirects` is one too. bearer: a
+        token, meant for this one host.
 
         Raises: EgressError.
         """
-        assert 0 <= max_redirects <= MAX_REDIRECTS
+        assert 0 <= max_redirects <= (MAX_REDIRECTS if bearer is None else 0)
+        sent = {"accept": accept} | (
+            {} if bearer is None else {"authorization": f"Bearer {bearer}"}
+        )
         async with self._bounded():
             for _ in range(max_redirects + 1):
-                found = await self._ask("GET", url, {"accept": accept}, b"", max_body_bytes)
+                found = await self._ask("GET", url, sent, b"", max_body_bytes)
                 location = found.headers.get("location")
                 if found.status not in REDIRECTS or location is None:
                     break

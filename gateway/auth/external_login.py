@@ -54,6 +54,9 @@ MAX_CODE_LENGTH = 2_048
 MAX_PURGED = 100
 REQUEST = re.compile(r"[!$%&'()*+,\-./0-9:;=?@A-Z_a-z~]{0,3000}", re.ASCII)
 """The query of an authorization request, with which our own endpoint goes on; or nothing."""
+USERINFO = ("email", "email_verified", "name")
+TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]{1,8192}=*", re.ASCII)
+"""RFC 6750, 2.1."""
 ONCE = ("code", "state", "iss", "error")
 
 T = TypeVar("T")
@@ -73,6 +76,13 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     browser: str
     """The digest of the browser's cookie."""
     expires_at: float
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """What a code stands for. `access_token` is good for one question: who is it?"""
+
+    id_token: str
+    access_token: str | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +146,7 @@ class ExternalLogin:
         asked = {
             "response_type": "code",
             "client_id": issuer.client_id,
-            "redirect_uri": self._redirect_uri(issuer_id),
+            "redirect_uri": redirect_uri_of(self._public_url, issuer_id),
             "scope": "openid email profile",
             "state": self._seal(begun),
             "nonce": begun.nonce,
@@ -177,8 +187,10 @@ class ExternalLogin:
         code = said.get("code", "")
         if "error" in said or not 1 <= len(code) <= MAX_CODE_LENGTH:
             raise LoginRefused("the issuer did not say yes")
-        id_token = await self._redeem(issuer, discovered, code, begun)
-        claims = await self._verify(issuer, id_token, begun)
+        tokens = await self._redeem(issuer, discovered, code, begun)
+        claims = await self._verify(issuer, tokens.id_token, begun)
+        if "email" not in claims:
+            claims |= await self._ask_who(discovered, tokens, claims["sub"])
         return await self._sign_in(issuer, claims, begun, state, sign_in, actor)
 
     async def _issuer(self, issuer_id: str) -> Issuer:
@@ -196,10 +208,6 @@ class ExternalLogin:
             raise LoginRefused("it offers no logins")
         return found
 
-    def _redirect_uri(self, issuer_id: str) -> str:
-        """One for each issuer, so that none can pass for another (RFC 9700, 4.4.2)."""
-        return f"{self._public_url}/oauth/external/{issuer_id}/callback"
-
     def _seal(self, begun: Begun) -> str:
         sealed = self._states.seal(msgspec.json.encode(begun), STATE_PURPOSE.encode())
         return f"{sealed.secret_id}.{base64.urlsafe_b64encode(sealed.data).decode()}"
@@ -215,13 +223,14 @@ class ExternalLogin:
             raise LoginRefused("a state that is not ours") from None
         return msgspec.json.decode(plain, type=Begun)
 
-    async def _redeem(self, issuer: Issuer, discovered: Discovered, code: str, begun: Begun) -> str:
-        """The ID token that `code` stands for."""
+    async def _redeem(
+        self, issuer: Issuer, discovered: Discovered, code: str, begun: Begun
+    ) -> Tokens:
         assert issuer.client_id is not None and discovered.token_endpoint is not None
         form = {
             "grant_type": "authorization_code",
             "code": code,
-            "redirect_uri": self._redirect_uri(issuer.id),
+            "redirect_uri": redirect_uri_of(self._public_url, issuer.id),
             "code_verifier": begun.code_verifier,
         }
         headers: dict[str, str] = {}
@@ -234,12 +243,32 @@ class ExternalLogin:
             form |= {} if secret is None else {"client_secret": secret}
         try:
             found = await self._egress.post_form(discovered.token_endpoint, form, headers=headers)
-            id_token = found.json_object().get("id_token") if found.status == 200 else None
+            if found.status != 200:
+                raise LoginRefused(f"no tokens, status {found.status}")
+            return msgspec.convert(found.json_object(), Tokens)
         except EgressError as error:
             raise LoginRefused(f"{type(error).__name__}: {error}") from error
-        if not isinstance(id_token, str):
-            raise LoginRefused(f"no ID token, status {found.status}")
-        return id_token
+        except msgspec.ValidationError as error:
+            raise LoginRefused(f"no tokens: {error}") from None
+
+    async def _ask_who(
+        self, discovered: Discovered, tokens: Tokens, subject: str
+    ) -> dict[str, Any]:
+        """What an ID token leaves out where an access token comes with it (OpenID Connect Core,
+        5.4): the claims that USERINFO names, of the very same subject."""
+        url, token = discovered.userinfo_endpoint, tokens.access_token
+        if url is None or token is None or TOKEN.fullmatch(token) is None:
+            return {}
+        try:
+            found = await self._egress.get(url, bearer=token)
+            if found.status != 200:
+                raise LoginRefused(f"userinfo: status {found.status}")
+            told = found.json_object()
+        except EgressError as error:
+            raise LoginRefused(f"userinfo: {type(error).__name__}: {error}") from error
+        if told.get("sub") != subject:  # 5.3.2
+            raise LoginRefused("userinfo: of somebody else")
+        return {name: told.get(name) for name in USERINFO}
 
     async def _client_secret(self, issuer: Issuer) -> str | None:
         columns = (issuers.c.client_secret_sealed, issuers.c.client_secret_id)
@@ -312,6 +341,11 @@ class ExternalLogin:
             request=begun.request,
             signed_in=signed_in,
         )
+
+
+def redirect_uri_of(public_url: str, issuer_id: str) -> str:
+    """One for each issuer, so that none can pass for another (RFC 9700, 4.4.2)."""
+    return f"{public_url}/oauth/external/{issuer_id}/callback"
 
 
 async def use_up(

@@ -67,6 +67,7 @@ class Discovered(msgspec.Struct, frozen=True, kw_only=True):
     jwks_uri: str
     authorization_endpoint: str | None = None
     token_endpoint: str | None = None
+    userinfo_endpoint: str | None = None
     token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
     authorization_response_iss_parameter_supported: bool = False
 

@@ -16,6 +16,7 @@ from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.auth.errors import MissingScope
+from gateway.auth.external_login import redirect_uri_of
 from gateway.auth.issuers import (
     Issuer,
     Rules,
@@ -53,6 +54,8 @@ class IssuerView(Rules, frozen=True, kw_only=True):
     object: str = "issuer"
     id: str
     has_client_secret: bool
+    redirect_uri: str
+    """Ours, to be registered at the issuer for logins."""
     created_at: int
     """Unix seconds."""
 
@@ -66,12 +69,13 @@ class IssuerDeleted(msgspec.Struct, frozen=True, kw_only=True):
 DECODER = msgspec.json.Decoder(IssuerBody)
 
 
-def to_view(issuer: Issuer) -> IssuerView:
+def to_view(request: Request[Principal, Any, Any], issuer: Issuer) -> IssuerView:
     rules = {name: getattr(issuer, name) for name in Rules.__struct_fields__}
     return IssuerView(
         **rules,
         id=issuer.id,
         has_client_secret=issuer.has_client_secret,
+        redirect_uri=redirect_uri_of(services(request).authorization.issuer, issuer.id),
         created_at=int(issuer.created_at.timestamp()),
     )
 
@@ -104,7 +108,7 @@ async def list_(request: Request[Principal, Any, Any]) -> Response[bytes]:
     async with tenant(services(request).db, org_id) as conn:
         cursor = Cursor(after=query.after, limit=query.limit, order=query.order)
         found, more = await list_issuers(conn, org_id=org_id, cursor=cursor)
-    views = [to_view(each) for each in found]
+    views = [to_view(request, each) for each in found]
     listing = Listing(
         data=views,
         first_id=views[0].id if views else None,
@@ -128,7 +132,9 @@ async def create(request: Request[Principal, Any, Any]) -> Response[bytes]:
             client_secret=client_secret,
             allow_loopback=desk.allow_loopback,
         )
-    return answer(request, to_view(made), status=201, headers={"location": f"{PATH}/{made.id}"})
+    return answer(
+        request, to_view(request, made), status=201, headers={"location": f"{PATH}/{made.id}"}
+    )
 
 
 @get(ONE, opt=needs(SCOPE_ADMIN_READ), tags=["Issuers"], summary="Show an external issuer")
@@ -136,7 +142,7 @@ async def show(request: Request[Principal, Any, Any], issuer_id: FromPath[str]) 
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         found = await find_issuer(conn, org_id=org_id, issuer_id=issuer_id)
-    return answer(request, to_view(found))
+    return answer(request, to_view(request, found))
 
 
 @put(ONE, opt=needs(SCOPE), tags=["Issuers"], summary="Change an external issuer")
@@ -156,9 +162,9 @@ async def change(
             actor=actor_of(request),
             client_secret=client_secret,
             allow_loopback=desk.allow_loopback,
-            check=lambda current: precondition.check(to_view(current)),
+            check=lambda current: precondition.check(to_view(request, current)),
         )
-    return answer(request, to_view(changed))
+    return answer(request, to_view(request, changed))
 
 
 @delete(
@@ -174,7 +180,7 @@ async def archive(
             org_id=org_id,
             issuer_id=issuer_id,
             actor=actor_of(request),
-            check=lambda current: precondition.check(to_view(current)),
+            check=lambda current: precondition.check(to_view(request, current)),
         )
     gone = msgspec.json.encode(IssuerDeleted(id=issuer_id))
     return Response(gone, media_type="application/json")

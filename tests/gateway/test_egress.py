@@ -121,6 +121,15 @@ async def test_it_asks_plainly_and_gives_the_answer_whole(egress: Egress) -> Non
     assert "cookie" not in head and "authorization" not in head
 
 
+async def test_a_token_is_shown_to_the_host_that_it_is_for(egress: Egress) -> None:
+    seen: list[bytes] = []
+    moved = answer(b"", "location: http://localhost:1/again", status="307 Moved")
+    async with serving(always(moved, seen)) as port:
+        found = await egress.get(f"http://localhost:{port}/userinfo", bearer="t0ken")
+    assert found.status == 307, "not followed"
+    assert b"authorization: Bearer t0ken\r\n" in seen[0]
+
+
 async def test_a_form_is_posted_with_the_headers_of_this_call(egress: Egress) -> None:
     seen: list[bytes] = []
     async with serving(always(answer(b"", "location: /again", status="307 Moved"), seen)) as port:

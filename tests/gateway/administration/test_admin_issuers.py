@@ -42,6 +42,8 @@ async def test_an_issuer_is_listed_shown_changed_and_ended(world: World) -> None
     made = await ask(world, "POST", json=body, headers=once)
     assert made.status_code == 201, made.text
     assert made.json()["has_client_secret"] and "s3cret" not in made.text
+    callback = f"/oauth/external/{made.json()['id']}/callback"
+    assert made.json()["redirect_uri"].endswith(callback), "what is registered at the issuer"
     again = await ask(world, "POST", json=body, headers=once)
     assert again.json() == made.json() and again.headers["idempotent-replayed"] == "true"
     taken = await ask(world, "POST", json=body)

@@ -46,6 +46,8 @@ class FarEnd:
     def __init__(self) -> None:
         self.answers: dict[str, Fetched | Exception] = {}
         self.asked: list[str] = []
+        self.shown: list[str] = []
+        """The bearer tokens that came along."""
         self.posted: list[tuple[str, dict[str, str], dict[str, str]]] = []
 
     def says(self, url: str, body: Any, *, status: int = 200, **headers: str) -> None:
@@ -57,8 +59,9 @@ class FarEnd:
     def fails(self, url: str, error: Exception | None = None) -> None:
         self.answers[url] = error or EgressFailed("gone")
 
-    async def get(self, url: str, **_options: Any) -> Fetched:
+    async def get(self, url: str, *, bearer: str | None = None, **_options: Any) -> Fetched:
         self.asked.append(url)
+        self.shown += [] if bearer is None else [bearer]
         return self._answer(url)
 
     async def post_form(
