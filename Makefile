@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_NO_INPUT := 1
 
-CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 oauth4webapi@3 oidc-provider@9
+CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 oauth4webapi@3 oidc-provider@9 playwright-core@1
 
 .PHONY: run test setup lint lock clean gpu-check gpu-bench auth-conformance
 
@@ -64,11 +64,12 @@ $(VENV)/.dev: requirements/dev.lock requirements/peft.txt $(VENV)/.runtime
 	$(PIP) install -q --require-hashes --no-deps -r requirements/peft.txt
 	@touch $@
 
-# The authorization server before clients and an issuer of others. Node >= 22 comes as npm's package for this machine.
+# The authorization server before clients, a browser and an issuer of others. Node >= 22 comes as npm's package for this
+# machine; the browser is the system's Chromium (apt-get install chromium), without which its tests are skipped.
 auth-conformance: $(VENV)/.dev
 	npm install --prefix .conformance --no-audit --no-fund $(CONFORMANCE) \
 	  "node-$$(uname -s | tr A-Z a-z)-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@24"
-	$(BIN)/python -m pytest tests/conformance $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -rs tests/conformance $(PYTEST_ARGS)
 
 # On a machine with a CUDA device. Nothing is installed: .venv where it is, else PYTHON with torch and triton (docs/gpu.md).
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

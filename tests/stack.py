@@ -36,7 +36,8 @@ STOP_TIMEOUT_S = 60.0
 class Stack:
     """One `tollgate up` and what a test wants to ask of it.
 
-    `config`: the text of its tollgate.toml. `env`: what its environment has besides this process's.
+    `config`: the text of its tollgate.toml, PORT standing for its port. `env`: what its environment
+    has besides this process's.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Stack:
         found += ["--workers", str(self.workers)]
         if self.config is not None:
             file = self.home.parent / "tollgate.toml"
-            file.write_text(self.config)
+            file.write_text(self.config.replace("PORT", str(self.port)))
             found += ["--config", str(file)]
         return found
 
