@@ -19,6 +19,7 @@ REGISTRATION_PATH = "/oauth/register"
 REVOCATION_PATH = "/oauth/revoke"
 INTROSPECTION_PATH = "/oauth/introspect"
 USERINFO_PATH = "/oauth/userinfo"
+METADATA_PATHS = ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration")
 
 
 def metadata(issuer: str) -> dict[str, Any]:

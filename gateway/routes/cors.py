@@ -6,6 +6,10 @@ tenant lists; what a page may read is decided with the answer itself, when the g
 it was: then the origin must be that tenant's. What failed before that is readable for the pages of
 every tenant. No cookie is ever asked for: credentials come in a header that no browser adds by
 itself. An origin that nobody lists gets no header, and its preflight the route's own 405.
+
+What a client in a browser needs of the authorization server is open to every origin, `*` and so
+without cookies: they take none, and who has no token to show learns nothing there that is not
+public. Sign-in, consent and introspection are not among them.
 """
 
 from __future__ import annotations
@@ -16,9 +20,33 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.auth.cors_origins import CorsOrigins
+from gateway.auth.rfc8414_metadata import (
+    JWKS_PATH,
+    METADATA_PATHS,
+    REGISTRATION_PATH,
+    REVOCATION_PATH,
+    TOKEN_PATH,
+    USERINFO_PATH,
+)
+from gateway.auth.rfc9728_protected_resource import WELL_KNOWN
 
 PREFIXES = ("/v1/", "/mcp/")
-"""Of paths that pages may call; sign-in and consent are nobody else's page's business."""
+"""Of paths that pages of a tenant may call; sign-in and consent are nobody else's page's
+business."""
+OPEN = frozenset(
+    {
+        *METADATA_PATHS,
+        WELL_KNOWN,
+        JWKS_PATH,
+        TOKEN_PATH,
+        REVOCATION_PATH,
+        USERINFO_PATH,
+        REGISTRATION_PATH,
+    }
+)
+OPEN_PREFIXES = (WELL_KNOWN + "/", REGISTRATION_PATH + "/")
+"""Of paths that pages of any origin may call."""
+ANY_ORIGIN = b"*"
 METHODS = b"GET, POST, PUT, PATCH, DELETE"
 MAX_AGE_S = b"600"
 MAX_HEADERS_BYTES = 2048
@@ -36,6 +64,8 @@ EXPOSED = b", ".join(
     )
 )
 
+OPEN_EXPOSED = b"www-authenticate, dpop-nonce, retry-after, x-request-id"
+
 Header = tuple[bytes, bytes]
 
 
@@ -44,6 +74,9 @@ class Cors:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == ScopeType.HTTP and is_open(scope["path"]):
+            await self.call_open(scope, receive, send)
+            return
         called = scope["type"] == ScopeType.HTTP and scope["path"].startswith(PREFIXES)
         origin = single(scope, b"origin") if called else None
         if origin is None:
@@ -52,8 +85,7 @@ class Cors:
         known: CorsOrigins = scope["litestar_app"].state.services.cors_origins
         orgs = await known.orgs_of(origin.decode("latin-1"))
         if orgs and (allowed := preflight(scope, origin)):
-            await send({"type": "http.response.start", "status": 204, "headers": allowed})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send_preflight(send, allowed)
             return
 
         async def send_shared(message: Message) -> None:
@@ -67,6 +99,32 @@ class Cors:
             await send(message)
 
         await self.app(scope, receive, send_shared)
+
+    async def call_open(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whether a page asks or not: so a cache that keeps an answer keeps it for all."""
+        if allowed := preflight(scope, ANY_ORIGIN):
+            await send_preflight(send, allowed)
+            return
+
+        async def send_open(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message["headers"],
+                    (b"access-control-allow-origin", ANY_ORIGIN),
+                    (b"access-control-expose-headers", OPEN_EXPOSED),
+                ]
+            await send(message)
+
+        await self.app(scope, receive, send_open)
+
+
+def is_open(path: str) -> bool:
+    return path.rstrip("/") in OPEN or path.startswith(OPEN_PREFIXES)
+
+
+async def send_preflight(send: Send, allowed: list[Header]) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": allowed})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def preflight(scope: Scope, origin: bytes) -> list[Header]:

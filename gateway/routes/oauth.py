@@ -2,8 +2,8 @@
 keys, userinfo.
 
 Above: `app`. Below: `gateway.auth`, which knows the protocols; here requests are taken apart and
-errors get their status. Nothing here may be kept by a cache but the metadata and the keys. Pages of
-any origin may read the answers: no cookie counts here.
+errors get their status. Nothing here may be kept by a cache but the metadata and the keys. What
+pages of other origins may call is said by `routes.cors`: no cookie counts here.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from gateway.auth.rfc6749_token import TokenRequest
 from gateway.auth.rfc8414_metadata import (
     INTROSPECTION_PATH,
     JWKS_PATH,
+    METADATA_PATHS,
     REVOCATION_PATH,
     TOKEN_PATH,
     USERINFO_PATH,
@@ -48,9 +49,8 @@ from gateway.routes.envelope import REQUEST_ID
 log = logging.getLogger(__name__)
 
 JSON = "application/json"
-ANY_ORIGIN = {"access-control-allow-origin": "*"}
-UNCACHED = {"cache-control": "no-store", "pragma": "no-cache", **ANY_ORIGIN}
-CACHED = {"cache-control": f"public, max-age={JWKS_MAX_AGE_S}", **ANY_ORIGIN}
+UNCACHED = {"cache-control": "no-store", "pragma": "no-cache"}
+CACHED = {"cache-control": f"public, max-age={JWKS_MAX_AGE_S}"}
 BASIC = 'Basic realm="tollgate", charset="UTF-8"'
 
 Exchange = tuple[Authority, Form, Client, Actor]
@@ -108,7 +108,7 @@ async def userinfo(request: Request[Principal, Any, Any]) -> Response[bytes]:
 
 
 @get(
-    ["/.well-known/oauth-authorization-server", "/.well-known/openid-configuration"],
+    list(METADATA_PATHS),
     opt=PUBLIC,
     tags=["OAuth"],
     summary="What the authorization server can do",

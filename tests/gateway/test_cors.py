@@ -53,6 +53,21 @@ async def chat(request: Request[Principal, Any, Any]) -> Stream:
     return Stream(events(), media_type="text/event-stream")
 
 
+@post("/oauth/token", opt=PUBLIC, status_code=200)
+async def token() -> str:
+    return "a token"
+
+
+@get("/oauth/userinfo", opt=needs(SCOPE_INFERENCE))
+async def userinfo() -> str:
+    return "a user"
+
+
+@get(["/oauth/authorize", "/oauth/login", "/oauth/introspect"], opt=PUBLIC)
+async def closed() -> str:
+    return "not for other pages"
+
+
 @get("/login", opt=PUBLIC)
 async def login() -> str:
     return "not for other pages"
@@ -61,7 +76,7 @@ async def login() -> str:
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     app = Litestar(
-        [chat, login],
+        [chat, login, token, userinfo, closed],
         guards=[authenticate],
         exception_handlers={Exception: refuse},
         openapi_config=None,
@@ -69,6 +84,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     app.state.services = SimpleNamespace(
         authenticator=Keys(), cors_origins=Known(), trusted_proxies=Networks()
     )
+    app.state.public_url = "https://tollgate.example"
     app.asgi_handler = Cors(app.asgi_handler)
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://t") as found:
@@ -114,6 +130,57 @@ async def test_what_is_no_preflight_of_ours_gets_the_routes_own_answer(
     assert "access-control-allow-methods" not in answer.headers
     if headers["origin"] != OURS or path == "/login":
         assert ALLOW not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/.well-known/oauth-authorization-server",
+        "/.well-known/openid-configuration",
+        "/.well-known/oauth-protected-resource",
+        "/.well-known/oauth-protected-resource/v1",
+        "/.well-known/oauth-protected-resource/mcp/org_1",
+        "/oauth/jwks.json",
+        "/oauth/token",
+        "/oauth/revoke",
+        "/oauth/userinfo",
+        "/oauth/register",
+        "/oauth/register/client_1",
+    ],
+)
+async def test_clients_in_browsers_reach_the_authorization_server_from_any_origin(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    wanted = "authorization, content-type, dpop, mcp-protocol-version"
+    answer = await client.options(path, headers=asked(STRANGER, wanted))
+    assert (answer.status_code, answer.headers[ALLOW]) == (204, "*")
+    assert answer.headers["access-control-allow-headers"] == wanted
+    assert "access-control-allow-credentials" not in answer.headers
+    missing = await client.get(path, headers={"origin": STRANGER})
+    assert missing.headers[ALLOW] == "*", "errors can be read, too"
+
+
+async def test_what_they_are_answered_can_be_read(client: httpx.AsyncClient) -> None:
+    for headers in ({}, {"origin": STRANGER}, {"origin": OURS}):
+        answer = await client.post("/oauth/token", headers=headers)
+        assert (answer.status_code, answer.headers.get_list(ALLOW)) == (200, ["*"])
+        exposed = answer.headers["access-control-expose-headers"]
+        assert "dpop-nonce" in exposed and "www-authenticate" in exposed
+        assert "access-control-allow-credentials" not in answer.headers
+    refused = await client.get("/oauth/userinfo", headers={"origin": STRANGER})
+    assert (refused.status_code, refused.headers[ALLOW]) == (401, "*")
+    assert refused.headers["www-authenticate"].startswith("Bearer ")
+
+
+@pytest.mark.parametrize("path", ["/oauth/authorize", "/oauth/login", "/oauth/introspect"])
+async def test_pages_for_people_are_no_other_pages_business(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    for origin in (OURS, STRANGER):
+        preflight = await client.options(path, headers=asked(origin))
+        assert preflight.status_code == 405 and ALLOW not in preflight.headers
+        answer = await client.get(path, headers={"origin": origin})
+        assert answer.status_code == 200 and ALLOW not in answer.headers
 
 
 async def test_two_origins_are_none(client: httpx.AsyncClient) -> None:
