@@ -31,6 +31,7 @@ from engine.chat_template import ChatTemplate
 from engine.client import Engine, EngineClient
 from engine.errors import EngineUnavailable
 from engine.tokenizer import Tokenizer
+from gateway.auth.errors import AuthError, MissingScope
 from gateway.auth.guards import authenticate
 from gateway.auth.wiring import open_auth
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
@@ -169,7 +170,10 @@ def begin_drain(services: Services, timeout_s: float) -> None:
 def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     face, scope = to_face(error), request.scope
     body, media_type = encode_face(face, scope["path"], scope.get("state", {}).get(REQUEST_ID))
-    return Response(body, status_code=face.status, headers=face.headers, media_type=media_type)
+    headers = face.headers
+    if isinstance(error, (AuthError, MissingScope)):
+        headers = headers | protected_resources.challenged(request, error)
+    return Response(body, status_code=face.status, headers=headers, media_type=media_type)
 
 
 async def open_services(

@@ -1,9 +1,9 @@
 """OAuth 2.0 Protected Resource Metadata (RFC 9728), and the challenges that lead there.
 
-Above: the routes of the metadata and of the resources. Below: `resources`, `policy`. Pure. Three
-kinds of resources, each with its metadata in path form: the installation, its API, and one MCP
-endpoint for each org. What it says is the same for every org, known or not: it tells nobody which
-ones there are. Every value that goes into a challenge is a constant or one of our own URLs.
+Above: the routes of the metadata and of the resources. Below: `resources`, `policy`, `errors`.
+Pure. Three kinds of resources, each with its metadata in path form: the installation, its API, and
+one MCP endpoint for each org. What it says is the same for every org, known or not: it tells nobody
+which ones there are. Every value that goes into a challenge is a constant or one of our own URLs.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from typing import Literal
 
 import msgspec
 
+from gateway.auth.errors import AuthError, MissingCredential, MissingScope
 from gateway.auth.policy import KEY_SCOPES, SCOPE_MCP_CALL
 from gateway.auth.resources import API_PATH, MCP_PATH
+from gateway.auth.rfc9449_dpop import ALGORITHMS, InvalidProof
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 RESOURCE_NAME = "Tollgate"
 
-BearerError = Literal["invalid_request", "invalid_token", "insufficient_scope"]
-"""RFC 6750, 3.1."""
+ChallengeError = Literal["invalid_token", "insufficient_scope", "invalid_dpop_proof"]
+"""RFC 6750, 3.1; RFC 9449, 7.1."""
+Scheme = Literal["Bearer", "DPoP"]
 
 
 class ProtectedResource(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,13 +57,36 @@ def metadata_url(path: str, public_url: str) -> str:
     return public_url + WELL_KNOWN + path
 
 
+def find_error(error: Exception) -> ChallengeError | None:
+    """What a challenge says of why a credential was refused; None: there was none (RFC 6750, 3.1:
+    then nothing is said), or it was not for the credential."""
+    match error:
+        case MissingScope():
+            return "insufficient_scope"
+        case InvalidProof():
+            return "invalid_dpop_proof"
+        case MissingCredential():
+            return None
+        case AuthError():
+            return "invalid_token"
+        case _:
+            return None
+
+
 def challenge(
-    path: str, public_url: str, *, scope: str | None = None, error: BearerError | None = None
+    path: str,
+    public_url: str,
+    *,
+    scope: str | None = None,
+    error: ChallengeError | None = None,
+    scheme: Scheme = "Bearer",
 ) -> str:
-    """The value of `WWW-Authenticate` (section 5.1; RFC 6750, section 3). error: only where a
-    credential was shown."""
+    """The value of `WWW-Authenticate` (section 5.1; RFC 6750, section 3; RFC 9449, 7.1). error:
+    only where a credential was shown; scheme: the one that it was shown by."""
     parts = [] if error is None else [f'error="{error}"']
     if scope is not None:
         parts.append(f'scope="{scope}"')
+    if scheme == "DPoP":
+        parts.append(f'algs="{" ".join(ALGORITHMS)}"')
     parts.append(f'resource_metadata="{metadata_url(path, public_url)}"')
-    return "Bearer " + ", ".join(parts)
+    return f"{scheme} " + ", ".join(parts)

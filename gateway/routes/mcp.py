@@ -1,7 +1,7 @@
 """/mcp/{org}: the MCP endpoint of an org, as a protected resource. Its tools come later; who may
 call them is decided from now on.
 
-Above: `app`. Below: `auth.guards`, `auth.rfc9728_protected_resource`. A token is good here when it
+Above: `app`. Below: `auth.guards`, `protected_resources`. A token is good here when it
 was issued for this very URL, for somebody of this very org. Every refusal says, in its
 `WWW-Authenticate`, where a client finds out how to get a token that is.
 """
@@ -16,14 +16,13 @@ from litestar.connection import ASGIConnection
 from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
 
-from gateway.auth.errors import AuthError, InvalidToken, MissingCredential, MissingScope
+from gateway.auth.errors import InvalidToken
 from gateway.auth.policy import SCOPE_MCP_CALL
-from gateway.auth.rfc9728_protected_resource import BearerError, challenge
 from gateway.errors import to_face
 from gateway.principal import Principal
 from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, needs
 from gateway.routes.chat import plain_body
-from gateway.routes.protected_resources import public_url
+from gateway.routes.protected_resources import challenged, public_url
 
 PATH = "/mcp/{org_id:str}"
 JSON = "application/json"
@@ -66,17 +65,9 @@ async def check_audience(
 def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """As everywhere, with the challenge on each 401 and 403."""
     face = to_face(error)
-    kind: BearerError | None = None
-    if isinstance(error, MissingScope):
-        kind = "insufficient_scope"
-    elif isinstance(error, AuthError) and not isinstance(error, MissingCredential):
-        kind = "invalid_token"
     headers = dict(face.headers)
     if face.status in (401, 403):
-        path = request.scope["path"].removesuffix("/")
-        headers["www-authenticate"] = challenge(
-            path, public_url(request), scope=SCOPE_MCP_CALL, error=kind
-        )
+        headers |= challenged(request, error, SCOPE_MCP_CALL)
     return Response(face.encode(), status_code=face.status, headers=headers, media_type=JSON)
 
 

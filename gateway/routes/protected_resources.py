@@ -1,7 +1,8 @@
-"""RFC 9728 metadata of our resources: the installation, its API, one MCP endpoint for each org.
+"""RFC 9728 metadata of our resources: the installation, its API, one MCP endpoint for each org; and
+the challenges of refusals, which lead there.
 
-Above: `app`. Below: `auth.rfc9728_protected_resource`. For the whole world, pages of any origin
-included: a client reads it before it has anything to show.
+Above: `app`; `mcp`, whose refusals carry a challenge too. Below: `auth.rfc9728_protected_resource`.
+For the whole world, pages of any origin included: a client reads it before it has anything to show.
 """
 
 from __future__ import annotations
@@ -14,17 +15,46 @@ from litestar.connection import ASGIConnection
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
+from gateway.auth.errors import MissingScope
 from gateway.auth.resources import API_PATH
-from gateway.auth.rfc9728_protected_resource import WELL_KNOWN, find_metadata
+from gateway.auth.rfc9728_protected_resource import (
+    WELL_KNOWN,
+    challenge,
+    find_error,
+    find_metadata,
+)
 from gateway.routes.access import PUBLIC
 
-HEADERS = {"cache-control": "public, max-age=3600", "access-control-allow-origin": "*"}
+HEADERS = {"cache-control": "public, max-age=3600"}
 
 
 def public_url(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
     """How clients reach the gateway, without a slash at its end."""
     found: str = connection.app.state.public_url
     return found
+
+
+def challenged(
+    request: ASGIConnection[Any, Any, Any, Any], error: Exception, scope: str | None = None
+) -> dict[str, str]:
+    """The header of a 401, and of a 403 for want of a scope (RFC 6750, section 3), on whatever
+    path. `scope`: what is wanted there, where it is one thing."""
+    path = request.scope["path"].removesuffix("/")
+    if path == API_PATH or path.startswith(API_PATH + "/"):
+        path = API_PATH
+    elif find_metadata(path, "") is None:
+        path = ""
+    if isinstance(error, MissingScope):
+        scope = error.scope
+    shown = request.headers.get("authorization", "")[:5].lower()
+    said = challenge(
+        path,
+        public_url(request),
+        scope=scope,
+        error=find_error(error),
+        scheme="DPoP" if shown == "dpop " else "Bearer",
+    )
+    return {"www-authenticate": said}
 
 
 def answer(path: str, request: Request[Any, Any, Any]) -> Response[bytes]:

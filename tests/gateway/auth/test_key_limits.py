@@ -169,7 +169,7 @@ async def test_a_key_is_good_where_it_may_be_used_from(
         found = SimpleNamespace(authenticator=authenticator, trusted_proxies=Networks.of([PEER]))
 
         def wire(config: AppConfig) -> AppConfig:
-            config.state = State({"services": found})
+            config.state = State({"services": found, "public_url": "http://t"})
             return config
 
         app = Litestar(

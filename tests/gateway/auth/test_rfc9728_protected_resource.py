@@ -5,7 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.auth.rfc9728_protected_resource import challenge, find_metadata, metadata_url
+from gateway.auth.errors import (
+    ExpiredToken,
+    InvalidKey,
+    MissingCredential,
+    MissingScope,
+    WrongNetwork,
+)
+from gateway.auth.rfc9449_dpop import InvalidProof
+from gateway.auth.rfc9728_protected_resource import (
+    challenge,
+    find_error,
+    find_metadata,
+    metadata_url,
+)
 
 PUBLIC_URL = "https://gateway.example.com"
 MCP = "/mcp/org_" + "0" * 32
@@ -42,3 +55,25 @@ def test_a_challenge_says_what_is_wrong_and_where_to_go() -> None:
         'Bearer error="insufficient_scope", scope="mcp:call", '
         f'resource_metadata="{metadata_url(MCP, PUBLIC_URL)}"'
     )
+    assert challenge("", PUBLIC_URL, error="invalid_dpop_proof", scheme="DPoP") == (
+        'DPoP error="invalid_dpop_proof", algs="ES256 ES384 PS256 RS256 Ed25519", '
+        f'resource_metadata="{metadata_url("", PUBLIC_URL)}"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MissingScope("inference"), "insufficient_scope"),
+        (InvalidProof("old"), "invalid_dpop_proof"),
+        (MissingCredential("none"), None),
+        (InvalidKey("unknown"), "invalid_token"),
+        (ExpiredToken("jti"), "invalid_token"),
+        (WrongNetwork("key"), "invalid_token"),
+        (ValueError("something else"), None),
+    ],
+)
+def test_what_was_wrong_is_said_of_a_credential_that_was_shown(
+    error: Exception, said: str | None
+) -> None:
+    assert find_error(error) == said

@@ -55,7 +55,7 @@ async def operator(world: World, redis: Redis) -> AsyncIterator[httpx.AsyncClien
     )
 
     def wire(config: AppConfig) -> AppConfig:
-        config.state = State({"services": services})
+        config.state = State({"services": services, "public_url": "http://test"})
         return config
 
     app = Litestar(
