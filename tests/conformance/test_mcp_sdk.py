@@ -4,7 +4,10 @@ a client that nobody registered by hand becomes known; refresh; step-up."""
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,6 +27,7 @@ from mcp.shared.auth import (
 )
 
 from tests.conformance.world import KITTED, World
+from tests.stack import ROOT
 
 pytestmark = KITTED
 METHOD_NOT_FOUND = -32601
@@ -164,3 +168,29 @@ def narrow_token(world: World) -> OAuthToken:
         "code_verifier": verifier,
     }
     return OAuthToken.model_validate(httpx.post(f"{world.issuer}/oauth/token", data=form).json())
+
+
+async def test_the_documented_agent_gets_to_the_answer(world: World, tmp_path: Path) -> None:
+    """docs/oauth.md, as it stands there; its browser is ours."""
+    text = (ROOT / "docs" / "oauth.md").read_text()
+    (tmp_path / "agent.py").write_text(text.split("```python\n")[1].split("```")[0])
+    run = await asyncio.create_subprocess_exec(
+        sys.executable,
+        tmp_path / "agent.py",
+        world.resource,
+        env={**os.environ, "BROWSER": "true %s", "PYTHONUNBUFFERED": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert run.stdout is not None
+    said = ""
+    async with asyncio.timeout(30):
+        while not (line := (await run.stdout.readline()).decode()).startswith("Sign in at "):
+            assert line, said
+            said += line
+        answer = await asyncio.to_thread(world.allow, line.split()[-1])
+        async with httpx.AsyncClient() as browser:
+            assert "close this page" in (await browser.get(answer)).text
+        rest = (await run.stdout.read()).decode()
+        assert await run.wait() == 0, rest
+    assert "Method not found" in rest and "Traceback" not in rest, rest
