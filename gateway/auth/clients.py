@@ -269,9 +269,14 @@ async def rotate_secret(
     grace_s: int,
     actor: Actor,
     now: datetime,
+    check: Check = lambda before: None,
 ) -> CreatedClient:
-    """A new secret; the old one works for `grace_s` more. Raises: NotFound, InvalidField."""
+    """A new secret; the old one works for `grace_s` more.
+
+    Raises: NotFound, InvalidField, what `check` raises.
+    """
     before = await _locked(conn, org_id, client_id)
+    check(before)
     if before.token_endpoint_auth_method not in SECRET_METHODS:
         raise InvalidField("token_endpoint_auth_method", "this client has no secret")
     if not 0 <= grace_s <= MAX_GRACE_S:

@@ -174,11 +174,13 @@ async def redeem_code(
     return None if replay is None else Replayed(replay.org_id, replay.grant_id)
 
 
-async def find_grant(conn: AsyncConnection, *, org_id: str, grant_id: str) -> Grant:
-    """Revoked or not. Raises: NotFound."""
+async def find_grant(
+    conn: AsyncConnection, *, org_id: str, grant_id: str, lock: bool = False
+) -> Grant:
+    """Revoked or not; lock: nobody changes it before this commits. Raises: NotFound."""
     found = sa.select(oauth_grants)
     found = found.where(oauth_grants.c.id == grant_id, oauth_grants.c.org_id == org_id)
-    row = (await conn.execute(found)).one_or_none()
+    row = (await conn.execute(found.with_for_update() if lock else found)).one_or_none()
     if row is None:
         raise NotFound("grant_id", f"no grant {grant_id!r}")
     return Grant(**row._mapping)

@@ -134,15 +134,23 @@ async def rotate(
     return msgspec.structs.replace(ahead, activated_at=now)
 
 
-async def revoke(conn: AsyncConnection, cipher: Cipher, kid: str, now: datetime) -> SigningKeyRow:
+async def revoke(
+    conn: AsyncConnection,
+    cipher: Cipher,
+    kid: str,
+    now: datetime,
+    *,
+    check: Callable[[SigningKeyRow], None] = lambda before: None,
+) -> SigningKeyRow:
     """A key that may be in the wrong hands: from now on it verifies nothing. The active key is
-    replaced at once. Idempotent. Raises: NotFound."""
+    replaced at once. Idempotent. Raises: NotFound, what `check` raises."""
     await _lock(conn)
     found = sa.select(*public_columns()).where(signing_keys.c.kid == kid)
     row = (await conn.execute(found)).one_or_none()
     if row is None:
         raise NotFound("kid", f"no signing key {kid!r}")
     before = SigningKeyRow(**row._mapping)
+    check(before)
     if before.verify_until is not None and before.verify_until <= now:
         return before
     await _retire(conn, kid, before.retired_at or now, 0.0, verify_until=now)

@@ -230,10 +230,13 @@ async def update(request: Of, client_id: FromPath[str]) -> Response[bytes]:
     tags=[TAG],
     summary="Give an OAuth client a new secret; it stands in this answer alone",
     status_code=200,
-    operation_class=describes(body=SecretRotation, answer=OAuthClientOnce, idempotent=True),
+    operation_class=describes(
+        body=SecretRotation, answer=OAuthClientOnce, idempotent=True, conditional=True
+    ),
 )
 async def rotate(request: Of, client_id: FromPath[str]) -> Response[bytes]:
     wanted = decode(rotation_decoder, await plain_body(request) or b"{}")
+    precondition = if_match(request)
     desk = desk_of(request)
     async with tenant(services(request).db, request.user.org_id) as conn:
         made = await rotate_secret(
@@ -244,6 +247,7 @@ async def rotate(request: Of, client_id: FromPath[str]) -> Response[bytes]:
             grace_s=wanted.grace_s,
             actor=actor_of(request),
             now=desk.clock(),
+            check=lambda before: precondition.check(to_wire(before)),
         )
     once = OAuthClientOnce(**_fields(made.client), client_secret=made.client_secret)
     return answer(request, once, headers=NO_STORE)
@@ -307,13 +311,14 @@ async def retrieve_grant(request: Of, grant_id: FromPath[str]) -> Response[bytes
     tags=[TAG],
     summary="End a grant: its tokens are refused within a second, and the user is asked again",
     status_code=200,
-    operation_class=describes(answer=OAuthGrant, idempotent=True),
+    operation_class=describes(answer=OAuthGrant, idempotent=True, conditional=True),
 )
 async def revoke(request: Of, grant_id: FromPath[str]) -> Response[bytes]:
-    org_id = request.user.org_id
+    precondition, org_id = if_match(request), request.user.org_id
     async with announcing(desk_of(request).redis) as announcement:
         async with tenant(services(request).db, org_id) as conn:
-            known = await find_grant(conn, org_id=org_id, grant_id=grant_id)
+            known = await find_grant(conn, org_id=org_id, grant_id=grant_id, lock=True)
+            precondition.check(msgspec.convert(known, OAuthGrant, from_attributes=True))
             await forget(
                 conn,
                 org_id=org_id,

@@ -21,7 +21,7 @@ from gateway.auth.signing_keys import SigningKeyRow
 from gateway.auth.token_tables import signing_keys as table
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
-from gateway.routes.conditional import answer
+from gateway.routes.conditional import answer, if_match
 from gateway.routes.pages import PageQuery, keyset, to_listing
 from gateway.wire.openai_admin import parse_query
 
@@ -84,11 +84,18 @@ async def rotate(request: Request[Principal, Any, Any]) -> Response[bytes]:
     summary="A key verifies nothing within a second",
 )
 async def revoke(request: Request[Principal, Any, Any], kid: FromPath[str]) -> Response[bytes]:
+    """`If-Match`: the tag of the key as its element of the list, or its rotation, shows it."""
     authority, org_id = services(request).authority, request.user.org_id
-    keys = authority.keys
+    keys, precondition = authority.keys, if_match(request)
     async with announcing(authority.redis, clock=authority.clock) as announcement:
         async with services(request).system_db.begin() as conn:
-            row = await signing_keys.revoke(conn, keys.cipher, kid, keys.now())
+            row = await signing_keys.revoke(
+                conn,
+                keys.cipher,
+                kid,
+                keys.now(),
+                check=lambda before: precondition.check(shown(before)),
+            )
             await record(
                 conn,
                 org_id=org_id,

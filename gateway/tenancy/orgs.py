@@ -162,7 +162,10 @@ async def archive_org(
             return before
         archived = sa.update(orgs).where(orgs.c.id == org_id).values(archived_at=sa.func.now())
         made = (await conn.execute(archived.returning(orgs))).one()
-        await _log(conn, org_id, operator_org, actor=actor, action="organization.archived")
+        said = {"name": before.name, "plan": before.plan}
+        await _log(
+            conn, org_id, operator_org, actor=actor, action="organization.archived", before=said
+        )
         return Org(**made._mapping)
 
 

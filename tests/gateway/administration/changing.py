@@ -1,0 +1,272 @@
+"""One call of each route that changes something, by method and path: what `test_every_change` walks
+the route table with. A new route needs one here; what it needs to be there first, `Maker` makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from gateway.audit.log import COMMAND_LINE
+from gateway.auth.grants import create_grant
+from gateway.auth.token_tables import signing_keys
+from gateway.db import tenant
+from gateway.tenancy import users
+from tests.gateway.administration.conftest import World
+
+ADMIN, ORG = "/v1/admin", "/v1/organization"
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    body: Any = None
+
+
+class Maker:
+    """Makes what a change is about, each time another one."""
+
+    def __init__(self, world: World, org_id: str, project_id: str) -> None:
+        self.world, self.org_id, self.project_id = world, org_id, project_id
+        self._made = 0
+
+    def name(self) -> str:
+        self._made += 1
+        return f"n{self._made}"
+
+    def email(self) -> str:
+        return f"{self.name()}@x.example"
+
+    async def post(self, path: str, body: Any = None) -> Any:
+        answer = await self.world.call("POST", path, body)
+        assert answer.is_success, f"POST {path}: {answer.text}"
+        return answer.json()
+
+    async def project(self) -> str:
+        made = await self.post(f"{ORG}/projects", {"name": self.name()})
+        return f"{ORG}/projects/{made['id']}"
+
+    async def user(self) -> str:
+        async with tenant(self.world.db, self.org_id) as conn:
+            made = await users.create_user(
+                conn,
+                org_id=self.org_id,
+                email=self.email(),
+                name="u",
+                role="reader",
+                actor=COMMAND_LINE,
+            )
+        return made.id
+
+    async def member(self) -> str:
+        path, user_id = await self.project(), await self.user()
+        await self.post(f"{path}/users", {"user_id": user_id, "role": "member"})
+        return f"{path}/users/{user_id}"
+
+    async def account(self) -> str:
+        path = await self.project()
+        made = await self.post(f"{path}/service_accounts", {"name": "ci"})
+        return f"{path}/service_accounts/{made['id']}"
+
+    async def project_key(self) -> str:
+        path = await self.account()
+        made = await self.post(f"{path}/api_keys", {})
+        return f"{path.partition('/service_accounts')[0]}/api_keys/{made['id']}"
+
+    async def key(self) -> str:
+        body = {"name": "k", "project_id": (await self.project()).rpartition("/")[2]}
+        return f"{ADMIN}/keys/{(await self.post(f'{ADMIN}/keys', body))['id']}"
+
+    def issuer_body(self) -> dict[str, Any]:
+        name = self.name()
+        return {
+            "name": name,
+            "issuer": f"https://{name}.example",
+            "audience": f"aud-{name}",
+            "default_role": "reader",
+            "project_id": self.project_id,
+        }
+
+    async def issuer(self) -> str:
+        made = await self.post(f"{ADMIN}/issuers", self.issuer_body())
+        return f"{ADMIN}/issuers/{made['id']}"
+
+    def client_body(self) -> dict[str, Any]:
+        return {"client_name": self.name(), "redirect_uris": ["https://app.example/back"]}
+
+    async def client(self) -> str:
+        made = await self.post(f"{ADMIN}/oauth/clients", self.client_body())
+        return f"{ADMIN}/oauth/clients/{made['id']}"
+
+    async def grant(self) -> str:
+        client_id = (await self.client()).rpartition("/")[2]
+        user_id = await self.user()
+        async with tenant(self.world.db, self.org_id) as conn:
+            made = await create_grant(
+                conn,
+                org_id=self.org_id,
+                user_id=user_id,
+                client_id=client_id,
+                project_id=None,
+                resources=[],
+                scopes=["openid"],
+                actor=COMMAND_LINE,
+            )
+        return f"{ADMIN}/oauth/grants/{made.id}"
+
+    async def org(self) -> str:
+        made = await self.post(f"{ADMIN}/orgs", {"name": self.name()})
+        return f"{ADMIN}/orgs/{made['organization']['id']}"
+
+    async def plan(self) -> str:
+        return f"{ADMIN}/plans/{(await self.post(f'{ADMIN}/plans', {'name': self.name()}))['name']}"
+
+    async def signing_key(self) -> str:
+        """The next one was published long ago, so that it may sign."""
+        async with self.world.db.begin() as conn:
+            long_ago = signing_keys.c.created_at - timedelta(days=1)
+            await conn.execute(sa.update(signing_keys).values(created_at=long_ago))
+            active = sa.select(signing_keys.c.kid).where(signing_keys.c.retired_at.is_(None))
+            kid = await conn.scalar(active.where(signing_keys.c.activated_at.is_not(None)))
+        return f"{ADMIN}/signing_keys/{kid}"
+
+
+Recipe = Callable[[Maker], Awaitable[Change]]
+
+
+def at(make: Callable[[Maker], Awaitable[str]], tail: str = "", body: Any = None) -> Recipe:
+    """On what `make` makes; a callable body is asked for one."""
+
+    async def change(maker: Maker) -> Change:
+        path = await make(maker) + tail
+        return Change(path=path, body=body(maker) if callable(body) else body)
+
+    return change
+
+
+def new(path: str, body: Callable[[Maker], Any]) -> Recipe:
+    async def change(maker: Maker) -> Change:
+        return Change(path=path, body=body(maker))
+
+    return change
+
+
+async def add_member(maker: Maker) -> Change:
+    path, user_id = await maker.project(), await maker.user()
+    return Change(path=f"{path}/users", body={"user_id": user_id, "role": "member"})
+
+
+async def make_key(maker: Maker) -> Change:
+    project_id = (await maker.project()).rpartition("/")[2]
+    return Change(path=f"{ADMIN}/keys", body={"name": "k", "project_id": project_id})
+
+
+async def admin_key(maker: Maker) -> str:
+    made = await maker.post(f"{ORG}/admin_api_keys", {"name": "k"})
+    return f"{ORG}/admin_api_keys/{made['id']}"
+
+
+async def invite(maker: Maker) -> str:
+    made = await maker.post(f"{ORG}/invites", {"email": maker.email(), "role": "reader"})
+    return f"{ORG}/invites/{made['id']}"
+
+
+async def restricted(maker: Maker) -> str:
+    path = await maker.project() + "/model_permissions"
+    await maker.post(path, {"mode": "deny_list", "model_ids": ["far"]})
+    return path
+
+
+async def own_project(maker: Maker) -> str:
+    return (await maker.project()).replace(ORG, ADMIN)
+
+
+async def own_user(maker: Maker) -> str:
+    return f"{ADMIN}/users/{await maker.user()}"
+
+
+async def org_user(maker: Maker) -> str:
+    return f"{ORG}/users/{await maker.user()}"
+
+
+async def rotate_signing_key(maker: Maker) -> Change:
+    await maker.signing_key()
+    return Change(path=f"{ADMIN}/signing_keys/rotate")
+
+
+async def change_issuer(maker: Maker) -> Change:
+    body = maker.issuer_body()
+    made = await maker.post(f"{ADMIN}/issuers", body)
+    return Change(path=f"{ADMIN}/issuers/{made['id']}", body={**body, "name": maker.name()})
+
+
+async def organization(maker: Maker) -> str:
+    return f"{ADMIN}/organization"
+
+
+PROJECT = f"{ORG}/projects/{{project_id}}"
+ACCOUNT = f"{PROJECT}/service_accounts/{{service_account_id}}"
+CLIENT = f"{ADMIN}/oauth/clients/{{client_id}}"
+RECIPES: dict[tuple[str, str], Recipe] = {
+    ("POST", f"{ADMIN}/invites"): new(
+        f"{ADMIN}/invites", lambda m: {"email": m.email(), "role": "developer"}
+    ),
+    ("POST", f"{ADMIN}/issuers"): new(f"{ADMIN}/issuers", Maker.issuer_body),
+    ("PUT", f"{ADMIN}/issuers/{{issuer_id}}"): change_issuer,
+    ("DELETE", f"{ADMIN}/issuers/{{issuer_id}}"): at(Maker.issuer),
+    ("POST", f"{ADMIN}/keys"): make_key,
+    ("PATCH", f"{ADMIN}/keys/{{key_id}}"): at(Maker.key, body={"name": "other"}),
+    ("POST", f"{ADMIN}/keys/{{key_id}}/revoke"): at(Maker.key, "/revoke"),
+    ("POST", f"{ADMIN}/keys/{{key_id}}/rotate"): at(Maker.key, "/rotate"),
+    ("POST", f"{ADMIN}/oauth/clients"): new(f"{ADMIN}/oauth/clients", Maker.client_body),
+    ("POST", CLIENT): at(Maker.client, body=Maker.client_body),
+    ("DELETE", CLIENT): at(Maker.client),
+    ("POST", f"{CLIENT}/rotate-secret"): at(Maker.client, "/rotate-secret", {}),
+    ("POST", f"{ADMIN}/oauth/grants/{{grant_id}}/revoke"): at(Maker.grant, "/revoke"),
+    ("PATCH", f"{ADMIN}/organization"): at(
+        organization, body=lambda m: {"cors_origins": [f"https://{m.name()}.example"]}
+    ),
+    ("POST", f"{ADMIN}/orgs"): new(f"{ADMIN}/orgs", lambda m: {"name": m.name()}),
+    ("PATCH", f"{ADMIN}/orgs/{{org_id}}"): at(Maker.org, body={"plan": "gold"}),
+    ("POST", f"{ADMIN}/orgs/{{org_id}}/archive"): at(Maker.org, "/archive"),
+    ("POST", f"{ADMIN}/plans"): new(f"{ADMIN}/plans", lambda m: {"name": m.name()}),
+    ("PATCH", f"{ADMIN}/plans/{{name}}"): at(Maker.plan, body={"lane": "batch"}),
+    ("POST", f"{ADMIN}/plans/{{name}}/archive"): at(Maker.plan, "/archive"),
+    ("POST", f"{ADMIN}/projects"): new(f"{ADMIN}/projects", lambda m: {"name": m.name()}),
+    ("PATCH", f"{ADMIN}/projects/{{project_id}}"): at(own_project, body={"plan": "gold"}),
+    ("POST", f"{ADMIN}/signing_keys/rotate"): rotate_signing_key,
+    ("POST", f"{ADMIN}/signing_keys/{{kid}}/revoke"): at(Maker.signing_key, "/revoke"),
+    ("PATCH", f"{ADMIN}/users/{{user_id}}"): at(own_user, body={"role": "billing"}),
+    ("POST", f"{ORG}/admin_api_keys"): new(f"{ORG}/admin_api_keys", lambda m: {"name": "k"}),
+    ("DELETE", f"{ORG}/admin_api_keys/{{key_id}}"): at(admin_key),
+    ("POST", f"{ORG}/invites"): new(
+        f"{ORG}/invites", lambda m: {"email": m.email(), "role": "reader"}
+    ),
+    ("DELETE", f"{ORG}/invites/{{invite_id}}"): at(invite),
+    ("POST", f"{ORG}/projects"): new(f"{ORG}/projects", lambda m: {"name": m.name()}),
+    ("POST", PROJECT): at(Maker.project, body=lambda m: {"name": m.name()}),
+    ("POST", f"{PROJECT}/archive"): at(Maker.project, "/archive"),
+    ("POST", f"{PROJECT}/api_keys/{{api_key_id}}"): at(
+        Maker.project_key, body={"expires_in_seconds": 60}
+    ),
+    ("DELETE", f"{PROJECT}/api_keys/{{api_key_id}}"): at(Maker.project_key),
+    ("POST", f"{PROJECT}/model_permissions"): at(
+        Maker.project, "/model_permissions", {"mode": "allow_list", "model_ids": ["far"]}
+    ),
+    ("DELETE", f"{PROJECT}/model_permissions"): at(restricted),
+    ("POST", f"{PROJECT}/rate_limits/{{rate_limit_id}}"): at(
+        Maker.project, "/rate_limits/rl-far", {"max_requests_per_1_minute": 3}
+    ),
+    ("POST", f"{PROJECT}/service_accounts"): at(Maker.project, "/service_accounts", {"name": "ci"}),
+    ("POST", ACCOUNT): at(Maker.account, body={"name": "other"}),
+    ("DELETE", ACCOUNT): at(Maker.account),
+    ("POST", f"{ACCOUNT}/api_keys"): at(Maker.account, "/api_keys", {}),
+    ("POST", f"{PROJECT}/users"): add_member,
+    ("POST", f"{PROJECT}/users/{{user_id}}"): at(Maker.member, body={"role": "owner"}),
+    ("DELETE", f"{PROJECT}/users/{{user_id}}"): at(Maker.member),
+    ("POST", f"{ORG}/users/{{user_id}}"): at(org_user, body={"role": "owner"}),
+    ("DELETE", f"{ORG}/users/{{user_id}}"): at(org_user),
+}

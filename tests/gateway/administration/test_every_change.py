@@ -1,0 +1,120 @@
+"""What every route of administration that changes something keeps to, found in the route table: it
+is recorded, done once for one `Idempotency-Key`, and refused to who has seen an older state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from litestar.routes import HTTPRoute
+
+from gateway.audit.tables import entries
+from gateway.routes.idempotency import PREFIXES
+from tests.gateway.administration.changing import ADMIN, RECIPES, Maker
+from tests.gateway.administration.conftest import World
+
+NO_CREDENTIAL = {
+    (
+        "POST",
+        f"{ADMIN}/keys/report-leak",
+    ): "whoever has the key; it is revoked once, `test_admin_keys`"
+}
+"""Changes that nobody is asked for a credential for: a key of idempotency would be anybody's."""
+UNCONDITIONAL = {
+    ("POST", f"{ADMIN}/signing_keys/rotate"): "makes the next key, of which nobody has a tag",
+    ("DELETE", "/v1/organization/invites/{invite_id}"): "an invite never changes",
+    ("POST", "/v1/organization/projects/{project_id}/model_permissions"): "OpenAI's whole list",
+    ("DELETE", "/v1/organization/projects/{project_id}/model_permissions"): "OpenAI's whole list",
+    ("POST", "/v1/organization/projects/{project_id}/service_accounts"): "makes one",
+    (
+        "POST",
+        "/v1/organization/projects/{project_id}/service_accounts/{service_account_id}/api_keys",
+    ): "makes one",
+    ("POST", "/v1/organization/projects/{project_id}/users"): "makes one",
+}
+"""Changes below something that has a tag of their own no `If-Match` speaks of."""
+CHANGING = sorted(RECIPES)
+
+
+def in_table(world: World) -> set[tuple[str, str]]:
+    """(method, path) of administration's changes."""
+    return {
+        (str(method), route.path_format)
+        for route in world.app.routes
+        if isinstance(route, HTTPRoute) and route.path_format.startswith(PREFIXES)
+        for handler in route.route_handlers
+        for method in handler.http_methods
+        if str(method) not in ("GET", "HEAD", "OPTIONS")
+    }
+
+
+def is_conditional(method: str, path: str) -> bool:
+    """It is about something that is there."""
+    return (method, path) not in UNCONDITIONAL and (method != "POST" or "{" in path)
+
+
+async def recorded(world: World, answer: httpx.Response) -> list[Any]:
+    """The entries of the request that got this answer."""
+    request_id = answer.headers["x-request-id"]
+    found = sa.select(entries).where(entries.c.request_id == request_id)
+    async with world.db.connect() as conn:
+        return list(await conn.execute(found))
+
+
+async def count(world: World) -> int:
+    async with world.db.connect() as conn:
+        return int(await conn.scalar(sa.select(sa.func.count()).select_from(entries)) or 0)
+
+
+async def test_every_change_stands_here(world: World) -> None:
+    assert in_table(world) == set(RECIPES) | set(NO_CREDENTIAL)
+    assert set(UNCONDITIONAL) <= set(RECIPES)
+
+
+@pytest.fixture
+def maker(world: World, org_id: str, project_id: str) -> Maker:
+    return Maker(world, org_id, project_id)
+
+
+async def test_every_change_is_recorded_once_and_refused_to_who_saw_another_state(
+    world: World, maker: Maker
+) -> None:
+    failed = []
+    for method, path in CHANGING:
+        try:
+            await keeps_to_it(world, maker, method, path)
+        except AssertionError as error:
+            failed.append(f"{method} {path}: {error}")
+    assert not failed, "\n".join(failed)
+
+
+async def keeps_to_it(world: World, maker: Maker, method: str, path: str) -> None:
+    """Raises: AssertionError."""
+    actor = (await world.services.authenticator.authenticate(world.admin_key)).key_id
+    change = await RECIPES[method, path](maker)
+    before = await count(world)
+    if is_conditional(method, path):
+        stale = await world.call(method, change.path, change.body, if_match='"stale"')
+        assert stale.status_code == 412, f"a stale tag: {stale.status_code} {stale.text}"
+        assert await count(world) == before, "refused, and recorded"
+    once = {"idempotency_key": f"{method}{path}"}
+    done = await world.call(method, change.path, change.body, **once)
+    assert done.is_success, done.text
+    written = await recorded(world, done)
+    assert written, "not in the audit log"
+    for entry in written:
+        who = (entry.actor_kind, entry.actor_id, entry.ip)
+        assert who == ("api_key", actor, "127.0.0.1"), f"by {who}"
+        said = entry.before is not None or entry.after is not None
+        assert said, f"{entry.action} says nothing of before and after"
+    if method == "POST":
+        after = await count(world)
+        again = await world.call(method, change.path, change.body, **once)
+        assert (again.status_code, again.content) == (done.status_code, done.content), again.text
+        assert again.headers["idempotent-replayed"] == "true"
+        assert await count(world) == after, "done twice"
+        other = await world.call(method, change.path, {"other": 1}, **once)
+        assert other.status_code == 422, other.text
