@@ -132,6 +132,7 @@ VALUES: dict[str, object] = {
     "state": "taken over",
     "target": "x",
     "user_ids": [id_of("users")],
+    "values": {"name": "taken over"},
     "wanted": {"tokens_per_minute": 1},
     "witness": NOWHERE,
 }
