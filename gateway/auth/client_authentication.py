@@ -6,18 +6,25 @@ client authenticates in the one way that it registered. Knows no grant.
 
 Secrets are ours, with 256 random bits; guesses are bounded all the same, by failures of one client
 from one address: whoever guesses from elsewhere locks nobody out, and successes are never counted.
+All processes count together (`throttle`); each counts by itself too, which is what is left of the
+bound without Redis.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import TypeVar
 from urllib.parse import unquote_plus
 
 import msgspec
+from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth import rfc7523_assertion
@@ -26,11 +33,18 @@ from gateway.auth.form import Form
 from gateway.auth.lru import Lru
 from gateway.auth.rfc6749_errors import OAuthError, invalid_client, unavailable
 from gateway.auth.rfc7523_assertion import FetchKeys
+from gateway.auth.throttle import Throttle
 from gateway.db import DATABASE_ERRORS
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_FAILURES = 10
 FAILURE_WINDOW_S = 60.0
-"""Per process, client and address."""
+"""Per process, client and address; together, `throttle.FAILED`."""
+SHARED_TIMEOUT_S = 0.25
+"""So long a token waits for a Redis that does not answer."""
+KIND = "client"
 MAX_COUNTED = 16_384
 MAX_HEADER_BYTES = 8 * 1024
 
@@ -63,6 +77,9 @@ class Failures:
         started, count = self._current(client_id, address)
         self._counts.put((client_id, address), (started, count + 1))
 
+    def forget(self, client_id: str, address: str) -> None:
+        self._counts.drop((client_id, address))
+
     def _current(self, client_id: str, address: str) -> tuple[float, int]:
         found = self._counts.get((client_id, address))
         if found is None or self._clock() - found[0] >= FAILURE_WINDOW_S:
@@ -79,6 +96,7 @@ class ClientAuthentication:
         clients: Clients,
         *,
         db: AsyncEngine,
+        throttle: Throttle,
         audiences: frozenset[str],
         fetch: FetchKeys | None = None,
         clock: Callable[[], float] = time.time,
@@ -86,6 +104,8 @@ class ClientAuthentication:
     ) -> None:
         self._clients = clients
         self._db = db
+        self._throttle = throttle
+        self._throttle_fails = False
         self._audiences = audiences
         self._fetch = fetch
         self._clock = clock
@@ -97,6 +117,12 @@ class ClientAuthentication:
         wait_s = self._failures.wait_s(presented.client_id, address)
         if wait_s is not None:
             raise invalid_client("too many failures", retry_after_s=wait_s)
+        shared = await self._shared(
+            self._throttle.failures(KIND, account=presented.client_id, address=address)
+        )
+        if shared is not None and shared.wait_s > 0:
+            raise invalid_client("too many failures", retry_after_s=math.ceil(shared.wait_s))
+        client: Client | None = None
         try:
             client = await self._clients.find(presented.client_id)
             if client is None:
@@ -106,8 +132,26 @@ class ClientAuthentication:
             raise unavailable(type(error).__name__) from error
         except OAuthError:
             self._failures.count(presented.client_id, address)
+            if shared is not None and client is not None:  # names cost no memory of Redis
+                await self._shared(self._throttle.failed(shared))
             raise
+        if shared is not None and shared.count > 0:
+            self._failures.forget(presented.client_id, address)
+            await self._shared(self._throttle.forget(shared))
         return client
+
+    async def _shared(self, asked: Awaitable[T]) -> T | None:
+        """What all processes know together; None where Redis cannot say."""
+        try:
+            async with asyncio.timeout(SHARED_TIMEOUT_S):
+                found = await asked
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            if not self._throttle_fails:
+                log.warning("guesses are bounded by process alone (%s)", type(error).__name__)
+            self._throttle_fails = True
+            return None
+        self._throttle_fails = False
+        return found
 
     async def _check(self, client: Client, presented: Presented) -> None:
         """Raises: OAuthError (invalid_client)."""

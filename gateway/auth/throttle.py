@@ -1,6 +1,7 @@
 """How often a secret may be guessed at: on Redis, so that all workers count together.
 
-Above: `login`, and the token endpoint for client secrets. Below: `attempt.lua`. Knows no password.
+Above: `login`; `client_authentication`, for secrets of clients. Below: `attempt.lua`,
+`attempts_so_far.lua`. Knows no password.
 
 A stranger must not be able to lock the owner of an account out, so nothing is counted against the
 account alone that would stop its owner:
@@ -14,6 +15,9 @@ account alone that would stop its owner:
 
 A counter is charged before the secret is looked at. A success forgets what stands against the
 account at that address or browser, and against nobody else's.
+
+What machines show, many at once and mostly right, is not charged beforehand: of that failures count
+(`SoFar`), by whose and from where.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ KNOWN_S = 90 * 86_400
 IPV6_PREFIX = 64
 """One customer has so much of an IPv6 network at least."""
 SCRIPT = Path(__file__).with_name("attempt.lua").read_text()
+SO_FAR = Path(__file__).with_name("attempts_so_far.lua").read_text()
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +57,18 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 PAIR = Bound(name="pair", free=5, first_s=1.0, longest_s=900.0, lifetime_s=3_600.0)
 ADDRESS = Bound(name="address", free=50, first_s=1.0, longest_s=300.0, lifetime_s=900.0)
 ACCOUNT = Bound(name="account", free=100, first_s=1.0, longest_s=60.0, lifetime_s=3_600.0)
+
+
+FAILED = Bound(name="failed", free=10, first_s=60.0, longest_s=300.0, lifetime_s=900.0)
+
+
+class SoFar(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands against one account at one address."""
+
+    key: str
+    wait_s: float
+    """0: it may be tried now."""
+    count: int
 
 
 class Waits(Exception):
@@ -92,6 +109,7 @@ class Throttle:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._script = redis.register_script(SCRIPT)
+        self._so_far = redis.register_script(SO_FAR)
 
     async def begin(
         self, kind: str, *, account: str, address: str | None, device: str | None = None
@@ -116,6 +134,20 @@ class Throttle:
         """
         own = _key(kind, each.name, network_of(address))
         await self._charge({own: each, _key(kind, all_.name): all_})
+
+    async def failures(self, kind: str, *, account: str, address: str) -> SoFar:
+        """Raises: redis.exceptions.RedisError."""
+        key = _key(kind, FAILED.name, account, network_of(address))
+        wait_ms, count = await self._so_far(keys=[key])
+        return SoFar(key=key, wait_s=int(wait_ms) / 1000, count=int(count))
+
+    async def failed(self, found: SoFar) -> None:
+        """One more. Raises: redis.exceptions.RedisError."""
+        await self._script(keys=[found.key], args=FAILED.arguments())
+
+    async def forget(self, found: SoFar) -> None:
+        """Of who got in after all. Raises: redis.exceptions.RedisError."""
+        await self._redis.delete(found.key)
 
     async def _charge(self, bounds: Mapping[str, Bound]) -> None:
         arguments = [each for bound in bounds.values() for each in bound.arguments()]

@@ -86,6 +86,7 @@ async def open_auth(
         clients=ClientAuthentication(
             authorization.clients,
             db=system_db,
+            throttle=authorization.throttle,
             audiences=audiences(issuer),
             fetch=ClientKeys(federation.egress).fetch,
         ),

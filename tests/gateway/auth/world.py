@@ -31,6 +31,7 @@ from gateway.auth.rfc6749_errors import OAuthError
 from gateway.auth.rfc6749_token import TokenRequest
 from gateway.auth.rfc9068_access_token import AccessClaims
 from gateway.auth.signing_keys import PURPOSE, KeyRing
+from gateway.auth.throttle import Throttle
 from gateway.auth.wiring import audiences
 from gateway.ids import uuid7
 from gateway.principal import Principal
@@ -62,7 +63,12 @@ class World:
             redis=redis,
             keys=keys,
             clients=ClientAuthentication(
-                self.clients, db=db, audiences=audiences(ISSUER), clock=clock, monotonic=clock
+                self.clients,
+                db=db,
+                throttle=Throttle(redis),
+                audiences=audiences(ISSUER),
+                clock=clock,
+                monotonic=clock,
             ),
             codes=Peppers(SECRET, CODE_PEPPER_PURPOSE),
             refresh_tokens=RefreshTokens(SECRET),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import time
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
@@ -12,17 +14,24 @@ import msgspec
 import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from gateway.auth import client_authentication
+from gateway.auth.client_authentication import ClientAuthentication
 from gateway.auth.form import MAX_BODY_BYTES, Form
-from gateway.auth.rfc6749_errors import DESCRIPTIONS
+from gateway.auth.rfc6749_errors import DESCRIPTIONS, OAuthError
 from gateway.auth.rfc7523_assertion import TYPE
+from gateway.auth.throttle import FAILED, Throttle
 from tests.gateway.auth.parts import ISSUER, NOW
 from tests.gateway.auth.sending import CREDENTIALS, assertion, basic, code_form
 from tests.gateway.auth.world import (
     World,
     error_of,
 )
+
+HERE = "192.0.2.1"
 
 
 async def test_each_way_to_authenticate(world: World, http: httpx.AsyncClient) -> None:
@@ -153,8 +162,76 @@ async def test_guesses_are_bounded_and_lock_nobody_else_out(
     )
     assert elsewhere.id == client.id
     world.clock.now += client_authentication.FAILURE_WINDOW_S
+    await world.redis.flushdb()  # whose time no test moves
     answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(client.id, secret))
     assert answer.status_code == 200
+
+
+def another_process(world: World, redis: Redis) -> ClientAuthentication:
+    return ClientAuthentication(
+        world.clients, db=world.db, throttle=Throttle(redis), audiences=frozenset({ISSUER})
+    )
+
+
+async def guess(process: ClientAuthentication, client_id: str, secret: str, at: str) -> OAuthError:
+    header = basic(client_id, secret)["authorization"]
+    with pytest.raises(OAuthError) as refused:
+        await process.authenticate(Form({}, {}), header, at)
+    return refused.value
+
+
+async def test_guesses_are_counted_over_all_processes(world: World) -> None:
+    client, secret = await world.client(grants=["client_credentials"])
+    other, other_secret = await world.client(grants=["client_credentials"])
+    processes = [another_process(world, world.redis) for _ in range(FAILED.free)]
+    right = basic(client.id, secret)["authorization"]
+    for process in processes[1:]:
+        refused = await guess(process, client.id, "guess", HERE)
+        assert refused.status == 401
+    assert (await processes[0].authenticate(Form({}, {}), right, HERE)).id == client.id
+    for process in processes:
+        refused = await guess(process, client.id, "guess", HERE)
+        assert refused.status == 401, "who got in started anew"
+    for process in (processes[0], another_process(world, world.redis)):
+        refused = await guess(process, client.id, secret or "", HERE)
+        assert refused.status == 429 and 0 < (refused.retry_after_s or 0) <= FAILED.first_s
+    keys = await world.redis.dbsize()
+    assert (await guess(processes[0], "client_nobody", "guess", HERE)).status == 401
+    assert await world.redis.dbsize() == keys, "whoever makes names up fills no memory"
+    for_others = basic(other.id, other_secret)["authorization"]
+    assert (await processes[0].authenticate(Form({}, {}), for_others, HERE)).id == other.id
+    assert (await processes[0].authenticate(Form({}, {}), right, "2001:db8::1")).id == client.id
+
+
+async def test_without_redis_each_process_bounds_guesses_and_lets_who_is_right_in(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, secret = await world.client(grants=["client_credentials"])
+    nowhere = Redis.from_url("redis://127.0.0.1:1", retry=Retry(NoBackoff(), 0))
+    process = another_process(world, nowhere)
+    right = basic(client.id, secret)["authorization"]
+    assert (await process.authenticate(Form({}, {}), right, HERE)).id == client.id
+    for _ in range(client_authentication.MAX_FAILURES):
+        assert (await guess(process, client.id, "guess", HERE)).status == 401
+    assert (await guess(process, client.id, secret or "", HERE)).status == 429
+    assert (await process.authenticate(Form({}, {}), right, "192.0.2.2")).id == client.id
+    assert caplog.text.count("bounded by process alone") == 1
+    await nowhere.aclose()
+
+
+async def test_a_redis_that_is_silent_delays_a_token_by_little(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_args: Any, **_named: Any) -> Any:
+        await asyncio.Event().wait()
+
+    client, secret = await world.client(grants=["client_credentials"])
+    process = another_process(world, world.redis)
+    monkeypatch.setattr(process._throttle, "failures", silent)
+    started = time.monotonic()
+    right = basic(client.id, secret)["authorization"]
+    assert (await process.authenticate(Form({}, {}), right, HERE)).id == client.id
+    assert time.monotonic() - started < 4 * client_authentication.SHARED_TIMEOUT_S
 
 
 async def test_an_assertion_is_good_once_and_only_as_it_should_be(
@@ -168,6 +245,7 @@ async def test_an_assertion_is_good_once_and_only_as_it_should_be(
 
     async def status(form: dict[str, str]) -> int:
         world.authority.clients._failures = client_authentication.Failures(world.clock)
+        await world.redis.flushdb()
         return (await http.post("/oauth/token", data={**CREDENTIALS, **form})).status_code
 
     once = assertion(key, client.id)
@@ -225,6 +303,7 @@ async def test_keys_at_a_jwks_uri(world: World) -> None:
     authentication = client_authentication.ClientAuthentication(
         clients,  # type: ignore[arg-type]
         db=world.db,
+        throttle=Throttle(world.redis),
         audiences=frozenset({ISSUER}),
         fetch=fetch,
         clock=world.clock,
