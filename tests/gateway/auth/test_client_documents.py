@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.client_documents import fetching
 from gateway.auth.client_id_metadata import ClientDocuments
 from gateway.auth.clients import STRANGERS, FetchDocument
+from gateway.tenancy.members import add_member
 from tests.gateway.auth.issuing import FarEnd
+from tests.gateway.auth.revoking import revoke, seconds_until_refused
+from tests.gateway.auth.world import ACTOR, CODES, open_world
 
 URL = "https://app.example.com/oauth/client.json"
 
@@ -66,3 +71,23 @@ async def test_what_breaks_a_rule_is_no_client_and_the_log_says_why(
     far_end.says(URL, document(client_secret="s3cret"))
     assert await fetch(URL) is None
     assert "client_secret: a public document" in caplog.text and "s3cret" not in caplog.text
+
+
+async def test_its_codes_become_tokens_that_a_revocation_of_the_client_ends(
+    fetch: FetchDocument, far_end: FarEnd, system_db: AsyncEngine, redis: Redis
+) -> None:
+    """No row stands for it anywhere: what holds other clients while they are issued something has
+    nothing to hold here."""
+    far_end.says(URL, document(grant_types=list(CODES)))
+    client = await fetch(URL)
+    assert client is not None
+    async with open_world(system_db, redis) as world:
+        names = {"org_id": world.org_id, "project_id": world.project_id, "user_id": world.user_id}
+        async with system_db.begin() as conn:
+            await add_member(conn, **names, role="member", actor=ACTOR)
+        answer = await world.login(client)
+        again = await world.refresh(client, answer["refresh_token"])
+        principal = await world.principal(again["access_token"])
+        assert (principal.client_id, principal.org_id) == (URL, world.org_id)
+        await revoke(world, "client", URL)
+        await seconds_until_refused(world.tokens, again["access_token"])
