@@ -53,6 +53,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     role: Role | None = None
     """Of the user or service account that the credential acts for; None: nobody's, its scopes alone
     count."""
+    owned_projects: frozenset[str] = frozenset()
+    """Of the projects of its org, those that whom it acts for is an owner of."""
     user_id: str | None = None
     service_account_id: str | None = None
     client_id: str | None = None

@@ -282,6 +282,7 @@ def to_principal(record: KeyRecord) -> Principal:
         org_plan=record.org_plan,
         model_plans=record.model_plans,
         role=record.role,
+        owned_projects=record.owned_projects,
         user_id=row.user_id,
         service_account_id=row.service_account_id,
         expires_at=None if record.expires_at is None else record.expires_at.timestamp(),

@@ -27,7 +27,7 @@ from gateway.auth.policy import may
 from gateway.auth.resources import API_PATH
 from gateway.auth.rfc9449_dpop import InvalidProof
 from gateway.principal import Principal
-from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, SCOPE, address_of, services
+from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, IN_PROJECT, SCOPE, address_of, services
 
 UNDECLARED = "(this route declares no scope)"
 
@@ -56,7 +56,9 @@ async def authenticate(
         address = address_of(connection)
         if address is None or address not in principal.allowed_networks:
             raise WrongNetwork(principal.key_id)
-    if not may(principal, scope):
+    named = route_handler.opt.get(IN_PROJECT)
+    project_id = None if named is None else connection.path_params[named]
+    if not may(principal, scope, project_id=project_id):
         raise MissingScope(scope)
     connection.scope["user"] = principal
 

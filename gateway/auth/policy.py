@@ -6,7 +6,8 @@ credential.
 
 A credential holds scopes; who it acts for has a role, looked up when the credential is resolved.
 Both have to confer what is asked for, so a credential never has more than its owner, and a demotion
-takes effect with the next lookup. A scope that does not stand here is conferred by nothing.
+takes effect with the next lookup. Who owns a project may, in it alone, do what `PROJECT_OWNER`
+holds, whatever their role in the org. A scope that does not stand here is conferred by nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ ADMIN_AREAS = ("projects", "members", "keys", "clients", "issuers", "audit", "bi
 OPERATOR_AREAS = ("plans", "prices", "models", "signing_keys", "orgs")
 """What the whole installation shares: changed from an operator org alone."""
 ADMIN, OPERATOR = "admin:", "operator:"
+
+PROJECT_OWNER = frozenset(ADMIN + area for area in ("projects", "members", "keys", "billing"))
+"""What an owner of a project may of it: its members, service accounts, keys and rate limits, where
+the route says that it is about one project (`routes.access.needs_in_project`)."""
 
 SERVICE_SCOPES = frozenset({SCOPE_INFERENCE, SCOPE_MCP_CALL})
 ADMIN_SCOPES = frozenset({SCOPE_ADMIN, SCOPE_ADMIN_READ, *(ADMIN + area for area in ADMIN_AREAS)})
@@ -53,12 +58,15 @@ SCOPES_OF: Mapping[Role, frozenset[str]] = MappingProxyType(
 )
 
 
-def may(principal: Principal, scope: str) -> bool:
-    """Whether its credential confers `scope` and, where it acts for somebody, their role does."""
+def may(principal: Principal, scope: str, *, project_id: str | None = None) -> bool:
+    """Whether its credential confers `scope` and, where it acts for somebody, their role does, or
+    their owning the project that it is all about; None: it is about the org."""
     if not _confers(principal.scopes, scope, principal.is_operator):
         return False
     role = principal.role
-    return role is None or _confers(SCOPES_OF[role], scope, principal.is_operator)
+    if role is None or _confers(SCOPES_OF[role], scope, principal.is_operator):
+        return True
+    return scope in PROJECT_OWNER and project_id in principal.owned_projects
 
 
 def _confers(held: frozenset[str], scope: str, is_operator: bool) -> bool:
@@ -85,6 +93,14 @@ def may_appoint(principal: Principal, role: Role) -> bool:
     return may_give(principal, SCOPES_OF[role])
 
 
-def within(role: Role, scopes: Iterable[str], *, is_operator: bool = False) -> frozenset[str]:
-    """The part of `scopes` that `role` confers: what a credential of its holder may be given."""
-    return frozenset(scope for scope in scopes if _confers(SCOPES_OF[role], scope, is_operator))
+def within(
+    role: Role, scopes: Iterable[str], *, is_operator: bool = False, owns_project: bool = False
+) -> frozenset[str]:
+    """The part of `scopes` that `role` confers, or owning some project: what a credential of its
+    holder may be given."""
+    return frozenset(
+        scope
+        for scope in scopes
+        if _confers(SCOPES_OF[role], scope, is_operator)
+        or (owns_project and scope in PROJECT_OWNER)
+    )

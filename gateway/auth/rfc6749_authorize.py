@@ -339,7 +339,12 @@ def grantable(request: AuthorizationRequest, session: Session) -> frozenset[str]
 
     Raises: Refused, where nothing is left of what opens anything.
     """
-    held = policy.within(session.role, request.scopes, is_operator=session.is_operator)
+    held = policy.within(
+        session.role,
+        request.scopes,
+        is_operator=session.is_operator,
+        owns_project=session.owns_project,
+    )
     asked = request.scopes - policy.IDENTITY_SCOPES
     if asked and not held & asked:
         raise request.refuse("access_denied")

@@ -22,7 +22,7 @@ from gateway.auth.tables import oauth_sessions
 from gateway.ids import uuid7
 from gateway.principal import Role
 from gateway.secret import Secret
-from gateway.tenancy.member_tables import users
+from gateway.tenancy.member_tables import project_members, users
 from gateway.tenancy.tables import orgs
 
 SESSION_PEPPER_PURPOSE = "oauth-session"
@@ -50,6 +50,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     org_name: str
     is_operator: bool
+    owns_project: bool = False
+    """Some project of the org."""
 
 
 async def start_session(
@@ -107,6 +109,9 @@ async def find_session(
     ]
     columns += [users.c.email, users.c.name, users.c.role]
     columns += [orgs.c.name.label("org_name"), orgs.c.is_operator]
+    owned = sa.exists().where(project_members.c.user_id == users.c.id)
+    owned = owned.where(project_members.c.role == "owner", project_members.c.removed_at.is_(None))
+    columns.append(owned.label("owns_project"))
     found = sa.select(*columns).select_from(joined)
     found = found.where(c.token_hash.in_(peppers.hashes(token)))
     found = found.where(c.ended_at.is_(None), c.expires_at > now)

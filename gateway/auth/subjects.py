@@ -17,7 +17,7 @@ from gateway.auth.policy import SERVICE_SCOPES
 from gateway.auth.rfc9068_access_token import AccessClaims
 from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.principal import Principal
-from gateway.tenancy.key_owners import EVERYWHERE
+from gateway.tenancy.key_owners import EVERYWHERE, owned_projects
 from gateway.tenancy.member_tables import project_members, service_accounts, users
 from gateway.tenancy.model_limits import limits_by_model, to_plans
 from gateway.tenancy.plans import plan_columns, plan_of
@@ -59,6 +59,7 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
         projects.c.models,
         users.c.id.label("user_id"),
         users.c.role.label("user_role"),
+        owned_projects().label("owned_projects"),
         service_accounts.c.id.label("service_account_id"),
         service_accounts.c.role.label("service_account_role"),
         oauth_grants.c.id.label("grant_id"),
@@ -110,6 +111,7 @@ def _principal(claims: AccessClaims, values: sa.RowMapping) -> Principal:
         expires_at=float(claims.exp),
         kind="token",
         role=values["user_role"] or values["service_account_role"],
+        owned_projects=frozenset(values["owned_projects"] or ()),
         user_id=claims.user_id,
         service_account_id=claims.service_account_id,
         client_id=claims.client_id,

@@ -7,7 +7,7 @@ from typing import Any, cast
 from litestar.connection import ASGIConnection
 
 from gateway.audit.log import Actor
-from gateway.auth.policy import SCOPES
+from gateway.auth.policy import PROJECT_OWNER, SCOPES
 from gateway.client_address import client_address
 from gateway.networks import Address
 from gateway.principal import Principal
@@ -20,12 +20,21 @@ AUDIENCE = "audience"
 """The key in a route's `opt` for what an access token must be good for: a path behind the issuer,
 with the route's parameters (`/mcp/{org}`), or ANY_AUDIENCE; without it, the API."""
 ANY_AUDIENCE = "*"
+IN_PROJECT = "in_project"
+"""The key in a route's `opt` for the parameter of its path that names the project which it is all
+about: there its owners may, too."""
 PUBLIC: dict[str, Any] = {SCOPE: None}
 
 
 def needs(scope: str) -> dict[str, Any]:
     assert scope in SCOPES, f"{scope}: nothing confers it"
     return {SCOPE: scope}
+
+
+def needs_in_project(scope: str) -> dict[str, Any]:
+    """Of a route below one project, which its owners may use."""
+    assert scope in PROJECT_OWNER, f"{scope}: owning a project does not confer it"
+    return {SCOPE: scope, IN_PROJECT: "project_id"}
 
 
 def address_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Address | None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.principal import SCOPE_ADMIN, SCOPE_USAGE_READ
-from gateway.routes.access import actor_of, needs, services
+from gateway.routes.access import actor_of, needs, needs_in_project, services
 from gateway.routes.conditional import if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
@@ -50,7 +50,7 @@ KEYS = "/v1/organization/projects/{project_id:str}/api_keys"
 KEY = KEYS + "/{api_key_id:str}"
 ADMIN_KEYS = "/v1/organization/admin_api_keys"
 ADMIN_KEY = ADMIN_KEYS + "/{key_id:str}"
-CHANGE = needs("admin:keys")
+CHANGE = needs_in_project("admin:keys")
 READ = needs(SCOPE_ADMIN_READ)
 ADMIN_KEY_SCOPES = (SCOPE_ADMIN, SCOPE_USAGE_READ)
 

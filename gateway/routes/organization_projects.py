@@ -10,7 +10,7 @@ from litestar.params import FromPath
 
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.fleet.errors import BadField
-from gateway.routes.access import actor_of, needs
+from gateway.routes.access import actor_of, needs, needs_in_project
 from gateway.routes.conditional import if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
@@ -35,6 +35,7 @@ PROJECTS = "/v1/organization/projects"
 PROJECT = PROJECTS + "/{project_id:str}"
 MEMBER = PROJECT + "/users/{user_id:str}"
 CHANGE = needs("admin:projects")
+CHANGE_MEMBERS = needs_in_project("admin:projects")
 READ = needs(SCOPE_ADMIN_READ)
 
 
@@ -193,7 +194,7 @@ async def list_members(request: Asking, project_id: FromPath[str]) -> Response[b
 
 @post(
     PROJECT + "/users",
-    opt=CHANGE,
+    opt=CHANGE_MEMBERS,
     status_code=200,
     tags=["Projects"],
     summary="Add a user of the org to a project",
@@ -251,7 +252,7 @@ async def retrieve_member(
 
 @post(
     MEMBER,
-    opt=CHANGE,
+    opt=CHANGE_MEMBERS,
     status_code=200,
     tags=["Projects"],
     summary="Change a user's role in a project",
@@ -282,7 +283,7 @@ async def update_member(
 
 @delete(
     MEMBER,
-    opt=CHANGE,
+    opt=CHANGE_MEMBERS,
     status_code=200,
     tags=["Projects"],
     summary="Remove a user from a project",

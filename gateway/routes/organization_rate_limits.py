@@ -14,7 +14,7 @@ from litestar.params import FromPath
 from msgspec import UnsetType
 
 from gateway.auth.policy import SCOPE_ADMIN_READ
-from gateway.routes.access import actor_of, needs, services
+from gateway.routes.access import actor_of, needs, needs_in_project, services
 from gateway.routes.conditional import if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
@@ -99,7 +99,7 @@ def cut(ids: list[str], query: wire.RateLimitsQuery) -> tuple[list[str], bool]:
 
 @post(
     RATE_LIMITS + "/{rate_limit_id:path}",
-    opt=needs("admin:billing"),
+    opt=needs_in_project("admin:billing"),
     status_code=200,
     tags=["Rate limits"],
     summary="Limit what a project may use of a model; every worker goes by it within a second",

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.fleet.errors import BadField
 from gateway.principal import SCOPE_INFERENCE
-from gateway.routes.access import actor_of, needs, services
+from gateway.routes.access import actor_of, needs, needs_in_project, services
 from gateway.routes.conditional import if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
@@ -42,7 +42,7 @@ from gateway.wire.openai_organization import Deleted, Listed, read_query, to_uni
 
 ACCOUNTS = "/v1/organization/projects/{project_id:str}/service_accounts"
 ACCOUNT = ACCOUNTS + "/{service_account_id:str}"
-CHANGE = needs("admin:members")
+CHANGE = needs_in_project("admin:members")
 READ = needs(SCOPE_ADMIN_READ)
 DEFAULT_SCOPES = (SCOPE_INFERENCE,)
 DEFAULT_KEY_NAME = "Secret Key"
@@ -223,7 +223,7 @@ async def delete_account(
 
 @post(
     ACCOUNT + "/api_keys",
-    opt=needs("admin:keys"),
+    opt=needs_in_project("admin:keys"),
     status_code=200,
     tags=["Service accounts"],
     summary="Create one more key of a service account",

@@ -8,10 +8,13 @@ may not use its project.
 from __future__ import annotations
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import array
 
 from gateway.tenancy.member_tables import project_members, service_accounts, users
 from gateway.tenancy.tables import api_keys
 
+MAX_OWNED = 1_000
+"""Of more, the oldest count."""
 EVERYWHERE = ("owner", "admin")
 """Roles of an org that are at home in each of its projects."""
 
@@ -27,6 +30,18 @@ def owner_is_active() -> sa.ColumnElement[bool]:
         service_accounts.c.archived_at.is_(None), service_accounts.c.project_role != "none"
     )
     return sa.and_(sa.or_(no_user, live_user), sa.or_(no_account, live_account))
+
+
+def owned_projects() -> sa.ColumnElement[list[str] | None]:
+    """In a statement over `users` and `service_accounts`: ids of the projects that the one or the
+    other is an owner of, MAX_OWNED at most; NULL: none."""
+    theirs = project_members.alias("theirs")
+    owned = sa.select(theirs.c.project_id).where(theirs.c.user_id == users.c.id)
+    owned = owned.where(theirs.c.role == "owner", theirs.c.removed_at.is_(None)).correlate(users)
+    first = owned.order_by(theirs.c.project_id).limit(MAX_OWNED).subquery("owned")
+    of_user = sa.select(sa.func.array_agg(first.c.project_id)).scalar_subquery()
+    own = sa.and_(service_accounts.c.id.is_not(None), service_accounts.c.project_role == "owner")
+    return sa.case((own, array([service_accounts.c.project_id])), else_=of_user)
 
 
 def role_of_owner() -> sa.ColumnElement[str | None]:

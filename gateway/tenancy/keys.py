@@ -28,7 +28,7 @@ from gateway.ids import uuid7
 from gateway.principal import Plan, Role
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField, NotFound
-from gateway.tenancy.key_owners import owner_is_active, role_of_owner, with_owners
+from gateway.tenancy.key_owners import owned_projects, owner_is_active, role_of_owner, with_owners
 from gateway.tenancy.member_tables import service_accounts, users
 from gateway.tenancy.model_limits import limits_by_model, to_plans
 from gateway.tenancy.plans import LIMITS, plan_columns, plan_of
@@ -113,6 +113,8 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of whose it is; None: nobody's."""
     owner_active: bool
     """Whose it is may use the project; a key that is nobody's is active."""
+    owned_projects: frozenset[str]
+    """Which whose it is owns."""
     key_plan: Plan
     """With the key's own limits."""
     project_plan: Plan
@@ -373,6 +375,7 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
         archived.label("archived"),
         role_of_owner().label("role"),
         owner_is_active().label("owner_active"),
+        owned_projects().label("owned_projects"),
         limits_by_model(api_keys.c.project_id).label("model_limits"),
         orgs.c.is_operator,
         projects.c.models_mode.label("project_mode"),
@@ -404,6 +407,7 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
         archived=values["archived"],
         role=values["role"],
         owner_active=values["owner_active"],
+        owned_projects=frozenset(values["owned_projects"] or ()),
         model_plans=to_plans(values["model_limits"]),
         key_plan=narrowed(plan_of("key", values), {limit: values[limit] for limit in LIMITS}),
         project_plan=plan_of("project", values),

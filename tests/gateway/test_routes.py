@@ -28,7 +28,7 @@ from gateway.auth.guards import UNDECLARED, authenticate
 from gateway.auth.policy import ADMIN, OPERATOR, SCOPES, SCOPES_OF, may
 from gateway.fleet.router import Fleet
 from gateway.principal import Principal, Role
-from gateway.routes.access import SCOPE
+from gateway.routes.access import IN_PROJECT, SCOPE
 from gateway.settings import load
 from gateway.telemetry import Telemetry
 
@@ -133,7 +133,7 @@ def test_the_guard_stands_before_every_handler(app: Litestar) -> None:
 
 
 principals = st.builds(
-    lambda scopes, role, is_operator: Principal(
+    lambda scopes, role, is_operator, owned: Principal(
         org_id="org_1",
         project_id="proj_1",
         key_id="key_1",
@@ -141,10 +141,12 @@ principals = st.builds(
         scopes=scopes,
         role=role,
         is_operator=is_operator,
+        owned_projects=owned,
     ),
     st.frozensets(st.sampled_from(sorted(SCOPES))) | st.sampled_from(list(SCOPES_OF.values())),
     st.sampled_from((None, *ROLES)),
     st.booleans(),
+    st.sampled_from((frozenset(), frozenset({"x"}), frozenset({"y"}))),
 )
 
 
@@ -154,6 +156,7 @@ def test_a_route_refuses_unless_the_policy_says_yes(app: Litestar, data: st.Data
     path, handler = data.draw(st.sampled_from(closed(app)), label="route")
     app.state.services.authenticator.principal = data.draw(principals, label="principal")
     scope = handler.opt[SCOPE]
+    project_id = "x" if IN_PROJECT in handler.opt else None
     who = app.state.services.authenticator.principal
 
     async def ask() -> None:
@@ -164,7 +167,7 @@ def test_a_route_refuses_unless_the_policy_says_yes(app: Litestar, data: st.Data
                 nobody = await client.request(method, url)
                 stranger = await client.request(method, url, headers={"authorization": "Bearer x"})
                 assert nobody.status_code == stranger.status_code == 401, f"{method} {path}"
-                if not may(who, scope):
+                if not may(who, scope, project_id=project_id):
                     refused = await client.request(method, url, headers={"authorization": GOOD})
                     assert refused.status_code == 403, f"{method} {path}"
 
@@ -175,6 +178,7 @@ def test_a_route_refuses_unless_the_policy_says_yes(app: Litestar, data: st.Data
                 "type": "http",
                 "method": next(iter(handler.http_methods)),
                 "path": path,
+                "path_params": {"project_id": "x"},
                 "query_string": b"",
                 "client": ("127.0.0.1", 1),
                 "headers": [(b"authorization", GOOD.encode())],
@@ -183,7 +187,7 @@ def test_a_route_refuses_unless_the_policy_says_yes(app: Litestar, data: st.Data
                 "state": {},
             }  # type: ignore[arg-type, typeddict-item]
         )
-        if may(who, scope):
+        if may(who, scope, project_id=project_id):
             await authenticate(connection, handler)
             assert connection.scope["user"] is who
         else:

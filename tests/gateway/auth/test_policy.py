@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from gateway.auth.policy import (
     IDENTITY_SCOPES,
     KEY_SCOPES,
     OPERATOR_SCOPES,
+    PROJECT_OWNER,
     SCOPES,
     SCOPES_OF,
     SERVICE_SCOPES,
@@ -37,21 +39,30 @@ any_scopes = st.frozensets(any_scope)
 
 
 def principal(
-    scopes: frozenset[str], role: Role | None = None, *, is_operator: bool = False
+    scopes: frozenset[str],
+    role: Role | None = None,
+    *,
+    is_operator: bool = False,
+    owned: frozenset[str] = frozenset(),
 ) -> Principal:
     return Principal(
         org_id="o", project_id="p", key_id="k", key_hint="", scopes=scopes, role=role,
-        is_operator=is_operator,
+        is_operator=is_operator, owned_projects=owned,
     )  # fmt: skip
 
 
+any_projects = st.frozensets(st.sampled_from(("p", "q", "r")))
 principals = st.builds(
-    principal, any_scopes, st.sampled_from((None, *ROLES)), is_operator=st.booleans()
+    principal,
+    any_scopes,
+    st.sampled_from((None, *ROLES)),
+    is_operator=st.booleans(),
+    owned=any_projects,
 )
 
 
-def powers(who: Principal) -> frozenset[str]:
-    return frozenset(scope for scope in SCOPES if may(who, scope))
+def powers(who: Principal, project_id: str | None = None) -> frozenset[str]:
+    return frozenset(scope for scope in SCOPES if may(who, scope, project_id=project_id))
 
 
 def test_every_role_has_its_scopes_and_no_scope_is_of_nobody() -> None:
@@ -148,3 +159,39 @@ def test_who_may_appoint_whom_stands_here() -> None:
     assert all(may_appoint(first_admin_key, role) for role in ROLES)
     assert may_give(first_admin_key, ["inference", "mcp:call", "admin:*"])
     assert not may_give(principal(frozenset({"admin:keys"})), ["usage:read"])
+
+
+@given(principals, st.sampled_from(("p", "q", "r", "")))
+def test_owning_a_project_confers_its_administration_and_nothing_outside(
+    who: Principal, project_id: str
+) -> None:
+    """Of what the credential holds; in what is not owned, and in the org, it is as if nothing
+    were."""
+    nothing = msgspec.structs.replace(who, owned_projects=frozenset())
+    assert powers(who) == powers(nothing), "in the org"
+    more = powers(who, project_id) - powers(who)
+    if project_id not in who.owned_projects:
+        assert more == frozenset()
+    elif who.role is not None:
+        alone = principal(who.scopes, None, is_operator=who.is_operator)
+        assert powers(who, project_id) == powers(who) | (PROJECT_OWNER & powers(alone))
+    assert powers(who) <= powers(who, project_id)
+    assert more <= PROJECT_OWNER
+
+
+@given(st.sampled_from(ROLES), any_scopes, st.booleans())
+def test_who_owns_a_project_may_be_given_its_scopes(
+    role: Role, scopes: frozenset[str], is_operator: bool
+) -> None:
+    alone = within(role, scopes, is_operator=is_operator)
+    owning = within(role, scopes, is_operator=is_operator, owns_project=True)
+    assert owning == alone | (PROJECT_OWNER & scopes)
+
+
+def test_what_an_owner_of_a_project_may_stands_here() -> None:
+    wanted = {"admin:projects", "admin:members", "admin:keys", "admin:billing"}
+    assert wanted == PROJECT_OWNER
+    reader = principal(SCOPES, "reader", owned=frozenset({"p"}))
+    assert powers(reader, "p") - powers(reader) == wanted
+    assert not may_give(reader, ["admin:keys"]), "owning is of a person, not theirs to give"
+    assert not may_appoint(reader, "billing")
