@@ -47,6 +47,8 @@ POSSESSION = ("pop", "user")
 """RFC 8176: a key was shown to be held, and its holder to be there."""
 REGISTER, SIGN_IN = "passkey.register", "passkey.sign_in"
 USED = "tollgate:passkey:used"
+MALFORMED = (WebAuthnException, ValueError, KeyError, TypeError, RecursionError)
+"""What becomes of an answer that is none, or is nested deeper than anybody reads."""
 
 
 class InvalidPasskey(Exception):
@@ -129,7 +131,7 @@ class Passkeys:
                 expected_origin=self._origin,
                 require_user_verification=True,
             )
-        except (WebAuthnException, ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise InvalidPasskey(type(error).__name__) from error
         await self._use(challenge)
         row: dict[str, Any] = {
@@ -206,7 +208,7 @@ class Passkeys:
                 require_user_verification=True,
             )
             await self._use(challenge)
-        except (InvalidPasskey, WebAuthnException, ValueError, KeyError, TypeError) as error:
+        except (InvalidPasskey, *MALFORMED) as error:
             raise WrongCredentials from error
         async with tenant(self._db, row.org_id) as conn:
             # A counter that went on meanwhile was another's answer with the same key: a copy.
@@ -223,7 +225,7 @@ class Passkeys:
         try:
             data = json.loads(base64url_to_bytes(credential["response"]["clientDataJSON"]))
             challenge = base64url_to_bytes(data["challenge"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (*MALFORMED, AttributeError) as error:
             raise InvalidPasskey("no challenge") from error
         if not self._seals.is_challenge(challenge, cookie, purpose, now=self._clock()):
             raise InvalidPasskey("not this browser's challenge, or an old one")

@@ -40,6 +40,8 @@ CHALLENGE = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
 """BASE64URL of SHA-256, without padding: a code challenge, a JWK's thumbprint."""
 PROMPTS = frozenset({"none", "login", "consent", "select_account"})
 SCOPE_TOKEN = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+", re.ASCII)
+RESPONSE_TYPE = re.compile(r"[\w ]*", re.ASCII)
+"""RFC 6749, A.3: names with spaces between them."""
 REPEATABLE = "resource"
 MARK = "tg_asked"
 """Ours: when the user was asked to sign in again. Taken off before the client's own parameters are
@@ -233,10 +235,10 @@ def check_request(
         raise Refused("invalid_request")
     uri, state = parameters.get("redirect_uri"), parameters.get("state")
     if uri is not None and find_registered(client.redirect_uris, uri, native=client.native) is None:
-        # Authlib would put it into a description, which raises ValueError where it is not ASCII.
+        # Authlib would put it into a description, and raise ValueError for what cannot stand there.
         raise Refused("invalid_request")
     values = {**parameters.values}
-    if not values.get("response_type", "").isascii():
+    if RESPONSE_TYPE.fullmatch(values.get("response_type", "")) is None:
         values["response_type"] = ""  # as above
     request = OAuth2Request("GET", ANYWHERE)
     request.payload = BasicOAuth2Payload(values)

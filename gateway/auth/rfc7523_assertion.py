@@ -53,7 +53,7 @@ def stated_client(assertion: str) -> str:
     try:
         payload = jws.extract_compact(assertion.encode("ascii")).payload
         claims = msgspec.json.decode(payload, type=AssertionClaims)
-    except (JoseError, ValueError, binascii.Error) as error:
+    except (JoseError, ValueError, binascii.Error, RecursionError) as error:
         raise invalid_client("not an assertion") from error
     return claims.sub
 
@@ -75,7 +75,14 @@ async def verify(
         key = _choose(keys or {}, jws.extract_compact(assertion.encode("ascii")).headers())
         found = jwt.decode(assertion, key, algorithms=ALGORITHMS).claims
         claims = msgspec.convert(found, AssertionClaims)
-    except (JoseError, ValueError, TypeError, KeyError, binascii.Error) as error:
+    except (
+        JoseError,
+        ValueError,
+        TypeError,
+        KeyError,
+        binascii.Error,
+        RecursionError,
+    ) as error:
         raise invalid_client(type(error).__name__) from error
     if not claims.iss == claims.sub == client.id:
         raise invalid_client("for another client")

@@ -67,10 +67,10 @@ async def verify(
         raise InvalidProof("too old, or from the future")
     if access_token is not None:
         expected = _base64url(hashlib.sha256(access_token.encode()).digest())
-        if not hmac.compare_digest(expected, claims.ath or ""):
+        if not hmac.compare_digest(expected.encode(), _encode(claims.ath or "")):
             raise InvalidProof("for another token")
     jkt = key.thumbprint()
-    seen = SEEN + _base64url(hashlib.sha256(f"{jkt} {claims.jti}".encode()).digest())
+    seen = SEEN + _base64url(hashlib.sha256(_encode(f"{jkt} {claims.jti}")).digest())
     try:
         new = await redis.set(seen, b"1", nx=True, ex=MAX_AGE_S + CLOCK_SKEW_S + 1)
     except (RedisError, OSError) as error:
@@ -96,15 +96,30 @@ def _open(proof: str) -> tuple[Key, ProofClaims]:
             raise InvalidProof("a private key")
         claims = jwt.decode(proof, key, algorithms=ALGORITHMS, registry=registry).claims
         return key, msgspec.convert(claims, ProofClaims)
-    except (JoseError, ValueError, TypeError, KeyError, binascii.Error) as error:
+    except (
+        JoseError,
+        ValueError,
+        TypeError,
+        KeyError,
+        binascii.Error,
+        RecursionError,
+    ) as error:
         raise InvalidProof(type(error).__name__) from error
 
 
 def _without_query(url: str) -> str:
     """Section 4.3: query and fragment are left out; scheme and host in lower case (RFC 3986,
-    6.2.2.1)."""
-    parts = urlsplit(url)
+    6.2.2.1). Raises: InvalidProof."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidProof("its htu is no URL") from error
     return f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path}"
+
+
+def _encode(text: str) -> bytes:
+    """JSON can hold halves of characters, which UTF-8 cannot."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _base64url(data: bytes) -> str:

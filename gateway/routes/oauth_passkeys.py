@@ -72,7 +72,7 @@ async def read(request: Request[Any, Any, Any], purpose: str) -> tuple[Browser, 
         raise BadForm
     try:
         sent = msgspec.json.decode(await request.body(), type=Sent)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadForm from None
     browser = await open_browser(request)
     check_token(desk_of(request), browser, sent.form_token, purpose)

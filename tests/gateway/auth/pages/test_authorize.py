@@ -203,6 +203,8 @@ BAD_AND_GOES_BACK: tuple[tuple[dict[str, Any], str], ...] = (
     ({"response_type": "code id_token"}, "unsupported_response_type"),
     ({"response_type": None}, "unsupported_response_type"),
     ({"response_type": "c\u043ede"}, "unsupported_response_type"),
+    ({"response_type": "code\n"}, "unsupported_response_type"),
+    ({"response_type": 'code"'}, "unsupported_response_type"),
     ({"scope": "openid \u0430dmin"}, "invalid_scope"),
     ({"prompt": "n\u043ene"}, "invalid_request"),
     ({"max_age": "\u0661"}, "invalid_request"),

@@ -139,7 +139,9 @@ async def test_an_answer_counts_once_here_soon_and_with_its_user_verified(
         for challenge in (b"1.x.y", b"x" * 257, b"\xff"):
             made_up = {**(await options()), "challenge": bytes_to_base64url(challenge)}
             assert await status(authenticator.get(made_up)) == 403
-        for broken in (None, {}, {"id": "x"}, {"response": {"clientDataJSON": "e30"}}):
+        nested = bytes_to_base64url(b'{"challenge":' + b"[" * 5000)
+        deep = {"response": {"clientDataJSON": nested}}
+        for broken in (None, {}, {"id": "x"}, {"response": {"clientDataJSON": "e30"}}, deep):
             assert await status(broken) == 403
         assert await status({**authenticator.get(await options()), "id": "\0"}) == 403
         used = await options()
@@ -153,8 +155,12 @@ async def test_an_answer_counts_once_here_soon_and_with_its_user_verified(
         assert await status(authenticator.get(used)) == 403, "a challenge is answered once"
         for path in ("sign-in/options", "sign-in", "register/options", "register"):
             assert (await post(browser, path, form_token="x")).status_code == 403
-            plain = await browser.post(f"/oauth/passkeys/{path}", content=b"{")
-            assert plain.status_code == 403
+            for content in (b"{", b'{"request":' + b"[" * 5000):
+                headers = {"content-type": "application/json"}
+                plain = await browser.post(
+                    f"/oauth/passkeys/{path}", content=content, headers=headers
+                )
+                assert plain.status_code == 403
 
 
 async def test_of_two_answers_with_the_same_count_one_signs_in(
@@ -192,6 +198,12 @@ async def test_a_passkey_of_another_origin_or_one_too_many_is_not_registered(
     made = elsewhere.create(options, "https://evil.example")
     refused = await post(signed_in, "register", form_token=token, name="x", credential=made)
     assert refused.status_code == 400 and refused.json() == {"error": "invalid_passkey"}
+    for name, content in (("clientDataJSON", b"[" * 5000), ("attestationObject", b"\x81" * 5000)):
+        options = (await post(signed_in, "register/options", form_token=token)).json()
+        made = elsewhere.create(options)
+        made["response"][name] = bytes_to_base64url(content)
+        refused = await post(signed_in, "register", form_token=token, name="x", credential=made)
+        assert refused.status_code == 400 and refused.json() == {"error": "invalid_passkey"}
     assert (await register(signed_in, Authenticator())).status_code == 200
     second = Authenticator()
     second.id = b"credential-id-02"

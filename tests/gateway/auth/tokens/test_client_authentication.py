@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import httpx
 import msgspec
 import pytest
-from joserfc import jwt
+from joserfc import jws, jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -32,6 +32,7 @@ from tests.gateway.auth.world import (
 )
 
 HERE = "192.0.2.1"
+NESTED = base64.urlsafe_b64encode(b'{"x":' + b"[" * 5000).decode().rstrip("=")
 
 
 async def test_each_way_to_authenticate(world: World, http: httpx.AsyncClient) -> None:
@@ -77,6 +78,7 @@ async def test_a_client_that_fails_gets_401_and_a_constant_text(
         ({"client_assertion_type": "saml", "client_assertion": "x"}, {}),
         ({"client_assertion_type": TYPE, "client_assertion": "x.y.z"}, {}),
         ({"client_assertion_type": TYPE, "client_assertion": "a" * 9000}, {}),
+        ({"client_assertion_type": TYPE, "client_assertion": f"e30.{NESTED}.AA"}, {}),
     ]
     for form, headers in bad:
         answer = await http.post("/oauth/token", data={**CREDENTIALS, **form}, headers=headers)
@@ -280,6 +282,26 @@ async def test_an_assertion_is_good_once_and_only_as_it_should_be(
     world.clock.now += 10_000
     late = assertion(key, client.id, iat=int(world.clock()), exp=int(world.clock()) + 60)
     assert await status(late) == 200, "and old ones are swept away"
+
+
+async def test_an_assertion_nested_too_deep_is_no_assertion(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """Well signed: by a client that is known."""
+    key = ECKey.generate_key("P-256", {"kid": "k1"})
+    client, _ = await world.client(
+        method="private_key_jwt",
+        grants=["client_credentials"],
+        jwks={"keys": [key.as_dict(private=False)]},
+    )
+    said = {"iss": client.id, "sub": client.id, "aud": ISSUER, "jti": "c", "exp": NOW + 60}
+    nested = msgspec.Raw(b"[" * 1100 + b"]" * 1100)
+    payload = msgspec.json.encode({**said, "x": nested})
+    header = {"alg": "ES256", "kid": "k1"}
+    made = jws.serialize_compact(header, payload, key, algorithms=["ES256"])
+    form = {"client_assertion_type": TYPE, "client_assertion": made}
+    answer = await http.post("/oauth/token", data={**CREDENTIALS, **form})
+    assert (answer.status_code, answer.json()["error"]) == (401, "invalid_client")
 
 
 async def test_keys_at_a_jwks_uri(world: World) -> None:

@@ -6,8 +6,9 @@ import base64
 import hashlib
 
 import httpx
+import msgspec
 import pytest
-from joserfc import jwt
+from joserfc import jws, jwt
 from joserfc.jwk import ECKey, OctKey
 from redis.asyncio import Redis
 
@@ -43,13 +44,26 @@ async def test_a_proof_binds_what_is_issued(world: World, http: httpx.AsyncClien
     assert await status("DPoP", proof(key, **shown), proof(key, **shown)) == 401
     other = ECKey.generate_key("P-256")
     assert await status("DPoP", proof(other, **shown)) == 401
-    for changes in ({"ath": None}, {"ath": "x"}, {"htm": "POST"}, {"htu": f"{ISSUER}/v1"}):
+    for changes in (
+        {"ath": None},
+        {"ath": "x"},
+        {"ath": "é"},
+        {"htm": "POST"},
+        {"htu": f"{ISSUER}/v1"},
+    ):
         assert await status("DPoP", proof(key, **{**shown, **changes})) == 401, changes
     api_key = {"authorization": "DPoP sk-tg-" + "0" * 43}
     key_ath = hashlib.sha256(api_key["authorization"][5:].encode()).digest()
     said = base64.urlsafe_b64encode(key_ath).rstrip(b"=").decode()
     headers = {**api_key, "dpop": proof(key, **{**shown, "ath": said})}
     assert (await http.get("/v1/probe", headers=headers)).status_code == 401
+
+
+def signed(key: ECKey, payload: bytes) -> str:
+    """What no encoder of claims would write."""
+    header = {"alg": "ES256", "typ": "dpop+jwt", "jwk": key.as_dict(private=False)}
+    registry = rfc9449_dpop.Registry(algorithms=["ES256"])
+    return jws.serialize_compact(header, payload, key, registry=registry)
 
 
 async def test_bad_proofs_are_refused(world: World, http: httpx.AsyncClient) -> None:
@@ -73,6 +87,9 @@ async def test_bad_proofs_are_refused(world: World, http: httpx.AsyncClient) -> 
         proof(key, jti=""),
         proof(key, htu="https://elsewhere.example/oauth/token"),
         proof(key, htm="post"),
+        proof(key, htu="http://["),
+        proof(key, htu="http://\u2100/oauth/token"),
+        signed(key, b'{"x":' + b"[" * 1100 + b"]" * 1100 + b"}"),
         jwt.encode(private, claims, key, registry=registry),
         jwt.encode(symmetric, claims, secret, registry=registry),
         jwt.encode({**private, "typ": "JWT"}, claims, key, registry=registry),
@@ -86,8 +103,9 @@ async def test_bad_proofs_are_refused(world: World, http: httpx.AsyncClient) -> 
     for headers_ in (two, []):
         answer = await http.post("/oauth/token", data=form, headers=headers_)
         assert answer.json()["error"] == "invalid_dpop_proof"
-    answer = await http.post("/oauth/token", data=form, headers={"dpop": proof(key)})
-    assert answer.status_code == 200
+    odd = signed(key, msgspec.json.encode({**claims, "jti": "HALF"}).replace(b"HALF", rb"\ud800"))
+    answer = await http.post("/oauth/token", data=form, headers={"dpop": odd})
+    assert answer.status_code == 200, "half a character tells proofs apart as well as any"
 
 
 async def test_the_vector_of_dpop(redis: Redis) -> None:
