@@ -127,3 +127,52 @@ def test_nothing_is_left_to_do_later() -> None:
         if words.search(line)
     ]
     assert found == []
+
+
+DRAWN = {"secrets", "uuid", "uuid4", "uuid7", "random", "token_urlsafe", "token_hex", "urandom"}
+
+
+def unsettled(tree: ast.Module, values: ast.expr) -> bool:
+    """pytest would name these otherwise in another process, or have them in another order.
+
+    What is in a dict or a set is not named: pytest counts those.
+    """
+    if isinstance(values, ast.List | ast.Tuple):
+        return any(unsettled(tree, each) for each in values.elts)
+    if isinstance(values, ast.Starred | ast.Call | ast.ListComp | ast.GeneratorExp):
+        iterated = [each.iter for each in getattr(values, "generators", [])]
+        if isinstance(values, ast.Call) and getattr(values.func, "id", "") in ("list", "tuple"):
+            iterated = values.args
+        if isinstance(values, ast.Starred):
+            iterated = [values.value]
+        if any(is_set(tree, each) for each in iterated):
+            return True
+    if isinstance(values, ast.Dict | ast.Set):
+        return False
+    return any(getattr(n, "id", getattr(n, "attr", None)) in DRAWN for n in ast.walk(values))
+
+
+def is_set(tree: ast.Module, node: ast.expr) -> bool:
+    """Written as one, or the name of a constant that is."""
+    if isinstance(node, ast.Name):
+        return any(
+            is_set(tree, each.value)
+            for each in tree.body
+            if isinstance(each, ast.Assign) and node.id in map(ast.unparse, each.targets)
+        )
+    made = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("set", "frozenset")
+    return made or isinstance(node, ast.Set | ast.SetComp)
+
+
+def test_tests_have_the_same_names_in_every_process() -> None:
+    """Else pytest-xdist runs none of them."""
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in python_files()
+        if relative(path).startswith("tests/")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "parametrize"
+        for values in node.args[1:]
+        if is_set(tree_of(path), values) or unsettled(tree_of(path), values)
+    ]
+    assert found == []
