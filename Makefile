@@ -1,4 +1,4 @@
-# make run | make test | make setup | make lint | make lock | make gpu-check | make gpu-bench | make auth-conformance
+# make run | make test | make setup | make lint | make lock | make gpu-check | make gpu-bench | make auth-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -6,22 +6,25 @@ VENV ?= .venv
 ARGS ?=
 PYTEST_ARGS ?=
 SINGLE := tests/engine tests/models
+TWO := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
+AUTH_COVERAGE := --cov=gateway/auth --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_NO_INPUT := 1
 
 CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 oauth4webapi@3 oidc-provider@9 playwright-core@1
 
-.PHONY: run test setup lint lock clean gpu-check gpu-bench auth-conformance
+.PHONY: run test setup lint lock clean gpu-check gpu-bench auth-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
 
-# Without arguments everything: first what needs a core each, then what starts whole stacks, one at a time.
+# Without arguments everything, two at a time, each on a core: the engine, then the rest, whose workers have a Postgres
+# and a Redis each.
 test: $(VENV)/.dev lint
 ifeq ($(strip $(PYTEST_ARGS)),)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SINGLE)
-	$(BIN)/python -m pytest $(SINGLE:%=--ignore=%)
+	$(TWO) $(SINGLE)
+	$(TWO) --dist worksteal $(SINGLE:%=--ignore=%)
 else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
@@ -70,6 +73,10 @@ auth-conformance: $(VENV)/.dev
 	npm install --prefix .conformance --no-audit --no-fund $(CONFORMANCE) \
 	  "node-$$(uname -s | tr A-Z a-z)-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@24"
 	$(BIN)/python -m pytest -rs tests/conformance $(PYTEST_ARGS)
+
+# Every branch of gateway/auth, by the tests that run it.
+auth-coverage: $(VENV)/.dev
+	$(TWO) --dist worksteal $(AUTH_COVERAGE) tests/gateway $(PYTEST_ARGS)
 
 # On a machine with a CUDA device. Nothing is installed: .venv where it is, else PYTHON with torch and triton (docs/gpu.md).
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
