@@ -55,6 +55,8 @@ from gateway.tenancy.tables import api_keys
 BATCH = 2000
 """Requests of one turn."""
 BOUNDS_US = {"API key": 15.0, "API key, restricted": 15.0, "access token": 100.0}
+BEHIND = ("last_used_at", "FROM revocations")
+"""In queries that come now and then from tasks of the process, whatever is asked."""
 FLOOR = "open route"
 PROXY, CLIENT = "127.0.0.1", "203.0.113.9"
 CONFIG = """
@@ -231,7 +233,7 @@ async def measure(folder: Path, rounds: int) -> dict[str, Any]:
             for name, (handler, headers) in sides.items():
                 queries.clear()
                 times[name].append(await timed(app, handler, headers))
-                asked += len([each for each in queries if "last_used_at" not in each])
+                asked += len([each for each in queries if not any(b in each for b in BEHIND)])
                 await asyncio.sleep(0)
         return {name: summary(found) for name, found in times.items()} | {"queries": asked}
 

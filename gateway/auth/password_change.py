@@ -2,7 +2,8 @@
 
 Above: `tollgate users passwd`. Below: `sessions`, `grants`, `consents`, `revocations`,
 `tenancy.users`. Sessions end first: an authorization endpoint that is about to make a grant holds
-its session, so that none comes to be behind the end of them. Knows no HTTP and no hashing.
+its session, so that none comes to be behind the end of them. Consents go before grants, as where
+one grant is revoked: who locks both does so in this order. Knows no HTTP and no hashing.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ async def change_password(
     """Their sessions, what they allowed to applications, and its tokens end. Raises: NotFound."""
     because = PASSWORD_CHANGED
     await end_sessions_of(conn, org_id=org_id, user_id=user_id)
-    ended = await revoke_grants(conn, because=because, org_id=org_id, user_id=user_id)
     now = datetime.now(tz=UTC)
     await forget(conn, org_id=org_id, user_id=user_id, client_id=None, now=now)
+    ended = await revoke_grants(conn, because=because, org_id=org_id, user_id=user_id)
     await set_password(
         conn, org_id=org_id, user_id=user_id, password_hash=password_hash, actor=actor
     )
