@@ -39,6 +39,24 @@ async def test_a_token_is_for_the_resource_that_it_names(
     assert await statuses(mcp, f"{ISSUER}/v1") == [200, 200, 401]
 
 
+async def test_a_token_of_one_tenant_opens_nothing_of_another(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    mine, (client, _) = world.org_id, await world.client()
+    token = (await world.login(client, resources=[f"{ISSUER}/mcp/{mine}"]))["access_token"]
+    code, _ = await world.code(client)
+    await world.settle("other")
+    theirs = world.org_id
+    headers = {"authorization": f"Bearer {token}"}
+    assert (await http.get(f"/probe/{mine}", headers=headers)).status_code == 200
+    assert (await http.get(f"/probe/{theirs}", headers=headers)).status_code == 401
+    asking = world.redeem(client, code, resource=f"{ISSUER}/mcp/{theirs}")
+    assert await error_of(asking) == "invalid_target"
+    neighbour, _ = await world.client(grants=["client_credentials"], scopes=["inference"])
+    sent = {"grant_type": "client_credentials", "resource": f"{ISSUER}/mcp/{mine}"}
+    assert await error_of(world.ask(neighbour, **sent)) == "invalid_target"
+
+
 async def test_tokens_are_taken_apart_before_they_are_believed(http: httpx.AsyncClient) -> None:
     for token in ("x", "a.b.c", "eyJ", "x" * 9000):
         headers = {"authorization": f"Bearer {token}"}
