@@ -184,3 +184,21 @@ async def test_anybody_may_read_the_metadata(http: httpx.AsyncClient, path: str)
 @pytest.mark.parametrize("path", ["/mcp/alice", "/v2", "/mcp"])
 async def test_what_is_no_resource_has_none(http: httpx.AsyncClient, path: str) -> None:
     assert (await http.get(f"/.well-known/oauth-protected-resource{path}")).status_code == 404
+
+
+async def test_what_no_header_can_hold_is_refused_all_the_same(app: Litestar) -> None:
+    """A path that cannot be an org's stands in no challenge, so that nothing breaks out of it."""
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url=PUBLIC_URL) as client:
+        for path in (
+            "/mcp/%C3%B8%12",
+            "/mcp/x%0D%0Aset-cookie%3A%20a%3Db",
+            "/mcp/x%22%2C%20b%3D%22",
+        ):
+            for headers in ({}, {"authorization": "Bearer good"}):
+                answer = await client.post(path, json={}, headers=headers)
+                assert answer.status_code == 401
+                said = answer.headers["www-authenticate"]
+                assert (
+                    said.isascii() and said.isprintable() and said.count('"') == 2 * said.count("=")
+                )
