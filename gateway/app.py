@@ -79,7 +79,7 @@ from gateway.routes.counted import Counted
 from gateway.routes.envelope import REQUEST_ID, Envelope
 from gateway.routes.idempotency import Idempotent, claim_key
 from gateway.routes.problem import encode_face
-from gateway.routes.schema import add_bodies, openapi_config
+from gateway.routes.schema import complete, openapi_config
 from gateway.secret import Secret
 from gateway.served_models import ModelConfig
 from gateway.services import Services
@@ -153,7 +153,7 @@ def create_app(
         debug=False,
         logging_config=None,
     )
-    add_bodies(app)
+    complete(app)
     app.state.begin_drain = lambda: None
     app.state.public_url = settings.issuer
     app.asgi_handler = Counted(Envelope(Cors(Idempotent(app.asgi_handler))))

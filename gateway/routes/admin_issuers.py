@@ -32,6 +32,7 @@ from gateway.principal import SCOPE_ADMIN, Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.chat import plain_body
 from gateway.routes.conditional import answer, if_match
+from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery
 from gateway.tenancy.changes import changing
 from gateway.tenancy.pages import Cursor
@@ -101,7 +102,13 @@ def announced(
     return changing(found.db, found.redis, subject, org_id=request.user.org_id)
 
 
-@get(PATH, opt=needs(SCOPE_ADMIN_READ), tags=["Issuers"], summary="List external issuers")
+@get(
+    PATH,
+    opt=needs(SCOPE_ADMIN_READ),
+    tags=["Issuers"],
+    summary="List external issuers",
+    operation_class=describes(query=PageQuery, answer=Listing[IssuerView]),
+)
 async def list_(request: Request[Principal, Any, Any]) -> Response[bytes]:
     query = parse_query(request.url.query, PageQuery)
     org_id = request.user.org_id
@@ -118,7 +125,14 @@ async def list_(request: Request[Principal, Any, Any]) -> Response[bytes]:
     return answer(request, listing)
 
 
-@post(PATH, opt=needs(SCOPE), tags=["Issuers"], status_code=201, summary="List an external issuer")
+@post(
+    PATH,
+    opt=needs(SCOPE),
+    tags=["Issuers"],
+    status_code=201,
+    summary="List an external issuer",
+    operation_class=describes(body=IssuerBody, answer=IssuerView, status=201, idempotent=True),
+)
 async def create(request: Request[Principal, Any, Any]) -> Response[bytes]:
     rules, client_secret = await read(request)
     desk, org_id = services(request).federation, request.user.org_id
@@ -137,7 +151,13 @@ async def create(request: Request[Principal, Any, Any]) -> Response[bytes]:
     )
 
 
-@get(ONE, opt=needs(SCOPE_ADMIN_READ), tags=["Issuers"], summary="Show an external issuer")
+@get(
+    ONE,
+    opt=needs(SCOPE_ADMIN_READ),
+    tags=["Issuers"],
+    summary="Show an external issuer",
+    operation_class=describes(answer=IssuerView),
+)
 async def show(request: Request[Principal, Any, Any], issuer_id: FromPath[str]) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
@@ -145,7 +165,13 @@ async def show(request: Request[Principal, Any, Any], issuer_id: FromPath[str]) 
     return answer(request, to_view(request, found))
 
 
-@put(ONE, opt=needs(SCOPE), tags=["Issuers"], summary="Change an external issuer")
+@put(
+    ONE,
+    opt=needs(SCOPE),
+    tags=["Issuers"],
+    summary="Change an external issuer",
+    operation_class=describes(body=IssuerBody, answer=IssuerView, conditional=True),
+)
 async def change(
     request: Request[Principal, Any, Any], issuer_id: FromPath[str]
 ) -> Response[bytes]:
@@ -168,7 +194,12 @@ async def change(
 
 
 @delete(
-    ONE, opt=needs(SCOPE), tags=["Issuers"], status_code=200, summary="Stop believing an issuer"
+    ONE,
+    opt=needs(SCOPE),
+    tags=["Issuers"],
+    status_code=200,
+    summary="Stop believing an issuer",
+    operation_class=describes(answer=IssuerDeleted, conditional=True),
 )
 async def archive(
     request: Request[Principal, Any, Any], issuer_id: FromPath[str]

@@ -24,7 +24,8 @@ from gateway.routes.access import PUBLIC, actor_of, address_of, needs, services
 from gateway.routes.chat import plain_body
 from gateway.routes.conditional import JSON, Precondition, etag_of, if_match
 from gateway.routes.envelope import REQUEST_ID
-from gateway.routes.pages import PageQuery, to_listing
+from gateway.routes.operations import describes
+from gateway.routes.pages import Listing, PageQuery, to_listing
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.key_changes import Check, report_leak, rotate_key, to_changes, update_key
 from gateway.tenancy.keys import (
@@ -41,6 +42,7 @@ from gateway.wire.admin_keys import (
     KeyCreate,
     KeyPatch,
     KeyRotate,
+    KeyWithSecret,
     LeakReport,
     from_seconds,
     to_wire,
@@ -74,6 +76,7 @@ class KeyQuery(PageQuery):
     opt=needs(SCOPE_ADMIN_KEYS),
     tags=[TAG],
     summary="Make an API key; its secret stands in this answer alone",
+    operation_class=describes(body=KeyCreate, answer=KeyWithSecret, status=201, idempotent=True),
 )
 async def create(request: Of) -> Response[bytes]:
     wanted = decode(create_decoder, await plain_body(request))
@@ -100,7 +103,13 @@ async def create(request: Of) -> Response[bytes]:
     return shown(to_wire_once(made.row, made.secret), status=201)
 
 
-@get("/v1/admin/keys", opt=needs(SCOPE_ADMIN_READ), tags=[TAG], summary="List the API keys")
+@get(
+    "/v1/admin/keys",
+    opt=needs(SCOPE_ADMIN_READ),
+    tags=[TAG],
+    summary="List the API keys",
+    operation_class=describes(query=KeyQuery, answer=Listing[Key]),
+)
 async def list_(request: Of) -> Response[bytes]:
     query = parse_query(request.url.query, KeyQuery)
     async with tenant(services(request).db, request.user.org_id) as conn:
@@ -116,7 +125,13 @@ async def list_(request: Of) -> Response[bytes]:
     return Response(msgspec.json.encode(listing), media_type=JSON)
 
 
-@get("/v1/admin/keys/{key_id:str}", opt=needs(SCOPE_ADMIN_READ), tags=[TAG], summary="One API key")
+@get(
+    "/v1/admin/keys/{key_id:str}",
+    opt=needs(SCOPE_ADMIN_READ),
+    tags=[TAG],
+    summary="One API key",
+    operation_class=describes(answer=Key),
+)
 async def retrieve(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         row = await retrieve_key(conn, key_id, org_id=request.user.org_id)
@@ -128,6 +143,7 @@ async def retrieve(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     opt=needs(SCOPE_ADMIN_KEYS),
     tags=[TAG],
     summary="Change what an API key may do",
+    operation_class=describes(body=KeyPatch, answer=Key, conditional=True),
 )
 async def update(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     changes = to_changes(decode(patch_decoder, await plain_body(request)))
@@ -155,6 +171,13 @@ async def update(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     status_code=200,
     tags=[TAG],
     summary="Give an API key a new secret; the old one is good for a grace period",
+    operation_class=describes(
+        body=KeyRotate,
+        body_required=False,
+        answer=KeyWithSecret,
+        idempotent=True,
+        conditional=True,
+    ),
 )
 async def rotate(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     body = await plain_body(request)
@@ -181,6 +204,7 @@ async def rotate(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     status_code=200,
     tags=[TAG],
     summary="Revoke an API key; every worker refuses it within a second",
+    operation_class=describes(answer=Key, idempotent=True, conditional=True),
 )
 async def revoke(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     found = services(request)
@@ -201,6 +225,7 @@ async def revoke(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     status_code=204,
     tags=[TAG],
     summary="Report an API key that was found in public: it is revoked at once",
+    operation_class=describes(body=LeakReport, status=204),
 )
 async def report(request: Request[Any, Any, Any]) -> None:
     """Needs no credential but the key itself, and tells nobody whether there was such a key."""

@@ -23,7 +23,7 @@ from gateway.wire.openai_audit import AuditLogsQuery, EventList, to_list
     opt=needs("admin:audit"),
     tags=["Audit"],
     summary="Who changed what, the newest first",
-    operation_class=describes(query=AuditLogsQuery, answer=EventList, problems=False),
+    operation_class=describes(query=AuditLogsQuery, answer=EventList),
 )
 async def list_audit_logs(request: Request[Principal, Any, Any]) -> Response[bytes]:
     query = parse_query(request.url.query, AuditLogsQuery)

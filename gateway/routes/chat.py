@@ -14,11 +14,16 @@ from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import needs, services
 from gateway.routes.counted import MODEL
 from gateway.routes.envelope import REQUEST_ID
-from gateway.routes.reply import Reply
-from gateway.routes.schema import ChatOperation
+from gateway.routes.operations import ErrorEnvelope, describes
+from gateway.routes.reply import JSON, Reply
 from gateway.telemetry import RequestMeter
 from gateway.wire.from_openai import from_openai, peek
-from gateway.wire.to_openai import to_openai
+from gateway.wire.openai import ChatCompletionRequest
+from gateway.wire.to_openai import ChatCompletion, to_openai
+
+ANSWERS = {JSON: ChatCompletion, "text/event-stream": str}
+REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422, 429, 503)}
+"""Beside those of every route: an upstream's own refusals keep their status."""
 
 
 @post(
@@ -27,7 +32,9 @@ from gateway.wire.to_openai import to_openai
     status_code=200,
     tags=["Chat"],
     summary="Create a chat completion, streamed or whole",
-    operation_class=ChatOperation,
+    operation_class=describes(
+        body=ChatCompletionRequest, answer=ChatCompletion, said={200: ANSWERS, **REFUSALS}
+    ),
 )
 async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
     found = services(request)

@@ -9,22 +9,45 @@ workers, in Prometheus' text format.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from litestar import Request, Response, get
 
 from gateway.routes.access import PUBLIC, services
+from gateway.routes.operations import JSON, describes
 from gateway.telemetry import CONTENT_TYPE
 
 CHECK_TIMEOUT_S = 2.0
 
 
-@get("/health/live", opt=PUBLIC, tags=["Health"], summary="Is the process alive?")
+class Liveness(msgspec.Struct, frozen=True, kw_only=True):
+    status: Literal["alive"]
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    status: Literal["ready", "unready"]
+    missing: list[str]
+
+
+@get(
+    "/health/live",
+    opt=PUBLIC,
+    tags=["Health"],
+    summary="Is the process alive?",
+    operation_class=describes(answer=Liveness),
+)
 async def live() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@get("/health/ready", opt=PUBLIC, tags=["Health"], summary="Should it be sent work?")
+@get(
+    "/health/ready",
+    opt=PUBLIC,
+    tags=["Health"],
+    summary="Should it be sent work?",
+    operation_class=describes(answer=Ready, said={503: {JSON: Ready}}),
+)
 async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
@@ -35,7 +58,14 @@ async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
     return Response(body, status_code=503 if missing else 200)
 
 
-@get("/metrics", opt=PUBLIC, tags=["Health"], summary="Prometheus metrics", media_type=CONTENT_TYPE)
+@get(
+    "/metrics",
+    opt=PUBLIC,
+    tags=["Health"],
+    summary="Prometheus metrics",
+    media_type=CONTENT_TYPE,
+    operation_class=describes(said={200: {"text/plain": str}}),
+)
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     found = services(request)
     found.observe()

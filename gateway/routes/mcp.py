@@ -22,6 +22,7 @@ from gateway.errors import to_face
 from gateway.principal import Principal
 from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, needs
 from gateway.routes.chat import plain_body
+from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.protected_resources import challenged, public_url
 
 PATH = "/mcp/{org_id:str}"
@@ -80,7 +81,16 @@ GUARDED: dict[str, Any] = {
 }
 
 
-@post(**GUARDED, status_code=200, summary="A message of the Model Context Protocol")
+@post(
+    **GUARDED,
+    status_code=200,
+    summary="A message of the Model Context Protocol",
+    operation_class=describes(
+        body=Call,
+        answer=RpcAnswer,
+        said={202: {}, 400: {JSON: RpcAnswer}, 404: {JSON: RpcAnswer}},
+    ),
+)
 async def call(request: Request[Principal, Any, Any]) -> Response[bytes]:
     try:
         message = msgspec.json.decode(await plain_body(request), type=Call)
@@ -100,12 +110,20 @@ def rpc_error(status: int, id: str | int | None, code: int, message: str) -> Res
     return Response(body, status_code=status, media_type=JSON)
 
 
-@get(**GUARDED, summary="Not offered: there is no stream to listen to")
+NOT_OFFERED = describes(status=405, answer=ErrorEnvelope)
+
+
+@get(**GUARDED, summary="Not offered: there is no stream to listen to", operation_class=NOT_OFFERED)
 async def listen(request: Request[Principal, Any, Any]) -> None:
     raise MethodNotAllowedException(headers={"allow": "POST"})
 
 
-@delete(**GUARDED, status_code=200, summary="Not offered: there is no session to end")
+@delete(
+    **GUARDED,
+    status_code=200,
+    summary="Not offered: there is no session to end",
+    operation_class=NOT_OFFERED,
+)
 async def end_session(request: Request[Principal, Any, Any]) -> None:
     raise MethodNotAllowedException(headers={"allow": "POST"})
 

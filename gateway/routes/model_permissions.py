@@ -19,6 +19,7 @@ from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.chat import plain_body
 from gateway.routes.conditional import JSON
+from gateway.routes.operations import describes
 from gateway.tenancy.model_permissions import read_model_permissions, update_model_permissions
 from gateway.tenancy.restrictions import Mode, ModelPermissions
 from gateway.wire.admin_keys import Texts
@@ -42,7 +43,7 @@ class Permissions(msgspec.Struct, frozen=True, kw_only=True):
     model_ids: list[str]
 
 
-class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+class PermissionsDeleted(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "project.model_permissions.deleted"
     deleted: Literal[True] = True
 
@@ -58,7 +59,13 @@ def answer(thing: msgspec.Struct) -> Response[bytes]:
     return Response(msgspec.json.encode(thing), status_code=200, media_type=JSON)
 
 
-@get(PATH, opt=needs(SCOPE_ADMIN_READ), tags=[TAG], summary="The models a project may use")
+@get(
+    PATH,
+    opt=needs(SCOPE_ADMIN_READ),
+    tags=[TAG],
+    summary="The models a project may use",
+    operation_class=describes(answer=Permissions),
+)
 async def retrieve_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
@@ -71,6 +78,7 @@ async def retrieve_permissions(request: Of, project_id: FromPath[str]) -> Respon
     status_code=200,
     tags=[TAG],
     summary="List the models a project may use, or may not",
+    operation_class=describes(body=Wanted, answer=Permissions, idempotent=True),
 )
 async def replace_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
     wanted = decode(wanted_decoder, await plain_body(request))
@@ -93,6 +101,7 @@ async def replace_permissions(request: Of, project_id: FromPath[str]) -> Respons
     status_code=200,
     tags=[TAG],
     summary="Let a project use all models",
+    operation_class=describes(answer=PermissionsDeleted),
 )
 async def delete_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
     found = services(request)
@@ -104,7 +113,7 @@ async def delete_permissions(request: Of, project_id: FromPath[str]) -> Response
         mode=None,
         actor=actor_of(request),
     )
-    return answer(Deleted())
+    return answer(PermissionsDeleted())
 
 
 routes = [retrieve_permissions, replace_permissions, delete_permissions]

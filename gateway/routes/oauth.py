@@ -45,6 +45,17 @@ from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, PUBLIC, address_of, needs, services
 from gateway.routes.envelope import REQUEST_ID
+from gateway.routes.operations import describes
+from gateway.wire.oauth import (
+    HeldToken,
+    Introspection,
+    OAuthErrorBody,
+    PublicKeys,
+    ServerMetadata,
+    TokenAnswer,
+    TokenForm,
+    UserInfo,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +64,20 @@ UNCACHED = {"cache-control": "no-store", "pragma": "no-cache"}
 CACHED = {"cache-control": f"public, max-age={JWKS_MAX_AGE_S}"}
 BASIC = 'Basic realm="tollgate", charset="UTF-8"'
 
+REFUSALS = {status: {JSON: OAuthErrorBody} for status in (400, 401, 429, 503)}
+"""RFC 6749, 5.2."""
+
 Exchange = tuple[Authority, Form, Client, Actor]
 
 
-@post(TOKEN_PATH, opt=PUBLIC, status_code=200, tags=["OAuth"], summary="Tokens for a grant")
+@post(
+    TOKEN_PATH,
+    opt=PUBLIC,
+    status_code=200,
+    tags=["OAuth"],
+    summary="Tokens for a grant",
+    operation_class=describes(form=TokenForm, answer=TokenAnswer, said=REFUSALS),
+)
 async def token(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         authority, form, client, actor = await authenticated(request)
@@ -70,7 +91,14 @@ async def token(request: Request[Any, Any, Any]) -> Response[bytes]:
         return refused(error)
 
 
-@post(REVOCATION_PATH, opt=PUBLIC, status_code=200, tags=["OAuth"], summary="Give a token back")
+@post(
+    REVOCATION_PATH,
+    opt=PUBLIC,
+    status_code=200,
+    tags=["OAuth"],
+    summary="Give a token back",
+    operation_class=describes(form=HeldToken, said=REFUSALS),
+)
 async def revoke(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         await rfc7009_revoke.revoke(*await authenticated(request))
@@ -79,7 +107,14 @@ async def revoke(request: Request[Any, Any, Any]) -> Response[bytes]:
         return refused(error)
 
 
-@post(INTROSPECTION_PATH, opt=PUBLIC, status_code=200, tags=["OAuth"], summary="Is a token good?")
+@post(
+    INTROSPECTION_PATH,
+    opt=PUBLIC,
+    status_code=200,
+    tags=["OAuth"],
+    summary="Is a token good?",
+    operation_class=describes(form=HeldToken, answer=Introspection, said=REFUSALS),
+)
 async def introspect(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         authority, form, client, _ = await authenticated(request)
@@ -95,6 +130,7 @@ async def introspect(request: Request[Any, Any, Any]) -> Response[bytes]:
     status_code=200,
     tags=["OAuth"],
     summary="Who is logged in",
+    operation_class=describes(answer=UserInfo),
 )
 async def userinfo(request: Request[Principal, Any, Any]) -> Response[bytes]:
     principal = request.user
@@ -112,12 +148,19 @@ async def userinfo(request: Request[Principal, Any, Any]) -> Response[bytes]:
     opt=PUBLIC,
     tags=["OAuth"],
     summary="What the authorization server can do",
+    operation_class=describes(answer=ServerMetadata),
 )
 async def metadata(request: Request[Any, Any, Any]) -> Response[bytes]:
     return json(rfc8414_metadata.metadata(services(request).authority.issuer), CACHED)
 
 
-@get(JWKS_PATH, opt=PUBLIC, tags=["OAuth"], summary="The public keys of our tokens")
+@get(
+    JWKS_PATH,
+    opt=PUBLIC,
+    tags=["OAuth"],
+    summary="The public keys of our tokens",
+    operation_class=describes(answer=PublicKeys),
+)
 async def jwks(request: Request[Any, Any, Any]) -> Response[bytes]:
     return json(services(request).authority.keys.ring.jwks(), CACHED)
 

@@ -37,8 +37,11 @@ from gateway.routes.browser import (
     remembering,
     stale_form,
 )
+from gateway.routes.operations import HTML, describes
+from gateway.wire.oauth import AuthorizationQuery, ConsentForm
 
 AUTHORIZE, LOGIN = "/oauth/authorize", "/oauth/login"
+PAGE = {HTML: str}
 ALLOW, DENY = "allow", "deny"
 MEANINGS: Mapping[str, str] = {
     "inference": "use the models, at your organization's cost",
@@ -87,7 +90,13 @@ def refuse(desk: Authorization, refused: Refused) -> Response[bytes]:
     return redirect(location)
 
 
-@get(AUTHORIZE, opt=PUBLIC, include_in_schema=False)
+@get(
+    AUTHORIZE,
+    opt=PUBLIC,
+    tags=["OAuth"],
+    summary="Ask a person for access: sent on to the client, to the login, or shown a page",
+    operation_class=describes(query=AuthorizationQuery, said={200: PAGE, 303: {}, 400: PAGE}),
+)
 async def ask(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
     try:
@@ -110,8 +119,10 @@ async def ask(request: Request[Any, Any, Any]) -> Response[bytes]:
 @post(
     AUTHORIZE,
     opt=PUBLIC,
-    include_in_schema=False,
     status_code=303,
+    tags=["OAuth"],
+    summary="What a person decided on the consent page",
+    operation_class=describes(form=ConsentForm, status=303, said={400: PAGE, 403: PAGE}),
     request_max_body_size=MAX_FORM_BYTES,
 )
 async def decide(request: Request[Any, Any, Any]) -> Response[bytes]:

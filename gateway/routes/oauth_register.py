@@ -14,7 +14,7 @@ from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath
 from redis.exceptions import RedisError
 
-from gateway.auth.client_metadata import InvalidMetadata
+from gateway.auth.client_metadata import ClientMetadata, InvalidMetadata
 from gateway.auth.clients import Client
 from gateway.auth.errors import MissingCredential
 from gateway.auth.guards import read_bearer
@@ -29,6 +29,8 @@ from gateway.auth.rfc7591_register import (
 from gateway.auth.throttle import Waits
 from gateway.routes.access import PUBLIC
 from gateway.routes.browser import desk_of, where_of
+from gateway.routes.operations import describes
+from gateway.wire.oauth import OAuthErrorBody, RegisteredClient
 
 JSON = "application/json"
 NO_STORE = {"cache-control": "no-store", "pragma": "no-cache"}
@@ -47,7 +49,19 @@ def reply(
     )
 
 
-@post(PATH, opt=PUBLIC, include_in_schema=False, request_max_body_size=MAX_BODY_BYTES)
+@post(
+    PATH,
+    opt=PUBLIC,
+    request_max_body_size=MAX_BODY_BYTES,
+    tags=["OAuth"],
+    summary="Register a client",
+    operation_class=describes(
+        body=ClientMetadata,
+        answer=RegisteredClient,
+        status=201,
+        said={status: {JSON: OAuthErrorBody} for status in (400, 429, 503)},
+    ),
+)
 async def register_client(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
     try:
@@ -86,7 +100,13 @@ def nobody() -> Response[bytes]:
     return reply(content, 401, {"www-authenticate": 'Bearer error="invalid_token"'})
 
 
-@get(REGISTERED, opt=PUBLIC, include_in_schema=False)
+@get(
+    REGISTERED,
+    opt=PUBLIC,
+    tags=["OAuth"],
+    summary="What is registered of a client",
+    operation_class=describes(answer=RegisteredClient, said={401: {JSON: OAuthErrorBody}}),
+)
 async def read_client(request: Request[Any, Any, Any], client_id: FromPath[str]) -> Response[bytes]:
     client = await find_itself(request, client_id)
     if client is None:
@@ -94,7 +114,14 @@ async def read_client(request: Request[Any, Any, Any], client_id: FromPath[str])
     return reply(to_information(client, desk_of(request).issuer), 200)
 
 
-@delete(REGISTERED, opt=PUBLIC, include_in_schema=False, status_code=200)
+@delete(
+    REGISTERED,
+    opt=PUBLIC,
+    status_code=200,
+    tags=["OAuth"],
+    summary="End a registration",
+    operation_class=describes(status=204, said={401: {JSON: OAuthErrorBody}}),
+)
 async def delete_client(
     request: Request[Any, Any, Any], client_id: FromPath[str]
 ) -> Response[bytes]:

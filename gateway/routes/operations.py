@@ -12,7 +12,7 @@ to blame); here it is told what the bytes are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,9 +29,11 @@ from litestar.openapi.spec import (
 )
 
 from gateway.errors import ErrorBody
-from gateway.routes.problem import MEDIA_TYPE, Problem
+from gateway.routes.problem import Problem
 
 JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+HTML = "text/html"
 TEMPLATE = "#/components/schemas/{name}"
 
 
@@ -59,10 +61,10 @@ def described() -> tuple[Any, ...]:
     return tuple(dict.fromkeys(_described))
 
 
-def refers_to(kind: Any) -> Reference:
-    """The name is msgspec's, which knows generic structs too."""
+def refers_to(kind: Any) -> Reference | JsonSchema:
+    """The name of a component is msgspec's, which knows generic structs too."""
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=TEMPLATE)
-    return Reference(ref=schema["$ref"])
+    return Reference(ref=schema["$ref"]) if "$ref" in schema else JsonSchema(content=schema)
 
 
 def content(kind: Any, media_type: str = JSON) -> dict[str, OpenAPIMediaType]:
@@ -79,6 +81,7 @@ def text_header(name: str, description: str) -> Parameter:
 IDEMPOTENCY_KEY = text_header(
     "Idempotency-Key", "Repeated with the same key within 24 hours, the request is done once."
 )
+ETAG = OpenAPIHeader(schema=JsonSchema(content={"type": "string"}))
 IF_MATCH = text_header("If-Match", "ETags, one of which must still be current; else 412.")
 
 
@@ -103,39 +106,52 @@ def without_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "anyOf": kinds} if kinds else kept
 
 
+Said = Mapping[int, Mapping[str, Any]]
+"""By status: what each media type holds, as a type; no media type: no body."""
+
+
 def describes(
     *,
-    answer: Any,
-    body: type[msgspec.Struct] | None = None,
+    answer: Any = None,
+    body: Any = None,
+    form: type[msgspec.Struct] | None = None,
     query: type[msgspec.Struct] | None = None,
     status: int = 200,
     idempotent: bool = False,
     conditional: bool = False,
-    problems: bool = True,
+    body_required: bool = True,
+    said: Said | None = None,
 ) -> type[Operation]:
     """`answer` None: none. `idempotent`: a POST, which honours Idempotency-Key. `conditional`: it
-    honours If-Match. `problems`: errors are RFC 9457's, else in OpenAI's shape."""
-    _described.extend(each for each in (answer, body) if each is not None)
+    honours If-Match. `said`: all that it answers besides, but for what `statuses` knows by its
+    path, its scope and what it takes."""
+    answers: Said = {status: {} if answer is None else {JSON: answer}, **(said or {})}
+    kinds = [each for by_type in answers.values() for each in by_type.values()]
+    _described.extend(each for each in (*kinds, body, form) if each is not None)
     added = [*([] if query is None else parameters(query))]
     added += [IDEMPOTENCY_KEY] if idempotent else []
     added += [IF_MATCH] if conditional else []
-    errors = content(Problem, MEDIA_TYPE) if problems else content(ErrorEnvelope)
-    etag = {"ETag": OpenAPIHeader(schema=JsonSchema(content={"type": "string"}))}
-    done = OpenAPIResponse(
-        description="Done.",
-        content=None if answer is None else content(answer),
-        headers=etag if conditional else None,  # type: ignore[arg-type]
-    )
+    taken = {} if body is None else content(body)
+    taken |= {} if form is None else content(form, FORM)
 
     @dataclass
     class Described(Operation):
         def __post_init__(self) -> None:
             self.parameters = [*(self.parameters or []), *added]
             self.responses = {
-                str(status): done,
-                "default": OpenAPIResponse(description="It was refused.", content=errors),
+                str(code): to_response(by, tagged=conditional and code == status)
+                for code, by in answers.items()
             }
-            if body is not None:
-                self.request_body = RequestBody(required=True, content=content(body))
+            if taken:
+                self.request_body = RequestBody(required=body_required, content=taken)
 
     return Described
+
+
+def to_response(by_type: Mapping[str, Any], *, tagged: bool) -> OpenAPIResponse:
+    found: dict[str, OpenAPIMediaType] = {}
+    for media_type, kind in by_type.items():
+        found |= content(kind, media_type)
+    return OpenAPIResponse(
+        description="Done.", content=found or None, headers={"ETag": ETAG} if tagged else None
+    )

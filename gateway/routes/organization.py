@@ -22,10 +22,13 @@ from gateway.routes import (
     organization_users,
 )
 from gateway.routes.access import needs, services
+from gateway.routes.operations import describes
 from gateway.wire.openai_admin import (
     Bucket,
+    CostsQuery,
     CostsResult,
     Page,
+    UsageQuery,
     UsageResult,
     encode_page,
     parse_costs_query,
@@ -44,6 +47,7 @@ Row = TypeVar("Row", UsageRow, CostRow)
     opt=needs(SCOPE_USAGE_READ),
     tags=["Usage"],
     summary="Tokens and requests, in buckets",
+    operation_class=describes(query=UsageQuery, answer=Page[UsageResult]),
 )
 async def usage_completions(request: Request[Principal, Any, Any]) -> Response[bytes]:
     query = parse_usage_query(request.url.query)
@@ -58,6 +62,7 @@ async def usage_completions(request: Request[Principal, Any, Any]) -> Response[b
     opt=needs(SCOPE_USAGE_READ),
     tags=["Usage"],
     summary="Money by day",
+    operation_class=describes(query=CostsQuery, answer=Page[CostsResult]),
 )
 async def costs(request: Request[Principal, Any, Any]) -> Response[bytes]:
     query = parse_costs_query(request.url.query)

@@ -88,9 +88,7 @@ def to_owner(owner: Owner | None) -> wire.KeyOwner:
     opt=READ,
     tags=["API keys"],
     summary="List a project's keys",
-    operation_class=describes(
-        query=wire.ProjectKeysQuery, answer=Listing[wire.ProjectKey], problems=False
-    ),
+    operation_class=describes(query=wire.ProjectKeysQuery, answer=Listing[wire.ProjectKey]),
 )
 async def list_keys(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
     where = {"org_id": request.user.org_id, "project_id": check_id("project_id", project_id)}
@@ -108,7 +106,7 @@ async def list_keys(request: Asking, project_id: FromPath[str]) -> Response[byte
     opt=READ,
     tags=["API keys"],
     summary="One key of a project",
-    operation_class=describes(answer=wire.ProjectKey, problems=False),
+    operation_class=describes(answer=wire.ProjectKey),
 )
 async def retrieve_key(
     request: Asking, project_id: FromPath[str], api_key_id: FromPath[str]
@@ -130,7 +128,6 @@ async def retrieve_key(
         answer=wire.ProjectKey,
         idempotent=True,
         conditional=True,
-        problems=False,
     ),
 )
 async def update_key(
@@ -174,7 +171,7 @@ async def update_key(
     status_code=200,
     tags=["API keys"],
     summary="Revoke a project's key",
-    operation_class=describes(answer=Deleted, conditional=True, problems=False),
+    operation_class=describes(answer=Deleted, conditional=True),
 )
 async def delete_key(
     request: Asking, project_id: FromPath[str], api_key_id: FromPath[str]
@@ -228,9 +225,7 @@ def to_admin_owner(owner: Owner | None) -> wire.AdminKeyOwner:
     opt=READ,
     tags=["Admin API keys"],
     summary="List the keys of administration",
-    operation_class=describes(
-        query=wire.AdminKeysQuery, answer=Listing[wire.AdminKey], problems=False
-    ),
+    operation_class=describes(query=wire.AdminKeysQuery, answer=Listing[wire.AdminKey]),
 )
 async def list_admin_keys(request: Asking) -> Response[bytes]:
     query = read_query(request.url.query, wire.AdminKeysQuery)
@@ -249,7 +244,7 @@ async def list_admin_keys(request: Asking) -> Response[bytes]:
     tags=["Admin API keys"],
     summary="Create a key of administration",
     operation_class=describes(
-        body=wire.AdminKeyCreate, answer=wire.CreatedAdminKey, idempotent=True, problems=False
+        body=wire.AdminKeyCreate, answer=wire.CreatedAdminKey, idempotent=True
     ),
 )
 async def create_admin_key(request: Asking) -> Response[bytes]:
@@ -284,7 +279,7 @@ async def create_admin_key(request: Asking) -> Response[bytes]:
     opt=READ,
     tags=["Admin API keys"],
     summary="One key of administration",
-    operation_class=describes(answer=wire.AdminKey, problems=False),
+    operation_class=describes(answer=wire.AdminKey),
 )
 async def retrieve_admin_key(request: Asking, key_id: FromPath[str]) -> Response[bytes]:
     check_id("key_id", key_id)
@@ -301,7 +296,7 @@ async def retrieve_admin_key(request: Asking, key_id: FromPath[str]) -> Response
     status_code=200,
     tags=["Admin API keys"],
     summary="Revoke a key of administration",
-    operation_class=describes(answer=Deleted, conditional=True, problems=False),
+    operation_class=describes(answer=Deleted, conditional=True),
 )
 async def delete_admin_key(request: Asking, key_id: FromPath[str]) -> Response[bytes]:
     check_id("key_id", key_id)

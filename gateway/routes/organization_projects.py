@@ -64,9 +64,7 @@ def to_member(member: Member) -> wire.ProjectUser:
     opt=READ,
     tags=["Projects"],
     summary="List the projects",
-    operation_class=describes(
-        query=wire.ProjectsQuery, answer=Listing[wire.Project], problems=False
-    ),
+    operation_class=describes(query=wire.ProjectsQuery, answer=Listing[wire.Project]),
 )
 async def list_projects(request: Asking) -> Response[bytes]:
     query = read_query(request.url.query, wire.ProjectsQuery)
@@ -86,9 +84,7 @@ async def list_projects(request: Asking) -> Response[bytes]:
     status_code=200,
     tags=["Projects"],
     summary="Create a project",
-    operation_class=describes(
-        body=wire.ProjectCreate, answer=wire.Project, idempotent=True, problems=False
-    ),
+    operation_class=describes(body=wire.ProjectCreate, answer=wire.Project, idempotent=True),
 )
 async def create_project(request: Asking) -> Response[bytes]:
     body = await body_of(request, wire.ProjectCreate)
@@ -104,7 +100,7 @@ async def create_project(request: Asking) -> Response[bytes]:
     opt=READ,
     tags=["Projects"],
     summary="One project",
-    operation_class=describes(answer=wire.Project, problems=False),
+    operation_class=describes(answer=wire.Project),
 )
 async def retrieve_project(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
     check_id("project_id", project_id)
@@ -124,7 +120,6 @@ async def retrieve_project(request: Asking, project_id: FromPath[str]) -> Respon
         answer=wire.Project,
         idempotent=True,
         conditional=True,
-        problems=False,
     ),
 )
 async def update_project(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
@@ -151,9 +146,7 @@ async def update_project(request: Asking, project_id: FromPath[str]) -> Response
     status_code=200,
     tags=["Projects"],
     summary="Archive a project: its keys stop working",
-    operation_class=describes(
-        answer=wire.Project, idempotent=True, conditional=True, problems=False
-    ),
+    operation_class=describes(answer=wire.Project, idempotent=True, conditional=True),
 )
 async def archive_project(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
     check_id("project_id", project_id)
@@ -179,7 +172,7 @@ async def archive_project(request: Asking, project_id: FromPath[str]) -> Respons
     opt=READ,
     tags=["Projects"],
     summary="List a project's users",
-    operation_class=describes(query=Listed, answer=Listing[wire.ProjectUser], problems=False),
+    operation_class=describes(query=Listed, answer=Listing[wire.ProjectUser]),
 )
 async def list_members(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
     check_id("project_id", project_id)
@@ -199,7 +192,7 @@ async def list_members(request: Asking, project_id: FromPath[str]) -> Response[b
     tags=["Projects"],
     summary="Add a user of the org to a project",
     operation_class=describes(
-        body=wire.ProjectUserCreate, answer=wire.ProjectUser, idempotent=True, problems=False
+        body=wire.ProjectUserCreate, answer=wire.ProjectUser, idempotent=True
     ),
 )
 async def add_member(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
@@ -236,7 +229,7 @@ async def _whom(request: Asking, body: wire.ProjectUserCreate) -> str:
     opt=READ,
     tags=["Projects"],
     summary="One user of a project",
-    operation_class=describes(answer=wire.ProjectUser, problems=False),
+    operation_class=describes(answer=wire.ProjectUser),
 )
 async def retrieve_member(
     request: Asking, project_id: FromPath[str], user_id: FromPath[str]
@@ -261,7 +254,6 @@ async def retrieve_member(
         answer=wire.ProjectUser,
         idempotent=True,
         conditional=True,
-        problems=False,
     ),
 )
 async def update_member(
@@ -287,7 +279,7 @@ async def update_member(
     status_code=200,
     tags=["Projects"],
     summary="Remove a user from a project",
-    operation_class=describes(answer=Deleted, conditional=True, problems=False),
+    operation_class=describes(answer=Deleted, conditional=True),
 )
 async def remove_member(
     request: Asking, project_id: FromPath[str], user_id: FromPath[str]

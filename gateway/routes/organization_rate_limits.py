@@ -62,9 +62,7 @@ def to_rate_limit(model: str, own: ModelLimits, plans: ModelLimits) -> wire.Rate
     opt=needs(SCOPE_ADMIN_READ),
     tags=["Rate limits"],
     summary="List a project's rate limits: of the models that are served, and those it has",
-    operation_class=describes(
-        query=wire.RateLimitsQuery, answer=Listing[wire.RateLimit], problems=False
-    ),
+    operation_class=describes(query=wire.RateLimitsQuery, answer=Listing[wire.RateLimit]),
 )
 async def list_rate_limits(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
     where = {"org_id": request.user.org_id, "project_id": check_id("project_id", project_id)}
@@ -108,7 +106,6 @@ def cut(ids: list[str], query: wire.RateLimitsQuery) -> tuple[list[str], bool]:
         answer=wire.RateLimit,
         idempotent=True,
         conditional=True,
-        problems=False,
     ),
 )
 async def update_rate_limit(

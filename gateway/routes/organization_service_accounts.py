@@ -73,7 +73,7 @@ def to_created_key(made: CreatedKey) -> wire.ServiceAccountKey:
     opt=READ,
     tags=["Service accounts"],
     summary="List a project's service accounts",
-    operation_class=describes(query=Listed, answer=Listing[wire.ServiceAccount], problems=False),
+    operation_class=describes(query=Listed, answer=Listing[wire.ServiceAccount]),
 )
 async def list_accounts(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
     where = {"org_id": request.user.org_id, "project_id": check_id("project_id", project_id)}
@@ -96,7 +96,6 @@ async def list_accounts(request: Asking, project_id: FromPath[str]) -> Response[
         body=wire.ServiceAccountCreate,
         answer=wire.CreatedServiceAccount,
         idempotent=True,
-        problems=False,
     ),
 )
 async def create_account(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
@@ -157,7 +156,7 @@ async def _make_key(
     opt=READ,
     tags=["Service accounts"],
     summary="One service account",
-    operation_class=describes(answer=wire.ServiceAccount, problems=False),
+    operation_class=describes(answer=wire.ServiceAccount),
 )
 async def retrieve_account(
     request: Asking, project_id: FromPath[str], service_account_id: FromPath[str]
@@ -179,7 +178,6 @@ async def retrieve_account(
         answer=wire.ServiceAccount,
         idempotent=True,
         conditional=True,
-        problems=False,
     ),
 )
 async def update_account(
@@ -206,7 +204,7 @@ async def update_account(
     status_code=200,
     tags=["Service accounts"],
     summary="Remove a service account; its keys are revoked",
-    operation_class=describes(answer=Deleted, conditional=True, problems=False),
+    operation_class=describes(answer=Deleted, conditional=True),
 )
 async def delete_account(
     request: Asking, project_id: FromPath[str], service_account_id: FromPath[str]
@@ -231,7 +229,6 @@ async def delete_account(
         body=wire.ServiceAccountKeyCreate,
         answer=wire.ServiceAccountKey,
         idempotent=True,
-        problems=False,
     ),
 )
 async def create_account_key(

@@ -81,9 +81,7 @@ async def _with_projects(conn: AsyncConnection, found: list[User]) -> list[wire.
     opt=READ,
     tags=["Users"],
     summary="List the users",
-    operation_class=describes(
-        query=wire.UsersQuery, answer=Listing[wire.OrganizationUser], problems=False
-    ),
+    operation_class=describes(query=wire.UsersQuery, answer=Listing[wire.OrganizationUser]),
 )
 async def list_users(request: Asking) -> Response[bytes]:
     query = read_query(request.url.query, wire.UsersQuery)
@@ -100,7 +98,7 @@ async def list_users(request: Asking) -> Response[bytes]:
     opt=READ,
     tags=["Users"],
     summary="One user",
-    operation_class=describes(answer=wire.OrganizationUser, problems=False),
+    operation_class=describes(answer=wire.OrganizationUser),
 )
 async def retrieve_user(request: Asking, user_id: FromPath[str]) -> Response[bytes]:
     check_id("user_id", user_id)
@@ -121,7 +119,6 @@ async def retrieve_user(request: Asking, user_id: FromPath[str]) -> Response[byt
         answer=wire.OrganizationUser,
         idempotent=True,
         conditional=True,
-        problems=False,
     ),
 )
 async def update_user(request: Asking, user_id: FromPath[str]) -> Response[bytes]:
@@ -146,7 +143,7 @@ async def update_user(request: Asking, user_id: FromPath[str]) -> Response[bytes
     status_code=200,
     tags=["Users"],
     summary="Remove a user from the org",
-    operation_class=describes(answer=Deleted, conditional=True, problems=False),
+    operation_class=describes(answer=Deleted, conditional=True),
 )
 async def delete_user(request: Asking, user_id: FromPath[str]) -> Response[bytes]:
     check_id("user_id", user_id)
@@ -180,7 +177,7 @@ def to_invite(invite: Invite) -> wire.Invite:
     opt=READ,
     tags=["Invites"],
     summary="List the invites",
-    operation_class=describes(query=Listed, answer=Listing[wire.Invite], problems=False),
+    operation_class=describes(query=Listed, answer=Listing[wire.Invite]),
 )
 async def list_invites(request: Asking) -> Response[bytes]:
     query = read_query(request.url.query, Listed)
@@ -197,9 +194,7 @@ async def list_invites(request: Asking) -> Response[bytes]:
     status_code=200,
     tags=["Invites"],
     summary="Invite somebody; the header X-Tollgate-Invite-Link of the answer is their link",
-    operation_class=describes(
-        body=wire.InviteCreate, answer=wire.Invite, idempotent=True, problems=False
-    ),
+    operation_class=describes(body=wire.InviteCreate, answer=wire.Invite, idempotent=True),
 )
 async def create_invite(request: Asking) -> Response[bytes]:
     body, org_id = await body_of(request, wire.InviteCreate), request.user.org_id
@@ -230,7 +225,7 @@ async def create_invite(request: Asking) -> Response[bytes]:
     opt=READ,
     tags=["Invites"],
     summary="One invite",
-    operation_class=describes(answer=wire.Invite, problems=False),
+    operation_class=describes(answer=wire.Invite),
 )
 async def retrieve_invite(request: Asking, invite_id: FromPath[str]) -> Response[bytes]:
     check_id("invite_id", invite_id)
@@ -245,7 +240,7 @@ async def retrieve_invite(request: Asking, invite_id: FromPath[str]) -> Response
     status_code=200,
     tags=["Invites"],
     summary="Withdraw an invite",
-    operation_class=describes(answer=Deleted, problems=False),
+    operation_class=describes(answer=Deleted),
 )
 async def delete_invite(request: Asking, invite_id: FromPath[str]) -> Response[bytes]:
     check_id("invite_id", invite_id)

@@ -19,11 +19,13 @@ from gateway.auth.errors import MissingScope
 from gateway.auth.resources import API_PATH
 from gateway.auth.rfc9728_protected_resource import (
     WELL_KNOWN,
+    ProtectedResource,
     challenge,
     find_error,
     find_metadata,
 )
 from gateway.routes.access import PUBLIC
+from gateway.routes.operations import describes
 
 HEADERS = {"cache-control": "public, max-age=3600"}
 
@@ -69,6 +71,7 @@ def answer(path: str, request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=PUBLIC,
     tags=["OAuth"],
     summary="What the API is as a protected resource",
+    operation_class=describes(answer=ProtectedResource),
 )
 async def api_metadata(request: Request[Any, Any, Any]) -> Response[bytes]:
     return answer(request.scope["path"].removeprefix(WELL_KNOWN).removesuffix("/"), request)
@@ -79,6 +82,7 @@ async def api_metadata(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=PUBLIC,
     tags=["OAuth"],
     summary="What an org's MCP endpoint is as a protected resource",
+    operation_class=describes(answer=ProtectedResource),
 )
 async def mcp_metadata(request: Request[Any, Any, Any], org_id: FromPath[str]) -> Response[bytes]:
     return answer(f"/mcp/{org_id}", request)

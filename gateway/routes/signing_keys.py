@@ -22,7 +22,8 @@ from gateway.auth.token_tables import signing_keys as table
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.conditional import answer, if_match
-from gateway.routes.pages import PageQuery, keyset, to_listing
+from gateway.routes.operations import describes
+from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.wire.openai_admin import parse_query
 
 SCOPE = "operator:signing_keys"
@@ -41,7 +42,13 @@ class SigningKey(msgspec.Struct, frozen=True, kw_only=True):
     verify_until: datetime | None
 
 
-@get(PATH, opt=needs(SCOPE), tags=TAGS, summary="The keys that sign tokens")
+@get(
+    PATH,
+    opt=needs(SCOPE),
+    tags=TAGS,
+    summary="The keys that sign tokens",
+    operation_class=describes(query=PageQuery, answer=Listing[SigningKey]),
+)
 async def list_signing_keys(request: Request[Principal, Any, Any]) -> Response[bytes]:
     query = parse_query(request.url.query, PageQuery)
     async with services(request).system_db.connect() as conn:
@@ -58,6 +65,7 @@ async def list_signing_keys(request: Request[Principal, Any, Any]) -> Response[b
     status_code=200,
     tags=TAGS,
     summary="The next key signs from now on",
+    operation_class=describes(answer=SigningKey, idempotent=True),
 )
 async def rotate(request: Request[Principal, Any, Any]) -> Response[bytes]:
     keys = services(request).authority.keys
@@ -82,6 +90,7 @@ async def rotate(request: Request[Principal, Any, Any]) -> Response[bytes]:
     status_code=200,
     tags=TAGS,
     summary="A key verifies nothing within a second",
+    operation_class=describes(answer=SigningKey, idempotent=True, conditional=True),
 )
 async def revoke(request: Request[Principal, Any, Any], kid: FromPath[str]) -> Response[bytes]:
     """`If-Match`: the tag of the key as its element of the list, or its rotation, shows it."""

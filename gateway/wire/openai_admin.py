@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -63,6 +63,7 @@ class CostsQuery(Query):
 
 
 Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R")
 
 
 @cache
@@ -147,7 +148,7 @@ class UsageResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
-    value: Decimal
+    value: Annotated[Decimal, Meta(extra_json_schema={"type": "number"})]
     """A number, exact to the pico-USD."""
     currency: str = "usd"
 
@@ -165,16 +166,16 @@ class CostsResult(msgspec.Struct, frozen=True, kw_only=True):
     api_key_id: str | None = None
 
 
-class Bucket(msgspec.Struct, frozen=True, kw_only=True):
+class Bucket(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
     object: str = "bucket"
     start_time: int
     end_time: int
-    results: Sequence[UsageResult | CostsResult]
+    results: Sequence[R]
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class Page(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
     object: str = "page"
-    data: Sequence[Bucket]
+    data: Sequence[Bucket[R]]
     has_more: bool
     next_page: str | None
 
@@ -186,5 +187,5 @@ def to_amount(amount_pico: int) -> Amount:
     return Amount(value=to_decimal(amount_pico))
 
 
-def encode_page(page: Page) -> bytes:
+def encode_page(page: Page[Any]) -> bytes:
     return _encoder.encode(page)

@@ -1,0 +1,114 @@
+"""How every route can refuse, in the OpenAPI document: what follows from its path, its scope and
+what it takes, so that no route has to say it.
+
+Above: `schema`. Below: `operations`, `problem`. A route says for itself what it answers when all is
+well, and what only it refuses with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+from litestar import Litestar
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.spec import OpenAPIHeader, OpenAPIResponse, Operation, Parameter
+from litestar.routes import HTTPRoute
+
+from gateway.auth.rfc8414_metadata import USERINFO_PATH
+from gateway.routes.access import SCOPE
+from gateway.routes.idempotency import PREFIXES
+from gateway.routes.operations import (
+    ETAG,
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    JSON,
+    ErrorEnvelope,
+    JsonSchema,
+    content,
+)
+from gateway.routes.problem import MEDIA_TYPE, Problem, speaks_problems
+from gateway.wire.oauth import OAuthErrorBody
+
+BODIES = frozenset({"POST", "PUT", "PATCH"})
+CHANGES = BODIES | {"DELETE"}
+OAUTH = "/oauth/"
+OAUTH_STATUSES = frozenset({400, 401, 429, 503})
+"""Those that the endpoints of OAuth write themselves, in its shape (RFC 6749, 5.2)."""
+REQUEST_HEADER_FIELDS_TOO_LARGE = 431
+"""The connection's, which knows no paths and speaks to all in one shape."""
+RETRY_AFTER = OpenAPIHeader(
+    description="Seconds.", schema=JsonSchema(content={"type": "integer", "minimum": 1})
+)
+
+
+def add_refusals(app: Litestar) -> None:
+    """To each operation of the document of `app`."""
+    paths = app.openapi_schema.paths or {}
+    for route in app.routes:
+        if isinstance(route, HTTPRoute) and route.path_format in paths:
+            for handler in route.route_handlers:
+                for method in sorted(map(str, handler.http_methods)):
+                    operation = getattr(paths[route.path_format], method.lower(), None)
+                    if isinstance(operation, Operation):
+                        refuse(operation, handler, method, route.path_format)
+
+
+def refuse(operation: Operation, handler: HTTPRouteHandler, method: str, path: str) -> None:
+    responses = operation.responses = dict(operation.responses or {})
+    if type(operation) is Operation:
+        responses.pop("400", None)  # Litestar's guess, in a shape that nobody here writes
+    parameters = [each for each in operation.parameters or [] if isinstance(each, Parameter)]
+    if method == "GET":
+        parameters = [each for each in parameters if each.name != IF_MATCH.name]
+        if path.startswith(PREFIXES):
+            unchanged = "What If-None-Match names is still current."
+            responses["304"] = OpenAPIResponse(description=unchanged, headers={"ETag": ETAG})
+    elif method == "POST" and is_administration(handler, path):
+        parameters = [each for each in parameters if each.name != IDEMPOTENCY_KEY.name]
+        parameters.append(IDEMPOTENCY_KEY)
+    operation.parameters = [*parameters] or None
+    for status in sorted(statuses(operation, handler, method, path)):
+        responses.setdefault(str(status), refusal(status, path))
+
+
+def is_administration(handler: HTTPRouteHandler, path: str) -> bool:
+    return path.startswith(PREFIXES) and handler.opt.get(SCOPE) is not None
+
+
+def statuses(
+    operation: Operation, handler: HTTPRouteHandler, method: str, path: str
+) -> Iterator[int]:
+    names = {each.name for each in operation.parameters or [] if isinstance(each, Parameter)}
+    yield from (REQUEST_HEADER_FIELDS_TOO_LARGE, 500)
+    if handler.opt.get(SCOPE) is not None:
+        yield from (401, 403, 503)
+    if "{" in path:
+        yield from (400, 404)
+    if names:
+        yield 400
+    if operation.request_body is not None or (
+        method in BODIES and is_administration(handler, path)
+    ):
+        yield from (400, 413, 415)
+    if method in CHANGES and is_administration(handler, path):
+        yield from (404, 409)
+    if IDEMPOTENCY_KEY.name in names:
+        yield from (409, 422)
+    if IF_MATCH.name in names:
+        yield 412
+
+
+def refusal(status: int, path: str) -> OpenAPIResponse:
+    kind: Any = ErrorEnvelope
+    media_type = JSON
+    if speaks_problems(path) and status != REQUEST_HEADER_FIELDS_TOO_LARGE:
+        kind, media_type = Problem, MEDIA_TYPE
+    elif path.startswith(OAUTH) and path != USERINFO_PATH and status in OAUTH_STATUSES:
+        kind = OAuthErrorBody
+    return OpenAPIResponse(
+        description=HTTPStatus(status).phrase,
+        content=content(kind, media_type),
+        headers={"Retry-After": RETRY_AFTER} if status in (429, 503) else None,
+    )

@@ -1,0 +1,325 @@
+"""One worker as it runs: its whole application on uvicorn in a thread, on a real Postgres and a
+real Redis, in front of an engine without a model and of a scripted upstream.
+
+`everything` may do all that a key can be allowed; `nothing` is good and may do nothing. `make`
+gives what the parameters of a path name: things of its own for who wants to end them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import requests
+import uvicorn
+from litestar import Litestar
+
+from engine.fake import FakeCore
+from engine.server import EngineServer
+from gateway import database
+from gateway.app import create_app
+from gateway.audit.log import Actor
+from gateway.auth import rfc9068_access_token
+from gateway.auth.grants import create_grant
+from gateway.auth.policy import IDENTITY_SCOPES, KEY_SCOPES
+from gateway.auth.rfc8414_metadata import USERINFO_PATH
+from gateway.auth.rfc9068_access_token import AccessClaims, token_id
+from gateway.connection import Connection
+from gateway.db import tenant
+from gateway.home import Home
+from gateway.services import Services
+from gateway.settings import Settings, load
+from gateway.tenancy.keys import create_key
+from gateway.tenancy.members import add_member
+from gateway.tenancy.users import create_user
+from tests.gateway.fleet.scripted_upstream import Upstream
+from tests.journeys.upstreams import good
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[3]
+ACTOR = Actor(kind="system", id="test")
+TIMEOUT_S = 30.0
+CONFIG = """
+[[model]]
+name = "near"
+path = "{root}/models/penny"
+engine = "unix:{folder}/engine.sock"
+[[model]]
+name = "far"
+upstream = "{upstream}"
+[plan.default]
+tokens_per_minute = 1000000000
+"""
+
+
+class Running:
+    def __init__(self, app: Litestar, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self.app, self.url = app, settings.issuer
+        self.session = requests.Session()
+        self._loop = loop
+        self._numbers = count(1)
+
+    @property
+    def services(self) -> Services:
+        found: Services = self.app.state.services
+        return found
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """In the application's own loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
+
+    def settle(self, admin_key: str) -> None:
+        """Who asks, and where."""
+        self.everything = admin_key
+        who = self.run(self.services.authenticator.authenticate(admin_key))
+        self.org_id = who.org_id
+        self.project_id = self.made("/v1/organization/projects", name="web")
+        self.everything = self.run(self.new_key(sorted(KEY_SCOPES)))
+        self.user_id = self.make_user()
+        # The role of a reader confers no use of models, and the key nothing else.
+        where = {"project_id": self.project_id}
+        self.nothing = self.run(
+            self.new_key(["inference"], user_id=self.make_user(found=where, role="reader"))
+        )
+
+    async def new_key(self, scopes: list[str], user_id: str | None = None) -> str:
+        found = self.services
+        pepper_id, pepper = found.authenticator.pepper
+        async with tenant(found.db, self.org_id) as conn:
+            made = await create_key(
+                conn,
+                org_id=self.org_id,
+                project_id=self.project_id,
+                name="test",
+                scopes=scopes,
+                user_id=user_id,
+                pepper=pepper,
+                pepper_id=pepper_id,
+                actor=ACTOR,
+            )
+        return made.secret
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {self.everything}"}
+        answer = self.session.post(self.url + path, json=body, headers=headers, timeout=TIMEOUT_S)
+        assert answer.ok, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def made(self, path: str, **body: Any) -> str:
+        found: str = self.post(path, **body)["id"]
+        return found
+
+    def make(self, names: list[str], path: str) -> dict[str, str]:
+        """What the parameters of `path` name: things that are there, and nobody else's."""
+        found: dict[str, str] = {}
+        for name in names:
+            found[name] = getattr(self, f"make_{name.removesuffix('_id')}")(path, found)
+        return found
+
+    def make_org(self, path: str, _: dict[str, str]) -> str:
+        if path.startswith("/v1/admin/orgs"):
+            made = self.post("/v1/admin/orgs", name=f"org {next(self._numbers)}")
+            return str(made["organization"]["id"])
+        return self.org_id
+
+    def make_project(self, *_: Any) -> str:
+        return self.made("/v1/organization/projects", name=f"project {next(self._numbers)}")
+
+    def make_user(
+        self, path: str = "", found: dict[str, str] | None = None, role: str = "owner"
+    ) -> str:
+        async def work() -> str:
+            email, org_id = f"u{next(self._numbers)}@test.example", self.org_id
+            async with tenant(self.services.db, org_id) as conn:
+                made = await create_user(
+                    conn, org_id=org_id, email=email, name="Ann", role=role, actor=ACTOR
+                )
+                if found and "project_id" in found:
+                    await add_member(
+                        conn,
+                        org_id=org_id,
+                        project_id=found["project_id"],
+                        user_id=made.id,
+                        role="member",
+                        actor=ACTOR,
+                    )
+            return made.id
+
+        return self.run(work())
+
+    def make_service_account(self, _: str, found: dict[str, str]) -> str:
+        path = f"/v1/organization/projects/{found['project_id']}/service_accounts"
+        return self.made(path, name=f"robot {next(self._numbers)}")
+
+    def make_api_key(self, path: str, found: dict[str, str]) -> str:
+        account = self.make_service_account(path, found)
+        accounts = f"/v1/organization/projects/{found['project_id']}/service_accounts"
+        return self.made(f"{accounts}/{account}/api_keys", name="key")
+
+    def make_key(self, *_: Any) -> str:
+        return self.made("/v1/organization/admin_api_keys", name="key")
+
+    def make_invite(self, *_: Any) -> str:
+        email = f"i{next(self._numbers)}@test.example"
+        return self.made("/v1/organization/invites", email=email, role="reader")
+
+    def make_client(self, path: str = "", *_: Any) -> str:
+        if path.startswith("/oauth/register"):
+            made = self.post("/oauth/register", redirect_uris=["https://client.example/cb"])
+            self.registration = str(made["registration_access_token"])
+            return str(made["client_id"])
+        found: str = self.confidential_client()["id"]
+        return found
+
+    def confidential_client(self) -> dict[str, Any]:
+        project: dict[str, str] = {"project_id": self.project_id}
+        account = self.make_service_account("", project)
+        return self.post(
+            "/v1/admin/oauth/clients",
+            client_name="App",
+            redirect_uris=["https://client.example/cb"],
+            grant_types=["authorization_code", "refresh_token", "client_credentials"],
+            scopes=["inference", "openid", "mcp:call"],
+            project_id=self.project_id,
+            service_account_id=account,
+        )
+
+    def make_grant(self, *_: Any) -> str:
+        async def work(user_id: str, client_id: str) -> str:
+            async with tenant(self.services.db, self.org_id) as conn:
+                made = await create_grant(
+                    conn,
+                    org_id=self.org_id,
+                    user_id=user_id,
+                    client_id=client_id,
+                    project_id=self.project_id,
+                    resources=[self.url],
+                    scopes=["inference"],
+                    actor=ACTOR,
+                )
+            return made.id
+
+        return self.run(work(self.make_user(), self.make_client()))
+
+    def make_issuer(self, *_: Any) -> str:
+        number = next(self._numbers)
+        return self.made(
+            "/v1/admin/issuers",
+            name=f"Corporate {number}",
+            issuer=f"https://id{number}.example",
+            audience=f"api://{number}",
+            project_id=self.project_id,
+            default_role="reader",
+        )
+
+    def make_name(self, *_: Any) -> str:
+        name = f"plan-{next(self._numbers)}"
+        self.post("/v1/admin/plans", name=name)
+        return name
+
+    def make_model(self, *_: Any) -> str:
+        return "far"
+
+    make_rate_limit = make_model
+
+    def make_price_list(self, *_: Any) -> str:
+        return "default"
+
+    def make_kid(self, *_: Any) -> str:
+        kid: str = self.services.authority.keys.ring.active.kid
+        return kid
+
+    def credential(self, path: str) -> str:
+        """The Authorization with which the most is allowed at `path`; after `make`."""
+        if path in ("/oauth/token", "/oauth/revoke", "/oauth/introspect"):
+            made = self.confidential_client()
+            pair = f"{made['id']}:{made['client_secret']}".encode()
+            return f"Basic {base64.b64encode(pair).decode()}"
+        if path.startswith("/oauth/register/"):
+            return f"Bearer {self.registration}"
+        return f"Bearer {self.token() if path == USERINFO_PATH else self.everything}"
+
+    def token(self) -> str:
+        """An access token of a person."""
+        authority, now = self.services.authority, int(time.time())
+        claims = AccessClaims(
+            iss=self.url,
+            sub=self.user_id,
+            aud=self.url,
+            client_id="app",
+            jti=token_id(),
+            iat=now,
+            exp=now + 600,
+            scope=" ".join(sorted(IDENTITY_SCOPES)),
+            org_id=self.org_id,
+            user_id=self.user_id,
+        )
+        return rfc9068_access_token.sign(authority.keys.ring, claims)
+
+
+@contextmanager
+def running(folder: Path, postgres_url: str, redis_url: str) -> Iterator[Running]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    ready, done = threading.Event(), threading.Event()
+    found: list[Running] = []
+    keys: list[str] = []
+
+    async def live() -> None:
+        upstream = Upstream()
+        upstream.script = good
+        far = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+        config = folder / "tollgate.toml"
+        where = f"http://127.0.0.1:{far.sockets[0].getsockname()[1]}/v1"
+        config.write_text(CONFIG.format(root=ROOT, folder=folder, upstream=where))
+        near = EngineServer(FakeCore(), f"unix:{folder}/engine.sock")
+        await near.start()
+        environ = {
+            "TOLLGATE_DATABASE_URL": postgres_url,
+            "TOLLGATE_REDIS_URL": redis_url,
+            "TOLLGATE_PUBLIC_URL": f"http://127.0.0.1:{listener.getsockname()[1]}",
+        }
+        settings = load({"home": folder / "home", "config": config}, environ)
+        Home(settings.home).create()
+        made = await database.prepare(settings, postgres_url, settings.issuer)
+        assert made is not None
+        keys.append(made.admin_key)
+        app = create_app(settings)
+        config_of_server = uvicorn.Config(
+            app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False
+        )
+        server = uvicorn.Server(config_of_server)
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        found.append(Running(app, settings, asyncio.get_running_loop()))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        ready.set()
+        await asyncio.to_thread(done.wait)
+        server.should_exit = True
+        await serving
+        await near.close()
+        far.close()
+        for writer in list(upstream.writers):
+            writer.transport.abort()
+        await far.wait_closed()
+
+    thread = threading.Thread(target=asyncio.run, args=(live(),), name="gateway")
+    thread.start()
+    try:
+        assert ready.wait(TIMEOUT_S)
+        found[0].settle(keys[0])
+        yield found[0]
+    finally:
+        done.set()
+        if found:
+            found[0].session.close()
+        thread.join(TIMEOUT_S)
