@@ -1,0 +1,156 @@
+"""Every list of administration, found in the route table, is walked by pages without loss: 25 rows
+by `limit=7` and `after`, which is all that a client of the official SDK does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from litestar.routes import HTTPRoute
+
+from gateway.auth.issuers import MAX_ISSUERS_PER_ORG
+from gateway.auth.token_tables import signing_keys
+from gateway.routes.idempotency import PREFIXES
+from tests.gateway.administration.changing import ADMIN, ORG, Maker, admin_key
+from tests.gateway.administration.conftest import World
+
+ROWS, LIMIT, MAX_PAGES = 25, 7, 300
+NO_LIST = {
+    f"{ADMIN}/organization": "one thing",
+    f"{ORG}/projects/{{project_id}}/model_permissions": "one thing",
+    f"{ORG}/costs": "pages of buckets, as OpenAI's; `tests/billing`",
+    f"{ORG}/usage/completions": "pages of buckets, as OpenAI's; `tests/billing`",
+}
+Fill = Callable[[Maker, str], Awaitable[None]]
+"""One more row in the list at this path."""
+
+
+def posts(body: Callable[[Maker], Any]) -> Fill:
+    async def fill(maker: Maker, path: str) -> None:
+        await maker.post(path, body(maker))
+
+    return fill
+
+
+async def add_user(maker: Maker, _path: str) -> None:
+    await maker.user()
+
+
+async def add_member(maker: Maker, path: str) -> None:
+    await maker.post(path, {"user_id": await maker.user(), "role": "member"})
+
+
+async def add_project_key(maker: Maker, path: str) -> None:
+    accounts = path.replace("/api_keys", "/service_accounts")
+    await maker.post(accounts, {"name": "ci"})
+
+
+async def add_key(maker: Maker, path: str) -> None:
+    await maker.post(path, {"name": "k", "project_id": maker.project_id})
+
+
+async def add_grant(maker: Maker, _path: str) -> None:
+    await maker.grant()
+
+
+async def add_admin_key(maker: Maker, _path: str) -> None:
+    await admin_key(maker)
+
+
+async def add_signing_key(maker: Maker, _path: str) -> None:
+    """A retired one, like the newest there is."""
+    async with maker.world.db.begin() as conn:
+        row = (await conn.execute(sa.select(signing_keys).limit(1))).one()._mapping
+        then = row["created_at"]
+        old = {"kid": maker.name(), "activated_at": then, "retired_at": then, "verify_until": then}
+        await conn.execute(sa.insert(signing_keys).values(**{**row, **old}))
+
+
+async def nothing(maker: Maker, _path: str) -> None:
+    """There are as many as the settings name, or as others have made."""
+
+
+HERE = f"{ORG}/projects/{{project_id}}"
+LISTS: dict[str, Fill] = {
+    f"{ADMIN}/issuers": posts(Maker.issuer_body),
+    f"{ADMIN}/keys": add_key,
+    f"{ADMIN}/models": nothing,
+    f"{ADMIN}/oauth/clients": posts(Maker.client_body),
+    f"{ADMIN}/oauth/grants": add_grant,
+    f"{ADMIN}/orgs": posts(lambda maker: {"name": maker.name()}),
+    f"{ADMIN}/plans": posts(lambda maker: {"name": maker.name()}),
+    f"{ADMIN}/price_lists": nothing,
+    f"{ADMIN}/price_lists/{{price_list}}/prices": nothing,
+    f"{ADMIN}/projects": posts(lambda maker: {"name": maker.name()}),
+    f"{ADMIN}/signing_keys": add_signing_key,
+    f"{ORG}/admin_api_keys": add_admin_key,
+    f"{ORG}/audit_logs": nothing,
+    f"{ORG}/invites": posts(lambda maker: {"email": maker.email(), "role": "reader"}),
+    f"{ORG}/projects": posts(lambda maker: {"name": maker.name()}),
+    f"{HERE}/api_keys": add_project_key,
+    f"{HERE}/rate_limits": nothing,
+    f"{HERE}/service_accounts": posts(lambda maker: {"name": maker.name()}),
+    f"{HERE}/users": add_member,
+    f"{ORG}/users": add_user,
+}
+"""By path, what adds a row."""
+AT_MOST = {f"{ADMIN}/issuers": MAX_ISSUERS_PER_ORG}
+"""Lists that are bounded below ROWS; more than one page all the same."""
+FEW = {path for path, fill in LISTS.items() if fill is nothing} - {f"{ORG}/audit_logs"}
+
+
+def in_table(world: World) -> set[str]:
+    return {
+        route.path_format
+        for route in world.app.routes
+        if isinstance(route, HTTPRoute) and route.path_format.startswith(PREFIXES)
+        if "GET" in route.methods and not route.path_format.endswith("}")
+    }
+
+
+async def test_every_list_stands_here(world: World) -> None:
+    assert in_table(world) == set(LISTS) | set(NO_LIST)
+
+
+async def walk(world: World, path: str) -> list[str]:
+    """Ids, page by page."""
+    found: list[str] = []
+    after = ""
+    for _ in range(MAX_PAGES):
+        answer = await world.call("GET", f"{path}?limit={LIMIT}{after}")
+        assert answer.status_code == 200, answer.text
+        page = answer.json()
+        ids = [each.get("id", each.get("name")) for each in page["data"]]
+        found += ids
+        assert len(ids) <= LIMIT and page["object"] == "list"
+        if not page["has_more"]:
+            return found
+        assert len(ids) == LIMIT, "a page that is not full, and more behind it"
+        after = f"&after={page['last_id']}"
+    raise AssertionError("it has no end")
+
+
+@pytest.fixture
+def maker(world: World, org_id: str, project_id: str) -> Maker:
+    return Maker(world, org_id, project_id)
+
+
+async def test_every_list_is_walked_without_loss(world: World, maker: Maker) -> None:
+    for template, fill in sorted(LISTS.items(), key=lambda each: each[0] == f"{ORG}/audit_logs"):
+        path = template.replace("{project_id}", maker.project_id).replace("{price_list}", "default")
+        rows = min(ROWS, AT_MOST.get(template, ROWS))
+        for _ in range(rows):
+            await fill(maker, path)
+        whole = (await world.call("GET", f"{path}?limit=100")).json()
+        ids = [each.get("id", each.get("name")) for each in whole["data"]]
+        assert template in FEW or len(ids) >= rows, f"{path}: too few to be tried"
+        walked = await walk(world, path)
+        assert walked[: len(ids)] == ids and len(set(walked)) == len(walked), path
+        if not whole["has_more"]:
+            assert walked == ids, path
+        for bad in ("limit=0", "limit=101", "limit=x"):
+            refused = await world.call("GET", f"{path}?{bad}")
+            assert refused.status_code == 400, f"{path}?{bad}: {refused.text}"
