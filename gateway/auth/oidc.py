@@ -39,12 +39,11 @@ def id_token(
         "exp": claims.exp,
         "iat": claims.iat,
         "auth_time": auth_time,
+        "amr": list(amr),
         "at_hash": at_hash(access_token),
     }
     if nonce is not None:
         stated["nonce"] = nonce
-    if amr:
-        stated["amr"] = list(amr)
     return encode(ring.active, stated, TYPE)
 
 
