@@ -183,6 +183,19 @@ def _add_steps(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         help="how long a step with decodes should take at most; prompt chunks are sized for it. "
         "0: no target",
     )
+    for lane in ("agentic", "batch"):
+        add(
+            f"--{lane}-max-share",
+            type=_fraction,
+            default=getattr(default, f"{lane}_max_share"),
+            help=f"of --max-num-seqs, and of a step beside higher lanes: most for lane {lane}",
+        )
+        add(
+            f"--{lane}-kv-headroom",
+            type=_headroom,
+            default=getattr(default, f"{lane}_kv_headroom"),
+            help=f"KV blocks that lane {lane} leaves to higher lanes when it starts something",
+        )
     add(
         "--speculative",
         choices=("off", "ngram", "draft"),
@@ -285,6 +298,13 @@ def _fraction(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
     return value
+
+
+def _headroom(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 0 and below 1")
+    return number
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import msgspec
 
 from engine.errors import (
     ContextLengthExceeded,
+    DeadlineExceeded,
     EngineError,
     EngineOverloaded,
     EngineUnavailable,
@@ -34,8 +35,10 @@ from engine.protocol import (
     OrphanAck,
     OrphanedUsage,
     Outputs,
+    Pause,
     Rejected,
     ReplicaStatus,
+    Resume,
     ServerMessage,
     Submit,
 )
@@ -63,7 +66,8 @@ OnOrphan = Callable[[OrphanedUsage], Awaitable[bool | None]]
 engine offers it again later, to this gateway and to others. The same one may come twice."""
 
 _REJECTIONS: dict[str, type[EngineError]] = {
-    kind.code: kind for kind in (InvalidRequest, ContextLengthExceeded, EngineOverloaded)
+    kind.code: kind
+    for kind in (InvalidRequest, ContextLengthExceeded, EngineOverloaded, DeadlineExceeded)
 }
 
 
@@ -85,13 +89,21 @@ class Engine(Protocol):
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         """Outputs until one is `finished`. Closing the generator early aborts the request.
 
-        Raises, at the first step of the iteration or later, `InvalidRequest`, `EngineOverloaded`
-        or `EngineUnavailable`. What was used until then is the `usage` of the last output.
+        Raises, at the first step of the iteration or later, `InvalidRequest`, `EngineOverloaded`,
+        `DeadlineExceeded` or `EngineUnavailable`. What was used until then is the `usage` of the
+        last output.
         """
 
     async def abort(self, request_id: str) -> None:
         """End a request early: its stream yields a last output with the final usage. Unknown and
         finished ids are ignored."""
+
+    async def pause(self, request_id: str) -> None:
+        """It takes no step until `resume`, or `abort`; what a step brings that is under way already
+        still comes. Unknown and finished ids are ignored, as one that is paused is."""
+
+    async def resume(self, request_id: str) -> None:
+        """Ignored unless it is paused."""
 
     async def acknowledge(self, request_id: str) -> None:
         """The usage of the last output is on disk: the engine may forget it. Never waits. Ignored
@@ -182,6 +194,16 @@ class EngineClient:
         stream = self._streams.get(request_id)
         if stream is not None and not stream.ended:
             self._send(Abort(request_id))
+
+    async def pause(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None and not stream.ended:
+            self._send(Pause(request_id))
+
+    async def resume(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None and not stream.ended:
+            self._send(Resume(request_id))
 
     async def acknowledge(self, request_id: str) -> None:
         if request_id in self._unacked:

@@ -73,6 +73,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     itl_target_s: float = 0.2
     """A step with decodes carries only so much of a prompt that it should take no longer; 0: no
     target, the token budget alone bounds a step."""
+    agentic_max_share: float = 0.9
+    batch_max_share: float = 0.75
+    """Of `max_num_seqs`, and of a step's tokens while a lane above has requests: what the lane has
+    at most (`engine.lanes`)."""
+    agentic_kv_headroom: float = 0.05
+    batch_kv_headroom: float = 0.1
+    """Of all blocks: what the lane leaves free, for the lanes above, when it starts something."""
     speculative: Literal["off", "ngram", "draft"] = "off"
     """ngram: guess that what followed the last tokens before will follow them again; draft: guess
     what `draft_model` says."""
@@ -97,6 +104,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be 1 or more")
+        for name in ("agentic_max_share", "batch_max_share"):
+            if not 0 < (value := getattr(self, name)) <= 1:
+                raise ConfigError(f"{name} is {value}; it must be above 0 and at most 1")
+        for name in ("agentic_kv_headroom", "batch_kv_headroom"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 0 and below 1")
         if not 0 <= self.itl_target_s < math.inf:
             raise ConfigError(f"itl_target_s is {self.itl_target_s}; it must be 0 or more seconds")
 

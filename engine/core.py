@@ -22,10 +22,10 @@ from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
 from engine.errors import ConfigError, InvalidRequest
 from engine.kernels.backend import uses_triton
 from engine.kernels.paged_attention import AttentionShape, KVLayer
-from engine.models.config import ModelConfig
+from engine.lanes import LaneLimits
 from engine.models.decoder import Decoder
 from engine.pace import Pace
-from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
+from engine.prefix_cache import PrefixCache
 from engine.protocol import PROTOCOL_VERSION, EngineOutput, EngineRequest, ReplicaStatus
 from engine.runner.device_runner import DeviceRunner, StepLimits, graph_backend
 from engine.runner.draft_model import Drafter
@@ -35,12 +35,13 @@ from engine.runner.kv_cache import (
     kv_bytes_per_token,
     poison_block,
 )
-from engine.runner.memory import free_bytes, used_bytes
+from engine.runner.memory import used_bytes
 from engine.runner.model_runner import ModelRunner
 from engine.runner.speculative import Guesser, NgramProposer
 from engine.runner.step_memory import largest_step_bytes, warm_up
 from engine.runner.step_timeout import derive_step_timeout_s
 from engine.scheduler import Scheduler
+from engine.sizing import max_model_len_of, max_steps_in_flight_of, num_blocks_of
 from engine.startup import GIB, Startup
 from engine.stepping import Stepper
 from engine.validation import check_adapter, check_head, check_request
@@ -144,6 +145,17 @@ class EngineCore:
             grammars.forget(request_id)
         return self._scheduler.abort(request_id)
 
+    def pause(self, request_id: str) -> None:
+        """It takes no step until `resume`; ignored when it is paused, unknown or finished."""
+        self._scheduler.pause(request_id)
+
+    def resume(self, request_id: str) -> None:
+        self._scheduler.resume(request_id)
+
+    def expire(self) -> list[str]:
+        """End the requests of which nothing ran before their deadline; their ids."""
+        return self._scheduler.expire()
+
     def has_work(self) -> bool:
         return self._stepper.has_work()
 
@@ -181,6 +193,7 @@ class EngineCore:
             step_timeout_s=resolved.step_timeout_s,
             embedding_size=resolved.embedding_size,
             generates=resolved.generates,
+            lanes=scheduler.lanes(),
         )
 
     def check_integrity(self) -> None:
@@ -333,12 +346,12 @@ def _resolve(config: EngineConfig, loaded: list[_Loaded], startup: Startup) -> R
             )
             for each in loaded
         )
-    num_blocks = _num_blocks(config, shape, per_token, step_bytes, startup)
+    num_blocks = num_blocks_of(config, shape, per_token, step_bytes, startup)
     for draft in loaded[1:]:
         draft_bytes = num_blocks * BLOCK_SIZE * draft.kv_bytes_per_token
         startup.took("draft model's KV cache", draft_bytes, "of the KV cache above")
-    max_steps_in_flight = _max_steps_in_flight(config, shape.device)
-    max_model_len = _max_model_len(config, model.config, num_blocks, max_steps_in_flight)
+    max_steps_in_flight = max_steps_in_flight_of(config, shape.device)
+    max_model_len = max_model_len_of(config, model.config, num_blocks, max_steps_in_flight)
     return ResolvedConfig(
         config=config,
         served_name=config.served_name or config.model.resolve().name,
@@ -365,76 +378,6 @@ def _resolve(config: EngineConfig, loaded: list[_Loaded], startup: Startup) -> R
             for each in loaded
         ),
     )
-
-
-def _max_steps_in_flight(config: EngineConfig, device: torch.device) -> int:
-    speculates = config.speculative != "off"
-    if config.run_ahead and speculates:
-        raise ConfigError(
-            "run_ahead and speculative exclude each other: a guess needs the last token"
-        )
-    if config.run_ahead is None:
-        return 2 if device.type == "cuda" and not speculates else 1
-    return 2 if config.run_ahead else 1
-
-
-def _max_model_len(
-    config: EngineConfig, model: ModelConfig, num_blocks: int, max_steps_in_flight: int
-) -> int:
-    """As asked, or the checkpoint's, cut to what the blocks hold of one sequence."""
-    longest = model.max_position_embeddings
-    asked = config.max_model_len or longest
-    if not 2 <= asked <= longest:
-        raise ConfigError(f"max_model_len {asked} must be between 2 and the checkpoint's {longest}")
-    needed = max_blocks_per_sequence(
-        asked,
-        block_size=BLOCK_SIZE,
-        sliding_window=model.sliding_window,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_steps_in_flight=max_steps_in_flight,
-    )
-    if needed <= num_blocks:
-        return asked
-    capacity = num_blocks * BLOCK_SIZE
-    logger.warning("max_model_len cut from %d to the %d tokens of KV cache", asked, capacity)
-    return capacity
-
-
-def _num_blocks(
-    config: EngineConfig,
-    shape: AttentionShape,
-    bytes_per_token: int,
-    step_bytes: int,
-    startup: Startup,
-) -> int:
-    """num_blocks as asked, or as many as fit in kv_cache_bytes or the fraction of what is free
-    beside a step. ConfigError on CUDA when what was asked leaves a step too little; host memory
-    is taken as it is used, and may be free by then."""
-    block_bytes = bytes_per_token * BLOCK_SIZE
-    free = free_bytes(shape.device)
-    room = config.kv_cache_bytes
-    if room is None:
-        room = int(max(0, free - step_bytes) * config.kv_cache_fraction)
-    num_blocks = room // block_bytes if config.num_blocks is None else config.num_blocks
-    if num_blocks < 1:
-        raise ConfigError(
-            f"no KV block fits: {room} bytes are allowed, a block of {BLOCK_SIZE} tokens takes "
-            f"{block_bytes}; {free} bytes are free, a step takes up to {step_bytes}"
-        )
-    size = num_blocks * block_bytes
-    if size + step_bytes > free:
-        what = (
-            f"a KV cache of {size / GIB:.2f} GiB and a step of up to {step_bytes / GIB:.2f} GiB "
-            f"do not fit in the {free / GIB:.2f} GiB that are free on {shape.device}"
-        )
-        if shape.device.type == "cuda":
-            raise ConfigError(what)
-        logger.warning("%s", what)
-    tokens = num_blocks * BLOCK_SIZE
-    startup.took("KV cache", size, f"{num_blocks} blocks, {tokens} tokens of {bytes_per_token} B")
-    startup.took("a step, at most", step_bytes)
-    startup.took("free beside them", free - size - step_bytes, f"of {free / GIB:.2f} GiB")
-    return num_blocks
 
 
 def _allocate(loaded: _Loaded, resolved: ResolvedConfig) -> list[KVLayer]:
@@ -497,4 +440,8 @@ def _scheduler(
         max_steps_in_flight=resolved.max_steps_in_flight,
         penalties_ahead=uses_triton(torch.device(resolved.device)),
         pooling=resolved.pooling,
+        lane_limits={
+            "agentic": LaneLimits(config.agentic_max_share, config.agentic_kv_headroom),
+            "batch": LaneLimits(config.batch_max_share, config.batch_kv_headroom),
+        },
     )

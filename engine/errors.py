@@ -4,6 +4,7 @@
     ├── InvalidRequest             invalid_request          can never run as asked (names `param`)
     │   └── ContextLengthExceeded  context_length_exceeded
     ├── EngineOverloaded           engine_overloaded        the bounded waiting queue is full
+    ├── DeadlineExceeded           deadline_exceeded        not begun before its deadline
     ├── EngineUnavailable          engine_unavailable       nobody at the other end of the socket
     ├── EngineStepFailed           engine_step_failed       a step raised; its batch is lost
     ├── ConfigError                config_error             the engine cannot start as configured
@@ -40,6 +41,10 @@ class ContextLengthExceeded(InvalidRequest):
 
 class EngineOverloaded(EngineError):
     code = "engine_overloaded"
+
+
+class DeadlineExceeded(EngineError):
+    code = "deadline_exceeded"
 
 
 class EngineUnavailable(EngineError):

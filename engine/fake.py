@@ -12,8 +12,8 @@ import asyncio
 import hashlib
 import math
 import struct
+import time
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -22,18 +22,27 @@ import msgspec
 
 from engine.client import OnOrphan, OutputStream
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
-from engine.errors import EngineOverloaded, EngineUnavailable, InvalidRequest
+from engine.errors import (
+    DeadlineExceeded,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidRequest,
+)
+from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare
 from engine.protocol import (
     PROTOCOL_VERSION,
     EngineOutput,
     EngineRequest,
     FinishReason,
+    Lane,
+    LaneStatus,
     ReplicaStatus,
     TokenLogprob,
     TokenLogprobs,
     Usage,
 )
 from engine.validation import check_adapter, check_head, check_request
+from engine.waiting import Deadlines, WaitingRoom
 
 Respond = Callable[[EngineRequest, int], Iterator[int]]
 """The token ids of choice `index` of a request. Where they end the choice has met its EOS."""
@@ -64,8 +73,15 @@ def embedding(request: EngineRequest) -> bytes:
 class _FakeRequest:
     """One request and the state of its choices."""
 
-    def __init__(self, request: EngineRequest, respond: Respond, max_model_len: int) -> None:
+    def __init__(
+        self, request: EngineRequest, number: int, respond: Respond, max_model_len: int
+    ) -> None:
         self.request = request
+        self.order = (number, 0)
+        self.lane, self.tenant = request.lane, request.tenant
+        self.num_tokens = len(request.prompt_token_ids)
+        self.deadline_s = math.inf
+        self.is_paused = False
         self.max_tokens = min(
             request.sampling.max_tokens, max_model_len - len(request.prompt_token_ids)
         )
@@ -152,6 +168,7 @@ class FakeCore:
         vocab_size: int = 1024,
         respond: Respond = drawn,
         generates: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.resolved = ResolvedConfig(
             config=config,
@@ -170,8 +187,14 @@ class FakeCore:
             generates=generates,
         )
         self._respond = respond
-        self._waiting: deque[_FakeRequest] = deque()
+        self._clock = clock
+        self._share = FairShare()
+        self._waiting: WaitingRoom[_FakeRequest] = WaitingRoom(self._share)
+        self._deadlines = Deadlines(self._waits_until)
+        self._queued: dict[str, _FakeRequest] = {}
+        """Those that wait, and those that would if they were not paused."""
         self._running: dict[str, _FakeRequest] = {}
+        self._num_arrived = 0
         self._prefixes: dict[bytes, None] = {}
         self._num_steps = self._generated = self._queried = self._hit = 0
         self._engine_id = str(uuid.uuid4())
@@ -188,37 +211,66 @@ class FakeCore:
         check_adapter(request, resolved.config.adapters)
         self.prepare(request)
         config = self.resolved.config
-        if len(self._waiting) >= config.max_waiting:
+        if len(self._queued) >= config.max_waiting:
             raise EngineOverloaded(f"{config.max_waiting} requests are waiting")
-        fake = _FakeRequest(request, self._respond, self.resolved.max_model_len)
+        number, max_model_len = self._num_arrived, self.resolved.max_model_len
+        fake = _FakeRequest(request, number, self._respond, max_model_len)
         if fake.max_blocks > self.resolved.num_blocks:
             raise InvalidRequest("n choices of this length never fit", param="n")
-        self._waiting.append(fake)
+        self._num_arrived += 1
+        self._queued[request.request_id] = fake
+        self._share.enter(fake.lane, fake.tenant)
+        self._waiting.add(fake)
+        if request.deadline_s is not None:
+            fake.deadline_s = self._clock() + request.deadline_s
+            self._deadlines.add(fake.deadline_s, request.request_id, len(self._queued))
 
     def abort(self, request_id: str) -> list[EngineOutput]:
         if fake := self._running.pop(request_id, None):
+            self._share.leave(fake.lane, fake.tenant)
             return fake.end("abort")
-        for fake in self._waiting:
-            if fake.request.request_id == request_id:
-                self._waiting.remove(fake)
-                return fake.end("abort")
+        if fake := self._queued.pop(request_id, None):
+            self._waiting.remove(fake)
+            self._share.leave(fake.lane, fake.tenant)
+            return fake.end("abort")
         return []
 
+    def pause(self, request_id: str) -> None:
+        fake = self._running.get(request_id) or self._queued.get(request_id)
+        if fake is not None:
+            fake.is_paused = True
+            self._waiting.remove(fake)
+
+    def resume(self, request_id: str) -> None:
+        fake = self._running.get(request_id) or self._queued.get(request_id)
+        if fake is not None and fake.is_paused:
+            fake.is_paused = False
+            if request_id in self._queued:
+                self._waiting.add(fake)
+
+    def expire(self) -> list[str]:
+        expired = self._deadlines.passed(self._clock())
+        for request_id in expired:
+            self.abort(request_id)
+        return expired
+
     def step(self) -> list[EngineOutput]:
-        while self._waiting and self._fits(self._waiting[0]):
-            fake = self._waiting.popleft()
-            self._running[fake.request.request_id] = fake
-            self._look_up(fake)
-        outputs = [output for fake in self._running.values() for output in fake.step()]
+        while (fake := self._waiting.first()) is not None and self._fits(fake):
+            self._start(fake)
+        stepping = [fake for fake in self._running.values() if not fake.is_paused]
+        outputs = [output for fake in stepping for output in fake.step()]
         for output in outputs:
             self._generated += len(output.token_ids)
+            fake = self._running[output.request_id]
+            self._charge(fake, OUTPUT_COST * len(output.token_ids))
             if output.finished:
                 del self._running[output.request_id]
+                self._share.leave(fake.lane, fake.tenant)
         self._num_steps += 1
         return outputs
 
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return len(self._waiting) > 0 or any(not f.is_paused for f in self._running.values())
 
     def status(self) -> ReplicaStatus:
         held = self._num_held_blocks()
@@ -232,7 +284,7 @@ class FakeCore:
             num_blocks=self.resolved.num_blocks,
             num_free_blocks=self.resolved.num_blocks - held,
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._queued),
             kv_cache_usage=held / self.resolved.num_blocks,
             prefix_cache_query_tokens=self._queried,
             prefix_cache_hit_tokens=self._hit,
@@ -245,11 +297,34 @@ class FakeCore:
             step_timeout_s=self.resolved.step_timeout_s,
             embedding_size=self.resolved.embedding_size,
             generates=self.resolved.generates,
+            lanes={lane: self._lane(lane) for lane in LANE_WEIGHTS},
+        )
+
+    def _lane(self, lane: Lane) -> LaneStatus:
+        return LaneStatus(
+            num_running=sum(fake.lane == lane for fake in self._running.values()),
+            num_waiting=sum(fake.lane == lane for fake in self._queued.values()),
+            waiting_tokens=self._waiting.num_tokens[lane],
         )
 
     def check_integrity(self) -> None:
         assert self._num_held_blocks() <= self.resolved.num_blocks
         assert all(fake.open for fake in self._running.values())
+        self._waiting.check_integrity([f for f in self._queued.values() if not f.is_paused])
+
+    def _start(self, fake: _FakeRequest) -> None:
+        del self._queued[fake.request.request_id]
+        self._waiting.remove(fake)
+        self._running[fake.request.request_id] = fake
+        self._look_up(fake)
+        self._charge(fake, INPUT_COST * (fake.num_tokens - fake.cached_tokens))
+
+    def _charge(self, fake: _FakeRequest, cost: int) -> None:
+        self._share.charge(fake.lane, fake.tenant, fake.request.weight, cost)
+
+    def _waits_until(self, request_id: str, deadline_s: float) -> bool:
+        fake = self._queued.get(request_id)
+        return fake is not None and fake.deadline_s == deadline_s
 
     def _fits(self, fake: _FakeRequest) -> bool:
         return (
@@ -318,8 +393,7 @@ class FakeEngine:
             raise InvalidRequest("request_id is in use", param="request_id")
         self.core.add(request)
         stream = self._streams[request_id] = OutputStream()
-        if self._stepping is None or self._stepping.done():
-            self._stepping = asyncio.create_task(self._step())
+        self._turn()
         try:
             while not stream.finished:
                 yield await stream.next()
@@ -330,6 +404,13 @@ class FakeEngine:
     async def abort(self, request_id: str) -> None:
         for last in self.core.abort(request_id):
             self._streams[request_id].push(last)
+
+    async def pause(self, request_id: str) -> None:
+        self.core.pause(request_id)
+
+    async def resume(self, request_id: str) -> None:
+        self.core.resume(request_id)
+        self._turn()
 
     async def acknowledge(self, request_id: str) -> None:
         self.acknowledged.append(request_id)
@@ -355,10 +436,17 @@ class FakeEngine:
         if not self.connected:
             raise EngineUnavailable("the fake engine was lost")
 
+    def _turn(self) -> None:
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step())
+
     async def _step(self) -> None:
         try:
             while self.core.has_work():
                 await self._sleep(self._delay_s)
+                for request_id in self.core.expire():
+                    expired = DeadlineExceeded("its deadline passed before it was begun")
+                    self._streams[request_id].fail(expired)
                 for output in self.core.step():
                     self._streams[output.request_id].push(output)
         except Exception:  # a bug in the script or in here: told to the streams, and raised

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 
 from engine.block_pool import BlockPool
@@ -137,6 +137,15 @@ class PrefixCache:
     def num_idle(self, table: Iterable[int]) -> int:
         """How many blocks of a matched table count as available until it is adopted."""
         return sum(block in self._idle for block in table)
+
+    def num_released(self, seq: Sequence, held: Counter[int], but: Collection[int]) -> int:
+        """How many blocks `release` would give back that are not among `but`, once those of whom
+        `held` counts the blocks are released, too. `seq` is counted into `held`."""
+        num_released = 0
+        for block in seq.block_table[seq.num_freed_blocks :]:
+            held[block] += 1
+            num_released += held[block] == self.pool.refcount(block) and block not in but
+        return num_released
 
     def adopt(self, seq: Sequence, table: list[int]) -> None:
         """Give `seq`, which holds nothing, the table that `match` found for it just now."""

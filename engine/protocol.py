@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
@@ -97,6 +97,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     asked."""
     adapter: str = ""
     """One of `EngineConfig.adapters`; empty: the model as it is."""
+    lane: Lane = "interactive"
+    tenant: str = ""
+    """Whose turn it is counts by tenant, in each lane. For fairness alone: what isolates tenants is
+    `cache_salt`."""
+    weight: float = 1.0
+    """Of the tenant, in its lane: twice the weight, twice the service when all wait."""
+    deadline_s: float | None = None
+    """After its arrival here. Not begun by then it never is: `Rejected`, as `deadline_exceeded`."""
 
     @property
     def cache_namespace(self) -> str:
@@ -159,6 +167,19 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     its usage has no generated tokens."""
 
 
+class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One lane of an engine, for predicting when a request's first token comes."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_tokens: int = 0
+    """Of prompts, and of what is recomputed, still to compute: of all that waits, as if none of it
+    were in the prefix cache, and of what is under way."""
+    prefill_tokens_per_s: float = 0.0
+    """What steps computed of the lane's prompts while some of them had to wait, lately; 0: not
+    known, none has waited yet."""
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="status"):
     """Sent on connection and then at most every `EngineConfig.status_interval_s`, but at least
     once in `HEARTBEAT_INTERVAL_S` while the step loop turns: it comes from that loop's thread, so
@@ -194,6 +215,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     """Numbers of an embedding, and the most `EngineRequest.dimensions`."""
     generates: bool
     """False: a checkpoint without a language model's head, which only embeds."""
+    lanes: dict[Lane, LaneStatus] = {}
+    """All three."""
     silent_s: float = 0.0
     """On connection: how long ago the step loop said this."""
 
@@ -217,6 +240,20 @@ class Submit(msgspec.Struct, frozen=True, tag_field="t", tag="submit"):
 class Abort(msgspec.Struct, frozen=True, tag_field="t", tag="abort"):
     """Answered by a last EngineOutput for each open choice, with the final Usage; unknown or
     finished ids are ignored."""
+
+    request_id: str
+
+
+class Pause(msgspec.Struct, frozen=True, tag_field="t", tag="pause"):
+    """From the next step on the request takes none. It keeps its blocks until somebody needs them;
+    what it lost it computes again when it goes on. A step under way may still bring an output. One
+    that is paused already, unknown or finished is left as it is."""
+
+    request_id: str
+
+
+class Resume(msgspec.Struct, frozen=True, tag_field="t", tag="resume"):
+    """The end of a pause; one that is not paused, unknown or finished is left as it is."""
 
     request_id: str
 
@@ -247,5 +284,5 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="re
     param: str | None = None
 
 
-ClientMessage = Submit | Abort | OrphanAck
+ClientMessage = Submit | Abort | Pause | Resume | OrphanAck
 ServerMessage = ReplicaStatus | Outputs | Rejected | OrphanedUsage

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from engine.protocol import Lane
 from engine.sequence import Key, SampledTokens, Sequence, SequenceStatus
 
 Sampled = Mapping[Key, SampledTokens]
@@ -71,6 +72,10 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
     """Lost their blocks in this schedule(); WAITING again."""
     num_tokens: int
     """Sum of num_new_tokens, <= max_num_batched_tokens."""
+    started_s: float = 0.0
+    """When it was scheduled, if `prompt_tokens` says anything."""
+    prompt_tokens: dict[Lane, int] = {}
+    """Computed of prompts, in lanes of which some prompts have to wait."""
 
 
 class StepPlan:
@@ -81,6 +86,8 @@ class StepPlan:
         self.num_tokens = 0
         self.scheduled: dict[tuple[int, int], ScheduledSequence] = {}
         self.preempted: list[Sequence] = []
+        self.pressed: dict[Lane, int] = {}
+        """Becomes `SchedulerOutput.prompt_tokens`."""
 
     def put(self, seq: Sequence, num_new_tokens: int, drafts: list[int] | None = None) -> None:
         drafts = drafts or []
@@ -98,6 +105,10 @@ class StepPlan:
             embeds=catches_up and embeds,
         )
         self._spend(num_tokens)
+
+    def num_tokens_of(self, lane: Lane) -> int:
+        scheduled = self.scheduled.values()
+        return sum(entry.num_new_tokens for entry in scheduled if entry.seq.lane == lane)
 
     def take_back(self, seq: Sequence) -> None:
         """`seq` was preempted, perhaps after it was put."""

@@ -1,7 +1,9 @@
 """Who runs next: one token budget a step, shared by decodes and chunks of prompts.
 
 Above: `core.py` calls schedule(), runs the model on the output, hands the sampled ids to update().
-Below: `prefix_cache.py` owns the blocks. Knows no tensors, tenants or sockets; the clock is given.
+Below: `planner.py` fills the steps, `waiting.py` and `running.py` keep the queues,
+`prefix_cache.py` owns the blocks. Knows no tensors and no sockets, and of tenants only their names;
+the clock is given.
 
 There are no phases. A sequence has `num_tokens` known tokens, of which `num_computed_tokens` have
 their KV; each step brings some sequences closer to catching up, and one that catches up samples a
@@ -14,33 +16,40 @@ late, and what the late step computed for a finished sequence is dropped, unseen
 Sequences with `draft_token_ids` have them verified in one step, as far as there is room to spare.
 A sequence that embeds is a prompt like others; the step that catches up ends it.
 
-Both queues are kept in order of arrival. When blocks run out, a running sequence takes them from
-the latest running one, which starts over from the front of the waiting queue with its output kept.
-Nobody takes blocks from an earlier one, and all blocks together hold the longest sequence, so the
-earliest running sequence computes something at every step: no deadlock, no livelock, no starvation.
+Whose turn it is, `fairness.py` says: who starts next, which prompt's chunk comes first, by counters
+that are charged once for each token of a prompt that is computed, when it is scheduled, and for
+each generated token, when it is known; what is computed again costs nothing. The next one starts
+when all its known tokens fit; until they do nobody starts in its place, but for lanes beside its
+own when it is its lane's limit that is in the way. When blocks run out somebody is preempted
+(`running.py` says who): it starts over from its place in its tenant's queue, its output kept.
+
+Why this always ends. The first of the running by precedence loses its blocks to nobody that runs,
+and all blocks hold the longest sequence and are its for the taking: every step computes something,
+if there is anything to compute. Only one that waits in a higher lane, with a lower counter, takes
+its blocks; every such start raises that lane's counter, while a lane in which nothing new is
+computed stays where it is, so that there are finitely many before the lower lane is next. Then
+nobody else starts, what runs ends, and it fits. The same holds of tenants in a lane, and a
+tenant's requests go in order of arrival: no deadlock, no livelock, no starvation.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from engine.config import Pooling
 from engine.errors import EngineOverloaded, InvalidRequest
+from engine.fairness import LANE_WEIGHTS, OUTPUT_COST, FairShare
+from engine.lanes import LaneLimits, Lanes
 from engine.pace import Pace
+from engine.planner import Planner
 from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
-from engine.protocol import EngineOutput, EngineRequest, FinishReason
-from engine.schedule import (
-    NOTHING_EMBEDDED,
-    Embedded,
-    Sampled,
-    SchedulerOutput,
-    StepPlan,
-)
+from engine.protocol import EngineOutput, EngineRequest, FinishReason, Lane, LaneStatus
+from engine.running import Running
+from engine.schedule import NOTHING_EMBEDDED, Embedded, Sampled, SchedulerOutput
 from engine.sequence import (
-    FREED,
     Constraint,
     RequestState,
     SampledTokens,
@@ -49,24 +58,7 @@ from engine.sequence import (
     sequences_of,
 )
 from engine.validation import check_request
-
-LEAVE_SHARE = 4
-"""A prompt that cannot be finished in a step leaves one part in so many to shorter ones behind."""
-LOOK_BEHIND = 32
-"""Waiting sequences looked at in search of a shorter one."""
-
-
-def _order(seq: Sequence) -> tuple[int, int]:
-    return seq.order
-
-
-def _remove(queue: list[Sequence], seq: Sequence) -> bool:
-    """Take `seq` out of a queue sorted by order, if it is there."""
-    at = bisect_left(queue, seq.order, key=_order)
-    if at == len(queue) or queue[at] is not seq:
-        return False
-    del queue[at]
-    return True
+from engine.waiting import Deadlines, WaitingRoom
 
 
 class Scheduler:
@@ -89,11 +81,12 @@ class Scheduler:
         max_steps_in_flight: int = 1,
         penalties_ahead: bool = False,
         pooling: Pooling = "last",
+        lane_limits: Mapping[Lane, LaneLimits] | None = None,
     ) -> None:
         """pace: bounds the prompt tokens of steps that also decode; None: only the budget does.
         max_steps_in_flight: how many outputs of schedule() may wait for their update().
         penalties_ahead: a token that is pending can be penalised for being said again.
-        pooling: of embeddings."""
+        pooling: of embeddings. lane_limits: None: no lane has any."""
         assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and max_waiting >= 1
         assert max_model_len >= 2, f"max_model_len {max_model_len}: a prompt and an answer"
         self.cache = cache
@@ -115,23 +108,45 @@ class Scheduler:
             f"{num_blocks} blocks of {cache.block_size} tokens cannot hold one sequence of"
             f" max_model_len {max_model_len}: it takes {self.max_blocks_per_seq}"
         )
-        self.num_preemptions = 0
         self.prefix_cache_query_tokens = 0
         self.prefix_cache_hit_tokens = 0
         self.pace = pace or Pace(None)
-        self._penalties_ahead = penalties_ahead
         self._pooling: Pooling = pooling
         self._clock = clock
         self._random = random.Random(seed)
         self._num_arrived = 0
-        self._num_open = 0
-        """Unfinished sequences."""
         self._num_queued = 0
         """Requests none of whose choices ever ran; at most `max_waiting`."""
+        self._num_paused = 0
         self._requests: dict[str, RequestState] = {}
-        self._running: list[Sequence] = []
-        self._waiting: list[Sequence] = []
-        """Both sorted by order. A choice that waits for its request's choice 0 is in neither."""
+        self._deadlines = Deadlines(self._waits_until)
+        self._updated_s = 0.0
+        self._share = FairShare()
+        self._running = Running(self._share)
+        self._waiting: WaitingRoom[Sequence] = WaitingRoom(self._share)
+        """A choice that waits for its request's choice 0 is in neither, as what is paused and holds
+        no blocks."""
+        self._lanes = Lanes(
+            self._share,
+            lane_limits or {},
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_blocks=num_blocks,
+            max_blocks_per_seq=self.max_blocks_per_seq,
+        )
+        self._planner = Planner(
+            cache=cache,
+            share=self._share,
+            running=self._running,
+            waiting=self._waiting,
+            lanes=self._lanes,
+            pace=self.pace,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_blocks_per_seq=self.max_blocks_per_seq,
+            penalties_ahead=penalties_ahead,
+            on_start=self._started,
+        )
 
     # What goes in
 
@@ -152,14 +167,19 @@ class Scheduler:
             pooling=self._pooling,
             constraint=constraint,
         )
-        self._requests[request.request_id] = RequestState(
-            request.request_id, sequences, arrival_s=self._clock()
-        )
+        state = RequestState(request.request_id, sequences, arrival_s=self._clock())
+        self._requests[request.request_id] = state
         self._num_arrived += 1
-        self._num_open += request.n
         self._num_queued += 1
+        self._lanes.num_open[request.lane] += request.n
+        for _ in sequences:
+            self._share.enter(request.lane, request.tenant)
         # The other choices find the prompt in the cache when choice 0 has computed it (`update`).
-        self._waiting.extend(sequences[:1] if self.cache.enabled else sequences)
+        for seq in sequences[:1] if self.cache.enabled else sequences:
+            self._waiting.add(seq)
+        if request.deadline_s is not None:
+            state.deadline_s = state.arrival_s + request.deadline_s
+            self._deadlines.add(state.deadline_s, request.request_id, self._num_queued)
 
     def abort(self, request_id: str) -> list[EngineOutput]:
         """End a request and free its blocks now. A last output for each open choice, all with the
@@ -167,25 +187,55 @@ class Scheduler:
         state = self._requests.get(request_id)
         return [] if state is None else self._end(state, "abort", None)
 
+    def pause(self, request_id: str) -> None:
+        """From the next step on it takes none; its blocks are whose needs them. Ignored when it is
+        paused, unknown or finished."""
+        state = self._requests.get(request_id)
+        if state is None or state.is_paused:
+            return
+        state.is_paused = True
+        self._num_paused += 1
+        for seq in state.sequences:
+            if seq.status is SequenceStatus.RUNNING:
+                self._running.halt(seq)
+                seq.draft_token_ids = []
+            else:
+                self._waiting.remove(seq)
+
+    def resume(self, request_id: str) -> None:
+        """Ignored unless it is paused."""
+        state = self._requests.get(request_id)
+        if state is None or not state.is_paused:
+            return
+        state.is_paused = False
+        self._num_paused -= 1
+        for seq in state.sequences:
+            if seq.status is SequenceStatus.RUNNING:
+                self._running.go_on(seq)
+            elif seq.status is SequenceStatus.WAITING and not self._is_parked(seq):
+                self._waiting.add(seq)
+
+    def expire(self) -> list[str]:
+        """End the requests of which nothing ran before their deadline, unbilled; their ids."""
+        expired = self._deadlines.passed(self._clock())
+        for request_id in expired:
+            self.abort(request_id)
+        return expired
+
     # The step
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step and give it its blocks. Each output must be handed, in order, to
         update() or fail_batch(). Empty when nothing is unfinished, or when all that is waits for
         steps in flight."""
-        step = StepPlan(self.max_num_batched_tokens)
-        self._schedule_decodes(step)
-        step.budget = self.pace.prompt_tokens(len(step.scheduled), step.budget)
-        self._schedule_prompts(step)
-        if not step.preempted:
-            self._admit(step)
-            self._top_up(step)
+        step = self._planner.plan()
         for entry in step.scheduled.values():
             entry.seq.num_in_flight += entry.num_new_tokens
             entry.seq.num_pending += entry.samples
             entry.seq.draft_token_ids = []
         entries = list(step.scheduled.values())
-        return SchedulerOutput(entries, step.preempted, step.num_tokens)
+        started_s = self._clock() if step.pressed else 0.0
+        return SchedulerOutput(entries, step.preempted, step.num_tokens, started_s, step.pressed)
 
     def update(
         self, output: SchedulerOutput, sampled: Sampled, embedded: Embedded = NOTHING_EMBEDDED
@@ -198,6 +248,10 @@ class Scheduler:
         wanted = {entry.key for entry in output.scheduled if entry.embeds}
         assert embedded.keys() == wanted, f"embedded {embedded.keys() ^ wanted}"
         now = self._clock()
+        step_s = now - max(output.started_s, self._updated_s)
+        if output.prompt_tokens and step_s > 0:
+            self._lanes.observe(output.prompt_tokens, step_s)
+        self._updated_s = now
         outputs: list[EngineOutput] = []
         for entry in output.scheduled:
             seq = entry.seq
@@ -233,10 +287,14 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
+    def has_work(self) -> bool:
+        """Whether anything that is unfinished is not paused."""
+        return len(self._requests) > self._num_paused
+
     @property
     def running(self) -> list[Sequence]:
-        """Sequences that hold blocks, in order of arrival; not to be changed."""
-        return self._running
+        """Sequences that take steps, by precedence; not to be changed."""
+        return self._running.active
 
     @property
     def num_running(self) -> int:
@@ -246,7 +304,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that do not: queued, preempted, or waiting for their request's choice 0."""
-        return self._num_open - len(self._running)
+        return sum(self._lanes.num_open.values()) - len(self._running)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._planner.num_preemptions
 
     @property
     def num_free_blocks(self) -> int:
@@ -258,6 +320,23 @@ class Scheduler:
         """Blocks held by sequences over all blocks, 0..1."""
         return 1.0 - self.cache.num_available / self.cache.pool.num_blocks
 
+    def lanes(self) -> dict[Lane, LaneStatus]:
+        """As of now; O(running)."""
+        num_running = Counter(seq.lane for seq in self._running)
+        under_way: Counter[Lane] = Counter()
+        for seq in self._running.active:
+            if (missing := seq.num_missing) > 1:
+                under_way[seq.lane] += missing
+        return {
+            lane: LaneStatus(
+                num_running=num_running[lane],
+                num_waiting=self._lanes.num_open[lane] - num_running[lane],
+                waiting_tokens=self._waiting.num_tokens[lane] + under_way[lane],
+                prefill_tokens_per_s=self._lanes.tokens_per_s[lane],
+            )
+            for lane in LANE_WEIGHTS
+        }
+
     def check_integrity(self) -> None:
         """AssertionError unless queues, requests and blocks tell one story. For tests and idle
         moments: O(blocks + tokens)."""
@@ -267,15 +346,19 @@ class Scheduler:
             assert len(unfinished) == state.num_unfinished > 0, f"{state.request_id}: miscounted"
             open_sequences += unfinished
         running = [s for s in open_sequences if s.status is SequenceStatus.RUNNING]
-        parked = [s for s in open_sequences if self._is_parked(s)]
-        waiting = [s for s in open_sequences if s not in running and s not in parked]
-        assert self._running == sorted(running, key=_order), "the running queue is wrong"
-        assert self._waiting == sorted(waiting, key=_order), "the waiting queue is wrong"
+        idle = [s for s in open_sequences if s.status is not SequenceStatus.RUNNING]
+        self._running.check_integrity(
+            [s for s in running if not self._requests[s.request_id].is_paused],
+            [s for s in running if self._requests[s.request_id].is_paused],
+        )
+        self._waiting.check_integrity([s for s in idle if self._may_wait(s)])
         assert len(running) <= self.max_num_seqs
-        assert self._num_open == len(open_sequences)
+        assert self._num_paused == sum(state.is_paused for state in self._requests.values())
+        for lane, num_open in self._lanes.num_open.items():
+            assert num_open == sum(s.lane == lane for s in open_sequences), f"{lane}: miscounted"
         queued = sum(state.first_scheduled_s is None for state in self._requests.values())
         assert self._num_queued == queued <= self.max_waiting
-        for seq in waiting + parked:
+        for seq in idle:
             assert not seq.block_table and seq.num_computed_tokens == 0, "waiting with blocks"
         for seq in running:
             assert seq.num_held_blocks <= self.max_blocks_per_seq, "more than the window needs"
@@ -286,140 +369,17 @@ class Scheduler:
 
     # How
 
-    def _schedule_decodes(self, step: StepPlan) -> None:
-        """Serve the sequences that lack one token, earliest first, and their drafts as far as
-        there is room beside all of them; half of that is left to prompts, if there are any."""
-        decodes = [seq for seq in self._running if seq.num_missing == 1 and self._goes_on(seq)]
-        room = max(0, step.budget - len(decodes))
-        if self._waiting or any(seq.num_missing > 1 for seq in self._running):
-            room //= 2
-        for seq in decodes:
-            if step.budget == 0 or seq.status is not SequenceStatus.RUNNING:
-                return  # preempted by an earlier one, and so are all behind it
-            start = seq.num_computed_tokens + seq.num_in_flight
-            drafts = self._drafts(seq, room)
-            if drafts and self.cache.grow(seq, start + 1 + len(drafts)):
-                step.put(seq, 1, drafts)
-                room -= len(drafts)
-            elif self._make_room(step, seq, start + 1):
-                step.put(seq, 1)
-
-    def _goes_on(self, seq: Sequence) -> bool:
-        """Whether what is pending leaves anything to sample, and lets it be sampled now. A prompt
-        to be embedded goes on to its end."""
-        if seq.num_pending and seq.waits_for_pending(self._penalties_ahead):
-            return False
-        return seq.embeds or seq.num_output_tokens + seq.num_pending < seq.sampling.max_tokens
-
-    def _drafts(self, seq: Sequence, room: int) -> list[int]:
-        """The drafts worth verifying: the last token of all is never one."""
-        if seq.num_pending or seq.embeds:
-            return []
-        left = seq.sampling.max_tokens - seq.num_output_tokens - 1
-        return seq.draft_token_ids[: min(room, left)]
-
-    def _schedule_prompts(self, step: StepPlan) -> None:
-        """Serve the running sequences that lack more, earliest first."""
-        index = 0
-        while index < len(self._running) and step.budget > 0:
-            seq = self._running[index]
-            index += 1
-            if seq.num_missing > 1:
-                num_new_tokens = self._share(step, seq)
-                end = seq.num_computed_tokens + seq.num_in_flight + num_new_tokens
-                if self._make_room(step, seq, end):
-                    step.put(seq, num_new_tokens)
-
-    def _share(self, step: StepPlan, seq: Sequence) -> int:
-        """Tokens of the budget for a prompt: all it can use, but one that will not be through
-        leaves a part to a shorter one behind it."""
-        missing = seq.num_missing
-        if missing <= step.budget:
-            return missing
-        if not self._shorter_behind(seq, missing):
-            return step.budget
-        return step.budget - step.budget // LEAVE_SHARE
-
-    def _shorter_behind(self, seq: Sequence, missing: int) -> bool:
-        at = bisect_left(self._running, seq.order, key=_order)
-        if any(1 < other.num_missing < missing for other in self._running[at + 1 :]):
-            return True
-        if len(self._running) >= self.max_num_seqs:
-            return False
-        return any(other.num_tokens < missing for other in self._waiting[:LOOK_BEHIND])
-
-    def _top_up(self, step: StepPlan) -> None:
-        """Give what nobody took back to the prompts, without preempting for it."""
-        for entry in list(step.scheduled.values()):
-            if step.budget == 0:
-                return
-            if not entry.answers:
-                seq = entry.seq
-                num_new_tokens = min(seq.num_missing, entry.num_new_tokens + step.budget)
-                if self.cache.grow(seq, entry.start + num_new_tokens):
-                    step.remove(seq)
-                    step.put(seq, num_new_tokens)
-
-    def _make_room(self, step: StepPlan, seq: Sequence, num_tokens: int) -> bool:
-        """Let the table of `seq` cover `num_tokens`, at the cost of later sequences. False when it
-        is the latest itself: it keeps its blocks and sits this step out."""
-        while not self.cache.grow(seq, num_tokens):
-            if self._running[-1] is seq:
-                return False
-            victim = self._running.pop()
-            self._release(victim)
-            victim.status = SequenceStatus.WAITING
-            victim.num_preemptions += 1
-            self.num_preemptions += 1
-            insort(self._waiting, victim, key=_order)
-            step.take_back(victim)
-        return True
-
-    def _admit(self, step: StepPlan) -> None:
-        """Start waiting sequences, strictly in order, while all known tokens of the next fit beside
-        what the running ones still need. Admitted on less, it would soon be preempted."""
-        if not self._waiting or step.budget == 0:
-            return
-        needed = sum(map(self._num_needed, self._running))
-        while self._waiting and step.budget > 0 and len(self._running) < self.max_num_seqs:
-            spare = self.cache.num_available - needed
-            if spare <= 0:
-                return
-            seq = self._waiting[0]
-            table = self.cache.match(seq)
-            total = min(self.cache.num_blocks_for(seq.num_tokens), self.max_blocks_per_seq)
-            num_held = len(table) - table.count(FREED)
-            if total - num_held + self.cache.num_idle(table) > spare:
-                return
-            self._start(seq, table)
-            num_new_tokens = self._share(step, seq)
-            grown = self.cache.grow(seq, seq.num_computed_tokens + num_new_tokens)
-            assert grown, "a chunk needs no more blocks than the whole"
-            step.put(seq, num_new_tokens)
-            needed += self._num_needed(seq)
-
-    def _num_needed(self, seq: Sequence) -> int:
-        """Blocks a running sequence has yet to get: for its known tokens, and at least one."""
-        total = min(self.cache.num_blocks_for(seq.num_tokens), self.max_blocks_per_seq)
-        return max(1, total - seq.num_held_blocks)
-
-    def _start(self, seq: Sequence, table: list[int]) -> None:
-        """Move the first waiting sequence to the running ones, on a matched table."""
-        del self._waiting[0]
-        insort(self._running, seq, key=_order)
-        seq.status = SequenceStatus.RUNNING
-        self.cache.adopt(seq, table)
-        if seq.num_cached_tokens is not None:
-            return
-        seq.num_cached_tokens = seq.num_computed_tokens
+    def _started(self, seq: Sequence) -> None:
         state = self._requests[seq.request_id]
-        if state.first_scheduled_s is None:
-            state.first_scheduled_s = self._clock()
-            state.cached_tokens = seq.num_cached_tokens
-            self._num_queued -= 1
-            if self.cache.serves(seq):
-                self.prefix_cache_query_tokens += seq.num_prompt_tokens
-                self.prefix_cache_hit_tokens += seq.num_cached_tokens
+        if state.first_scheduled_s is not None:
+            return
+        assert seq.num_cached_tokens is not None, "it was looked up"
+        state.first_scheduled_s = self._clock()
+        state.cached_tokens = seq.num_cached_tokens
+        self._num_queued -= 1
+        if self.cache.serves(seq):
+            self.prefix_cache_query_tokens += seq.num_prompt_tokens
+            self.prefix_cache_hit_tokens += seq.num_cached_tokens
 
     def _answer(
         self,
@@ -432,11 +392,12 @@ class Scheduler:
         """Tell what was appended or embedded, and finish the sequence if that was its end."""
         state = self._requests[seq.request_id]
         state.generated_tokens += len(said)
+        self._share.charge(seq.lane, seq.tenant, seq.weight, OUTPUT_COST * len(said))
         if state.first_token_s is None:
             state.first_token_s = now
-            if self.cache.enabled:
+            if self.cache.enabled and not state.is_paused:
                 for sibling in state.sequences[1:]:
-                    insort(self._waiting, sibling, key=_order)
+                    self._waiting.add(sibling)
         if reason is not None:
             self._finish(state, seq, reason)
         return EngineOutput(
@@ -453,23 +414,18 @@ class Scheduler:
     def _finish(self, state: RequestState, seq: Sequence, reason: FinishReason) -> None:
         """End one choice, wherever it is, and free its blocks."""
         if seq.status is SequenceStatus.RUNNING:
-            _remove(self._running, seq)
-            self._release(seq)
+            self._running.remove(seq)
+            self._planner.release(seq)
         else:
-            _remove(self._waiting, seq)
+            self._waiting.remove(seq)
         seq.finish(reason)
-        self._num_open -= 1
+        self._share.leave(seq.lane, seq.tenant)
+        self._lanes.num_open[seq.lane] -= 1
         state.num_unfinished -= 1
         if state.num_unfinished == 0:
             self._num_queued -= state.first_scheduled_s is None
+            self._num_paused -= state.is_paused
             del self._requests[state.request_id]
-
-    def _release(self, seq: Sequence) -> None:
-        """Give its blocks back. Steps in flight may still write to them: whoever gets the blocks
-        writes later, in the order of the device."""
-        self.cache.release(seq)
-        seq.num_in_flight = seq.num_pending = 0
-        seq.draft_token_ids = []
 
     def _end(
         self, state: RequestState, reason: FinishReason, error_code: str | None
@@ -490,6 +446,18 @@ class Scheduler:
             )
             for seq in ended
         ]
+
+    def _waits_until(self, request_id: str, deadline_s: float) -> bool:
+        state = self._requests.get(request_id)
+        return (
+            state is not None
+            and state.first_scheduled_s is None
+            and (state.deadline_s == deadline_s)
+        )
+
+    def _may_wait(self, seq: Sequence) -> bool:
+        """Whether an open sequence without blocks is among those that may start."""
+        return not self._requests[seq.request_id].is_paused and not self._is_parked(seq)
 
     def _is_parked(self, seq: Sequence) -> bool:
         """Whether the choice waits for choice 0 to compute the prompt that they share."""

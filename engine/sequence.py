@@ -10,6 +10,7 @@ scheduler's clock.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -19,7 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import Pooling
-from engine.protocol import EngineRequest, FinishReason, SamplingParams, TokenLogprobs, Usage
+from engine.fairness import LANE_RANKS
+from engine.protocol import (
+    EngineRequest,
+    FinishReason,
+    Lane,
+    SamplingParams,
+    TokenLogprobs,
+    Usage,
+)
 
 FREED = -1
 """A block table's entry whose block was given back because it lies outside the sliding window. The
@@ -89,6 +98,10 @@ class Sequence:
     """Of the embedding; None: all."""
     constraint: Constraint | None = None
     """Of what it generates; None: it may say anything."""
+    lane: Lane = "interactive"
+    tenant: str = ""
+    weight: float = 1.0
+    """Of the tenant."""
     output_token_ids: list[int] = field(default_factory=list)
     """Generated so far, a final EOS or stop token included."""
     num_computed_tokens: int = 0
@@ -103,6 +116,9 @@ class Sequence:
     finish_reason: FinishReason | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when first scheduled; None before, frozen after."""
+    num_charged_tokens: int = 0
+    """Leading ones of the prompt that its tenant was charged for, or that it found in the cache:
+    what is computed again costs nothing."""
     num_preemptions: int = 0
     num_in_flight: int = 0
     """Tokens whose KV is being computed by steps that were scheduled and not yet taken in."""
@@ -111,6 +127,8 @@ class Sequence:
     draft_token_ids: list[int] = field(default_factory=list)
     """Guesses of what follows the last known token; the next step may verify them."""
     key: Key = field(init=False)
+    precedence: tuple[int, int, int] = field(init=False)
+    """Rank of the lane, then `order`: of those that run, who comes first gives way last."""
     is_adjusted: bool = field(init=False)
     """Whether what is asked for is not what its logits say: but for a least length, which is over
     some day."""
@@ -118,6 +136,7 @@ class Sequence:
     def __post_init__(self) -> None:
         """What every step asks for is made once."""
         self.key = (self.request_id, self.index)
+        self.precedence = (LANE_RANKS[self.lane], *self.order)
         asked = self.sampling
         bound = self.constraint is not None
         self.is_adjusted = bound or asked.penalises or bool(asked.logit_bias)
@@ -228,6 +247,9 @@ def sequences_of(
             pooling=pooling if request.embed else None,
             dimensions=request.dimensions,
             constraint=constraint and constraint.copy(),
+            lane=request.lane,
+            tenant=request.tenant,
+            weight=request.weight,
         )
         for index in range(request.n)
     )
@@ -244,6 +266,9 @@ class RequestState:
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     """Or when the embedding was there."""
+    deadline_s: float = math.inf
+    """On the same clock; nothing of it is begun after that."""
+    is_paused: bool = False
     cached_tokens: int = 0
     """Frozen when the first choice is first scheduled."""
     generated_tokens: int = 0

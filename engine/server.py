@@ -14,11 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import ipaddress
 import logging
-import os
-import socket
-import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +40,7 @@ from engine.frames import (
     keep_alive,
     parse_address,
 )
+from engine.listening import SocketFile, bind_unix, is_loopback, socket_file
 from engine.protocol import (
     Abort,
     ClientMessage,
@@ -51,8 +48,10 @@ from engine.protocol import (
     EngineRequest,
     OrphanedUsage,
     Outputs,
+    Pause,
     Rejected,
     ReplicaStatus,
+    Resume,
     Submit,
     Usage,
 )
@@ -73,10 +72,6 @@ ABORT_TIMEOUT_S = 10.0
 """After the drain: for the steps in which the last requests are aborted."""
 FLUSH_TIMEOUT_S = 5.0
 """After the drain: for peers to read their last frames."""
-
-
-SocketFile = tuple[int, int, int]
-"""Device, inode and time of birth: the number of an inode that is gone is soon given away again."""
 
 
 class _Connection:
@@ -112,6 +107,8 @@ class _LiveRequest:
         self.aborting = False
         self.preparing = False
         """Not yet handed to the step thread."""
+        self.is_paused = False
+        """What its gateway said last."""
 
 
 class EngineServer:
@@ -208,7 +205,7 @@ class EngineServer:
         if isinstance(self._listen_address, UnixAddress):
             path = Path(self._listen_address.path)
             # Since the drain began nobody listens here: a successor may have taken the place.
-            if self._socket_file is not None and _socket_file(path) == self._socket_file:
+            if self._socket_file is not None and socket_file(path) == self._socket_file:
                 path.unlink(missing_ok=True)
 
     async def _until(self, event: asyncio.Event, timeout_s: float | None = None) -> None:
@@ -224,12 +221,12 @@ class EngineServer:
         address = self._listen_address
         try:
             if isinstance(address, UnixAddress):
-                bound = _bind_unix(address)
-                self._socket_file = _socket_file(Path(address.path))
+                bound = bind_unix(address)
+                self._socket_file = socket_file(Path(address.path))
                 return await asyncio.start_unix_server(
                     self._serve_connection, sock=bound, limit=READ_AHEAD_BYTES
                 )
-            if not _is_loopback(address.host):
+            if not is_loopback(address.host):
                 log.warning("%s is open to the network and asks for no credentials", address)
             return await asyncio.start_server(
                 self._serve_connection, address.host, address.port, limit=READ_AHEAD_BYTES
@@ -294,10 +291,14 @@ class EngineServer:
         if isinstance(message, Submit):
             if refusal := self._submit(connection, message.request):
                 self._send(connection, refusal)
-        elif isinstance(message, Abort):
+        elif isinstance(message, Abort | Pause | Resume):
             live = self._live.get(message.request_id)
-            if live is not None and live.connection is connection:
+            if live is None or live.connection is not connection:
+                return
+            if isinstance(message, Abort):
                 self._abort(message.request_id, live)
+            else:
+                self._pause(message.request_id, live, isinstance(message, Pause))
         else:
             for request_id in message.request_ids:
                 connection.unacked.pop(request_id, None)
@@ -363,6 +364,14 @@ class EngineServer:
                 self._idle.set()
         elif live.aborting:  # what it is answered with, the step thread knows
             self._step_loop.abort(request.request_id)
+        elif live.is_paused:
+            self._step_loop.pause(request.request_id, True)
+
+    def _pause(self, request_id: str, live: _LiveRequest, is_paused: bool) -> None:
+        if live.is_paused != is_paused:
+            live.is_paused = is_paused
+            if not live.preparing:
+                self._step_loop.pause(request_id, is_paused)
 
     def _abort(self, request_id: str, live: _LiveRequest) -> None:
         if not live.aborting:
@@ -443,46 +452,3 @@ class EngineServer:
             for orphan in tuple(self._orphans.values()):
                 for connection in tuple(self._connections):
                     self._send(connection, orphan)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: where it leads is not known here
-        return False
-
-
-def _socket_file(path: Path) -> SocketFile | None:
-    """Which file stands at `path`; None if there is none."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
-
-
-def _bind_unix(address: UnixAddress) -> socket.socket:
-    """A bound socket that only this user can open; replaces what a dead engine left behind.
-
-    Raises `OSError`; `ConfigError` when an engine is alive there.
-    """
-    path = Path(address.path)
-    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(address.path)
-                raise ConfigError(f"cannot listen on {address}: another process does")
-            except ConnectionRefusedError:
-                path.unlink()
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o177)
-    try:
-        bound.bind(address.path)
-    except OSError:
-        bound.close()
-        raise
-    finally:
-        os.umask(umask)
-    return bound

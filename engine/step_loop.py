@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.config import ResolvedConfig
-from engine.errors import EngineError
+from engine.errors import DeadlineExceeded, EngineError
 from engine.protocol import (
     HEARTBEAT_INTERVAL_S,
     Abort,
@@ -62,10 +62,19 @@ class Core(Protocol):
         """Free what a request holds; a last output for each choice that was still open, none if it
         is not (or no longer) known."""
 
+    def pause(self, request_id: str) -> None:
+        """No step for it until `resume`; ignored when it is paused, unknown or finished."""
+
+    def resume(self, request_id: str) -> None: ...
+
+    def expire(self) -> list[str]:
+        """End the requests of which nothing ran before their deadline; their ids."""
+
     def step(self) -> list[EngineOutput]:
         """Run one batch."""
 
-    def has_work(self) -> bool: ...
+    def has_work(self) -> bool:
+        """Whether a step would do anything: of what is paused it does nothing."""
 
     def status(self) -> ReplicaStatus: ...
 
@@ -76,6 +85,14 @@ class Core(Protocol):
 def refusal_of(request: EngineRequest, error: EngineError) -> Rejected:
     return Rejected(
         request_id=request.request_id, code=error.code, message=error.message, param=error.param
+    )
+
+
+def _expired(request_id: str) -> Rejected:
+    return Rejected(
+        request_id=request_id,
+        code=DeadlineExceeded.code,
+        message="its deadline passed before it was begun",
     )
 
 
@@ -106,6 +123,8 @@ class StepLoop:
         self._heartbeat_s = min(HEARTBEAT_INTERVAL_S, core.resolved.step_timeout_s / 4)
         self._wake = threading.Condition()
         self._commands: deque[Submit | Abort] = deque()
+        self._paused: dict[str, bool] = {}
+        """What was last said of a request since the last pass: at most one word for each."""
         self._stopping = False
         self._undelivered = threading.Semaphore(MAX_UNDELIVERED)
         self._last_status = core.status()
@@ -126,7 +145,7 @@ class StepLoop:
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        self._undelivered.release(2)  # the receiver may be gone; a pass delivers at most twice
+        self._undelivered.release(3)  # the receiver may be gone; a pass delivers at most thrice
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -136,6 +155,7 @@ class StepLoop:
             if len(self._commands) >= MAX_PENDING_COMMANDS:
                 return False
             self._commands.append(Submit(request))
+            self._paused.pop(request.request_id, None)  # said of another one with this id
             self._wake.notify()
             return True
 
@@ -143,6 +163,12 @@ class StepLoop:
         """Ask for the end of a request; applied before the next step."""
         with self._wake:
             self._commands.append(Abort(request_id))
+            self._wake.notify()
+
+    def pause(self, request_id: str, is_paused: bool) -> None:
+        """Ask for a pause of a request that was handed over, or its end; before the next step."""
+        with self._wake:
+            self._paused[request_id] = is_paused
             self._wake.notify()
 
     def delivered(self) -> None:
@@ -154,18 +180,21 @@ class StepLoop:
     def _run(self) -> None:
         try:
             while True:
-                commands = self._wait_for_work()
-                if commands is None:
+                said = self._wait_for_work()
+                if said is None:
                     return
-                self._pass(commands)
+                self._pass(*said)
         except BaseException as error:  # the thread's last word: it is reported, never lost
             log.critical("the step thread died", exc_info=True)
             self._on_failure(error)
 
-    def _pass(self, commands: list[Submit | Abort]) -> None:
+    def _pass(self, commands: list[Submit | Abort], paused: dict[str, bool]) -> None:
         # What the commands caused is delivered before the step: a refusal or the end of an
         # aborted request does not wait for a batch that it has no part in.
         self._deliver([answer for command in commands for answer in self._apply(command)])
+        for request_id, is_paused in paused.items():
+            (self._core.pause if is_paused else self._core.resume)(request_id)
+        self._deliver([*map(_expired, self._core.expire())])
         if self._core.has_work():
             self._deliver(self._core.step())
         self._report_status()
@@ -179,8 +208,8 @@ class StepLoop:
             return [refusal_of(command.request, error)]
         return []
 
-    def _wait_for_work(self) -> list[Submit | Abort] | None:
-        """The commands since the last pass; None when the loop is to end. Sleeps while idle, but
+    def _wait_for_work(self) -> tuple[list[Submit | Abort], dict[str, bool]] | None:
+        """What was said since the last pass; None when the loop is to end. Sleeps while idle, but
         for a heartbeat now and then."""
         if not self._sleep(min(IDLE_CHECK_S, self._heartbeat_s)):
             if time.monotonic() - self._last_check_s >= INTEGRITY_INTERVAL_S:
@@ -188,13 +217,15 @@ class StepLoop:
                 self._last_check_s = time.monotonic()
             self._report_status()
             while not self._sleep(self._heartbeat_s):
+                self._deliver([*map(_expired, self._core.expire())])  # what is paused may
                 self._report_status()
         with self._wake:
             if self._stopping:
                 return None
-            commands = list(self._commands)
+            commands, paused = list(self._commands), self._paused
             self._commands.clear()
-            return commands
+            self._paused = {}
+            return commands, paused
 
     def _sleep(self, timeout_s: float) -> bool:
         """Until there is work; False when the time is up."""
@@ -202,7 +233,7 @@ class StepLoop:
             return self._wake.wait_for(self._has_work, timeout_s)
 
     def _has_work(self) -> bool:
-        return bool(self._commands) or self._stopping or self._core.has_work()
+        return bool(self._commands or self._paused) or self._stopping or self._core.has_work()
 
     def _deliver(self, results: Sequence[Result]) -> None:
         if results:

@@ -67,7 +67,7 @@ class Stepper:
         return 0 if self._guesser is None else self._guesser.num_right
 
     def has_work(self) -> bool:
-        return self._scheduler.has_unfinished() or bool(self._in_flight)
+        return self._scheduler.has_work() or bool(self._in_flight)
 
     def step(self) -> list[EngineOutput]:
         """Launch a step if there is one to launch, and collect the oldest if enough are in flight.

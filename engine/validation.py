@@ -7,9 +7,10 @@ Above: `scheduler.py`, and any other engine that wants to refuse the same things
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import get_args
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
-from engine.protocol import NOTHING_SAMPLED, EngineRequest, Grammar, SamplingParams
+from engine.protocol import NOTHING_SAMPLED, EngineRequest, Grammar, Lane, SamplingParams
 
 MAX_CHOICES = 128
 """Largest `EngineRequest.n`."""
@@ -22,6 +23,10 @@ MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_LOGIT_BIAS = 100.0
 """Of either sign (OpenAI's)."""
+MAX_TENANT_CHARS = 256
+MAX_WEIGHT = 64.0
+"""Of a tenant; the least is one over this."""
+MAX_DEADLINE_S = 86_400.0
 MAX_GRAMMAR_BYTES = 128 * 1024
 """Of a grammar's text in UTF-8."""
 
@@ -33,6 +38,7 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int
     embedding's prompt may be as long as the context.
     """
     prompt, embed = request.prompt_token_ids, request.embed
+    _check_turn(request)
     if not 1 <= request.n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
     if not prompt:
@@ -53,6 +59,32 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int
             f"the prompt has {len(prompt)} tokens, but {what} may have {max_model_len}",
             param="prompt_token_ids",
         )
+
+
+def _check_turn(request: EngineRequest) -> None:
+    """What says when it is its turn."""
+    deadline_s = request.deadline_s
+    rules = (
+        ("lane", request.lane in get_args(Lane), f"one of {', '.join(get_args(Lane))}"),
+        (
+            "tenant",
+            len(request.tenant) <= MAX_TENANT_CHARS,
+            f"at most {MAX_TENANT_CHARS} characters",
+        ),
+        (
+            "weight",
+            1 / MAX_WEIGHT <= request.weight <= MAX_WEIGHT,
+            f"between 1/{MAX_WEIGHT:g} and {MAX_WEIGHT:g}",
+        ),
+        (
+            "deadline_s",
+            deadline_s is None or 0 < deadline_s <= MAX_DEADLINE_S,
+            f"above 0 and at most {MAX_DEADLINE_S:g}",
+        ),
+    )
+    for param, holds, allowed in rules:
+        if not holds:
+            raise InvalidRequest(f"{param} must be {allowed}", param=param)
 
 
 def check_head(request: EngineRequest, *, generates: bool, embedding_size: int) -> None:

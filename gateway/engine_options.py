@@ -19,6 +19,7 @@ KV_CACHE_SIZES = ("kv_cache_bytes", "kv_cache_fraction", "num_blocks")
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+Headroom = Annotated[float, Meta(ge=0, lt=1)]
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 StepTimeout = Annotated[float, Meta(ge=1, le=86_400)]
 
@@ -36,6 +37,10 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_num_seqs: PositiveInt | None = None
     max_waiting: PositiveInt | None = None
     itl_target_s: Seconds | None = None
+    agentic_max_share: Fraction | None = None
+    batch_max_share: Fraction | None = None
+    agentic_kv_headroom: Headroom | None = None
+    batch_kv_headroom: Headroom | None = None
     speculative: Literal["off", "ngram", "draft"] | None = None
     draft_model: Path | None = None
     num_draft_tokens: PositiveInt | None = None

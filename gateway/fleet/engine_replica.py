@@ -17,6 +17,7 @@ from engine.chat_template import ChatTemplate
 from engine.client import Engine
 from engine.errors import (
     ContextLengthExceeded,
+    DeadlineExceeded,
     EngineOverloaded,
     EngineUnavailable,
     InvalidRequest,
@@ -148,7 +149,7 @@ class EngineReplica:
                     yield event
                     if generation.over and not was_over and not event.finished:
                         await self._client.abort(attempt_id)
-        except (InvalidRequest, EngineOverloaded) as error:
+        except (InvalidRequest, EngineOverloaded, DeadlineExceeded) as error:
             raise self._to_refusal(error) from error
         except EngineUnavailable as error:
             if not generation.over:
@@ -182,9 +183,11 @@ class EngineReplica:
             ) from error
         return self._tokenizer.encode(text)
 
-    def _to_refusal(self, error: InvalidRequest | EngineOverloaded) -> FleetError:
+    def _to_refusal(
+        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded
+    ) -> FleetError:
         match error:
-            case EngineOverloaded():
+            case EngineOverloaded() | DeadlineExceeded():
                 return ReplicaOverloaded(f"{self.name}: {error.message}")
             case ContextLengthExceeded():
                 return ContextTooLong("The messages are too long for this model.", param="messages")

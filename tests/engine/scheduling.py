@@ -47,9 +47,16 @@ def make(
 
 
 def request(
-    request_id: str, prompt: list[int] | int, *, n: int = 1, salt: str = "", **sampling: Any
+    request_id: str,
+    prompt: list[int] | int,
+    *,
+    n: int = 1,
+    salt: str = "",
+    turn: dict[str, Any] | None = None,
+    **sampling: Any,
 ) -> EngineRequest:
-    """A prompt given as a length is made of one token that no other request_id uses."""
+    """A prompt given as a length is made of one token that no other request_id uses. turn: lane,
+    tenant, weight and deadline."""
     if isinstance(prompt, int):
         prompt = [20 + sum(request_id.encode()) % 80] * prompt
     return EngineRequest(
@@ -58,12 +65,19 @@ def request(
         sampling=SamplingParams(**({"max_tokens": 8} | sampling)),
         n=n,
         cache_salt=salt,
+        **(turn or {}),
     )
 
 
-def embedding(request_id: str, prompt: list[int], salt: str = "") -> EngineRequest:
+def embedding(
+    request_id: str, prompt: list[int], salt: str = "", turn: dict[str, Any] | None = None
+) -> EngineRequest:
     return EngineRequest(
-        request_id=request_id, prompt_token_ids=prompt, embed=True, cache_salt=salt
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        embed=True,
+        cache_salt=salt,
+        **(turn or {}),
     )
 
 

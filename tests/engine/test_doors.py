@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BELOW_THE_LINE = {"core", "stepping", "runner", "weights", "models", "layers", "kernels"}
+BELOW_THE_LINE = {
+    "core",
+    "stepping",
+    "sizing",
+    "runner",
+    "weights",
+    "models",
+    "layers",
+    "kernels",
+}
 ROOMS = [room for room in ("engine", "gateway", "billing", "mcp_bridge") if (ROOT / room).is_dir()]
 
 IMPORT_ALL = """

@@ -10,12 +10,14 @@ from contextlib import aclosing
 from itertools import islice
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from engine.client import Engine, EngineClient
 from engine.errors import (
     ContextLengthExceeded,
+    DeadlineExceeded,
     EngineOverloaded,
     EngineUnavailable,
     InvalidRequest,
@@ -298,3 +300,71 @@ async def test_a_script_that_raises_is_not_a_hang() -> None:
     assert fake._stepping is not None
     with pytest.raises(ZeroDivisionError):
         await fake._stepping
+
+
+# ---- lanes, pauses, deadlines
+
+
+async def test_a_paused_request_says_nothing_until_it_goes_on(
+    core_and_engine: tuple[FakeCore, Engine],
+) -> None:
+    core, any_engine = core_and_engine
+    outputs = any_engine.generate(ask("p", max_tokens=LONG))
+    await anext(outputs)
+    await any_engine.pause("p")
+    await until(lambda: not core.has_work())
+    assert (await collect(any_engine, ask("q", max_tokens=20)))[-1].finished
+    assert any_engine.status.lanes["interactive"].num_running == 1
+    await any_engine.resume("p")
+    before = (await anext(outputs)).usage.generated_tokens
+    assert (await anext(outputs)).usage.generated_tokens > before
+    await any_engine.pause("p")
+    await any_engine.abort("p")
+    last = [output async for output in outputs][-1]
+    assert last.finish_reason == "abort"
+    await any_engine.pause("p")  # nobody any more
+    await any_engine.resume("p")
+
+
+async def test_a_lane_above_is_begun_first_and_tenants_take_turns(any_engine: Engine) -> None:
+    asked = [msgspec.structs.replace(ask(f"x{i}", max_tokens=LONG), lane="batch") for i in range(4)]
+    blockers = [asyncio.create_task(collect(any_engine, each)) for each in asked]
+    await until(lambda: any_engine.status.num_running == 4)
+    begun: list[str] = []
+
+    async def one(name: str, lane: str, tenant: str) -> None:
+        asked = ask(name, max_tokens=200)
+        asked = msgspec.structs.replace(asked, lane=lane, tenant=tenant)
+        async with aclosing(any_engine.generate(asked)) as outputs:
+            async for _ in outputs:
+                if name not in begun:
+                    begun.append(name)
+
+    turns = [
+        ("b", "batch", "t"),
+        ("i1", "interactive", "t"),
+        ("i2", "interactive", "t"),
+        ("i3", "interactive", "u"),
+    ]
+    others = [asyncio.create_task(one(*turn)) for turn in turns]
+    await until(lambda: any_engine.status.num_waiting == 4)
+    assert any_engine.status.lanes["batch"].num_waiting == 1
+    await any_engine.abort("x0")  # one place, for all of them in turn
+    await asyncio.gather(*others)
+    assert begun == ["i1", "i3", "i2", "b"]
+    for i in range(1, 4):
+        await any_engine.abort(f"x{i}")
+    await asyncio.gather(*blockers)
+
+
+async def test_what_is_not_begun_by_its_deadline_is_refused(any_engine: Engine) -> None:
+    blockers = [
+        asyncio.create_task(collect(any_engine, ask(f"x{i}", max_tokens=LONG))) for i in range(4)
+    ]
+    await until(lambda: any_engine.status.num_running == 4)
+    late = msgspec.structs.replace(ask("late"), deadline_s=0.05)
+    with pytest.raises(DeadlineExceeded):
+        await collect(any_engine, late)
+    for i in range(4):
+        await any_engine.abort(f"x{i}")
+    await asyncio.gather(*blockers)

@@ -21,7 +21,9 @@ from engine.protocol import (
     OrphanAck,
     OrphanedUsage,
     Outputs,
+    Pause,
     Rejected,
+    Resume,
     SamplingParams,
     ServerMessage,
     Submit,
@@ -39,9 +41,15 @@ FROM_CLIENT = [
             sampling=SamplingParams(max_tokens=5, logit_bias={7: -1.5}, stop_token_ids=(2,)),
             n=2,
             cache_salt="org",
+            lane="batch",
+            tenant="org",
+            weight=2.0,
+            deadline_s=1.5,
         )
     ),
     Abort("a"),
+    Pause("a"),
+    Resume("a"),
     OrphanAck(["a", "b"]),
 ]
 FROM_SERVER = [

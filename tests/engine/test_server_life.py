@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import engine.listening
 import engine.server
 import engine.step_loop
 from engine.client import EngineClient
@@ -279,6 +280,6 @@ async def test_tcp_on_any_free_port(
 
 def test_what_is_loopback() -> None:
     loopback = ["localhost", "127.0.0.1", "127.8.8.8", "::1"]
-    assert [engine.server._is_loopback(host) for host in loopback] == [True] * 4
+    assert [engine.listening.is_loopback(host) for host in loopback] == [True] * 4
     elsewhere = ["0.0.0.0", "10.0.0.1", "::", "engine.example.org"]
-    assert [engine.server._is_loopback(host) for host in elsewhere] == [False] * 4
+    assert [engine.listening.is_loopback(host) for host in elsewhere] == [False] * 4

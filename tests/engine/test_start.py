@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from engine import core as core_module
+from engine import sizing
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError
@@ -129,7 +130,7 @@ def test_the_kv_cache_leaves_what_a_step_needs(
 
     free = 600 * MIB
     monkeypatch.setattr(core_module, "largest_step_bytes", note)
-    monkeypatch.setattr(core_module, "free_bytes", lambda device: free)
+    monkeypatch.setattr(sizing, "free_bytes", lambda device: free)
     resolved = start(folder, kv_cache_fraction=1.0).resolved
     block = BLOCK_SIZE * resolved.kv_bytes_per_token
     assert step_bytes > 50 * MIB
@@ -142,14 +143,14 @@ def test_the_kv_cache_leaves_what_a_step_needs(
 def test_more_than_is_free_is_refused_on_a_gpu_and_told_on_a_cpu(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(core_module, "free_bytes", lambda device: 100 * MIB)
+    monkeypatch.setattr(sizing, "free_bytes", lambda device: 100 * MIB)
     start(folder, num_blocks=64)
     assert "a step of up to" in caplog.text and "do not fit in the 0.10 GiB" in caplog.text
     shape = AttentionShape(8, 4, 64, BLOCK_SIZE, torch.float16, torch.device("cuda"))
     asked = EngineConfig(model=folder, kv_cache_bytes=80 * MIB)
     with pytest.raises(ConfigError, match=r"do not fit in the 0\.10 GiB that are free on cuda"):
-        core_module._num_blocks(asked, shape, 4096, 30 * MIB, Startup())
-    fits = core_module._num_blocks(asked, shape, 4096, 20 * MIB, Startup())
+        sizing.num_blocks_of(asked, shape, 4096, 30 * MIB, Startup())
+    fits = sizing.num_blocks_of(asked, shape, 4096, 20 * MIB, Startup())
     assert fits == 80 * MIB // (4096 * BLOCK_SIZE)
 
 

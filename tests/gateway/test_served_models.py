@@ -30,6 +30,8 @@ def test_every_engine_option_is_a_flag_of_the_engine() -> None:
     values |= {"kv_cache_fraction": 0.25, "load_format": "dummy"}
     values |= {"quantization": "int8", "speculative": "ngram"}
     values |= {"draft_model": Path("d")}
+    values |= {"agentic_max_share": 0.5, "batch_max_share": 0.25}
+    values |= {"agentic_kv_headroom": 0.0, "batch_kv_headroom": 0.125}
     values |= {"kv_cache_dtype": "fp8", "deterministic": True, "poison_freed_blocks": True}
     options = EngineOptions(
         **{name: values.get(name, 7) for name in EngineOptions.__struct_fields__}

@@ -1,0 +1,331 @@
+"""A step's work: decodes, then chunks of prompts, then who starts; and who gives way for them.
+
+Above: `scheduler.py`, which knows requests and their ends. Below: `waiting.py` and `running.py`
+keep the queues, `lanes.py` the limits of lanes, `prefix_cache.py` the blocks, `fairness.py` whose
+turn it is. Knows no requests and no results. Why it always comes to an end, `scheduler.py` says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from engine.fairness import INPUT_COST, FairShare
+from engine.lanes import Lanes
+from engine.pace import Pace
+from engine.prefix_cache import PrefixCache
+from engine.protocol import Lane
+from engine.running import Running
+from engine.schedule import StepPlan
+from engine.sequence import FREED, Sequence, SequenceStatus
+from engine.waiting import WaitingRoom
+
+LEAVE_SHARE = 4
+"""A prompt that cannot be finished in a step leaves one part in so many to shorter ones behind."""
+LOOK_BEHIND = 32
+"""Waiting sequences looked at in search of a shorter one."""
+
+
+class _Intake:
+    """What a step has found out about those that wait."""
+
+    __slots__ = ("beside", "has_started", "is_over", "num_needed")
+
+    def __init__(self) -> None:
+        self.beside: set[Lane] = set()
+        """Lanes whose own limits keep them from starting more."""
+        self.has_started = False
+        self.is_over = False
+        self.num_needed: int | None = None
+        """Blocks that the running ones have yet to get; None: they are to be counted."""
+
+
+class Planner:
+    """Moves sequences between `waiting` and `running`, which others fill and empty."""
+
+    def __init__(
+        self,
+        *,
+        cache: PrefixCache,
+        share: FairShare,
+        running: Running,
+        waiting: WaitingRoom[Sequence],
+        lanes: Lanes,
+        pace: Pace,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_blocks_per_seq: int,
+        penalties_ahead: bool,
+        on_start: Callable[[Sequence], None],
+    ) -> None:
+        """penalties_ahead: a token that is pending can be penalised for being said again. on_start:
+        told of a sequence that was given its first blocks, before any of it is computed."""
+        self.num_preemptions = 0
+        self._cache = cache
+        self._share = share
+        self._running = running
+        self._waiting = waiting
+        self._lanes = lanes
+        self._pace = pace
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_seqs = max_num_seqs
+        self._max_blocks_per_seq = max_blocks_per_seq
+        self._penalties_ahead = penalties_ahead
+        self._on_start = on_start
+
+    def plan(self) -> StepPlan:
+        """The next step, its blocks given. Empty when nothing can be computed."""
+        step = StepPlan(self._max_num_batched_tokens)
+        prompts = self._schedule_decodes(step)
+        has_prompts = bool(prompts or self._waiting)
+        step.budget = self._pace.prompt_tokens(len(step.scheduled), step.budget)
+        self._schedule_prompts(step, prompts)
+        if not step.preempted:
+            self._top_up(step)
+        if has_prompts:
+            step.pressed = self._pressed(step)
+        return step
+
+    def release(self, seq: Sequence) -> None:
+        """Give its blocks back. Steps in flight may still write to them: whoever gets the blocks
+        writes later, in the order of the device."""
+        self._cache.release(seq)
+        seq.num_in_flight = seq.num_pending = 0
+        seq.draft_token_ids = []
+
+    def _schedule_decodes(self, step: StepPlan) -> list[Sequence]:
+        """Serve the sequences that lack one token, by precedence, and their drafts as far as there
+        is room beside all of them; half of that is left to prompts, if there are any. Those that
+        lack more are returned."""
+        decodes, prompts = [], []
+        for seq in self._running.active:
+            missing = seq.num_missing
+            if missing > 1:
+                prompts.append(seq)
+            elif missing == 1 and self._goes_on(seq):
+                decodes.append(seq)
+        room = max(0, step.budget - len(decodes))
+        if len(decodes) > step.budget:
+            decodes.sort(key=self._place)
+        if self._waiting or prompts:
+            room //= 2
+        for seq in decodes:
+            if step.budget == 0:
+                break
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # preempted meanwhile
+            start = seq.num_computed_tokens + seq.num_in_flight
+            drafts = self._drafts(seq, room)
+            if drafts and self._cache.grow(seq, start + 1 + len(drafts)):
+                step.put(seq, 1, drafts)
+                room -= len(drafts)
+            elif self._make_room(step, seq, start + 1):
+                step.put(seq, 1)
+        return prompts
+
+    def _place(self, seq: Sequence) -> tuple[float, int, float]:
+        return self._share.place(seq.lane, seq.tenant)
+
+    def _goes_on(self, seq: Sequence) -> bool:
+        """Whether what is pending leaves anything to sample, and lets it be sampled now. A prompt
+        to be embedded goes on to its end."""
+        if seq.num_pending and seq.waits_for_pending(self._penalties_ahead):
+            return False
+        return seq.embeds or seq.num_output_tokens + seq.num_pending < seq.sampling.max_tokens
+
+    def _drafts(self, seq: Sequence, room: int) -> list[int]:
+        """The drafts worth verifying: the last token of all is never one."""
+        if seq.num_pending or seq.embeds:
+            return []
+        left = seq.sampling.max_tokens - seq.num_output_tokens - 1
+        return seq.draft_token_ids[: min(room, left)]
+
+    def _schedule_prompts(self, step: StepPlan, prompts: list[Sequence]) -> None:
+        """Serve the running sequences that lack more and start those that wait, in their turn: who
+        runs already goes before those that wait with the same counters."""
+        if len(prompts) > 1:
+            prompts.sort(key=self._place)
+        intake = _Intake()
+        for index, seq in enumerate(prompts):
+            if self._waiting:
+                self._admit(step, intake, self._place(seq))
+            if step.budget == 0:
+                return
+            if seq.status is not SequenceStatus.RUNNING:
+                continue
+            num_new_tokens = self._part(step, seq, prompts[index + 1 :])
+            end = seq.num_computed_tokens + seq.num_in_flight + num_new_tokens
+            if num_new_tokens and self._make_room(step, seq, end):
+                self._put_chunk(step, seq, num_new_tokens)
+                intake.num_needed = None
+        self._admit(step, intake, None)
+
+    def _put_chunk(self, step: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
+        step.put(seq, num_new_tokens)
+        charged = min(step.scheduled[seq.order].end, seq.num_prompt_tokens)
+        if charged > seq.num_charged_tokens:
+            tokens = INPUT_COST * (charged - seq.num_charged_tokens)
+            self._share.charge(seq.lane, seq.tenant, seq.weight, tokens)
+            seq.num_charged_tokens = charged
+
+    def _part(self, step: StepPlan, seq: Sequence, behind: list[Sequence]) -> int:
+        """Tokens of the budget for a prompt: all it can use of what is its lane's, but one that
+        will not be through leaves a part to a shorter one behind it."""
+        missing = seq.num_missing
+        room = self._room(step, seq.lane)
+        if missing <= room:
+            return missing
+        if not self._shorter_behind(missing, behind):
+            return room
+        return room - room // LEAVE_SHARE
+
+    def _room(self, step: StepPlan, lane: Lane) -> int:
+        most = self._lanes.max_tokens(lane)
+        if most is None:
+            return step.budget
+        return max(0, min(step.budget, most - step.num_tokens_of(lane)))
+
+    def _shorter_behind(self, missing: int, behind: list[Sequence]) -> bool:
+        if any(1 < other.num_missing < missing for other in behind):
+            return True
+        if len(self._running) >= self._max_num_seqs:
+            return False
+        return self._waiting.any_shorter(missing, LOOK_BEHIND)
+
+    def _top_up(self, step: StepPlan) -> None:
+        """Give what nobody took back to the prompts, without preempting for it."""
+        for entry in list(step.scheduled.values()):
+            if step.budget == 0:
+                return
+            if not entry.answers:
+                seq = entry.seq
+                more = self._room(step, seq.lane)
+                num_new_tokens = min(seq.num_missing, entry.num_new_tokens + more)
+                if self._cache.grow(seq, entry.start + num_new_tokens):
+                    step.remove(seq)
+                    self._put_chunk(step, seq, num_new_tokens)
+
+    def _pressed(self, step: StepPlan) -> dict[Lane, int]:
+        """Tokens that the step computes of prompts, of lanes that have more of them."""
+        tokens: Counter[Lane] = Counter()
+        pressed = {lane for lane, waiting in self._waiting.num_tokens.items() if waiting}
+        for entry in step.scheduled.values():
+            if not entry.decodes:
+                tokens[entry.seq.lane] += entry.num_new_tokens
+                if not entry.answers:
+                    pressed.add(entry.seq.lane)
+        return {lane: tokens[lane] for lane in pressed}
+
+    def _make_room(self, step: StepPlan, seq: Sequence, num_tokens: int) -> bool:
+        """Let the table of a running sequence cover `num_tokens`, at the cost of others. False when
+        nobody gives way to it: it keeps its blocks and sits this step out."""
+        while not self._cache.grow(seq, num_tokens):
+            victim = self._running.victim_of(seq)
+            if victim is None:
+                return False
+            self._preempt(step, victim)
+        return True
+
+    def _preempt(self, step: StepPlan, victim: Sequence) -> None:
+        may_wait = victim not in self._running.halted
+        self._running.remove(victim)
+        self.release(victim)
+        victim.status = SequenceStatus.WAITING
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        if may_wait:
+            self._waiting.add(victim)
+        step.take_back(victim)
+
+    def _admit(
+        self, step: StepPlan, intake: _Intake, until: tuple[float, int, float] | None
+    ) -> None:
+        """Start waiting sequences, strictly in their turn and before the place `until`, while all
+        known tokens of the next fit beside what the running ones still need. Admitted on less, it
+        would soon be preempted. Whom somebody was preempted for is the last."""
+        while step.budget > 0 and not step.preempted and not intake.is_over:
+            seq = self._waiting.first(beside=intake.beside)
+            if seq is None:
+                intake.is_over = True
+            elif until is not None and self._place(seq) >= until:
+                return
+            elif (
+                self._running.num_active[seq.lane] >= self._lanes.max_num_seqs[seq.lane]
+                or self._room(step, seq.lane) == 0
+            ):
+                intake.beside.add(seq.lane)
+            else:
+                self._try_to_start(step, intake, seq)
+
+    def _try_to_start(self, step: StepPlan, intake: _Intake, seq: Sequence) -> None:
+        """Start the next one, or find that it, and so whoever is behind it, has to wait; where it
+        is its lane's headroom that is in the way, only its lane has to."""
+        if intake.num_needed is None:
+            intake.num_needed = sum(map(self._num_needed, self._running.active))
+        victims = self._running.victims_of(seq.lane)
+        if intake.has_started:  # nobody gives way in the step in which it started
+            victims = self._running.halted[::-1]
+        spare = self._cache.num_available - intake.num_needed
+        is_full = len(self._running) >= self._max_num_seqs
+        if (spare <= 0 and not victims) or (is_full and not self._running.halted):
+            intake.is_over = True
+            return
+        table = self._cache.match(seq)
+        short = self._num_wanted(seq, table) - spare
+        if not self._claim(step, victims, table, short + self._lanes.headroom(seq.lane)):
+            if short > 0:
+                intake.is_over = True
+            else:
+                intake.beside.add(seq.lane)
+            return
+        if step.preempted:
+            table = self._cache.match(seq)
+        self._start(seq, table)
+        num_new_tokens = self._part(step, seq, [])
+        grown = self._cache.grow(seq, seq.num_computed_tokens + num_new_tokens)
+        assert grown, "a chunk needs no more blocks than the whole"
+        self._put_chunk(step, seq, num_new_tokens)
+        intake.num_needed += self._num_needed(seq)
+        intake.has_started = True
+
+    def _claim(
+        self, step: StepPlan, victims: list[Sequence], table: list[int], num_blocks: int
+    ) -> bool:
+        """Preempt as few as will do to find so many blocks beside those of `table`, and a place
+        among the running. False, and nobody is, when all of them are not enough."""
+        taken, held, matched = 0, Counter[int](), set(table)
+        while num_blocks > 0 and taken < len(victims):
+            victim = victims[taken]
+            num_blocks -= self._cache.num_released(victim, held, matched)
+            if victim not in self._running.halted:
+                num_blocks -= self._num_needed(victim)
+            taken += 1
+        if num_blocks > 0:
+            return False
+        if len(self._running) >= self._max_num_seqs:
+            taken = max(taken, 1)
+        for victim in victims[:taken]:
+            self._preempt(step, victim)
+        return True
+
+    def _num_wanted(self, seq: Sequence, table: list[int]) -> int:
+        """Blocks that a waiting sequence has yet to get, on a matched table."""
+        total = min(self._cache.num_blocks_for(seq.num_tokens), self._max_blocks_per_seq)
+        num_held = len(table) - table.count(FREED)
+        return total - num_held + self._cache.num_idle(table)
+
+    def _num_needed(self, seq: Sequence) -> int:
+        """Blocks a running sequence has yet to get: for its known tokens, and at least one."""
+        total = min(self._cache.num_blocks_for(seq.num_tokens), self._max_blocks_per_seq)
+        return max(1, total - seq.num_held_blocks)
+
+    def _start(self, seq: Sequence, table: list[int]) -> None:
+        """Move a waiting sequence to the running ones, on a matched table."""
+        self._waiting.remove(seq)
+        self._running.add(seq)
+        seq.status = SequenceStatus.RUNNING
+        self._cache.adopt(seq, table)
+        seq.num_charged_tokens = max(seq.num_charged_tokens, seq.num_computed_tokens)
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = seq.num_computed_tokens
+            self._on_start(seq)

@@ -1,0 +1,138 @@
+"""Who waits to be started: a queue for each tenant in each lane, and who has waited for too long.
+
+Above: `scheduler.py`; `fake.py`. Below: `fairness.py`, which says whose queue is next. Knows
+neither blocks nor steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+from engine.fairness import LANE_WEIGHTS, FairShare
+from engine.protocol import Lane
+
+_SLACK = 64
+"""Deadlines of what does not wait any more, beside as many as there are of what does."""
+
+
+class Waiter(Protocol):
+    """Nothing of it changes while it waits."""
+
+    @property
+    def lane(self) -> Lane: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Smaller came earlier; no two have the same."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+def _order(waiter: Waiter) -> tuple[int, int]:
+    return waiter.order
+
+
+class WaitingRoom(Generic[W]):
+    """Who is added has been entered in `share` before. Each tenant's are kept in order of arrival:
+    what was preempted waits before what came later."""
+
+    def __init__(self, share: FairShare) -> None:
+        self._share = share
+        self._queues: dict[Lane, dict[str, list[W]]] = {lane: {} for lane in LANE_WEIGHTS}
+        self._num_waiting = 0
+        self.num_tokens: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[W]:
+        """Lane by lane, from the highest; in a lane tenant by tenant."""
+        return (
+            waiter
+            for queues in self._queues.values()
+            for queue in queues.values()
+            for waiter in queue
+        )
+
+    def add(self, waiter: W) -> None:
+        queue = self._queues[waiter.lane].setdefault(waiter.tenant, [])
+        insort(queue, waiter, key=_order)
+        self._share.wait(waiter.lane, waiter.tenant)
+        self._num_waiting += 1
+        self.num_tokens[waiter.lane] += waiter.num_tokens
+
+    def remove(self, waiter: W) -> bool:
+        """False when it is not here."""
+        queues = self._queues[waiter.lane]
+        queue = queues.get(waiter.tenant, [])
+        at = bisect_left(queue, waiter.order, key=_order)
+        if at == len(queue) or queue[at] is not waiter:
+            return False
+        del queue[at]
+        if not queue:
+            del queues[waiter.tenant]
+        self._share.unwait(waiter.lane, waiter.tenant)
+        self._num_waiting -= 1
+        self.num_tokens[waiter.lane] -= waiter.num_tokens
+        return True
+
+    def first(self, *, beside: Collection[Lane] = ()) -> W | None:
+        """Whose turn it is in any lane but these."""
+        who = self._share.first(beside=beside)
+        return None if who is None else self._queues[who[0]][who[1]][0]
+
+    def any_shorter(self, num_tokens: int, limit: int) -> bool:
+        """Whether one of `limit` that wait has fewer tokens."""
+        return any(waiter.num_tokens < num_tokens for waiter in islice(self, limit))
+
+    def check_integrity(self, expected: Collection[W]) -> None:
+        """AssertionError unless exactly these wait, in order."""
+        here = list(self)
+        assert len(here) == self._num_waiting == len(expected), "waiting ones miscounted"
+        assert set(map(id, here)) == set(map(id, expected)), "others wait than should"
+        for lane, queues in self._queues.items():
+            assert self._share.is_waiting(lane) == bool(queues), f"lane {lane}: who waits?"
+            for tenant, queue in queues.items():
+                assert queue == sorted(queue, key=_order), "a queue is out of order"
+                assert all((w.lane, w.tenant) == (lane, tenant) for w in queue), "wrong queue"
+            total = sum(waiter.num_tokens for queue in queues.values() for waiter in queue)
+            assert self.num_tokens[lane] == total, f"lane {lane}: tokens miscounted"
+
+
+class Deadlines:
+    """Of requests by their ids; whether one still counts is asked when it has passed."""
+
+    def __init__(self, counts: Callable[[str, float], bool]) -> None:
+        """counts: whether a request waits still, with this very deadline."""
+        self._counts = counts
+        self._heap: list[tuple[float, str]] = []
+
+    def add(self, deadline_s: float, request_id: str, num_waiting: int) -> None:
+        """num_waiting: how many requests wait at all; more than twice that is not kept."""
+        heappush(self._heap, (deadline_s, request_id))
+        if len(self._heap) > 2 * num_waiting + _SLACK:
+            self._heap = [entry for entry in self._heap if self._counts(entry[1], entry[0])]
+            heapify(self._heap)
+
+    def passed(self, now_s: float) -> list[str]:
+        """Those that wait still and whose deadline is over; they are not told again."""
+        ids = []
+        while self._heap and self._heap[0][0] <= now_s:
+            deadline_s, request_id = heappop(self._heap)
+            if self._counts(request_id, deadline_s):
+                ids.append(request_id)
+        return ids
+
+    def __len__(self) -> int:
+        return len(self._heap)
