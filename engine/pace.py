@@ -1,7 +1,7 @@
 """How many prompt tokens a step may carry, as a time and not as a count.
 
-Above: `scheduler.py` asks before it fills a step; `core.py` reports how long the step took. Below:
-nothing. Knows neither tokens nor devices: it learns what a step costs from the steps.
+Above: `planner.py` asks before it fills a step; `stepping.py` reports how long the step took.
+Below: nothing. Knows neither tokens nor devices: it learns what a step costs from the steps.
 
 A decode waits for the whole step, prompt chunks included. A chunk may therefore take what is left
 of the target for the inter-token latency after the decodes' own time:
@@ -12,6 +12,11 @@ Both terms are running averages: the decode time of steps without prompts, by ho
 they decoded, and the rest of a mixed step per prompt token. Should the first be stale, the second
 takes up the error, and the fixed point is still a step of exactly the target: with a decode time
 of d and p a token, the rule leads to tokens = (target - d) / p whatever it believed of d.
+
+A long prompt is there for hundreds of steps, so it is held to more than the target: beside decodes
+it takes no longer than LONG_SHARE of what they take, that nobody's tokens come half as late again
+because of it. What decodes take is then not a matter of belief: now and then a step goes without
+long prompts, to measure it. MIN_CHUNK is the exception: where so many tokens take longer, they do.
 """
 
 from __future__ import annotations
@@ -24,6 +29,15 @@ MIN_OBSERVED = 16
 """Steps with fewer prompt tokens say nothing about the time of one."""
 FIRST_CHUNK = 64
 """Beside decodes, before any step with a prompt was seen."""
+LONG_PROMPT = 4096
+"""Tokens; what is shorter is over in a few steps."""
+LONG_SHARE = 0.4
+"""Of the decodes' time: what long prompts may add to it. Half would be the limit; the rest is for
+what a step takes more or less than the one before."""
+MEASURE_EVERY = 32
+"""Mixed steps between two attempts to see a step of decodes alone."""
+MEASURE_TRIES = 2
+"""Steps in a row that long prompts sit out for it; there may be short ones in them."""
 
 
 class Pace:
@@ -36,6 +50,10 @@ class Pace:
         self._decode_s: dict[int, float] = {}
         """Seconds of a step without prompts, by the bit length of its number of decodes."""
         self._prompt_token_s: float | None = None
+        self._long_token_s: float | None = None
+        """The same, where the decodes' time is known and not believed."""
+        self._num_mixed: dict[int, int] = {}
+        """Steps with prompts since the last one without, by the same."""
 
     def prompt_tokens(self, num_decodes: int, budget: int) -> int:
         """How many of `budget` tokens a step beside `num_decodes` decodes should spend on prompts;
@@ -47,15 +65,41 @@ class Pace:
         left_s = self.target_s - self._decode_time_s(num_decodes)
         return min(max(int(left_s / self._prompt_token_s), MIN_CHUNK), budget)
 
+    def long_prompt_tokens(self, num_decodes: int, budget: int) -> int:
+        """The same for prompts of more than LONG_PROMPT tokens, all of them together; 0 now and
+        then."""
+        most = self.prompt_tokens(num_decodes, budget)
+        if self.target_s is None or num_decodes == 0:
+            return most
+        bucket = num_decodes.bit_length()
+        num_mixed, decode_s = self._num_mixed.get(bucket, 0), self._decode_s.get(bucket)
+        is_due = decode_s is None or num_mixed >= MEASURE_EVERY
+        if is_due and num_mixed % MEASURE_EVERY < MEASURE_TRIES:
+            return 0
+        if decode_s is None or self._long_token_s is None:
+            return min(MIN_CHUNK, most)
+        return min(max(int(LONG_SHARE * decode_s / self._long_token_s), MIN_CHUNK), most)
+
+    def overlook(self, num_decodes: int) -> None:
+        """There was a step whose time says nothing."""
+        bucket = num_decodes.bit_length()
+        self._num_mixed[bucket] = self._num_mixed.get(bucket, 0) + 1
+
     def observe(self, num_decodes: int, num_prompt_tokens: int, step_s: float) -> None:
         """A step of so many decodes and prompt tokens took `step_s` seconds."""
         if num_prompt_tokens == 0:
             bucket = num_decodes.bit_length()
             self._decode_s[bucket] = _mixed(self._decode_s.get(bucket), step_s)
-        elif num_prompt_tokens >= MIN_OBSERVED:
+            self._num_mixed[bucket] = 0
+            return
+        self.overlook(num_decodes)
+        if num_prompt_tokens >= MIN_OBSERVED:
             # At least half the step is the prompt's: a stale decode time must not make it free.
-            rest_s = max(step_s - self._decode_time_s(num_decodes), step_s / 2)
+            decode_s = self._decode_time_s(num_decodes)
+            rest_s = max(step_s - decode_s, step_s / 2)
             self._prompt_token_s = _mixed(self._prompt_token_s, rest_s / num_prompt_tokens)
+            rest_s = max(step_s - decode_s, step_s / 10)
+            self._long_token_s = _mixed(self._long_token_s, rest_s / num_prompt_tokens)
 
     def _decode_time_s(self, num_decodes: int) -> float:
         """Of the nearest smaller number of decodes that was seen; 0 when there is none."""

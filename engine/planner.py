@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from engine.fairness import INPUT_COST, FairShare
 from engine.lanes import Lanes
-from engine.pace import Pace
+from engine.pace import LONG_PROMPT, Pace
 from engine.prefix_cache import PrefixCache
 from engine.protocol import Lane
 from engine.running import Running
@@ -78,7 +78,9 @@ class Planner:
         step = StepPlan(self._max_num_batched_tokens)
         prompts = self._schedule_decodes(step)
         has_prompts = bool(prompts or self._waiting)
-        step.budget = self._pace.prompt_tokens(len(step.scheduled), step.budget)
+        num_decodes = len(step.scheduled)
+        step.long_budget = self._pace.long_prompt_tokens(num_decodes, step.budget)
+        step.budget = self._pace.prompt_tokens(num_decodes, step.budget)
         self._schedule_prompts(step, prompts)
         if not step.preempted:
             self._top_up(step)
@@ -162,6 +164,8 @@ class Planner:
 
     def _put_chunk(self, step: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
         step.put(seq, num_new_tokens)
+        if _is_long(seq):
+            step.long_budget -= num_new_tokens
         charged = min(step.scheduled[seq.order].end, seq.num_prompt_tokens)
         if charged > seq.num_charged_tokens:
             tokens = INPUT_COST * (charged - seq.num_charged_tokens)
@@ -173,6 +177,8 @@ class Planner:
         will not be through leaves a part to a shorter one behind it."""
         missing = seq.num_missing
         room = self._room(step, seq.lane)
+        if _is_long(seq):
+            room = max(0, min(room, step.long_budget))
         if missing <= room:
             return missing
         if not self._shorter_behind(missing, behind):
@@ -200,9 +206,12 @@ class Planner:
             if not entry.answers:
                 seq = entry.seq
                 more = self._room(step, seq.lane)
+                if _is_long(seq):
+                    more = max(0, min(more, step.long_budget))
                 num_new_tokens = min(seq.num_missing, entry.num_new_tokens + more)
                 if self._cache.grow(seq, entry.start + num_new_tokens):
                     step.remove(seq)
+                    step.long_budget += entry.num_new_tokens * _is_long(seq)
                     self._put_chunk(step, seq, num_new_tokens)
 
     def _pressed(self, step: StepPlan) -> dict[Lane, int]:
@@ -281,7 +290,7 @@ class Planner:
         if step.preempted:
             table = self._cache.match(seq)
         self._start(seq, table)
-        num_new_tokens = self._part(step, seq, [])
+        num_new_tokens = max(1, self._part(step, seq, []))
         grown = self._cache.grow(seq, seq.num_computed_tokens + num_new_tokens)
         assert grown, "a chunk needs no more blocks than the whole"
         self._put_chunk(step, seq, num_new_tokens)
@@ -329,3 +338,8 @@ class Planner:
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
             self._on_start(seq)
+
+
+def _is_long(seq: Sequence) -> bool:
+    """Once it runs that does not change."""
+    return seq.num_prompt_tokens - (seq.num_cached_tokens or 0) > LONG_PROMPT

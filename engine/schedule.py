@@ -86,6 +86,8 @@ class StepPlan:
         self.num_tokens = 0
         self.scheduled: dict[tuple[int, int], ScheduledSequence] = {}
         self.preempted: list[Sequence] = []
+        self.long_budget = budget
+        """Of `budget`, for long prompts."""
         self.pressed: dict[Lane, int] = {}
         """Becomes `SchedulerOutput.prompt_tokens`."""
 

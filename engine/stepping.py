@@ -148,6 +148,8 @@ class Stepper:
         decodes, num_prompt_tokens = parts.decodes, parts.num_prompt_tokens
         if step.is_usual and parts.num_verified == 0:
             self._scheduler.pace.observe(len(decodes), num_prompt_tokens, step_s)
+        else:
+            self._scheduler.pace.overlook(len(decodes))
         if self._guesser is not None:
             tells = step.is_usual and num_prompt_tokens == 0
             self._guesser.learn(decodes, sampled, step_s if tells else None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.pace import FIRST_CHUNK, MIN_CHUNK, Pace
+from tests.engine.scheduling import Clock, make, request
 
 BUDGET = 8192
 
@@ -69,3 +72,90 @@ def test_a_slower_machine_is_noticed() -> None:
     for _ in range(10):
         pace.observe(0, 512, 1.0)
     assert pace.prompt_tokens(8, BUDGET) < fast / 5
+
+
+# A long prompt beside others' decodes, on virtual time
+
+
+def intervals(pace: Pace, prompt: int, *, base: float, each: float, token: float) -> list[float]:
+    """Seconds between two tokens of those that decode, from the step on in which another tenant's
+    prompt arrives until it is computed (and for 600 steps without one). A token of the prompt takes
+    the longer the more come before it."""
+    clock, rng = Clock(), random.Random(3)
+    scheduler = make(
+        2000, block_size=64, max_num_batched_tokens=2048, max_model_len=120_000,
+        clock=clock, pace=pace,
+    )  # fmt: skip
+    for number in range(6):
+        turn = {"tenant": f"t{number}"}
+        scheduler.add(request(f"d{number}", 5, max_tokens=100_000, turn=turn))
+    found, last_s, is_done = [], 0.0, False
+    for number in range(100_000):
+        if number == 100 and prompt:
+            scheduler.add(request("long", prompt, max_tokens=1, turn={"tenant": "long"}))
+        output = scheduler.schedule()
+        chunks = [entry for entry in output.scheduled if not entry.decodes]
+        num_decodes = len(output.scheduled) - len(chunks)
+        num_prompt_tokens = output.num_tokens - num_decodes
+        step_s = base + each * num_decodes
+        step_s += sum(token * e.num_new_tokens * (1 + e.start / 50_000) for e in chunks)
+        step_s *= rng.uniform(0.97, 1.03)
+        clock.now += step_s
+        pace.observe(num_decodes, num_prompt_tokens, step_s)
+        answers = scheduler.update(
+            output, {s.key: [(1, None)] for s in output.scheduled if s.samples}
+        )
+        if number > 100:
+            found.append(clock.now - last_s)
+        last_s = clock.now
+        is_done = is_done or any(o.request_id == "long" and o.finished for o in answers)
+        if is_done or (not prompt and number == 700):
+            return found
+    raise AssertionError("the prompt was never computed")
+
+
+def p99(seconds: list[float]) -> float:
+    return sorted(seconds)[int(0.99 * len(seconds))]
+
+
+@pytest.mark.parametrize(
+    ("base", "each", "token"), [(0.01, 0.0002, 2e-5), (0.03, 0.001, 1e-4), (0.1, 0.0, 4e-4)]
+)
+def test_a_prompt_of_100k_tokens_delays_nobody_by_half(
+    base: float, each: float, token: float
+) -> None:
+    costs = {"base": base, "each": each, "token": token}
+    alone = p99(intervals(Pace(0.2), 0, **costs))
+    beside = intervals(Pace(0.2), 100_000, **costs)
+    assert p99(beside) <= 1.5 * alone
+    # What is left to it is used: at a fifth of the decodes' time at least, on average.
+    assert sum(beside) / len(beside) >= 1.2 * base
+
+
+def test_with_the_target_alone_it_would() -> None:
+    costs = {"base": 0.01, "each": 0.0002, "token": 2e-5}
+    pace = Pace(0.2)
+    pace.long_prompt_tokens = pace.prompt_tokens  # type: ignore[method-assign]
+    assert p99(intervals(pace, 100_000, **costs)) > 3 * p99(intervals(Pace(0.2), 0, **costs))
+
+
+def test_a_long_prompt_gets_on_whatever_is_known() -> None:
+    """Its steps are never of a kind that tells anything, or short prompts are in all of them."""
+    pace = Pace(0.05)
+    chunks = []
+    for _ in range(200):
+        chunks.append(pace.long_prompt_tokens(3, BUDGET))
+        pace.overlook(3)
+    assert chunks.count(0) < 20 and set(chunks) == {0, MIN_CHUNK}
+    pace.observe(3, 0, 1.0)
+    pace.observe(3, 512, 3.0)
+    chunks = []
+    for _ in range(200):
+        chunks.append(pace.long_prompt_tokens(3, BUDGET))
+        pace.observe(3, 512, 3.0)
+    assert chunks.count(0) < 20 and min(set(chunks) - {0}) >= MIN_CHUNK
+
+
+def test_long_prompts_have_no_limit_without_decodes_or_a_target() -> None:
+    assert Pace(0.05).long_prompt_tokens(0, BUDGET) == BUDGET
+    assert Pace(None).long_prompt_tokens(5, BUDGET) == BUDGET
