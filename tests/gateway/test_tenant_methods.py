@@ -71,6 +71,7 @@ SYSTEM = {
     "auth.revocations.Announcement.revoke": "of what its caller has found in its org",
     "auth.revocations.Denylist.denies": "of the token that is shown",
     "auth.signing_keys.KeyRing.verifier": "signing keys are of the whole installation",
+    "auth.signing_keys.KeyRing.withdraw": "signing keys are of the whole installation",
     "settlement.Settlement.orphaned": "bills what engines counted, whosever it was",
     "settlement.Settlement.recovered": "bills what a spool holds, whosever it was",
 }
