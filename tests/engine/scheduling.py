@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.block_pool import BlockPool
 from engine.prefix_cache import PrefixCache
-from engine.protocol import EngineOutput, EngineRequest, SamplingParams
+from engine.protocol import EngineOutput, EngineRequest, Lane, SamplingParams
 from engine.schedule import SchedulerOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -67,6 +67,21 @@ def request(
         cache_salt=salt,
         **(turn or {}),
     )
+
+
+def add(
+    scheduler: Scheduler,
+    name: str,
+    prompt: int,
+    lane: Lane = "interactive",
+    tenant: str = "",
+    *,
+    weight: float = 1.0,
+    deadline_s: float | None = None,
+    **sampling: Any,
+) -> None:
+    turn = {"lane": lane, "tenant": tenant, "weight": weight, "deadline_s": deadline_s}
+    scheduler.add(request(name, prompt, turn=turn, **sampling))
 
 
 def embedding(

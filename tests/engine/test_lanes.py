@@ -1,8 +1,8 @@
-"""Lanes and tenants in the scheduler: whose turn it is, what each lane may have, who gives way, and
-what a pause and a deadline do."""
+"""Lanes and tenants in the scheduler: whose turn it is, what each lane may have, who gives way."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -13,25 +13,19 @@ from engine.lanes import LaneLimits
 from engine.protocol import Lane, LaneStatus
 from engine.scheduler import Scheduler
 from engine.sequence import SequenceStatus
-from engine.waiting import Deadlines
-from tests.engine.scheduling import Clock, drain, execute, make, plan, request, sequence_of, step
+from tests.engine.scheduling import (
+    Clock,
+    add,
+    drain,
+    execute,
+    make,
+    plan,
+    request,
+    sequence_of,
+    step,
+)
 
 LANES: tuple[Lane, ...] = tuple(LANE_WEIGHTS)
-
-
-def add(
-    scheduler: Scheduler,
-    name: str,
-    prompt: int,
-    lane: Lane = "interactive",
-    tenant: str = "",
-    *,
-    weight: float = 1.0,
-    deadline_s: float | None = None,
-    **sampling: Any,
-) -> None:
-    turn = {"lane": lane, "tenant": tenant, "weight": weight, "deadline_s": deadline_s}
-    scheduler.add(request(name, prompt, turn=turn, **sampling))
 
 
 def starts(scheduler: Scheduler) -> list[str]:
@@ -287,6 +281,31 @@ def test_a_flood_of_the_lane_above_does_not_starve_a_lane(lane: Lane) -> None:
     assert number < 60 * 16 / LANE_WEIGHTS[lane]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_no_flood_of_other_tenants_and_lanes_starves_a_tenant(seed: int) -> None:
+    """Others always wait, in all lanes, with more weight, shorter prompts and pauses."""
+    rng = random.Random(seed)
+    tight = {"batch": LaneLimits(max_share=0.25, kv_headroom=0.5)}
+    scheduler = make(16, max_num_batched_tokens=16, max_num_seqs=4, lane_limits=tight)
+    names: list[str] = []
+    for steps in range(20_000):
+        if steps == 200:
+            add(scheduler, "poor", 40, "batch", tenant="poor", weight=0.25, max_tokens=8)
+        while scheduler.num_waiting < 8:
+            names.append(f"f{len(names)}")
+            lane = rng.choice(LANES)
+            add(scheduler, names[-1], rng.randint(1, 20), lane, rng.choice("ab"), max_tokens=4)
+        if rng.random() < 0.2:
+            name = rng.choice(names[-20:])
+            (scheduler.pause if rng.random() < 0.5 else scheduler.resume)(name)
+        if steps % 50 == 0:
+            for name in names[-200:]:
+                scheduler.resume(name)
+        if any(o.request_id == "poor" and o.finished for o in step(scheduler)):
+            return
+    raise AssertionError(f"{len(names)} others were served meanwhile")
+
+
 def test_a_flood_of_batch_does_not_move_who_is_interactive() -> None:
     """Steps to the first token with a thousand batch requests waiting, and with none."""
 
@@ -310,133 +329,6 @@ def test_a_flood_of_batch_does_not_move_who_is_interactive() -> None:
 
     assert steps_to_answer(0) == [1] * 20
     assert max(steps_to_answer(1000)) <= 2
-
-
-# Pauses
-
-
-def test_a_paused_one_takes_no_step_and_keeps_its_blocks() -> None:
-    scheduler = make()
-    add(scheduler, "a", 5)
-    add(scheduler, "b", 5)
-    step(scheduler)
-    scheduler.pause("a")
-    held = sequence_of(scheduler, "a").num_held_blocks
-    for _ in range(3):
-        output = scheduler.schedule()
-        assert [entry[0] for entry in plan(output)] == ["b"]
-        execute(scheduler, output)
-    assert sequence_of(scheduler, "a").num_held_blocks == held > 0
-    assert scheduler.num_running == 2
-    scheduler.resume("a")
-    output = scheduler.schedule()
-    assert plan(output) == [("a", 5, 1), ("b", 8, 1)], "nothing is computed again"
-    execute(scheduler, output)
-    drain(scheduler)
-
-
-def test_a_paused_one_that_waits_is_passed_and_keeps_its_place() -> None:
-    scheduler = make(max_num_seqs=1)
-    for name in ("a", "b", "c"):
-        add(scheduler, name, 5, max_tokens=1)
-    scheduler.pause("a")
-    assert [o.request_id for o in step(scheduler)] == ["b"]
-    scheduler.resume("a")
-    assert [o.request_id for o in drain(scheduler)] == ["a", "c"]
-
-
-def test_with_everything_paused_there_is_nothing_to_do() -> None:
-    scheduler = make()
-    for name in ("a", "b"):
-        add(scheduler, name, 5, n=2)
-        scheduler.pause(name)
-    assert scheduler.has_unfinished() and not scheduler.has_work()
-    assert not scheduler.schedule().scheduled
-    scheduler.resume("b")
-    assert scheduler.has_work()
-    answers = step(scheduler)
-    assert {o.request_id for o in answers} == {"b"}
-    scheduler.abort("a")
-    drain(scheduler)
-
-
-def test_somebody_who_needs_its_blocks_or_its_place_gets_them() -> None:
-    scheduler = make(10, max_model_len=40, max_num_batched_tokens=40, max_num_seqs=2)
-    add(scheduler, "paused", 30, max_tokens=4)
-    step(scheduler)
-    scheduler.pause("paused")
-    add(scheduler, "b", 30, "batch", max_tokens=4)
-    output = scheduler.schedule()
-    assert [s.request_id for s in output.preempted] == ["paused"], "even to a lane below"
-    execute(scheduler, output)
-    drained = []
-    while scheduler.has_work():
-        drained += step(scheduler)
-    assert {o.request_id for o in drained} == {"b"}
-    scheduler.resume("paused")
-    assert sum(len(o.token_ids) for o in drain(scheduler)) == 3, "one was said before"
-
-
-def test_choices_of_a_paused_request_wait_for_its_end() -> None:
-    scheduler = make(max_steps_in_flight=2)
-    add(scheduler, "a", 9, n=3, max_tokens=2)
-    output = scheduler.schedule()
-    scheduler.pause("a")
-    execute(scheduler, output)  # its first token comes all the same
-    assert not scheduler.has_work() and not scheduler.schedule().scheduled
-    scheduler.resume("a")
-    assert len([o for o in drain(scheduler) if o.finish_reason]) == 3
-
-
-def test_pausing_what_is_unknown_or_ended_changes_nothing() -> None:
-    scheduler = make()
-    scheduler.pause("a")
-    scheduler.resume("a")
-    add(scheduler, "a", 5)
-    scheduler.resume("a")
-    drain(scheduler)
-    scheduler.pause("a")
-    scheduler.check_integrity()
-    assert not scheduler.has_unfinished()
-
-
-# Deadlines
-
-
-def test_what_was_not_begun_in_time_goes_and_what_was_runs_on() -> None:
-    clock = Clock()
-    scheduler = make(clock=clock, max_num_seqs=1)
-    add(scheduler, "runs", 4, deadline_s=1.0, max_tokens=30)
-    step(scheduler)
-    add(scheduler, "late", 4, deadline_s=2.0)
-    add(scheduler, "paused", 4, deadline_s=3.0)
-    add(scheduler, "patient", 4, deadline_s=100.0)
-    scheduler.pause("paused")
-    clock.now = 1.9
-    assert scheduler.expire() == []
-    clock.now = 2.0
-    assert scheduler.expire() == ["late"]
-    clock.now = 50.0
-    assert scheduler.expire() == ["paused"]
-    scheduler.check_integrity()
-    assert {o.request_id for o in drain(scheduler)} == {"runs", "patient"}
-
-
-def test_deadlines_of_what_has_ended_are_not_kept() -> None:
-    scheduler = make()
-    for number in range(1000):
-        add(scheduler, f"r{number}", 1, deadline_s=1000.0, max_tokens=1)
-        drain(scheduler)
-    assert len(scheduler._deadlines) < 150
-
-
-def test_an_id_that_is_used_again_has_its_own_deadline() -> None:
-    waits = {("r", 5.0)}
-    deadlines = Deadlines(lambda request_id, deadline_s: (request_id, deadline_s) in waits)
-    deadlines.add(2.0, "r", 1)
-    deadlines.add(5.0, "r", 1)
-    assert deadlines.passed(4.0) == []
-    assert deadlines.passed(5.0) == ["r"] and len(deadlines) == 0
 
 
 # What is told
