@@ -47,6 +47,7 @@ from billing.spool import SpoolError
 from gateway.audit.errors import CredentialInAudit
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
 from gateway.auth.signing_keys import TooSoon
+from gateway.credential_forms import without_credentials
 from gateway.fleet.errors import (
     BadField,
     ContextTooLong,
@@ -161,7 +162,9 @@ def face(
     param: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> Face:
-    body = ErrorBody(message=message, type=kind, param=param, code=code)
+    # Messages name what the caller wrote: by mistake, a credential.
+    told = without_credentials(message)
+    body = ErrorBody(message=told, type=kind, param=param, code=code)
     return Face(status=status, body=body, headers=headers or {})
 
 

@@ -37,6 +37,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.audit.chain import Entry, canonical, digest
 from gateway.audit.errors import CredentialInAudit, SecretInAudit
 from gateway.audit.tables import entries, heads
+from gateway.credential_forms import CREDENTIAL
 from gateway.ids import uuid7
 
 MAX_STATE_BYTES = 256 * 1024
@@ -47,14 +48,6 @@ SECRET_KEY = re.compile(
     r"|authorization|private_key)",
     re.ASCII | re.IGNORECASE,
 )
-CREDENTIAL = re.compile(
-    r"sk-tg-(?:admin-)?[0-9A-Za-z]{43}"
-    r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|\$argon2",
-    re.ASCII,
-)
-"""A key of ours, a JWT, a private key, a password's hash."""
 PROJECT_PREFIX = "proj_"
 
 ActorKind = Literal["user", "service_account", "api_key", "client", "system"]

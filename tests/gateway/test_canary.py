@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
-from joserfc.util import urlsafe_b64decode
 from litestar import Litestar
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -48,66 +47,13 @@ from tests.gateway.auth.browsing import (
     sign_in,
 )
 from tests.gateway.auth.conftest import Clock, Tenant, make_tenant
+from tests.gateway.issued_over_http import issue_over_http
 from tests.gateway.issued_secrets import NO_SECRETS, Witness, drawn_in_source, watch
+from tests.gateway.secret_search import TOKENS, Caller, Search
 
 ACTOR = Actor(kind="system", id="test")
 REFUSED = (400, 401, 429)
-TOKENS = ("access_token", "refresh_token", "id_token")
 KEYS = "/v1/admin/keys"
-
-
-class Search:
-    """All that was issued, and where it may have gone."""
-
-    def __init__(self, witness: Witness) -> None:
-        self.witness = witness
-        self.signed: list[str] = [PASSWORD]
-        """What is no draw: passwords, and tokens that are signed."""
-
-    @property
-    def issued(self) -> list[str]:
-        return list(dict.fromkeys([*self.witness.values, *self.signed]))
-
-    def found_in(self, text: str, *, but: int = 0) -> list[str]:
-        """Those of the first `len(issued) - but` that stand in `text`."""
-        known = self.issued
-        return [s for s in known[: len(known) - but] if any(each in text for each in forms(s))]
-
-
-def forms(secret: str) -> tuple[str, ...]:
-    raw = secret.encode()
-    found = [secret, raw.hex(), base64.b64encode(raw).decode().rstrip("=")]
-    if len(secret) > 300 and "." not in secret:  # a private exponent
-        found.append(urlsafe_b64decode(raw).hex())
-    return tuple(found)
-
-
-class Caller:
-    """Asks, and looks at every answer: nothing that was issued before may stand in it, and what it
-    issues stands there once."""
-
-    def __init__(self, app: Litestar, search: Search) -> None:
-        self.app, self.search = app, search
-
-    async def __call__(
-        self, method: str, path: str, key: str | None = None, **options: Any
-    ) -> httpx.Response:
-        before = self.search.issued
-        headers = {**options.pop("headers", {})}
-        if key is not None:
-            headers["authorization"] = f"Bearer {key}"
-        async with new_browser(self.app) as client:
-            answer: httpx.Response = await client.request(method, path, headers=headers, **options)
-        said = answer.text + str(answer.headers)
-        if answer.headers.get("idempotent-replayed") != "true":
-            told = [s for s in before if any(each in said for each in forms(s))]
-            assert not told, f"{method} {answer.request.url.path} tells a secret again"
-        for drawn in self.search.issued:
-            assert drawn in before or said.count(drawn) <= 1, f"{method} {path} tells it twice"
-        if answer.content and answer.headers["content-type"].startswith("application/json"):
-            body = answer.json()
-            self.search.signed += [body[name] for name in TOKENS if name in body]
-        return answer
 
 
 async def test_no_secret_is_anywhere_but_in_the_answer_that_issued_it(
@@ -121,13 +67,14 @@ async def test_no_secret_is_anywhere_but_in_the_answer_that_issued_it(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     witness = watch(monkeypatch)
-    search = Search(witness)
+    search = Search(witness, PASSWORD)
     async with live_app(tmp_path, postgres_url, redis_url, Clock()) as app:
         call = Caller(app, search)
         acme = await make_tenant(db, "acme")
-        await issue_keys(app, call, db, tmp_path)
+        operator = await issue_keys(app, call, db, tmp_path)
         await issue_to_members(app, db, acme, tmp_path)
         await issue_oauth(app, call, db, acme)
+        await issue_over_http(app, call, operator)
         await use_wrongly(call, search)
         metrics = await call("GET", "/metrics")
         assert metrics.status_code == 200
@@ -152,8 +99,9 @@ async def test_no_secret_is_anywhere_but_in_the_answer_that_issued_it(
     assert searched >= 3, "the spool among them"
 
 
-async def issue_keys(app: Litestar, call: Caller, db: AsyncEngine, home: Path) -> None:
-    """Keys of administration and for inference: made, repeated, rotated, reported."""
+async def issue_keys(app: Litestar, call: Caller, db: AsyncEngine, home: Path) -> str:
+    """Keys of administration and for inference: made, repeated, rotated, reported. Returns an
+    operator's."""
     secret = Secret.load(home / "secret.json").current
     pepper = {"pepper": secret.derive(PEPPER_PURPOSE), "pepper_id": secret.id}
     async with db.begin() as conn:
@@ -188,6 +136,7 @@ async def issue_keys(app: Litestar, call: Caller, db: AsyncEngine, home: Path) -
     # A key in the place of a name: it is refused, or at least not kept.
     pasted = {"name": made.json()["value"], "project_id": project.id}
     assert (await call("POST", KEYS, admin.secret, json=pasted)).status_code == 400
+    return admin.secret
 
 
 async def issue_to_members(app: Litestar, db: AsyncEngine, acme: Tenant, home: Path) -> None:
@@ -328,7 +277,7 @@ async def nothing_in_redis(redis: Redis, search: Search) -> None:
 def test_the_search_finds_what_is_there() -> None:
     witness = Witness()
     witness.drawn["x"] = ["sk-tg-canary"]
-    search = Search(witness)
+    search = Search(witness, PASSWORD)
     raw = b"sk-tg-canary"
     for text in (raw.decode(), raw.hex(), base64.b64encode(raw).decode(), f"<{PASSWORD}>"):
         assert len(search.found_in(f"... {text} ...")) == 1

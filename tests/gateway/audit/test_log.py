@@ -168,6 +168,8 @@ SECRET = "sk-tg-" + "a" * 43
         {"jwt": "eyJhbGciOiJub25l.eyJzdWIiOiJhbGlj.x"},
         {"pem": "-----BEGIN PRIVATE KEY-----"},
         {"crypt": "$argon2id$v=19$m=65536"},
+        {"client": "tg-secret-" + "-_a" * 15},
+        {"link": "https://x.example/invites/accept?token=abc"},
     ],
 )
 async def test_a_secret_is_refused_and_not_repeated(db: AsyncEngine, state: dict[str, Any]) -> None:

@@ -1,0 +1,25 @@
+"""What a credential looks like, where it can be told from other texts.
+
+Above: `audit.log`, which refuses to keep one; `errors`, which does not say one back. Below:
+nothing. Sessions, codes and passwords have no form: no text says that it is one.
+"""
+
+from __future__ import annotations
+
+import re
+
+CREDENTIAL = re.compile(
+    r"sk-tg-(?:admin-)?[0-9A-Za-z]{43}"
+    r"|tg-(?:secret|registration|refresh)-[\w-]{43}"
+    r"|/invites/accept\?token=[\w-]+"
+    r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|\$argon2",
+    re.ASCII,
+)
+"""An API key, what OAuth clients hold, an invite's link, a JWT, a private key, a hash."""
+REDACTED = "[credential]"
+
+
+def without_credentials(text: str) -> str:
+    return CREDENTIAL.sub(REDACTED, text)
