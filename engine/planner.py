@@ -8,10 +8,10 @@ turn it is. Knows no requests and no results. Why it always comes to an end, `sc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from engine.fairness import INPUT_COST, FairShare
-from engine.lanes import Lanes
+from engine.lanes import LaneLimits, Lanes
 from engine.pace import LONG_PROMPT, Pace
 from engine.prefix_cache import PrefixCache
 from engine.protocol import Lane
@@ -41,31 +41,37 @@ class _Intake:
 
 
 class Planner:
-    """Moves sequences between `waiting` and `running`, which others fill and empty."""
+    """Moves sequences between `waiting` and `running`, to and from which the scheduler brings and
+    takes them."""
 
     def __init__(
         self,
         *,
         cache: PrefixCache,
-        share: FairShare,
-        running: Running,
-        waiting: WaitingRoom[Sequence],
-        lanes: Lanes,
         pace: Pace,
+        limits: Mapping[Lane, LaneLimits],
         max_num_batched_tokens: int,
         max_num_seqs: int,
         max_blocks_per_seq: int,
         penalties_ahead: bool,
         on_start: Callable[[Sequence], None],
     ) -> None:
-        """penalties_ahead: a token that is pending can be penalised for being said again. on_start:
-        told of a sequence that was given its first blocks, before any of it is computed."""
+        """limits: of lanes. penalties_ahead: a token that is pending can be penalised for being said
+        again. on_start: told of a sequence that was given its first blocks, before any of it is
+        computed."""
         self.num_preemptions = 0
         self._cache = cache
-        self._share = share
-        self._running = running
-        self._waiting = waiting
-        self._lanes = lanes
+        self.share = FairShare()
+        self.running = Running(self.share)
+        self.waiting: WaitingRoom[Sequence] = WaitingRoom(self.share)
+        self.lanes = Lanes(
+            self.share,
+            limits,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_blocks=cache.pool.num_blocks,
+            max_blocks_per_seq=max_blocks_per_seq,
+        )
         self._pace = pace
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
@@ -77,7 +83,7 @@ class Planner:
         """The next step, its blocks given. Empty when nothing can be computed."""
         step = StepPlan(self._max_num_batched_tokens)
         prompts = self._schedule_decodes(step)
-        has_prompts = bool(prompts or self._waiting)
+        has_prompts = bool(prompts or self.waiting)
         num_decodes = len(step.scheduled)
         step.long_budget = self._pace.long_prompt_tokens(num_decodes, step.budget)
         step.budget = self._pace.prompt_tokens(num_decodes, step.budget)
@@ -100,7 +106,7 @@ class Planner:
         is room beside all of them; half of that is left to prompts, if there are any. Those that
         lack more are returned."""
         decodes, prompts = [], []
-        for seq in self._running.active:
+        for seq in self.running.active:
             missing = seq.num_missing
             if missing > 1:
                 prompts.append(seq)
@@ -109,7 +115,7 @@ class Planner:
         room = max(0, step.budget - len(decodes))
         if len(decodes) > step.budget:
             decodes.sort(key=self._place)
-        if self._waiting or prompts:
+        if self.waiting or prompts:
             room //= 2
         for seq in decodes:
             if step.budget == 0:
@@ -126,7 +132,7 @@ class Planner:
         return prompts
 
     def _place(self, seq: Sequence) -> tuple[float, int, float]:
-        return self._share.place(seq.lane, seq.tenant)
+        return self.share.place(seq.lane, seq.tenant)
 
     def _goes_on(self, seq: Sequence) -> bool:
         """Whether what is pending leaves anything to sample, and lets it be sampled now. A prompt
@@ -149,7 +155,7 @@ class Planner:
             prompts.sort(key=self._place)
         intake = _Intake()
         for index, seq in enumerate(prompts):
-            if self._waiting:
+            if self.waiting:
                 self._admit(step, intake, self._place(seq))
             if step.budget == 0:
                 return
@@ -169,7 +175,7 @@ class Planner:
         charged = min(step.scheduled[seq.order].end, seq.num_prompt_tokens)
         if charged > seq.num_charged_tokens:
             tokens = INPUT_COST * (charged - seq.num_charged_tokens)
-            self._share.charge(seq.lane, seq.tenant, seq.weight, tokens)
+            self.share.charge(seq.lane, seq.tenant, seq.weight, tokens)
             seq.num_charged_tokens = charged
 
     def _part(self, step: StepPlan, seq: Sequence, behind: list[Sequence]) -> int:
@@ -186,7 +192,7 @@ class Planner:
         return room - room // LEAVE_SHARE
 
     def _room(self, step: StepPlan, lane: Lane) -> int:
-        most = self._lanes.max_tokens(lane)
+        most = self.lanes.max_tokens(lane)
         if most is None:
             return step.budget
         return max(0, min(step.budget, most - step.num_tokens_of(lane)))
@@ -194,9 +200,9 @@ class Planner:
     def _shorter_behind(self, missing: int, behind: list[Sequence]) -> bool:
         if any(1 < other.num_missing < missing for other in behind):
             return True
-        if len(self._running) >= self._max_num_seqs:
+        if len(self.running) >= self._max_num_seqs:
             return False
-        return self._waiting.any_shorter(missing, LOOK_BEHIND)
+        return self.waiting.any_shorter(missing, LOOK_BEHIND)
 
     def _top_up(self, step: StepPlan) -> None:
         """Give what nobody took back to the prompts, without preempting for it."""
@@ -217,7 +223,7 @@ class Planner:
     def _pressed(self, step: StepPlan) -> dict[Lane, int]:
         """Tokens that the step computes of prompts, of lanes that have more of them."""
         tokens: Counter[Lane] = Counter()
-        pressed = {lane for lane, waiting in self._waiting.num_tokens.items() if waiting}
+        pressed = {lane for lane, waiting in self.waiting.num_tokens.items() if waiting}
         for entry in step.scheduled.values():
             if not entry.decodes:
                 tokens[entry.seq.lane] += entry.num_new_tokens
@@ -229,21 +235,21 @@ class Planner:
         """Let the table of a running sequence cover `num_tokens`, at the cost of others. False when
         nobody gives way to it: it keeps its blocks and sits this step out."""
         while not self._cache.grow(seq, num_tokens):
-            victim = self._running.victim_of(seq)
+            victim = self.running.victim_of(seq)
             if victim is None:
                 return False
             self._preempt(step, victim)
         return True
 
     def _preempt(self, step: StepPlan, victim: Sequence) -> None:
-        may_wait = victim not in self._running.halted
-        self._running.remove(victim)
+        may_wait = victim not in self.running.halted
+        self.running.remove(victim)
         self.release(victim)
         victim.status = SequenceStatus.WAITING
         victim.num_preemptions += 1
         self.num_preemptions += 1
         if may_wait:
-            self._waiting.add(victim)
+            self.waiting.add(victim)
         step.take_back(victim)
 
     def _admit(
@@ -253,13 +259,13 @@ class Planner:
         known tokens of the next fit beside what the running ones still need. Admitted on less, it
         would soon be preempted. Whom somebody was preempted for is the last."""
         while step.budget > 0 and not step.preempted and not intake.is_over:
-            seq = self._waiting.first(beside=intake.beside)
+            seq = self.waiting.first(beside=intake.beside)
             if seq is None:
                 intake.is_over = True
             elif until is not None and self._place(seq) >= until:
                 return
             elif (
-                self._running.num_active[seq.lane] >= self._lanes.max_num_seqs[seq.lane]
+                self.running.num_active[seq.lane] >= self.lanes.max_num_seqs[seq.lane]
                 or self._room(step, seq.lane) == 0
             ):
                 intake.beside.add(seq.lane)
@@ -270,18 +276,18 @@ class Planner:
         """Start the next one, or find that it, and so whoever is behind it, has to wait; where it
         is its lane's headroom that is in the way, only its lane has to."""
         if intake.num_needed is None:
-            intake.num_needed = sum(map(self._num_needed, self._running.active))
-        victims = self._running.victims_of(seq.lane)
+            intake.num_needed = sum(map(self._num_needed, self.running.active))
+        victims = self.running.victims_of(seq.lane)
         if intake.has_started:  # nobody gives way in the step in which it started
-            victims = self._running.halted[::-1]
+            victims = self.running.halted[::-1]
         spare = self._cache.num_available - intake.num_needed
-        is_full = len(self._running) >= self._max_num_seqs
-        if (spare <= 0 and not victims) or (is_full and not self._running.halted):
+        is_full = len(self.running) >= self._max_num_seqs
+        if (spare <= 0 and not victims) or (is_full and not self.running.halted):
             intake.is_over = True
             return
         table = self._cache.match(seq)
         short = self._num_wanted(seq, table) - spare
-        if not self._claim(step, victims, table, short + self._lanes.headroom(seq.lane)):
+        if not self._claim(step, victims, table, short + self.lanes.headroom(seq.lane)):
             if short > 0:
                 intake.is_over = True
             else:
@@ -306,12 +312,12 @@ class Planner:
         while num_blocks > 0 and taken < len(victims):
             victim = victims[taken]
             num_blocks -= self._cache.num_released(victim, held, matched)
-            if victim not in self._running.halted:
+            if victim not in self.running.halted:
                 num_blocks -= self._num_needed(victim)
             taken += 1
         if num_blocks > 0:
             return False
-        if len(self._running) >= self._max_num_seqs:
+        if len(self.running) >= self._max_num_seqs:
             taken = max(taken, 1)
         for victim in victims[:taken]:
             self._preempt(step, victim)
@@ -330,8 +336,8 @@ class Planner:
 
     def _start(self, seq: Sequence, table: list[int]) -> None:
         """Move a waiting sequence to the running ones, on a matched table."""
-        self._waiting.remove(seq)
-        self._running.add(seq)
+        self.waiting.remove(seq)
+        self.running.add(seq)
         seq.status = SequenceStatus.RUNNING
         self._cache.adopt(seq, table)
         seq.num_charged_tokens = max(seq.num_charged_tokens, seq.num_computed_tokens)

@@ -41,13 +41,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from engine.config import Pooling
 from engine.errors import EngineOverloaded, InvalidRequest
-from engine.fairness import LANE_WEIGHTS, OUTPUT_COST, FairShare
-from engine.lanes import LaneLimits, Lanes
+from engine.fairness import LANE_WEIGHTS, OUTPUT_COST
+from engine.lanes import LaneLimits
 from engine.pace import Pace
 from engine.planner import Planner
 from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
 from engine.protocol import EngineOutput, EngineRequest, FinishReason, Lane, LaneStatus
-from engine.running import Running
 from engine.schedule import NOTHING_EMBEDDED, Embedded, Sampled, SchedulerOutput
 from engine.sequence import (
     Constraint,
@@ -58,7 +57,7 @@ from engine.sequence import (
     sequences_of,
 )
 from engine.validation import check_request
-from engine.waiting import Deadlines, WaitingRoom
+from engine.waiting import Deadlines
 
 
 class Scheduler:
@@ -121,32 +120,20 @@ class Scheduler:
         self._requests: dict[str, RequestState] = {}
         self._deadlines = Deadlines(self._waits_until)
         self._updated_s = 0.0
-        self._share = FairShare()
-        self._running = Running(self._share)
-        self._waiting: WaitingRoom[Sequence] = WaitingRoom(self._share)
-        """A choice that waits for its request's choice 0 is in neither, as what is paused and holds
-        no blocks."""
-        self._lanes = Lanes(
-            self._share,
-            lane_limits or {},
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            num_blocks=num_blocks,
-            max_blocks_per_seq=self.max_blocks_per_seq,
-        )
         self._planner = Planner(
             cache=cache,
-            share=self._share,
-            running=self._running,
-            waiting=self._waiting,
-            lanes=self._lanes,
             pace=self.pace,
+            limits=lane_limits or {},
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             max_blocks_per_seq=self.max_blocks_per_seq,
             penalties_ahead=penalties_ahead,
             on_start=self._started,
         )
+        self._share, self._lanes = self._planner.share, self._planner.lanes
+        self._running, self._waiting = self._planner.running, self._planner.waiting
+        """A choice that waits for its request's choice 0 is in neither, as what is paused and holds
+        no blocks."""
 
     # What goes in
 
