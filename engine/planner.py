@@ -56,9 +56,9 @@ class Planner:
         penalties_ahead: bool,
         on_start: Callable[[Sequence], None],
     ) -> None:
-        """limits: of lanes. penalties_ahead: a token that is pending can be penalised for being said
-        again. on_start: told of a sequence that was given its first blocks, before any of it is
-        computed."""
+        """limits: of lanes. penalties_ahead: a token that is pending can be penalised for being
+        said again. on_start: told of a sequence that was given its first blocks, before any of it
+        is computed."""
         self.num_preemptions = 0
         self._cache = cache
         self.share = FairShare()
