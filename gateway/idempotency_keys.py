@@ -7,7 +7,9 @@ A claim is one row of (org, principal, key). Whoever inserts it carries the requ
 later gets his answer, or is told to wait. A claim whose worker died is taken over after
 `CLAIM_TIMEOUT_S`, which is longer than a handler may run. Before that the audit log is asked for
 the dead request's id: its entry stands in the transaction of the change, so an effect that was
-committed is never repeated, even where the answer was lost.
+committed is never repeated, even where the answer was lost. A worker that was only frozen, with its
+clock or beyond its timeout, may wake up after that: its request asks `Claim.check` behind the same
+lock, the head of the org's chain, under which the claim was taken over, and changes nothing more.
 
 Answers hold new keys, so they are sealed: AES-256-GCM under a key derived from the installation's
 secret, bound to the claim. All times are Postgres' own.
@@ -49,6 +51,8 @@ SWEEP_BATCH = 1000
 MAX_ATTEMPTS = 3
 """A row can be swept between two looks at it."""
 NONCE_BYTES = 12
+CLAIM = "idempotency_claim"
+"""Key in a request's state."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             table.c.principal == self.principal,
             table.c.key_digest == self.key_digest,
         )
+
+    async def check(self, conn: AsyncConnection) -> None:
+        """Whether this request may still change something; for `audit.log.Actor.still_may`.
+
+        Raises: RequestInFlight, where another request has taken the claim over."""
+        holder = await conn.scalar(sa.select(table.c.request_id).where(self.where))
+        if holder != self.request_id:
+            raise RequestInFlight
 
     @property
     def bound(self) -> bytes:

@@ -27,7 +27,7 @@ How to call it:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -64,6 +64,8 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
     ip: str | None = None
     request_id: str | None = None
     on_behalf_of: str | None = None
+    still_may: Callable[[AsyncConnection], Awaitable[None]] | None = None
+    """Asked behind the lock of the chain; raises where another request has taken over."""
 
 
 COMMAND_LINE = Actor(kind="system", id="cli")
@@ -84,7 +86,8 @@ async def record(
 ) -> None:
     """Stands when the transaction commits, at the head of the chain.
 
-    Raises: SecretInAudit, ValueError (too large); LookupError (no such org is visible).
+    Raises: SecretInAudit, ValueError (too large); LookupError (no such org is visible); what
+    `actor.still_may` raises.
     """
     assert ACTION_FORM.fullmatch(action), f"{action!r} is no event type"
     before_text, after_text = _state(before), _state(after)
@@ -95,6 +98,8 @@ async def record(
     row = read.one_or_none()
     if row is None:
         raise LookupError(f"no audit log of {org_id!r}")
+    if actor.still_may is not None:
+        await actor.still_may(conn)
     entry = Entry(
         org_id=org_id,
         sequence=row.sequence + 1,

@@ -9,6 +9,7 @@ from litestar.connection import ASGIConnection
 from gateway.audit.log import Actor
 from gateway.auth.policy import PROJECT_OWNER, SCOPES
 from gateway.client_address import client_address
+from gateway.idempotency_keys import CLAIM
 from gateway.networks import Address
 from gateway.principal import Principal
 from gateway.routes.envelope import REQUEST_ID
@@ -50,12 +51,13 @@ def services(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
 
 def actor_of(request: ASGIConnection[Any, Principal, Any, Any]) -> Actor:
     """Who asks, for the audit log: the credential, and whom it acts for."""
-    principal = request.user
-    address = address_of(request)
+    principal, state = request.user, request.scope.get("state", {})
+    address, claim = address_of(request), state.get(CLAIM)
     return Actor(
         kind="api_key" if principal.kind == "key" else "client",
         id=principal.key_id,
         ip=None if address is None else str(address),
-        request_id=request.scope.get("state", {}).get(REQUEST_ID),
+        request_id=state.get(REQUEST_ID),
         on_behalf_of=principal.user_id or principal.service_account_id,
+        still_may=None if claim is None else claim.check,
     )

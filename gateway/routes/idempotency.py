@@ -4,7 +4,7 @@ Above: `app`, which hangs `claim_key` before all handlers and `Idempotent` aroun
 Below: `gateway.idempotency_keys`. Authors of routes have nothing to do: each POST below
 `/v1/organization` and `/v1/admin` honours the header, provided that its change and its audit entry
 stand in one transaction (`audit.log.record` with `actor_of(request)`, which carries the request's
-id).
+id and its claim).
 
 | the key was                                            | answer                               |
 |--------------------------------------------------------|--------------------------------------|
@@ -33,7 +33,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.errors import AnswerLost, unavailable
 from gateway.fleet.errors import BadField
-from gateway.idempotency_keys import HANDLER_TIMEOUT_S, Answer, Claim
+from gateway.idempotency_keys import CLAIM, HANDLER_TIMEOUT_S, Answer, Claim
 from gateway.principal import Principal
 from gateway.routes.access import services
 from gateway.routes.chat import plain_body
@@ -48,8 +48,6 @@ HEADER = "Idempotency-Key"
 REPLAYED = (b"idempotent-replayed", b"true")
 KEY_FORM = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
 PREFIXES = ("/v1/organization/", "/v1/admin/")
-CLAIM = "idempotency_claim"
-"""Key in the request's state."""
 UNANNOUNCED = 503
 """What is kept of a change that was committed and then not announced to all workers. Repeated, it
 is announced, and not made again."""

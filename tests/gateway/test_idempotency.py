@@ -44,18 +44,32 @@ from gateway.tenancy.tables import orgs
 SECRET = "sk-tg-" + "a" * 43
 
 
+freezing: dict[str, tuple[asyncio.Event, asyncio.Event]] = {}
+"""By where it happens: it has, and it ends."""
+
+
+async def frozen(place: str) -> None:
+    """The first who comes there stands still, as its worker's clock does."""
+    if place in freezing:
+        reached, thawed = freezing.pop(place)
+        reached.set()
+        await thawed.wait()
+
+
 async def change(request: Request[Principal, Any, Any], target: str) -> None:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         await record(
             conn, org_id=org_id, actor=actor_of(request), action="thing.created", target=target
         )
+        await frozen("inside")
 
 
 @post("/v1/admin/things", opt=needs("admin:keys"))
 async def make(request: Request[Principal, Any, Any]) -> Response[bytes]:
     body = json.loads(await request.body() or b"{}")
     await asyncio.sleep(body.get("wait_s", 0))
+    await frozen("before")
     if body.get("taken"):
         raise NameTaken("name", "there is one")
     await change(request, "thing_1")
@@ -286,6 +300,39 @@ async def test_what_a_dead_worker_has_done_is_not_done_again(world: World) -> No
         assert again.status_code == 409 and again.json()["code"] == "idempotency_answer_lost"
         assert again.headers["x-should-retry"] == "false"
     assert made.status_code == 201 and await world.effects() == 1
+
+
+async def freeze(world: World, place: str) -> tuple[asyncio.Task[httpx.Response], asyncio.Event]:
+    """A request that stands still there until its claim can be taken over."""
+    reached, thawed = freezing[place] = asyncio.Event(), asyncio.Event()
+    first = asyncio.create_task(world.post())
+    await asyncio.wait_for(reached.wait(), 5)
+    await world.age(idempotency_keys.CLAIM_TIMEOUT_S + 1)
+    return first, thawed
+
+
+async def test_a_frozen_worker_that_was_taken_over_changes_nothing(world: World) -> None:
+    first, thawed = await freeze(world, "before")
+    second = await world.post()
+    assert second.status_code == 201 and await world.effects() == 1
+    thawed.set()
+    late = await first
+    assert late.status_code == 409 and late.json()["code"] == "idempotency_in_flight"
+    assert late.headers["retry-after"] == "1" and await world.effects() == 1
+    again = await world.post()
+    assert again.content == second.content, "the answer of who carried it out"
+
+
+async def test_a_frozen_worker_that_holds_its_change_is_waited_for(world: World) -> None:
+    first, thawed = await freeze(world, "inside")
+    second = asyncio.create_task(world.post())
+    done, _ = await asyncio.wait([second], timeout=0.3)
+    assert not done, "nobody knows yet whether it will commit"
+    thawed.set()
+    assert (await first).status_code == 201
+    assert (await second).json()["code"] == "idempotency_answer_lost"
+    assert (await world.post()).json() == (await first).json(), "it was kept after all"
+    assert await world.effects() == 1
 
 
 async def test_keys_expire_and_are_swept(world: World) -> None:

@@ -4,6 +4,8 @@ is recorded, done once for one `Idempotency-Key`, and refused to who has seen an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -12,7 +14,9 @@ import sqlalchemy as sa
 from litestar.routes import HTTPRoute
 
 from gateway.audit.tables import entries
+from gateway.idempotency_keys import Answer, Claim
 from gateway.routes.idempotency import PREFIXES
+from gateway.tenancy.tables import idempotency_keys as table
 from tests.gateway.administration.changing import ADMIN, RECIPES, Maker
 from tests.gateway.administration.conftest import World
 
@@ -69,6 +73,23 @@ async def count(world: World) -> int:
         return int(await conn.scalar(sa.select(sa.func.count()).select_from(entries)) or 0)
 
 
+@contextmanager
+def taken_over(world: World) -> Iterator[None]:
+    """As if each worker froze right behind its claim, and another one carried the request out."""
+    keys = world.services.idempotency_keys
+    claim = keys.claim
+
+    async def overtaken(wanted: Claim) -> Answer | None:
+        found = await claim(wanted)
+        async with world.db.begin() as conn:
+            await conn.execute(sa.update(table).where(wanted.where).values(request_id="req_other"))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "claim", overtaken)
+        yield
+
+
 async def test_every_change_stands_here(world: World) -> None:
     assert in_table(world) == set(RECIPES) | set(NO_CREDENTIAL)
     assert set(UNCONDITIONAL) <= set(RECIPES)
@@ -100,6 +121,11 @@ async def keeps_to_it(world: World, maker: Maker, method: str, path: str) -> Non
         stale = await world.call(method, change.path, change.body, if_match='"stale"')
         assert stale.status_code == 412, f"a stale tag: {stale.status_code} {stale.text}"
         assert await count(world) == before, "refused, and recorded"
+    if method == "POST":
+        with taken_over(world):
+            late = await world.call(method, change.path, change.body, idempotency_key=f"t{before}")
+        assert late.status_code == 409, f"taken over: {late.status_code} {late.text}"
+        assert late.headers["retry-after"] and await count(world) == before, "done all the same"
     once = {"idempotency_key": f"{method}{path}"}
     done = await world.call(method, change.path, change.body, **once)
     assert done.is_success, done.text
