@@ -308,6 +308,8 @@ class Planner:
     ) -> bool:
         """Preempt as few as will do to find so many blocks beside those of `table`, and a place
         among the running. False, and nobody is, when all of them are not enough."""
+        if num_blocks > 0 and num_blocks > sum(map(self._num_at_most, victims)):
+            return False  # as at every step while a large one waits: without a look at each block
         taken, held, matched = 0, Counter[int](), set(table)
         while num_blocks > 0 and taken < len(victims):
             victim = victims[taken]
@@ -322,6 +324,10 @@ class Planner:
         for victim in victims[:taken]:
             self._preempt(step, victim)
         return True
+
+    def _num_at_most(self, victim: Sequence) -> int:
+        """What its end may leave to others: it holds some blocks, and some are kept for it."""
+        return victim.num_held_blocks + self._num_needed(victim)
 
     def _num_wanted(self, seq: Sequence, table: list[int]) -> int:
         """Blocks that a waiting sequence has yet to get, on a matched table."""
