@@ -19,11 +19,13 @@ from redis.exceptions import RedisError
 from gateway.auth.authorization import Authorization
 from gateway.auth.login import WrongCredentials
 from gateway.auth.passwords import PasswordsBusy
+from gateway.auth.policy import within
 from gateway.auth.rfc6749_authorize import Refused
 from gateway.auth.sessions import Session, end_session
 from gateway.auth.throttle import Waits
 from gateway.console.pages import asset, page, redirect
 from gateway.db import tenant
+from gateway.principal import SCOPE_ADMIN
 from gateway.routes.access import PUBLIC
 from gateway.routes.browser import (
     MAX_FORM_BYTES,
@@ -42,6 +44,7 @@ from gateway.routes.oauth_authorize import AUTHORIZE, LOGIN, find_request, raw_q
 from gateway.tenancy.tables import orgs
 
 ACCOUNT = "/oauth/account"
+ADMIN_KEYS = ACCOUNT + "/admin-keys"
 LOGIN_PURPOSE, ACCOUNT_PURPOSE = "login", "account"
 WRONG = "The organization, the address or the password is wrong."
 BUSY = "Too many people sign in at the moment. Try again shortly."
@@ -187,16 +190,28 @@ async def show_account(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 async def account_page(
-    desk: Authorization, browser: Browser, session: Session, *, problem: str | None = None
+    desk: Authorization,
+    browser: Browser,
+    session: Session,
+    *,
+    problem: str | None = None,
+    admin_key: str | None = None,
 ) -> Response[bytes]:
+    """`admin_key`: one that was just made, shown this once."""
     return page(
         "account",
         status=200 if problem is None else 400,
         session=session,
         passkeys=await desk.passkeys.list(session),
         problem=problem,
+        admin_keys=ADMIN_KEYS if may_make_admin_key(session) else None,
+        admin_key=admin_key,
         form_token=desk.seals.form_token(browser.cookie, ACCOUNT_PURPOSE),
     )
+
+
+def may_make_admin_key(session: Session) -> bool:
+    return SCOPE_ADMIN in within(session.role, [SCOPE_ADMIN])
 
 
 async def read_account_form(

@@ -125,6 +125,9 @@ async def come_in(app: Litestar, token: str) -> None:
         assert done.headers["location"] == "/oauth/account", done.text
         assert (await browser.get(link)).status_code == 404
         account = await browser.get("/oauth/account")
+        named = {**hidden(account.text), "name": "hank's"}
+        key = await browser.post("/oauth/account/admin-keys", data=named)
+        assert "sk-tg-admin-" in key.text
         left = await browser.post("/oauth/logout", data=hidden(account.text))
         assert left.status_code == 200
         named = {"org": ORG, "email": EMAIL}

@@ -38,6 +38,7 @@ OPEN = {
     "/health/ready",
     "/metrics",
     "/oauth/account",
+    "/oauth/account/admin-keys",
     "/oauth/assets/{name:str}",
     "/oauth/authorize",
     "/oauth/login",

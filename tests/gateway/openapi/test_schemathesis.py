@@ -38,6 +38,7 @@ DOCUMENT = "the document itself"
 LEFT_OUT = {
     "/invites/accept": PAGE,
     "/oauth/account": PAGE,
+    "/oauth/account/admin-keys": PAGE,
     "/oauth/login": PAGE,
     "/oauth/logout": PAGE,
     "/oauth/passkeys/remove": PAGE,
