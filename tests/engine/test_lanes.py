@@ -281,6 +281,46 @@ def test_a_flood_of_the_lane_above_does_not_starve_a_lane(lane: Lane) -> None:
     assert number < 60 * 16 / LANE_WEIGHTS[lane]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_two_that_always_wait_are_served_alike_within_the_papers_bound(seed: int) -> None:
+    """Tenants of one lane, of two weights, one with long prompts and one with long answers; others
+    come and go, and blocks are short. Service is what was computed of prompts, once, and twice
+    what was said."""
+    rng = random.Random(seed)
+    scheduler = make(24, max_num_batched_tokens=16, max_num_seqs=6, enabled=False)
+    weights = {"prompts": 1.0, "answers": 2.0, "visitor": 1.0}
+    service: Counter[str] = Counter()
+    lead: list[float] = []
+    number = 0
+
+    def ask(tenant: str) -> None:
+        nonlocal number
+        number += 1
+        prompt, said = (40, 4) if tenant == "prompts" else (4, 30)
+        lengths = rng.randint(1, prompt), rng.randint(1, said)
+        name = f"{tenant}-{number}"
+        add(scheduler, name, lengths[0], "batch", tenant, weight=weights[tenant],
+            max_tokens=lengths[1])  # fmt: skip
+
+    for _ in range(3000):
+        waiting = Counter(seq.tenant for seq in scheduler._waiting)
+        for tenant in ("prompts", "answers"):
+            for _ in range(7 - waiting[tenant]):  # more than run at once
+                ask(tenant)
+        if rng.random() < 0.02:
+            ask("visitor")
+        output = scheduler.schedule()
+        for entry in output.scheduled:
+            if entry.seq.num_preemptions == 0 and entry.start < entry.seq.num_prompt_tokens:
+                service[entry.seq.tenant] += entry.num_new_tokens
+        for answer in execute(scheduler, output):
+            service[answer.request_id.partition("-")[0]] += 2 * len(answer.token_ids)
+        lead.append(service["prompts"] / 1.0 - service["answers"] / 2.0)
+    bound = 2 * max(40, 2 * 24 * 4)
+    assert max(lead) - min(lead) <= bound
+    assert service["prompts"] > 10 * bound, "for long enough to tell"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_flood_of_other_tenants_and_lanes_starves_a_tenant(seed: int) -> None:
     """Others always wait, in all lanes, with more weight, shorter prompts and pauses."""
