@@ -33,7 +33,7 @@ from gateway.auth.peppers import Peppers
 from gateway.auth.sessions import Seals, Session
 from gateway.auth.throttle import Throttle
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
-from gateway.errors import OtherRequest
+from gateway.errors import OtherRequest, RequestInFlight
 from gateway.idempotency_keys import Answer, Claim, IdempotencyKeys, answer_keys
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import idempotency_keys
@@ -214,9 +214,23 @@ async def claim_key(stage: Stage) -> object:
         return "known"
 
 
-async def settle_claim(stage: Stage) -> object:
+def own_claim(stage: Stage) -> Claim:
+    """Of the request that holds Alice's."""
     request_id = id_of("idempotency_keys", "request_id")
-    claim = msgspec.structs.replace(stage.claim, request_id=request_id)
+    return msgspec.structs.replace(stage.claim, request_id=request_id)
+
+
+async def check_claim(stage: Stage) -> object:
+    try:
+        async with tenant(stage.pool, stage.org) as conn:
+            await own_claim(stage).check(conn)
+    except RequestInFlight:
+        return None
+    return "may change something"
+
+
+async def settle_claim(stage: Stage) -> object:
+    claim = own_claim(stage)
     await stage.keys.settle(claim, Answer(status=200, headers=[], body=b"mine"))
     async with tenant(stage.pool, stage.org) as conn:
         kept = sa.select(idempotency_keys.c.response).where(claim.where)
@@ -228,6 +242,7 @@ TRIED: dict[str, Callable[[Stage], Awaitable[object]]] = {
     "auth.passkeys.Passkeys.list": list_passkeys,
     "auth.passkeys.Passkeys.registration_options": offer_passkey,
     "auth.passkeys.Passkeys.remove": remove_passkey,
+    "idempotency_keys.Claim.check": check_claim,
     "idempotency_keys.IdempotencyKeys.claim": claim_key,
     "idempotency_keys.IdempotencyKeys.settle": settle_claim,
 }
