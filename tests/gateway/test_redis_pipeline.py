@@ -1,0 +1,74 @@
+"""Commands share writes, never answers; a Redis that is away is away for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+import redis.asyncio
+from redis.exceptions import RedisError, ResponseError
+
+from gateway.limits import pipeline
+from gateway.limits.pipeline import MAX_QUEUED, Pipeline, QueueFull
+
+
+async def test_each_gets_its_own_answer(redis: redis.asyncio.Redis) -> None:
+    made = Pipeline(redis)
+    echoes = [made.call((b"ECHO", str(number))) for number in range(1000)]
+    assert await asyncio.gather(*echoes) == [str(number).encode() for number in range(1000)]
+    assert len(redis.connection_pool._in_use_connections) == 0
+
+
+async def test_a_command_that_fails_fails_alone(redis: redis.asyncio.Redis) -> None:
+    made = Pipeline(redis)
+    calls = [made.call((b"ECHO", b"x") if i % 3 else (b"NOSUCH", b"x")) for i in range(30)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for number, answer in enumerate(answers):
+        assert answer == b"x" if number % 3 else isinstance(answer, ResponseError)
+
+
+async def test_who_has_left_shifts_nobodys_answer(redis: redis.asyncio.Redis) -> None:
+    made = Pipeline(redis)
+    tasks = [asyncio.create_task(made.call((b"ECHO", str(number)))) for number in range(50)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    for number, answer in enumerate(answers):
+        assert isinstance(answer, asyncio.CancelledError) or answer == str(number).encode()
+    assert all(answers[number] == str(number).encode() for number in range(1, 50, 2))
+
+
+async def test_a_redis_that_does_not_answer_is_away_for_all_who_wait(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "BATCH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(pipeline, "MAX_BATCH", 4)
+    made = Pipeline(redis)
+    stuck = [asyncio.create_task(made.call((b"BLPOP", f"nothing-{i}", b"0"))) for i in range(2)]
+    waiting = [asyncio.create_task(made.call((b"ECHO", b"x"))) for _ in range(40)]
+    answers = await asyncio.gather(*stuck, *waiting, return_exceptions=True)
+    assert all(isinstance(each, RedisError | OSError) for each in answers[:2])
+    assert await made.call((b"ECHO", b"again")) == b"again"
+
+
+async def test_a_queue_too_long_takes_no_more(redis: redis.asyncio.Redis) -> None:
+    made = Pipeline(redis)
+    calls = [asyncio.create_task(made.call((b"ECHO", b"x"))) for _ in range(MAX_QUEUED)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await made.call((b"ECHO", b"x"))
+    assert set(await asyncio.gather(*calls)) == {b"x"}
+
+
+async def test_a_caller_whose_driver_is_cancelled_is_told(redis: redis.asyncio.Redis) -> None:
+    made = Pipeline(redis)
+    call = asyncio.create_task(made.call((b"BLPOP", b"nothing", b"0")))
+    await asyncio.sleep(0.05)
+    (driver,) = made._drivers
+    driver.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await driver
+    with pytest.raises(ConnectionAbortedError):
+        await call
