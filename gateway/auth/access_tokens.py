@@ -23,12 +23,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth import rfc9068_access_token
 from gateway.auth.errors import AuthUnavailable, ExpiredToken, InvalidToken, RevokedToken
-from gateway.auth.lru import Lru
 from gateway.auth.revocations import Denylist, Revocation
 from gateway.auth.rfc9068_access_token import MAX_TOKEN_BYTES, AccessClaims
 from gateway.auth.signing_keys import KeyRing
 from gateway.auth.subjects import find_principal
 from gateway.db import DATABASE_ERRORS
+from gateway.lru import Lru
 from gateway.principal import Principal
 from gateway.tenancy.changes import EVERYTHING
 

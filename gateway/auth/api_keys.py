@@ -35,8 +35,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.auth.access_tokens import AccessTokens
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
 from gateway.auth.external_issuers import ExternalIssuers
-from gateway.auth.lru import Lru
 from gateway.db import DATABASE_ERRORS
+from gateway.lru import Lru
 from gateway.networks import Networks
 from gateway.principal import Principal
 from gateway.tenancy.changes import EVERYTHING, ChangeListener

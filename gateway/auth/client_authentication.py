@@ -30,11 +30,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.auth import rfc7523_assertion
 from gateway.auth.clients import Client, Clients
 from gateway.auth.form import Form
-from gateway.auth.lru import Lru
 from gateway.auth.rfc6749_errors import OAuthError, invalid_client, unavailable
 from gateway.auth.rfc7523_assertion import FetchKeys
 from gateway.auth.throttle import Throttle
 from gateway.db import DATABASE_ERRORS
+from gateway.lru import Lru
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -26,9 +26,9 @@ from gateway.auth.client_metadata import (
     InvalidMetadata,
     from_document,
 )
-from gateway.auth.lru import Lru
 from gateway.egress import Egress, EgressError, Fetched
 from gateway.egress_targets import Forbidden, parse_target
+from gateway.lru import Lru
 
 MAX_DOCUMENT_BYTES = 5 * 1024
 """Section 8.7 recommends it."""

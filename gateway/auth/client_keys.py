@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gateway.auth.lru import Lru
 from gateway.egress import Egress, EgressError
+from gateway.lru import Lru
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from gateway.auth.external_tokens import (
 from gateway.auth.issuer_directory import IssuerDirectory, Listed, Snapshot
 from gateway.auth.issuer_keys import IssuerKeys, IssuerUnavailable
 from gateway.auth.issuers import Rules
-from gateway.auth.lru import Lru
 from gateway.auth.policy import within
 from gateway.auth.resources import API_PATH
+from gateway.lru import Lru
 from gateway.principal import Principal, Role
 from gateway.tenancy.restrictions import ModelPermissions
 

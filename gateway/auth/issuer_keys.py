@@ -18,8 +18,8 @@ import msgspec
 from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
-from gateway.auth.lru import Lru
 from gateway.egress import Egress, EgressError, EgressFailed
+from gateway.lru import Lru
 
 log = logging.getLogger(__name__)
 

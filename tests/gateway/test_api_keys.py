@@ -28,10 +28,10 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth import api_keys
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
-from gateway.auth.lru import Lru
 from gateway.children import Child
 from gateway.db import create_engine
 from gateway.home import Home
+from gateway.lru import Lru
 from gateway.principal import UNLIMITED, Plan
 from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced

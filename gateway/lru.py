@@ -1,11 +1,11 @@
-"""A bounded mapping that forgets what has been unused for longest. Above: `api_keys`. Below:
+"""A bounded mapping that forgets what has been unused for longest. Above: `auth`, `limits`. Below:
 nothing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, ItemsView
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -39,6 +39,10 @@ class Lru(Generic[K, V]):
     def drop_where(self, condition: Callable[[V], bool]) -> None:
         for key in [key for key, value in self._items.items() if condition(value)]:
             del self._items[key]
+
+    def items(self) -> ItemsView[K, V]:
+        """The longest unused first; not a use."""
+        return self._items.items()
 
     def clear(self) -> None:
         self._items.clear()
