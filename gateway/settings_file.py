@@ -93,6 +93,9 @@ class WrittenPlan(Strict, frozen=True, kw_only=True):
     tokens_per_minute: Limit | None = None
     requests_per_minute: Limit | None = None
     max_concurrent_streams: Limit | None = None
+    input_tokens_per_minute: Limit | None = None
+    output_tokens_per_minute: Limit | None = None
+    batch_tokens_per_day: Limit | None = None
 
 
 class Scalars(Strict, frozen=True, kw_only=True):

@@ -25,19 +25,25 @@ from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
 from gateway.tenancy.tables import check_name, plans
 
 LIMITS = ("tokens_per_minute", "requests_per_minute", "max_concurrent_streams")
+"""What keys may have of their own, too."""
+PLAN_LIMITS = (
+    *LIMITS,
+    *("input_tokens_per_minute", "output_tokens_per_minute", "batch_tokens_per_day"),
+)
+PLAN_FIELDS = ("name", *PLAN_LIMITS)
 MAX_LIMIT = 1_000_000_000_000
 
 
 def plan_columns(owner: str, plan: sa.FromClause) -> list[sa.ColumnElement[Any]]:
     """Of the joined `plan` of `owner`, for `plan_of`."""
-    return [plan.c[field].label(f"{owner}_plan_{field}") for field in ("name", *LIMITS)]
+    return [plan.c[field].label(f"{owner}_plan_{field}") for field in PLAN_FIELDS]
 
 
 def plan_of(owner: str, values: Mapping[str, Any] | sa.RowMapping) -> Plan:
     """What `plan_columns` selected; an owner without a plan is unlimited."""
     if values[f"{owner}_plan_name"] is None:
         return UNLIMITED
-    return Plan(**{field: values[f"{owner}_plan_{field}"] for field in ("name", *LIMITS)})
+    return Plan(**{field: values[f"{owner}_plan_{field}"] for field in PLAN_FIELDS})
 
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +53,9 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None
     requests_per_minute: int | None
     max_concurrent_streams: int | None
+    input_tokens_per_minute: int | None
+    output_tokens_per_minute: int | None
+    batch_tokens_per_day: int | None
     lane: str | None
     price_list: str | None
     in_settings: bool
@@ -72,11 +81,11 @@ async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> None:
     """
     for plan in wanted:
         check_name(plan.name)
-        for limit in LIMITS:
+        for limit in PLAN_LIMITS:
             value = getattr(plan, limit)
             if value is not None and not 0 <= value <= MAX_LIMIT:
                 raise InvalidField(f"plan.{plan.name}.{limit}", f"must be 0 to {MAX_LIMIT}")
-        row = {limit: getattr(plan, limit) for limit in LIMITS}
+        row = {limit: getattr(plan, limit) for limit in PLAN_LIMITS}
         row |= {"archived_at": None, "in_settings": True}
         upsert = insert(plans).values(name=plan.name, **row)
         await conn.execute(upsert.on_conflict_do_update(index_elements=["name"], set_=row))

@@ -25,6 +25,9 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tokens_per_minute: Limit | None = None
     requests_per_minute: Limit | None = None
     max_concurrent_streams: Limit | None = None
+    input_tokens_per_minute: Limit | None = None
+    output_tokens_per_minute: Limit | None = None
+    batch_tokens_per_day: Limit | None = None
     lane: Lane | None = None
     price_list: PriceList | None = None
 
@@ -33,6 +36,9 @@ class PlanPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_minute: Limit | None | UnsetType = UNSET
     requests_per_minute: Limit | None | UnsetType = UNSET
     max_concurrent_streams: Limit | None | UnsetType = UNSET
+    input_tokens_per_minute: Limit | None | UnsetType = UNSET
+    output_tokens_per_minute: Limit | None | UnsetType = UNSET
+    batch_tokens_per_day: Limit | None | UnsetType = UNSET
     lane: Lane | None | UnsetType = UNSET
     price_list: PriceList | None | UnsetType = UNSET
 
@@ -45,6 +51,9 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None
     requests_per_minute: int | None
     max_concurrent_streams: int | None
+    input_tokens_per_minute: int | None
+    output_tokens_per_minute: int | None
+    batch_tokens_per_day: int | None
     lane: str | None
     price_list: str | None
     read_only: bool

@@ -15,6 +15,7 @@ from tests.gateway.administration.conftest import World
 NEW = {
     "name": "silver",
     "tokens_per_minute": 100,
+    "batch_tokens_per_day": 9000,
     "requests_per_minute": None,
     "lane": "batch",
     "price_list": "default",
@@ -40,6 +41,9 @@ async def test_a_plan_is_made_changed_and_archived(world: World) -> None:
         "tokens_per_minute": 100,
         "requests_per_minute": None,
         "max_concurrent_streams": None,
+        "input_tokens_per_minute": None,
+        "output_tokens_per_minute": None,
+        "batch_tokens_per_day": 9000,
         "lane": "batch",
         "price_list": "default",
         "read_only": False,
