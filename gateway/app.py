@@ -24,6 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.last_use import last_use
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.worker import Shipper
@@ -190,18 +191,19 @@ async def open_services(
     system_db = open_pool(settings, stack, ROLE_SYSTEM)
     store = connect_redis(settings.redis_url)
     stack.push_async_callback(store.aclose)
-    limiter = Limiter(store)
-    await limiter.start()
-    stack.push_async_callback(limiter.close)
     telemetry = Telemetry(models=settings.model_names, shared_folder=metrics)
     stack.callback(telemetry.close, os.getpid())
     price_book = PriceBook.load(settings.price_books, bases=settings.bases)
-    settlement = Settlement(
-        db=system_db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
-    )
     spools = Home(settings.home).spool
     spool = await Spool.open(spools / worker_id)
     stack.push_async_callback(spool.shutdown)
+    used = partial(last_use, system_db, spool)
+    limiter = Limiter(store, last_use=used, num_gateways=settings.workers)
+    stack.push_async_callback(limiter.close)
+    await limiter.start()
+    settlement = Settlement(
+        db=system_db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
+    )
     settlement.recovered(spool.recovered)
     shipper = Shipper(spool, system_db, adopt_from=spools, on_recovered=settlement.recovered)
     shipper.start()

@@ -15,7 +15,7 @@
     fleet: ReplicaUnavailable          503     server_error            service_unavailable
     fleet: ReplicaLost                 500     server_error            (null)
     RateLimited                        429     tokens | requests       rate_limit_exceeded
-    LimiterUnavailable, NotAccepting   503     server_error            service_unavailable
+    NotAccepting                       503     server_error            service_unavailable
     EncodedBody                        415     invalid_request_error   unsupported_content_encoding
     RequestConflict                    412, 409, 422  invalid_request_error  its own
     tenancy: InvalidField              400     invalid_request_error   (null)
@@ -60,7 +60,8 @@ from gateway.fleet.errors import (
 )
 from gateway.inference import NotAccepting, RateLimited
 from gateway.limits.headers import to_headers
-from gateway.limits.limiter import LimiterUnavailable, Refusal
+from gateway.limits.limiter import Refusal
+from gateway.limits.verdicts import LimitKind
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
     Conflict,
@@ -188,8 +189,6 @@ def to_face(error: Exception) -> Face:
             return from_auth(error)
         case RateLimited():
             return refused(error.refusal)
-        case LimiterUnavailable():
-            return unavailable("Rate limits cannot be checked at the moment.")
         case NotAccepting() | SpoolError():
             return unavailable("This gateway cannot take requests at the moment.")
         case ReportQueryError():
@@ -299,14 +298,20 @@ def capital(message: str) -> str:
     return f"{message[:1].upper()}{message[1:]}."
 
 
+LIMITED: dict[LimitKind, str] = {
+    "tokens": "tokens per minute (TPM)",
+    "input_tokens": "input tokens per minute",
+    "output_tokens": "output tokens per minute",
+    "batch_tokens": "batch tokens per day (TPD)",
+    "requests": "requests per minute (RPM)",
+    "streams": "concurrent requests",
+}
+
+
 def refused(refusal: Refusal) -> Face:
     """429. A request that can never fit gets no Retry-After: waiting would not help."""
     headers = to_headers(refusal.state)
-    subject = {
-        "tokens": "tokens per minute (TPM)",
-        "requests": "requests per minute (RPM)",
-        "streams": "concurrent requests",
-    }[refusal.kind]
+    subject = LIMITED[refusal.kind]
     limit = f"Rate limit reached for this {refusal.scope} on {subject}: limit {refusal.limit}."
     if refusal.retry_after_s is None:
         headers["x-should-retry"] = "false"

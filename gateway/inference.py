@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -37,14 +36,13 @@ from gateway.fleet.replica import (
 )
 from gateway.fleet.router import Fleet
 from gateway.ids import uuid7
+from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import (
     Admission,
     Limiter,
-    LimiterUnavailable,
     Refusal,
-    Settlement,
 )
-from gateway.limits.persistence import keep_settling
+from gateway.limits.verdicts import Units
 from gateway.principal import Principal
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter
@@ -151,77 +149,63 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     if isinstance(verdict, Refusal):
         raise RateLimited(verdict)
     delivery.admitted(verdict.state)
+    allowance = Allowance(desk.limiter, verdict, desk.tasks, sleep=asyncio.sleep)
     outcome = Outcome()
     try:
-        outcome = await run_somewhere(desk, call, replicas, prepared, delivery)
+        outcome = await Generation(desk, call, delivery, allowance).run(replicas, prepared)
     finally:
-        await settle(desk, verdict, outcome.usage)
+        allowance.end()
+        await settle(desk.limiter, verdict, outcome.usage)
     if outcome.failure is not None:
         raise outcome.failure
 
 
-async def run_somewhere(
-    desk: Desk,
-    call: Call,
-    replicas: Sequence[Replica],
-    prepared: PreparedRequest,
-    delivery: Delivery,
-) -> Outcome:
-    """Try replicas in order until one has begun; after its first event there is no other."""
-    outcome = Outcome()
-    for position, replica in enumerate(replicas):
-        if delivery.abandoned:
-            return Outcome()
-        try:
-            if position:
-                prepared = await replica.prepare(call.request)
-            outcome = await Run(desk, call, replica, prepared, delivery).relay()
-        except ReplicaUnavailable as error:
-            outcome = Outcome(failure=error)
-        turned_away = isinstance(outcome.failure, ReplicaUnavailable) and outcome.usage is None
-        if not turned_away and not delivery.abandoned:
-            desk.fleet.report(replica, ok=True)
-        if not turned_away:
-            break
-        desk.fleet.report(replica, ok=False)
-        log.warning("replica %s is unavailable: %s", replica.name, outcome.failure)
-    return outcome
+class Generation(msgspec.Struct, frozen=True):
+    """A call that was admitted: what each of its attempts needs."""
+
+    desk: Desk
+    call: Call
+    delivery: Delivery
+    allowance: Allowance
+
+    async def run(self, replicas: Sequence[Replica], prepared: PreparedRequest) -> Outcome:
+        """Try replicas in order until one has begun; after its first event there is no other."""
+        outcome = Outcome()
+        for position, replica in enumerate(replicas):
+            if self.delivery.abandoned:
+                return Outcome()
+            try:
+                if position:
+                    prepared = await replica.prepare(self.call.request)
+                outcome = await Run(self, replica, prepared).relay()
+            except ReplicaUnavailable as error:
+                outcome = Outcome(failure=error)
+            turned_away = isinstance(outcome.failure, ReplicaUnavailable) and outcome.usage is None
+            if not turned_away and not self.delivery.abandoned:
+                self.desk.fleet.report(replica, ok=True)
+            if not turned_away:
+                break
+            self.desk.fleet.report(replica, ok=False)
+            log.warning("replica %s is unavailable: %s", replica.name, outcome.failure)
+        return outcome
 
 
-async def settle(desk: Desk, admission: Admission, usage: MeteredUsage | None) -> None:
-    """Give back what was reserved and not used; while the limiter is away, in the background."""
-    again = partial(settle_once, desk.limiter, admission, usage)
-    try:
-        await again()
-    except LimiterUnavailable:
-        work = keep_settling(again, lease_id=admission.lease_id)
-        desk.tasks.spawn(work, name="settle later")
-
-
-async def settle_once(
-    limiter: Limiter, admission: Admission, usage: MeteredUsage | None
-) -> Settlement:
+async def settle(limiter: Limiter, admission: Admission, usage: MeteredUsage | None) -> None:
+    """Give back what was reserved and not used."""
     if usage is None:
-        return await limiter.void(admission)
-    return await limiter.settle(
-        admission, used_tokens=usage.total_tokens, output_tokens=usage.output
-    )
+        await limiter.void(admission)
+    else:
+        await limiter.settle(admission, to_units(usage))
 
 
 class Run:
     """One attempt on one replica: its spool records, its usage so far and its end."""
 
-    def __init__(
-        self,
-        desk: Desk,
-        call: Call,
-        replica: Replica,
-        prepared: PreparedRequest,
-        delivery: Delivery,
-    ) -> None:
-        self.desk, self.call, self.replica = desk, call, replica
-        self.prepared, self.delivery = prepared, delivery
-        self.attempt = new_attempt(desk, call)
+    def __init__(self, generation: Generation, replica: Replica, prepared: PreparedRequest) -> None:
+        self.desk, self.call = generation.desk, generation.call
+        self.delivery, self.allowance = generation.delivery, generation.allowance
+        self.replica, self.prepared = replica, prepared
+        self.attempt = new_attempt(self.desk, self.call)
         self.usage: MeteredUsage | None = None
         self.checkpoint_due = 0.0
 
@@ -286,10 +270,15 @@ class Run:
         deadline.reschedule(asyncio.get_running_loop().time() + ABORT_TIMEOUT_S)
         self.desk.tasks.spawn(self.replica.abort(self.attempt.id), name="abort")
 
+    async def rest(self, resting: bool) -> None:
+        """The tenant's limits have no more tokens, or have some again."""
+        await self.replica.rest(self.attempt.id, resting=resting)
+
     def note(self, usage: MeteredUsage | None) -> None:
         if usage is None:
             return
         self.usage = usage
+        self.allowance.note(to_units(usage), self.rest)
         now = time.monotonic()
         if now >= self.checkpoint_due:
             self.checkpoint_due = now + CHECKPOINT_INTERVAL_S
@@ -328,6 +317,10 @@ def new_attempt(desk: Desk, call: Call) -> Attempt:
         prices=desk.price_book.at(call.request.model, admitted_at),
         admitted_at=admitted_at,
     )
+
+
+def to_units(usage: MeteredUsage) -> Units:
+    return Units(input_tokens=usage.prompt_tokens, output_tokens=usage.output)
 
 
 def to_quantities(usage: MeteredUsage) -> Quantities:

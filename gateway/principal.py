@@ -17,15 +17,21 @@ SCOPE_ADMIN = "admin:*"
 
 CredentialKind = Literal["key", "token"]
 Role = Literal["owner", "admin", "developer", "billing", "reader"]
+Lane = Literal["interactive", "agentic", "batch"]
+"""What kind of work a request is; each lane has its share of the engine."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one scope (a key, a project or an org). None: unlimited."""
+    """Limits of one scope (a key, a project, an OAuth client or an org). None: unlimited."""
 
     name: str
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
     max_concurrent_streams: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    batch_tokens_per_day: int | None = None
+    """Of requests in the batch lane, beside the others."""
 
 
 UNLIMITED = Plan(name="unlimited")
@@ -47,6 +53,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     org_plan: Plan = UNLIMITED
     model_plans: Mapping[str, Plan] = {}
     """By model, what its project may use of it."""
+    client_plan: Plan = UNLIMITED
+    """Of the OAuth client, over all users it acts for."""
     expires_at: float | None = None
     """Unix seconds."""
     kind: CredentialKind = "key"

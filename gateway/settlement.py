@@ -7,7 +7,6 @@ Above: `app` wires it to the shipper and to the engines' clients. Below: `limits
 from __future__ import annotations
 
 import logging
-from functools import partial
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -18,7 +17,7 @@ from billing.reconcile import settle_orphan
 from engine.protocol import OrphanedUsage
 from gateway.inference import from_engine
 from gateway.limits.limiter import Limiter
-from gateway.limits.persistence import keep_settling
+from gateway.limits.verdicts import Units
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 
@@ -52,11 +51,12 @@ class Settlement:
                 cache_write=used.cache_write_5m + used.cache_write_1h,
                 output=used.output,
             )
-            lease_id = event.attempt.request_id
-            settle = partial(
-                self._limiter.settle_lease, event.attempt.org, lease_id, used_tokens=used.total
+            work = self._limiter.settle_lease(
+                event.attempt.org,
+                event.attempt.request_id,
+                Units(input_tokens=used.input_total, output_tokens=used.output),
+                admitted_at=event.attempt.admitted_at,
             )
-            work = keep_settling(settle, lease_id=lease_id)
             self._tasks.spawn(work, name="settle a recovered attempt")
 
     async def orphaned(self, model: str, orphan: OrphanedUsage) -> bool:

@@ -100,6 +100,9 @@ class EngineReplica:
     async def abort(self, attempt_id: str) -> None:
         await self._client.abort(attempt_id)
 
+    async def rest(self, attempt_id: str, *, resting: bool) -> None:
+        await (self._client.pause(attempt_id) if resting else self._client.resume(attempt_id))
+
     async def acknowledge(self, attempt_id: str) -> None:
         await self._client.acknowledge(attempt_id)
 

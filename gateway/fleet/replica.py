@@ -139,6 +139,11 @@ class Replica(Protocol):
         `finished=True` with what was generated so far; an unknown id is ignored."""
         ...
 
+    async def rest(self, attempt_id: str, *, resting: bool) -> None:
+        """Stop writing, as soon as may be, until told to go on. A replica that cannot goes on
+        writing; an unknown id is ignored."""
+        ...
+
     async def acknowledge(self, attempt_id: str) -> None:
         """What the last event of `stream` said was used is on disk. A replica that keeps its own
         record of usage may drop it; where nothing was acknowledged it brings it up again."""

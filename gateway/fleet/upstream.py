@@ -137,6 +137,9 @@ class UpstreamReplica:
         if attempt is not None:
             attempt.abort()
 
+    async def rest(self, attempt_id: str, *, resting: bool) -> None:
+        """Nobody over there can be told; what is written meanwhile becomes debt."""
+
     async def acknowledge(self, attempt_id: str) -> None:
         """An upstream never brings an attempt up again."""
 

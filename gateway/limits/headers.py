@@ -1,9 +1,12 @@
-"""`x-ratelimit-*` as OpenAI's clients read them. Above: `errors`, `routes.reply`. Below:
-`verdicts`."""
+"""`x-ratelimit-*` as OpenAI's clients read them, `anthropic-ratelimit-*` as Anthropic's do.
+
+Above: `errors`, `routes.reply`. Below: `verdicts`.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 
 from gateway.limits.verdicts import RateState
 
@@ -22,11 +25,28 @@ def to_duration(seconds: float) -> str:
 
 
 def to_headers(state: RateState) -> dict[str, str]:
-    """Six headers at most; a kind that nothing limits has none."""
+    """In both vendors' formats; a kind that nothing limits has none. OpenAI's clients read
+    `x-ratelimit-remaining-tokens` and how long until it is full, Anthropic's
+    `anthropic-ratelimit-tokens-remaining` and when (RFC 3339)."""
     headers = {}
-    for kind, window in (("requests", state.requests), ("tokens", state.tokens)):
+    now_s = time.time()
+    for kind, window in (
+        ("requests", state.requests),
+        ("tokens", state.tokens),
+        ("input-tokens", state.input_tokens),
+        ("output-tokens", state.output_tokens),
+    ):
         if window is not None:
-            headers[f"x-ratelimit-limit-{kind}"] = str(window.limit)
-            headers[f"x-ratelimit-remaining-{kind}"] = str(window.remaining)
+            limit, remaining = str(window.limit), str(window.remaining)
+            headers[f"x-ratelimit-limit-{kind}"] = limit
+            headers[f"x-ratelimit-remaining-{kind}"] = remaining
             headers[f"x-ratelimit-reset-{kind}"] = to_duration(window.reset_s)
+            headers[f"anthropic-ratelimit-{kind}-limit"] = limit
+            headers[f"anthropic-ratelimit-{kind}-remaining"] = remaining
+            headers[f"anthropic-ratelimit-{kind}-reset"] = to_moment(now_s + window.reset_s)
     return headers
+
+
+def to_moment(unix_s: float) -> str:
+    """`2026-01-31T12:00:00Z`, rounded up to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(math.ceil(unix_s)))

@@ -1,35 +1,38 @@
--- What the limiter's scripts share: buckets, scopes and leases. Prepended to each of them (scripts.py).
+-- What the limiter's scripts share: buckets, scopes, leases and counters. Prepended to each of them (scripts.py).
 --
 -- Time is Redis', in microseconds; every amount below is an integer of microseconds of refill, so that nothing drifts.
--- All stay under 2^53 (see MAX_TOKENS and MAX_DEBT), where Lua's numbers are exact.
+-- All stay under 2^53 (see MAX_TOKENS and MAX_DEBT), where Lua's numbers are exact; so do counters, in nano-USD.
 --
 -- BUCKET {f, m}: `f` is the moment at which the bucket is full again. Its deficit is max(0, f - now); to take n units
--- of a limit per minute moves f forward by their cost, ceil(n * MINUTE / limit). An idle bucket needs no key at all.
+-- of a limit per window moves f forward by their cost, ceil(n * window / limit). An idle bucket needs no key at all.
 --
 -- A refund is not simply f minus the cost. While a lease was open the bucket refilled, and where it would have been
 -- full without that lease, the refill would have run over and been lost. Giving that back would let a tenant save up
 -- by holding reservations, and pass a minute's limit many times over. Exact is: no more than the lowest deficit the
--- bucket has had since the lease began. `m` holds those lows as {event, deficit} pairs, both ascending: the lowest
+-- bucket has had since the units were taken. `m` holds those lows as {event, deficit} pairs, both ascending: the lowest
 -- deficit at or after event e is that of the first pair at or after e. A refund lowers the pairs it spans by itself.
--- The result is the bucket that would stand if each lease had taken at the start what it used in the end.
+-- The result is the bucket that would stand if each lease had only ever taken what it used in the end.
 --
--- SCOPE {s, n, t, r}: open leases, events so far, the buckets of tokens and of requests. One key per scope.
--- LEASE {x, c}: x = 1 once expired; c is a list of {scope key, event, tokens per minute, cost in tokens, requests per
--- minute, cost in requests}; a limit of 0 is none. A settled lease is the string "settled".
+-- SCOPE {s, n, b}: open leases, events so far, buckets by kind: t tokens, i of the input, o of the output, d of batches
+-- (a day's), r requests. One key per scope. A bucket that is full and unmarked is left out.
+-- LEASE {x, u, k, c, m}: x = 1 once expired; u: units used by kind, as far as its gateway has said; k: those of them that
+-- were settled before, where it was opened again; c: list of {scope key, list of CHARGE}; m: list of {counter key,
+-- nano-USD held}. A settled lease is the string "settled".
+-- CHARGE {kind, limit, burst, window, takes}, takes: list of {event, cost}, ascending.
 
-local MINUTE = 60000000
 local DAY = 86400000000
-local MAX_DEBT = DAY
+local MAX_DEBT = 2 * DAY
 local MAX_MARKS = 64
+local MAX_TAKES = 2
 local HEAL_BATCH = 256
 local SETTLED_TTL_MS = 900000
-local RECORD_TTL_MS = DAY / 1000
+local RECORD_TTL_MS = MAX_DEBT / 1000
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
-local function cost(units, limit)
-  return math.ceil(units * MINUTE / limit)
+local function cost(units, limit, window)
+  return math.ceil(units * window / limit)
 end
 
 local function deficit(bucket)
@@ -80,18 +83,47 @@ end
 
 local function load_scope(key)
   local packed = redis.call('GET', key)
-  if packed then
-    return cmsgpack.unpack(packed)
+  return packed and cmsgpack.unpack(packed) or {s = 0, n = 0, b = {}}
+end
+
+-- Where nothing is known of a bucket it is full, or as full as it can be since the epoch: the moment at which Redis was
+-- empty and somebody may have used something before.
+local epoch = 0
+
+local function fresh(limit, burst, window)
+  return {f = epoch > 0 and epoch + cost(burst, limit, window) or 0, m = {}}
+end
+
+-- False where the org has no epoch yet.
+local function read_epoch(key)
+  epoch = tonumber(redis.call('GET', key))
+  return epoch ~= nil
+end
+
+-- For what may not wait for an epoch: none means that it begins now.
+local function assume_epoch(key)
+  if not read_epoch(key) then
+    epoch = now
   end
-  return {s = 0, n = 0, t = {f = 0, m = {}}, r = {f = 0, m = {}}}
 end
 
 -- A scope without open leases is forgotten when its buckets are full.
 local function save_scope(key, scope)
-  local ttl_ms = RECORD_TTL_MS
+  local longest = 0
+  for kind, bucket in pairs(scope.b) do
+    longest = math.max(longest, deficit(bucket))
+    if scope.s == 0 then
+      bucket.m = {}
+    end
+    if #bucket.m == 0 and deficit(bucket) == 0 then
+      scope.b[kind] = nil
+    end
+  end
+  local ttl_ms = math.ceil(longest / 1000)
   if scope.s == 0 then
-    scope.n, scope.t.m, scope.r.m = 0, {}, {}
-    ttl_ms = math.ceil(math.max(deficit(scope.t), deficit(scope.r)) / 1000)
+    scope.n = 0
+  else
+    ttl_ms = math.max(ttl_ms, RECORD_TTL_MS)
   end
   if ttl_ms > 0 then
     redis.call('SET', key, cmsgpack.pack(scope), 'PX', ttl_ms)
@@ -100,38 +132,99 @@ local function save_scope(key, scope)
   end
 end
 
--- Begin an event of a scope: while leases are open, what they may get back is noted first.
-local function begin_event(scope)
+local function bucket_of(scope, charge)
+  local kind, limit, burst, window = unpack(charge)
+  local bucket = scope.b[kind]
+  if not bucket then
+    bucket = fresh(limit, burst, window)
+    scope.b[kind] = bucket
+  end
+  return bucket
+end
+
+-- Begin an event of a scope: while leases are open, what they may get back of `charges` is noted first. A bucket that
+-- is not in `charges` is left alone by the event.
+local function begin_event(scope, charges)
   scope.n = scope.n + 1
   if scope.s > 0 then
-    mark(scope.t, scope.n)
-    mark(scope.r, scope.n)
+    for _, charge in ipairs(charges) do
+      mark(bucket_of(scope, charge), scope.n)
+    end
   end
 end
 
--- Close an open lease: of what it took, `used` tokens stay taken; `keep_request`: its request too.
-local function close_lease(lease, used, keep_request)
-  for _, charge in ipairs(lease.c) do
-    local key, event, tpm, tokens_cost, requests_cost = charge[1], charge[2], charge[3], charge[4], charge[6]
+-- Of `charge`, `units` stay taken beyond the `kept` ones of before: the newest takes are given back first, and what is
+-- missing is taken now.
+local function adjust(scope, charge, units, kept)
+  local _, limit, _, window, takes = unpack(charge)
+  local bucket, left = bucket_of(scope, charge), cost(kept, limit, window) - cost(units, limit, window)
+  for _, each in ipairs(takes) do
+    left = left + each[2]
+  end
+  if left < 0 then
+    take(bucket, -left)
+    return
+  end
+  for i = #takes, 1, -1 do
+    local part = math.min(left, takes[i][2])
+    refund(bucket, takes[i][1], part)
+    left = left - part
+  end
+end
+
+-- Close an open lease: of what it took, `used` stays taken.
+local function close_lease(lease, used)
+  local kept = lease.k or {}
+  for _, part in ipairs(lease.c) do
+    local key, charges = part[1], part[2]
     local scope = load_scope(key)
-    begin_event(scope)
+    begin_event(scope, charges)
     if scope.s > 0 then
-      local left = tokens_cost - (tpm > 0 and cost(used, tpm) or 0)
-      if left >= 0 then
-        refund(scope.t, event, left)
-      else
-        take(scope.t, -left)
-      end
-      if not keep_request then
-        refund(scope.r, event, requests_cost)
+      for _, charge in ipairs(charges) do
+        adjust(scope, charge, used[charge[1]] or 0, kept[charge[1]] or 0)
       end
       scope.s = scope.s - 1
     end
     save_scope(key, scope)
   end
+  for _, held in ipairs(lease.m) do
+    redis.call('INCRBY', held[1], (used.m or 0) - (kept.m or 0) - held[2])
+  end
 end
 
--- Expired leases give back what they reserved; their records stay, so that a late settle can debit what was used.
+-- Take what a lease that has given back all but `kept` has used beyond that.
+local function debit(lease, used, kept)
+  for _, part in ipairs(lease.c) do
+    local key, charges = part[1], part[2]
+    local scope = load_scope(key)
+    begin_event(scope, charges)
+    for _, charge in ipairs(charges) do
+      local kind, limit, _, window = unpack(charge)
+      if kind ~= 'r' and (used[kind] or 0) > (kept[kind] or 0) then
+        take(bucket_of(scope, charge), cost(used[kind], limit, window) - cost(kept[kind] or 0, limit, window))
+      end
+    end
+    save_scope(key, scope)
+  end
+  for _, held in ipairs(lease.m) do
+    redis.call('INCRBY', held[1], (used.m or 0) - (kept.m or 0))
+  end
+end
+
+local function save_lease(prefix, lease_id, lease)
+  redis.call('SET', prefix .. lease_id, cmsgpack.pack(lease), 'PX', RECORD_TTL_MS)
+end
+
+-- The record of a lease that is open; nil where there is none.
+local function open_lease(leases_key, prefix, lease_id)
+  if redis.call('ZSCORE', leases_key, lease_id) then
+    local packed = redis.call('GET', prefix .. lease_id)
+    return packed and cmsgpack.unpack(packed)
+  end
+end
+
+-- Expired leases give back what they reserved and are not known to have used; their records stay, so that a late settle
+-- can debit the difference.
 local function heal(leases_key, prefix)
   local expired = redis.call('ZRANGEBYSCORE', leases_key, '-inf', now, 'LIMIT', 0, HEAL_BATCH)
   for _, lease_id in ipairs(expired) do
@@ -139,9 +232,10 @@ local function heal(leases_key, prefix)
     local packed = redis.call('GET', prefix .. lease_id)
     if packed then
       local lease = cmsgpack.unpack(packed)
-      close_lease(lease, 0, true)
+      lease.u.r = 1
+      close_lease(lease, lease.u)
       lease.x = 1
-      redis.call('SET', prefix .. lease_id, cmsgpack.pack(lease), 'PX', RECORD_TTL_MS)
+      save_lease(prefix, lease_id, lease)
     end
   end
 end

@@ -1,17 +1,22 @@
-"""Two-phase limits: reserve before a request runs, settle what it used.
+"""Two-phase limits: reserve before a request runs, extend while it writes, settle what it used.
 
-Above: `inference` admits and settles, `app` starts and closes. Below: `scripts` (Redis). It knows
-no HTTP and no money, and keeps nothing that another gateway would miss.
+Above: `inference` admits and settles, `allowance` extends, `app` starts and closes. Below:
+`scripts` (Redis). It knows no HTTP and no price, and keeps nothing that another gateway would miss.
 
-For each key, project and organization, and for a model in a project, a plan may limit tokens per
-minute, requests per minute and open leases ("streams"). `admit` takes the input and the output the
-key usually writes from all of them or from none. The bound: with r = limit / 60 per second and a
-burst B of a sixth of the limit, any 60 seconds let pass at most B + 60 r tokens, counting each
-request at its admission with what it used in the end (while it runs: with what it reserved). A
-request larger than B, but not than the limit, passes when the bucket is full and leaves debt; its
-size then stands for B. What a request writes beyond its reservation becomes debt too, which the
-next ones wait for: by so much, summed over those that run at the same time, a minute may exceed the
-bound.
+For each key, OAuth client, project and organization, and for a model in a project, a plan may limit
+tokens, input tokens, output tokens and requests per minute, batch tokens per day, and open leases
+("streams"). `admit` takes the input and the output the key usually writes from all of them or from
+none. The bound: with r = limit / 60 per second and a burst B of a sixth of the limit, any 60
+seconds let pass at most B + 60 r tokens, counting each request at its admission with what it used
+of its reservation. A request larger than B, but not than the limit, passes when the bucket is full
+and leaves debt; its size then stands for B.
+
+What a request writes beyond its reservation it takes in steps of at most STEP_TOKENS (`extend`),
+each counted when it is taken. A step that is not there becomes debt, and once a scope's debt
+reaches B its streams rest until it is paid. So in any 60 seconds they write at most 2 B + 60 r and
+MAX_AHEAD_TOKENS for each stream: each may have a step in hand when the minute begins, and may take
+one more before it hears of the debt. An upstream's streams cannot rest: what they write becomes
+debt without bound, which the next requests wait for.
 
 The bound has a price: while what is reserved and will not be used exceeds B, part of the rate is
 lost to the tenant. Reserving what a key usually writes, instead of max_tokens, keeps it far below.
@@ -19,36 +24,54 @@ lost to the tenant. Reserving what a key usually writes, instead of max_tokens, 
 Costs are whole microseconds of refill, rounded up, so the bound is exact up to 60 million per
 minute and within one microsecond's refill above that.
 
-A lease is renewed while its gateway lives. One that is not expires by itself, at the next script
-that runs for its organization: its slot and its tokens come back, and a settle that comes after
-all (the spool's recovery) is debited in full. Without any limit there is no lease, and Redis is
-not asked.
+A lease is renewed while its gateway lives, with what it has used so far. One that is not expires by
+itself, at the next script that runs for its organization: its slot comes back, and of its tokens
+what it is not known to have used. A settle that comes after all (the spool's recovery) is debited
+for the difference, once: for SETTLED_TTL_S a settled lease is remembered, and no later settle is
+made (`settle_lease`). Without any limit there is no lease, and Redis is not asked.
+
+While Redis is away each gateway lets pass its share by itself (`local`), so that all of them pass
+at most a fifth of B more than the bound; what they let pass is debited when Redis is back, and
+settles that came meanwhile follow (`outage`). A Redis that comes back empty does not read as full
+buckets (`epochs`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from itertools import chain, islice
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
+from gateway.ids import uuid7
+from gateway.limits.epochs import Epochs, LastUse, never
 from gateway.limits.expected_output import ExpectedOutput
+from gateway.limits.keys import GATEWAYS, epoch_key, org_keys, scope_keys
+from gateway.limits.local import LocalBuckets
+from gateway.limits.outage import Call, Outage
+from gateway.limits.pipeline import QueueFull
 from gateway.limits.scripts import LimiterUnavailable, Scripts
 from gateway.limits.verdicts import (
     KINDS,
     Admission,
+    BucketLimit,
     RateState,
+    RateWindow,
     Refusal,
     ScopeLimits,
     Settlement,
-    burst,
+    Units,
     rate_window,
     scopes_of,
     tightest,
 )
-from gateway.principal import Plan, Principal
+from gateway.principal import Lane, Principal
 from gateway.tasks import end
 
 __all__ = ["Admission", "Limiter", "LimiterUnavailable", "RateState", "Refusal", "Settlement"]
@@ -58,19 +81,51 @@ log = logging.getLogger(__name__)
 LEASE_TTL_S = 60.0
 RENEW_INTERVAL_S = LEASE_TTL_S / 3
 RENEW_BATCH = 256
+RETRY_S = 1.0
+SETTLED_TTL_S = 900.0
+"""As in `ledger.lua`. What a crash left open for longer than that has refilled since."""
+STEP_TOKENS = 32
+MAX_AHEAD_TOKENS = 2 * STEP_TOKENS
+"""Of one stream: a step that nobody has written yet, and one beyond the debt at which all rest."""
 MAX_TOKENS = 100_000_000
 """Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which
 only an upstream's own count may claim, stands for this many."""
+NOTHING = Units()
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """What a stream has been given."""
+
+    rest_s: float
+    """Until it may go on; 0: now."""
+    is_open: bool
+    """False: the lease has expired or was settled, and limits the stream no more."""
 
 
 class Limiter:
-    """One per process. `redis` must not decode responses."""
+    """One per process. `redis` must not decode responses. `last_use`: when anybody last used
+    anything, as far as Postgres knows. `num_gateways`: at least so many share the limits. `clock`:
+    Unix seconds."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._scripts = Scripts(redis)
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        last_use: LastUse = never,
+        num_gateways: int = 1,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._id = uuid7().hex
+        self._num_gateways = num_gateways
+        self._clock = clock
         self._outputs = ExpectedOutput()
-        self._open: dict[str, str] = {}
-        """Lease id -> org id, of the leases that this process renews."""
+        self._local = LocalBuckets()
+        self._local.num_gateways = num_gateways
+        self._scripts = Scripts(redis, on_away=self._on_away)
+        self._outage = Outage(self._scripts, self._local)
+        self._epochs = Epochs(self._scripts.pipeline, last_use, clock=clock)
+        self._open: dict[str, tuple[Admission, Units]] = {}
+        """By lease id, what this process renews, and what it has used so far."""
         self._renewing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -78,9 +133,13 @@ class Limiter:
 
     async def close(self) -> None:
         """Leases that are still open are left to expire."""
+        await self._outage.close()
         if self._renewing is not None:
             await end(self._renewing)
             self._renewing = None
+
+    def _on_away(self) -> None:
+        self._outage.begins()
 
     async def admit(
         self,
@@ -90,152 +149,227 @@ class Limiter:
         input_tokens: int,
         max_output_tokens: int,
         lease_id: str,
+        lane: Lane = "interactive",
     ) -> Admission | Refusal:
         """Reserve over every scope or none. `lease_id` is made by the server, once per admission;
-        repeating a call whose answer was lost reserves nothing twice.
-
-        Raises: LimiterUnavailable.
-        """
+        repeating a call whose answer was lost reserves nothing twice."""
         expected = self._outputs.expected(principal.key_id, model)
-        reserved = input_tokens + min(max_output_tokens, expected)
-        scopes = scopes_of(principal, model)
-        # What is expected never makes a request too large for its limits, only its input does.
-        limits = (scope.plan.tokens_per_minute for scope in scopes)
-        reserved = max(input_tokens, min([reserved, *(n for n in limits if n is not None)]))
-        reserved = min(MAX_TOKENS, reserved)
-        state = RateState()
-        if scopes:
-            org_keys = _org_keys(principal.org_id)
-            reply = await self._scripts.call(
-                "admit",
-                [*org_keys, *_scope_keys(principal.org_id, scopes)],
-                [
-                    lease_id,
-                    int(LEASE_TTL_S * 1_000_000),
-                    reserved,
-                    *chain.from_iterable(_limits(scope.plan) for scope in scopes),
-                ],
-            )
-            assert isinstance(reply, list)
-            outcome, by_scope, by_kind, wait_us, now_us, *buckets = reply
-            assert outcome != 3, "a lease id is made once"
-            state = _rate_state(scopes, buckets, now_us)
-            if outcome == 0:
-                return _refusal(scopes[by_scope - 1], by_kind - 1, wait_us, state)
-            self._open[lease_id] = principal.org_id
-        return Admission(
+        scopes = scopes_of(principal, model, lane)
+        wanted = Admission(
             lease_id=lease_id,
             org_id=principal.org_id,
             key_id=principal.key_id,
             model=model,
-            reserved=reserved,
+            reserved=reservation(scopes, input_tokens, min(max_output_tokens, expected)),
+            max_output_tokens=max_output_tokens,
             scopes=scopes,
-            state=state,
+            state=RateState(),
         )
+        if not scopes:
+            return wanted
+        try:
+            return await self._admit(wanted)
+        except LimiterUnavailable:
+            return self._admit_locally(wanted)
 
-    async def settle(
-        self, admission: Admission, *, used_tokens: int, output_tokens: int
-    ) -> Settlement:
-        """Refund what was reserved and not used, or take what was used beyond it. Idempotent by
-        lease.
+    async def _admit(self, wanted: Admission) -> Admission | Refusal:
+        """Raises: LimiterUnavailable."""
+        keys = [*org_keys(wanted.org_id), *scope_keys(wanted.org_id, wanted.scopes)]
+        asked: Any = (
+            wanted.lease_id,
+            int(LEASE_TTL_S * 1_000_000),
+            wanted.reserved.by_kind(requests=1),
+            [_to_script(scope) for scope in wanted.scopes],
+            [],
+        )
+        reply = await self._scripts.call("admit", keys, asked)
+        if reply[0] == 4:
+            await self._epochs.begin(epoch_key(wanted.org_id))
+            reply = await self._scripts.call("admit", keys, asked)
+        outcome, place, kind, wait_us, now_us, *buckets = reply
+        if outcome == 4:
+            raise LimiterUnavailable("Redis forgets its epochs")
+        assert outcome != 3, "a lease id is made once"
+        state = _rate_state(wanted.scopes, buckets, now_us)
+        if outcome == 0:
+            wait_s = None if wait_us < 0 else wait_us / 1_000_000
+            return _refusal(wanted.scopes[place - 1], kind.decode(), wait_s, state)
+        admission = msgspec.structs.replace(wanted, state=state)
+        self._open[wanted.lease_id] = (admission, NOTHING)
+        return admission
 
-        Raises: LimiterUnavailable; the lease then expires, and `settle_lease` may still be called.
+    def _admit_locally(self, wanted: Admission) -> Admission | Refusal:
+        """What this gateway may let pass by itself."""
+        keys, units = scope_keys(wanted.org_id, wanted.scopes), wanted.reserved.by_kind(requests=1)
+        refused = self._local.admit(keys, wanted.scopes, units)
+        if refused is not None:
+            by = wanted.scopes[refused.place]
+            return _refusal(by, refused.kind, refused.wait_s, wanted.state)
+        return msgspec.structs.replace(wanted, is_local=True)
+
+    async def extend(
+        self, admission: Admission, *, output_tokens: int, used: Units, resting: bool
+    ) -> Extension:
+        """Take `output_tokens` more, there or not. `used`: so far. `resting`: the last answer was
+        to rest, which only ends when no debt is left.
+
+        Raises: LimiterUnavailable.
         """
-        if not admission.scopes or admission.lease_id in self._open:  # a retry notes nothing again
-            self._outputs.note(admission.key_id, admission.model, output_tokens)
-        return await self._close(admission, used_tokens, counts=True)
+        assert 0 <= output_tokens <= STEP_TOKENS, f"a step of {output_tokens} tokens"
+        more = Units(output_tokens=output_tokens)
+        asked = (admission.lease_id, more.by_kind(), used.by_kind(), int(resting))
+        reply = await self._scripts.call("extend", org_keys(admission.org_id), [asked])
+        rest_us = reply[0]
+        return Extension(rest_s=max(0, rest_us) / 1_000_000, is_open=rest_us >= 0)
+
+    def progress(self, admission: Admission, used: Units) -> None:
+        """What a running request has used so far: should its gateway die, this is kept."""
+        if admission.lease_id in self._open:
+            self._open[admission.lease_id] = (admission, used)
+
+    async def settle(self, admission: Admission, used: Units) -> Settlement:
+        """Refund what was reserved and not used, or take what was used beyond it. Idempotent by
+        lease. While Redis is away it is DEFERRED."""
+        if not admission.scopes or admission.is_local or admission.lease_id in self._open:
+            # a repeated call notes nothing again
+            self._outputs.note(admission.key_id, admission.model, used.output_tokens)
+        return await self._close(admission, used, requests=1)
 
     async def void(self, admission: Admission) -> Settlement:
-        """Nothing ran: give back the tokens and the request. Raises: LimiterUnavailable."""
-        return await self._close(admission, 0, counts=False)
+        """Nothing ran: give back the tokens and the request."""
+        return await self._close(admission, NOTHING, requests=0)
 
-    async def settle_lease(self, org_id: str, lease_id: str, *, used_tokens: int) -> Settlement:
-        """Settle what another process admitted and did not live to settle. Raises:
-        LimiterUnavailable."""
-        return await self._settle(_org_keys(org_id), [lease_id, min(MAX_TOKENS, used_tokens), 1])
+    async def settle_lease(
+        self, org_id: str, lease_id: str, used: Units, *, admitted_at: float
+    ) -> Settlement:
+        """Settle what another process admitted, at `admitted_at` (Unix seconds), and did not live
+        to settle."""
+        if self._clock() - admitted_at > SETTLED_TTL_S:
+            return Settlement.UNKNOWN  # nobody could tell it from one that was settled
+        asked: Any = (lease_id, bounded(used).by_kind(requests=1), [])
+        return await self._settle(lease_id, Call(org_keys(org_id), asked))
 
-    async def _close(self, admission: Admission, used_tokens: int, *, counts: bool) -> Settlement:
+    async def _close(self, admission: Admission, used: Units, *, requests: int) -> Settlement:
         if not admission.scopes:
             return Settlement.UNLIMITED
         # Whatever comes of the call, this process is done with the lease.
         self._open.pop(admission.lease_id, None)
-        keys = [*_org_keys(admission.org_id), *_scope_keys(admission.org_id, admission.scopes)]
-        limits = [scope.plan.tokens_per_minute or 0 for scope in admission.scopes]
-        used = min(MAX_TOKENS, used_tokens)
-        return await self._settle(keys, [admission.lease_id, used, int(counts), *limits])
+        names = scope_keys(admission.org_id, admission.scopes)
+        units = bounded(used).by_kind(requests=requests)
+        if admission.is_local:
+            taken = admission.reserved.by_kind(requests=1)
+            self._local.settle(names, admission.scopes, taken, units)
+            if self._scripts.is_away:
+                return Settlement.SETTLED  # the debit will say it
+        buckets = [[each for each in scope.buckets if each.limit] for scope in admission.scopes]
+        call = Call([*org_keys(admission.org_id), *names], (admission.lease_id, units, buckets))
+        return await self._settle(admission.lease_id, call)
 
-    async def _settle(self, keys: list[str], arguments: list[str | int]) -> Settlement:
-        reply = await self._scripts.call("settle", keys, arguments)
-        assert isinstance(reply, int)
-        return Settlement(reply)
+    async def _settle(self, lease_id: str, call: Call) -> Settlement:
+        try:
+            return Settlement(await self._scripts.call("settle", call.keys, call.asked))
+        except LimiterUnavailable:
+            self._outage.defer(lease_id, call)
+            return Settlement.DEFERRED
 
     async def _renew_forever(self) -> None:
         while True:
-            await asyncio.sleep(RENEW_INTERVAL_S)
             try:
+                await self.count_gateways()
+                await asyncio.sleep(RENEW_INTERVAL_S)
                 await self.renew()
             except LimiterUnavailable as error:
                 log.warning("leases not renewed: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def count_gateways(self) -> None:
+        """How many share the limits, this one included. Raises: LimiterUnavailable."""
+        call, now = self._scripts.pipeline.call, self._clock()
+        try:
+            await call(("ZADD", GATEWAYS, str(now), self._id))
+            await call(("ZREMRANGEBYSCORE", GATEWAYS, "-inf", str(now - 3 * RENEW_INTERVAL_S)))
+            counted = await call(("ZCARD", GATEWAYS))
+        except (RedisError, OSError, QueueFull) as error:
+            raise LimiterUnavailable(f"count gateways: {type(error).__name__}") from error
+        self._local.num_gateways = max(self._num_gateways, counted)
 
     async def renew(self) -> int:
-        """Put off the expiry of this process' open leases; returns how many were still open.
+        """Put off the expiry of this process' open leases; returns how many were still open. Those
+        that were not are opened again.
 
         Raises: LimiterUnavailable.
         """
-        by_org: dict[str, list[str]] = {}
-        for lease_id, org_id in self._open.items():
-            by_org.setdefault(org_id, []).append(lease_id)
+        by_org: dict[str, list[Any]] = {}
+        for lease_id, (admission, used) in self._open.items():
+            lease = (lease_id, used.by_kind(), _to_charges(admission))
+            by_org.setdefault(admission.org_id, []).append(lease)
         renewed = 0
-        for org_id, lease_ids in by_org.items():
-            remaining = iter(lease_ids)
+        for org_id, leases in by_org.items():
+            remaining = iter(leases)
             while batch := list(islice(remaining, RENEW_BATCH)):
-                ttl_us = int(LEASE_TTL_S * 1_000_000)
-                reply = await self._scripts.call("renew", _org_keys(org_id), [ttl_us, *batch])
-                assert isinstance(reply, int)
-                renewed += reply
+                asked = (int(LEASE_TTL_S * 1_000_000), batch)
+                renewed += await self._scripts.call("renew", org_keys(org_id), asked)
         return renewed
 
 
-def _org_keys(org_id: str) -> list[str]:
-    """The org's open leases and the prefix of their records; one hash tag, so one slot of a
-    cluster."""
-    return [f"tollgate:{{{org_id}}}:leases", f"tollgate:{{{org_id}}}:lease:"]
+def reservation(scopes: Sequence[ScopeLimits], input_tokens: int, output_tokens: int) -> Units:
+    """What is expected to be written never makes a request too large for its limits: only its input
+    does."""
+    for scope in scopes:
+        for bucket in scope.buckets:
+            if bucket.kind in "td":
+                output_tokens = min(output_tokens, bucket.limit - input_tokens)
+            elif bucket.kind == "o":
+                output_tokens = min(output_tokens, bucket.limit)
+    return bounded(Units(input_tokens=input_tokens, output_tokens=max(0, output_tokens)))
 
 
-def _scope_keys(org_id: str, scopes: Sequence[ScopeLimits]) -> list[str]:
-    return [f"tollgate:{{{org_id}}}:{scope.scope}:{scope.owner_id}" for scope in scopes]
+def bounded(used: Units) -> Units:
+    if used.tokens <= MAX_TOKENS:
+        return used
+    input_tokens = min(used.input_tokens, MAX_TOKENS)
+    return Units(input_tokens=input_tokens, output_tokens=MAX_TOKENS - input_tokens)
 
 
-def _limits(plan: Plan) -> list[int]:
-    """As `admit.lua` reads them; -1: none."""
-    limits = []
-    for limit in (plan.tokens_per_minute, plan.requests_per_minute):
-        limits += [-1, -1] if limit is None else [limit, burst(limit)]
-    streams = plan.max_concurrent_streams
-    return [*limits, -1 if streams is None else streams]
+def _to_script(scope: ScopeLimits) -> tuple[int, Sequence[Any]]:
+    return (-1 if scope.max_streams is None else scope.max_streams, scope.buckets)
 
 
-def _rate_state(scopes: Sequence[ScopeLimits], buckets: list[int], now_us: int) -> RateState:
-    """`buckets`: for each scope the full moments of tokens and of requests, and the open leases."""
-    requests, tokens = [], []
-    for position, scope in enumerate(scopes):
-        tokens_full_us, requests_full_us, _ = buckets[3 * position : 3 * position + 3]
-        if (limit := scope.plan.tokens_per_minute) is not None:
-            tokens.append(rate_window(limit, tokens_full_us, now_us))
-        if (limit := scope.plan.requests_per_minute) is not None:
-            requests.append(rate_window(limit, requests_full_us, now_us))
-    return RateState(requests=tightest(requests), tokens=tightest(tokens))
+def _to_charges(admission: Admission) -> list[tuple[str, list[BucketLimit]]]:
+    """For a lease that must be opened again."""
+    keys = scope_keys(admission.org_id, admission.scopes)
+    return [
+        (key, [bucket for bucket in scope.buckets if bucket.limit])
+        for key, scope in zip(keys, admission.scopes, strict=True)
+    ]
 
 
-def _refusal(by: ScopeLimits, kind: int, wait_us: int, state: RateState) -> Refusal:
-    plan = by.plan
-    limits = (plan.tokens_per_minute, plan.requests_per_minute, plan.max_concurrent_streams)
-    limit = limits[kind]
+def _rate_state(scopes: Sequence[ScopeLimits], reply: list[int], now_us: int) -> RateState:
+    """`reply`: for each scope its open leases, and the full moment of each of its buckets."""
+    windows: dict[str, list[RateWindow]] = {"r": [], "t": [], "i": [], "o": [], "d": []}
+    moments = iter(reply)
+    for scope in scopes:
+        next(moments)
+        for bucket in scope.buckets:
+            windows[bucket.kind].append(rate_window(bucket, next(moments), now_us))
+    return RateState(
+        requests=tightest(windows["r"]),
+        tokens=tightest(windows["t"]),
+        input_tokens=tightest(windows["i"]),
+        output_tokens=tightest(windows["o"]),
+    )
+
+
+def _refusal(by: ScopeLimits, kind: str, wait_s: float | None, state: RateState) -> Refusal:
+    limit = by.max_streams
+    for bucket in by.buckets:
+        if bucket.kind == kind:
+            limit = bucket.limit
     assert limit is not None
     return Refusal(
         scope=by.scope,
         kind=KINDS[kind],
         limit=limit,
-        retry_after_s=None if wait_us < 0 else wait_us / 1_000_000,
+        retry_after_s=wait_s,
         state=state,
     )

@@ -8,27 +8,21 @@ again.
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoScriptError, RedisError
+
+from gateway.limits.pipeline import Pipeline, QueueFull
 
 log = logging.getLogger(__name__)
 
-SCRIPT_TIMEOUT_S = 2.0
-"""A call that takes longer, once it has a slot, counts as Redis being away. Each may be repeated:
-lease ids make them idempotent."""
-SLOT_TIMEOUT_S = 10.0
-"""Waiting for a slot: a queue so long says nothing of Redis' connections, but its callers give
-up."""
-
-MAX_CONCURRENT_CALLS = 32
-"""Well below what a pool of connections holds: beyond that redis-py would refuse, not wait."""
+NAMES = ("admit", "debit", "extend", "renew", "settle")
 
 
 class LimiterUnavailable(Exception):
@@ -41,43 +35,48 @@ def script_text(name: str) -> str:
 
 
 class Scripts:
-    """`admit`, `settle` and `renew` on one Redis. `redis` must not decode responses."""
+    """The scripts on one Redis. `redis` must not decode responses. Each call may be repeated: ids
+    make them idempotent.
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-        self._failing = False
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
-        self._scripts = {
-            name: redis.register_script(script_text(name)) for name in ("admit", "settle", "renew")
+    The first call that fails opens the circuit: from then on calls fail at once, and `on_away` has
+    been told. Only `probe` goes through, one at a time by whoever mends; `closed` lets all pass
+    again."""
+
+    def __init__(self, redis: Redis, on_away: Callable[[], None] = lambda: None) -> None:
+        self.pipeline = Pipeline(redis)
+        self.is_away = False
+        self._on_away = on_away
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._texts = {name: script_text(name).encode() for name in NAMES}
+        self._digests = {
+            name: hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+            for name, text in self._texts.items()
         }
 
-    async def call(
-        self, name: str, keys: Sequence[str], arguments: Sequence[str | int]
-    ) -> list[int] | int:
-        """Raises: LimiterUnavailable."""
+    async def call(self, name: str, keys: Sequence[str], asked: Any) -> Any:
+        """`asked` goes over as msgpack. Raises: LimiterUnavailable."""
+        if self.is_away:
+            raise LimiterUnavailable(f"{name}: Redis is away")
         try:
-            async with asyncio.timeout(SLOT_TIMEOUT_S):
-                await self._slots.acquire()
-        except TimeoutError as error:
-            raise LimiterUnavailable(f"{name}: no free slot") from error
-        try:
-            async with asyncio.timeout(SCRIPT_TIMEOUT_S):
-                reply: list[int] | int = await self._scripts[name](keys=keys, args=arguments)
-        except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError):
-                # The pool's idle connections are as dead: left there, each would fail a call.
-                await self._redis.connection_pool.disconnect(inuse_connections=False)
-            self._note(error)
-            raise LimiterUnavailable(f"{name}: {type(error).__name__}") from error
-        finally:
-            self._slots.release()
-        self._note(None)
-        return reply
+            return await self.probe(name, keys, asked)
+        except LimiterUnavailable as error:
+            if not self.is_away:
+                self.is_away = True
+                log.error("Redis runs no limiter script: %s", error)
+                self._on_away()
+            raise
 
-    def _note(self, error: Exception | None) -> None:
-        """The log hears of an outage's beginning and of its end, not of every call."""
-        if error is not None and not self._failing:
-            log.error("Redis runs no limiter script: %s: %s", type(error).__name__, error)
-        elif error is None and self._failing:
-            log.warning("Redis runs the limiter's scripts again")
-        self._failing = error is not None
+    async def probe(self, name: str, keys: Sequence[str], asked: Any) -> Any:
+        """As `call`, whatever is known of Redis."""
+        operands = (len(keys), *keys, self._encode(asked))
+        try:
+            try:
+                return await self.pipeline.call((b"EVALSHA", self._digests[name], *operands))
+            except NoScriptError:
+                return await self.pipeline.call((b"EVAL", self._texts[name], *operands))
+        except (RedisError, OSError, QueueFull) as error:
+            raise LimiterUnavailable(f"{name}: {type(error).__name__}") from error
+
+    def closed(self) -> None:
+        log.warning("Redis runs the limiter's scripts again")
+        self.is_away = False

@@ -1,20 +1,27 @@
 -- Settle a lease with what was used, once.
 --
--- KEYS  the org's open leases, prefix of lease keys, then the scopes to debit if the lease has left no record
--- ARGV  lease id, tokens used, 1 if the request itself counts (0: void), then per scope: tokens per minute
--- Returns 0 settled before, nothing was done; 1 settled; 2 it had expired and was debited; 3 nothing is known of it
+-- KEYS  the org's open leases, prefix of lease keys, its epoch, then the scopes and the counters to debit if the lease has left no
+--       record
+-- ARGV  msgpack of {lease id, units used by kind ('r': 0 for a request that never ran), the scopes' lists of {kind,
+--       limit, burst, window}}
+-- Returns 0 settled before, nothing was done; 1 settled; 2 it had expired, or was forgotten, and was debited; 3 nothing
+--       is known of it
 
 local leases_key, prefix = KEYS[1], KEYS[2]
-local lease_id, used, keep_request = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+local lease_id, used, scopes = unpack(cmsgpack.unpack(ARGV[1]))
+assume_epoch(KEYS[3])
 heal(leases_key, prefix)
 
-local function debit(key, tpm)
-  if tpm > 0 and used > 0 then
-    local scope = load_scope(key)
-    begin_event(scope)
-    take(scope.t, cost(used, tpm))
-    save_scope(key, scope)
+-- A lease with this request's scopes and counters, that has taken nothing.
+local function forgotten()
+  local parts, held = {}, {}
+  for i, buckets in ipairs(scopes) do
+    table.insert(parts, {KEYS[i + 3], buckets})
   end
+  for i = 4 + #scopes, #KEYS do
+    table.insert(held, {KEYS[i], 0})
+  end
+  return {c = parts, m = held}
 end
 
 local outcome
@@ -22,21 +29,16 @@ local packed = redis.call('GET', prefix .. lease_id)
 if packed == 'settled' then
   return 0
 elseif not packed then
-  outcome = 3
-  for i = 3, #KEYS do
-    debit(KEYS[i], tonumber(ARGV[i + 1]))
-    outcome = 2
-  end
+  debit(forgotten(), used, {})
+  outcome = #KEYS > 3 and 2 or 3
 else
   local lease = cmsgpack.unpack(packed)
   if lease.x then
     outcome = 2
-    for _, charge in ipairs(lease.c) do
-      debit(charge[1], charge[3])
-    end
+    debit(lease, used, lease.u)
   else
     outcome = 1
-    close_lease(lease, used, keep_request)
+    close_lease(lease, used)
     redis.call('ZREM', leases_key, lease_id)
   end
 end

@@ -7,25 +7,74 @@ in `ledger.lua`.
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
-from gateway.principal import UNLIMITED, Plan, Principal
+from gateway.principal import UNLIMITED, Lane, Plan, Principal
+
+MAX_PLANS = 4096
+"""Different ones at a time, of which the buckets are remembered."""
 
 BURST_DIVISOR = 6
 """A bucket holds a sixth of its limit per minute: ten seconds of refill."""
 MINUTE_US = 60_000_000
+DAY_US = 24 * 60 * MINUTE_US
 
-ScopeName = Literal["key", "model", "project", "org"]
-"""`model`: what a project may use of one."""
-LimitKind = Literal["tokens", "requests", "streams"]
-KINDS: tuple[LimitKind, ...] = ("tokens", "requests", "streams")
+ScopeName = Literal["key", "model", "client", "project", "org"]
+"""`model`: what a project may use of one. `client`: an OAuth client."""
+LimitKind = Literal[
+    "tokens", "input_tokens", "output_tokens", "batch_tokens", "requests", "streams"
+]
+BucketKind = Literal["t", "i", "o", "d", "r"]
+"""As the scripts name them."""
+KINDS: dict[str, LimitKind] = {
+    "t": "tokens",
+    "i": "input_tokens",
+    "o": "output_tokens",
+    "d": "batch_tokens",
+    "r": "requests",
+    "s": "streams",
+}
 
 
 def burst(limit: int) -> int:
     """Units a full bucket holds; at least one, so that small limits let something pass."""
     return max(1, limit // BURST_DIVISOR)
+
+
+class Units(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request takes: reserves, or has used so far."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def by_kind(self, *, requests: int = 0) -> dict[BucketKind, int]:
+        """As the scripts read it. Which of a batch's tokens count is the scope's matter: a bucket
+        that was not reserved from is left alone."""
+        return {
+            "t": self.tokens,
+            "i": self.input_tokens,
+            "o": self.output_tokens,
+            "d": self.tokens,
+            "r": requests,
+        }
+
+
+class BucketLimit(msgspec.Struct, frozen=True, array_like=True):
+    """One limit, as `admit.lua` reads it."""
+
+    kind: BucketKind
+    limit: int
+    """Units per window."""
+    burst: int
+    """Units that a full bucket holds."""
+    window_us: int
 
 
 class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +93,8 @@ class RateState(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: RateWindow | None = None
     tokens: RateWindow | None = None
+    input_tokens: RateWindow | None = None
+    output_tokens: RateWindow | None = None
 
 
 class ScopeLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +102,8 @@ class ScopeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     scope: ScopeName
     owner_id: str
-    plan: Plan
+    buckets: tuple[BucketLimit, ...]
+    max_streams: int | None
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +113,20 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     key_id: str
     model: str
-    reserved: int
-    """Tokens."""
+    reserved: Units
+    max_output_tokens: int
+    """The most it may write."""
     scopes: tuple[ScopeLimits, ...]
     state: RateState
+    is_local: bool = False
+    """Redis was away, and knows nothing of it."""
+
+    @property
+    def limits_tokens(self) -> bool:
+        """Whether what it writes beyond its reservation must be asked for."""
+        return not self.is_local and any(
+            bucket.kind in "tod" for scope in self.scopes for bucket in scope.buckets
+        )
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,39 +148,68 @@ class Settlement(Enum):
     """It was settled before; nothing was done."""
     SETTLED = 1
     LATE = 2
-    """The lease had expired and given back what it reserved; what was used became debt."""
+    """The lease had expired and given back what it was not known to have used; the rest of what it
+    did use became debt."""
     UNKNOWN = 3
     """No record, and no scopes to debit."""
     UNLIMITED = 4
     """There was no lease to settle."""
+    DEFERRED = 5
+    """Redis is away; it is settled when it is back."""
 
 
-def scopes_of(principal: Principal, model: str) -> tuple[ScopeLimits, ...]:
-    """The owners of `principal` that have any limit on `model`, the narrowest first."""
-    owners: tuple[tuple[ScopeName, str, Plan], ...] = (
+def scopes_of(principal: Principal, model: str, lane: Lane) -> tuple[ScopeLimits, ...]:
+    """The owners of `principal` that have any limit on `model` in `lane`, the narrowest first."""
+    owners: list[tuple[ScopeName, str, Plan]] = [
         ("key", principal.key_id, principal.key_plan),
         ("model", f"{principal.project_id}/{model}", principal.model_plans.get(model, UNLIMITED)),
+        ("client", principal.client_id or "", principal.client_plan),
         ("project", principal.project_id, principal.project_plan),
         ("org", principal.org_id, principal.org_plan),
-    )
-    return tuple(
-        ScopeLimits(scope=scope, owner_id=owner_id, plan=plan)
-        for scope, owner_id, plan in owners
-        if (plan.tokens_per_minute, plan.requests_per_minute, plan.max_concurrent_streams)
-        != (None, None, None)
-    )
+    ]
+    scopes = []
+    for scope, owner_id, plan in owners:
+        if plan is UNLIMITED:
+            continue
+        buckets, streams = buckets_of(plan, lane), plan.max_concurrent_streams
+        if buckets or streams is not None:
+            limits = ScopeLimits(
+                scope=scope, owner_id=owner_id, buckets=buckets, max_streams=streams
+            )
+            scopes.append(limits)
+    return tuple(scopes)
 
 
-def rate_window(limit: int, full_at_us: int, now_us: int) -> RateWindow:
+@lru_cache(MAX_PLANS)
+def buckets_of(plan: Plan, lane: Lane) -> tuple[BucketLimit, ...]:
+    """A day's limit of batches may be used at once: its burst is all of it."""
+    minutes: tuple[tuple[BucketKind, int | None], ...] = (
+        ("t", plan.tokens_per_minute),
+        ("i", plan.input_tokens_per_minute),
+        ("o", plan.output_tokens_per_minute),
+        ("r", plan.requests_per_minute),
+    )
+    buckets = [
+        BucketLimit(kind, limit, burst(limit) if limit else 0, MINUTE_US)
+        for kind, limit in minutes
+        if limit is not None
+    ]
+    a_day = plan.batch_tokens_per_day
+    if lane == "batch" and a_day is not None:
+        buckets.append(BucketLimit("d", a_day, a_day, DAY_US))
+    return tuple(buckets)
+
+
+def rate_window(limit: BucketLimit, full_at_us: int, now_us: int) -> RateWindow:
     """A bucket that is full again at `full_at_us`; `remaining` is exactly what `admit.lua` lets
     pass.
     """
     deficit_us = max(0, full_at_us - now_us)
     remaining = 0
-    if limit > 0:
-        full_us = -(-burst(limit) * MINUTE_US // limit)
-        remaining = max(0, (full_us - deficit_us) * limit // MINUTE_US)
-    return RateWindow(limit=limit, remaining=remaining, reset_s=deficit_us / 1_000_000)
+    if limit.limit > 0:
+        full_us = -(-limit.burst * limit.window_us // limit.limit)
+        remaining = max(0, (full_us - deficit_us) * limit.limit // limit.window_us)
+    return RateWindow(limit=limit.limit, remaining=remaining, reset_s=deficit_us / 1_000_000)
 
 
 def tightest(windows: list[RateWindow]) -> RateWindow | None:

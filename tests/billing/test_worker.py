@@ -19,6 +19,7 @@ from billing import worker
 from billing.errors import SpoolLocked
 from billing.events import Price, Quantities, UsageEvent
 from billing.ingest import ingest
+from billing.last_use import last_use
 from billing.ledger import check
 from billing.price_book import PriceBook
 from billing.reconcile import settle_orphan
@@ -303,3 +304,18 @@ def test_only_the_content_can_be_refused(state: str, refused: bool) -> None:
     assert worker.is_refusal(error) is refused
     assert worker.is_refusal(OverflowError())
     assert not worker.is_refusal(sa.exc.DBAPIError("INSERT", None, ConnectionError()))
+
+
+async def test_the_last_use_is_known_as_soon_as_it_is_in_the_spool(
+    spool: Spool, db: AsyncEngine
+) -> None:
+    assert await last_use(db, spool) is None, "a new installation"
+    before = time.time()
+    await spool.close(an_event())
+    assert before <= (await last_use(db, spool) or 0)
+    shipper = Shipper(spool, db)
+    shipper.start()
+    assert await shipper.drain(5.0)
+    assert not spool.backlog
+    assert before - 1 <= (await last_use(db, spool) or 0) <= time.time() + 1
+    await shipper.stop()

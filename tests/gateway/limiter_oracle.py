@@ -81,35 +81,56 @@ class Bucket:
             return deficit
         return max(0, deficit + cost_us(units, self.limit) - cost_us(self.burst, self.limit))
 
+    def rest_us(self, now_us: int, *, resting: bool) -> int:
+        """How long a stream must rest for this bucket's debt."""
+        if not self.limit:
+            return 0
+        full = cost_us(self.burst, self.limit)
+        debt = self.deficit_us(now_us) - full
+        return debt if debt > 0 and (resting or debt >= full) else 0
+
     def take(self, units: int, now_us: int) -> Taken:
         taken = Taken(now_us, cost_us(units, self.limit))
         self.taken.append(taken)
         return taken
 
 
+KINDS = ("t", "i", "o", "r")
+Used = dict[str, int]
+"""By kind."""
+
+
 @dataclass
 class Scope:
-    tokens: Bucket
-    requests: Bucket
+    buckets: dict[str, Bucket]
     max_leases: int | None
     leases: set[str] = field(default_factory=set)
 
 
 @dataclass
 class Charge:
+    """What a lease has taken of one bucket, one after the other."""
+
     scope: Scope
-    tokens: Taken
-    request: Taken
+    kind: str
+    taken: list[Taken]
+
+    @property
+    def bucket(self) -> Bucket:
+        return self.scope.buckets[self.kind]
 
 
 @dataclass
 class Lease:
-    reserved: int
+    reserved: Used
     admitted_us: int
     expires_us: int
     charges: list[Charge]
-    counted: int
-    """Tokens that count against the window of `admitted_us`."""
+    counted: list[tuple[int, int]]
+    """(moment, tokens) that count against the windows over that moment."""
+    known: Used = field(default_factory=dict)
+    kept: Used = field(default_factory=dict)
+    """Of a lease that expired and was opened again: what its expiry had kept."""
     state: str = "open"
 
 
@@ -125,71 +146,108 @@ class Oracle:
         """What each call does first."""
         for lease_id, lease in self.leases.items():
             if lease.state == "open" and lease.expires_us <= self.now_us:
-                self.release(lease_id, 0)
+                self.release(lease_id, lease.known | {"r": 1})
                 lease.state = "expired"
 
-    def release(self, lease_id: str, used: int) -> None:
+    def release(self, lease_id: str, used: Used) -> None:
         lease = self.leases[lease_id]
-        lease.counted = min(used, lease.reserved)
+        left = used.get("t", 0)
+        for position, (at_us, tokens) in enumerate(lease.counted):
+            lease.counted[position] = (at_us, min(left, tokens))
+            left -= min(left, tokens)
         for charge in lease.charges:
             charge.scope.leases.discard(lease_id)
-            settled = cost_us(used, charge.scope.tokens.limit)
-            extra = settled - charge.tokens.cost_us
-            charge.tokens.cost_us = min(settled, charge.tokens.cost_us)
-            if extra > 0:
-                charge.scope.tokens.taken.append(Taken(self.now_us, extra))
+            settled = cost_us(used.get(charge.kind, 0), charge.bucket.limit)
+            settled -= cost_us(lease.kept.get(charge.kind, 0), charge.bucket.limit)
+            over = sum(taken.cost_us for taken in charge.taken) - settled
+            if over < 0:
+                charge.bucket.taken.append(Taken(self.now_us, -over))
+            for taken in reversed(charge.taken):
+                part = min(max(0, over), taken.cost_us)
+                taken.cost_us -= part
+                over -= part
 
-    def wait_us(self, names: list[str], tokens: int) -> int | None:
+    def wait_us(self, names: list[str], units: Used) -> int | None:
         """The longest wait over all scopes and kinds; None: for ever."""
         waits: list[int | None] = []
         for name in names:
             scope = self.scopes[name]
-            waits += [scope.tokens.wait_us(tokens, self.now_us)]
-            waits += [scope.requests.wait_us(1, self.now_us)]
+            waits += [
+                bucket.wait_us(units[kind], self.now_us) for kind, bucket in scope.buckets.items()
+            ]
             if scope.max_leases is not None and len(scope.leases) >= scope.max_leases:
                 waits.append(1_000_000 if scope.max_leases else None)
         return None if None in waits else max(wait for wait in waits if wait is not None)
 
-    def admit(self, lease_id: str, names: list[str], tokens: int) -> None:
+    def admit(self, lease_id: str, names: list[str], units: Used) -> None:
         charges = []
         for name in names:
             scope = self.scopes[name]
             scope.leases.add(lease_id)
-            taken = scope.tokens.take(tokens, self.now_us)
-            charges.append(Charge(scope, taken, scope.requests.take(1, self.now_us)))
-        expires_us = self.now_us + LEASE_TTL_US
-        self.leases[lease_id] = Lease(tokens, self.now_us, expires_us, charges, counted=tokens)
+            for kind, bucket in scope.buckets.items():
+                charges.append(Charge(scope, kind, [bucket.take(units[kind], self.now_us)]))
+        self.leases[lease_id] = Lease(
+            reserved=units,
+            admitted_us=self.now_us,
+            expires_us=self.now_us + LEASE_TTL_US,
+            charges=charges,
+            counted=[(self.now_us, units["t"])],
+        )
 
-    def settle(self, lease_id: str, used: int) -> str:
+    def extend(self, lease_id: str, units: Used, used: Used, *, resting: bool) -> int | None:
+        """How long it must rest; None: it is not open."""
+        lease = self.leases[lease_id]
+        if lease.state != "open":
+            return None
+        for charge in lease.charges:
+            if units.get(charge.kind, 0):
+                charge.taken.append(charge.bucket.take(units[charge.kind], self.now_us))
+        lease.counted.append((self.now_us, units["t"]))
+        lease.known = used
+        rests = [
+            charge.bucket.rest_us(self.now_us, resting=resting)
+            for charge in lease.charges
+            if charge.kind != "r"
+        ]
+        return max(rests, default=0)
+
+    def renew(self, lease_id: str, used: Used) -> None:
+        lease = self.leases[lease_id]
+        if lease.state == "expired":
+            lease.kept = lease.known | {"r": 1}
+            lease.state = "open"
+            for charge in lease.charges:
+                charge.taken = []
+                charge.scope.leases.add(lease_id)
+        lease.expires_us = self.now_us + LEASE_TTL_US
+        lease.known = used
+
+    def settle(self, lease_id: str, used: Used) -> str:
         lease = self.leases[lease_id]
         before, lease.state = lease.state, "settled"
         if before == "open":
             self.release(lease_id, used)
         elif before == "expired":
             for charge in lease.charges:
-                if used:
-                    charge.scope.tokens.take(used, self.now_us)
-        return before
-
-    def void(self, lease_id: str) -> str:
-        before = self.settle(lease_id, 0)
-        if before == "open":
-            for charge in self.leases[lease_id].charges:
-                charge.request.cost_us = 0
+                now, kept = used.get(charge.kind, 0), lease.known.get(charge.kind, 0)
+                if charge.kind != "r" and now > kept:
+                    limit = charge.bucket.limit
+                    extra = cost_us(now, limit) - cost_us(kept, limit)
+                    charge.bucket.taken.append(Taken(self.now_us, extra))
         return before
 
     def check_windows(self) -> None:
         """In no 60 s does a bucket let pass more than its burst (or its largest request) and 60 s
-        of refill."""
+        of refill, steps beyond reservations aside."""
         for scope in self.scopes.values():
-            limit = scope.tokens.limit
+            limit = scope.buckets["t"].limit
             if limit is None:
                 continue
             passed = sorted(
-                (lease.admitted_us, lease.counted)
+                lease.counted[0]
                 for lease in self.leases.values()
                 if any(charge.scope is scope for charge in lease.charges)
             )
             for start, _ in passed:
                 window = [n for at, n in passed if start <= at <= start + MINUTE_US]
-                assert sum(window) <= max(scope.tokens.burst, *window) + limit
+                assert sum(window) <= max(scope.buckets["t"].burst, *window) + limit

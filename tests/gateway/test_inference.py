@@ -29,8 +29,8 @@ from gateway.fleet.replica import (
 from gateway.fleet.router import Fleet, Route
 from gateway.ids import uuid7
 from gateway.inference import Call, Desk, Encoder, RateLimited, drain, start
-from gateway.limits import persistence
 from gateway.limits.limiter import Admission, Limiter, LimiterUnavailable, Settlement
+from gateway.limits.verdicts import Units
 from gateway.principal import Plan, Principal
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter, Telemetry
@@ -69,6 +69,7 @@ class ScriptedReplica:
         self.aborted = asyncio.Event()
         self.attempts: list[str] = []
         self.acknowledged: list[str] = []
+        self.rests: list[bool] = []
 
     async def prepare(self, request: GenerateRequest) -> PreparedRequest:
         return PreparedRequest(
@@ -103,6 +104,9 @@ class ScriptedReplica:
             )
             await asyncio.sleep(0)
 
+    async def rest(self, attempt_id: str, *, resting: bool) -> None:
+        self.rests.append(resting)
+
     async def acknowledge(self, attempt_id: str) -> None:
         self.acknowledged.append(attempt_id)
 
@@ -125,11 +129,9 @@ class WatchedLimiter(Limiter):
         super().__init__(redis)
         self.settled: list[int | None] = []
 
-    async def settle(
-        self, admission: Admission, *, used_tokens: int, output_tokens: int
-    ) -> Settlement:
-        self.settled.append(used_tokens)
-        return await super().settle(admission, used_tokens=used_tokens, output_tokens=output_tokens)
+    async def settle(self, admission: Admission, used: Units) -> Settlement:
+        self.settled.append(used.tokens)
+        return await super().settle(admission, used)
 
     async def void(self, admission: Admission) -> Settlement:
         self.settled.append(None)
@@ -429,23 +431,25 @@ async def test_whoever_leaves_before_it_began_asks_no_replica_and_pays_nothing(
 async def test_a_limiter_that_is_away_is_told_later(
     open_office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(persistence, "RETRY_S", 0.01)
     office = open_office(ScriptedReplica())
-    settle, calls = office.desk.limiter.settle, []
+    limiter = office.desk.limiter
+    delivery = office.begin()
+    probe = limiter._scripts.probe
 
-    async def away_at_first(admission: Admission, **used: int) -> Settlement:
-        calls.append(used)
-        if len(calls) < 3:
-            raise LimiterUnavailable("away")
-        return await settle(admission, **used)
+    async def away(*_: object) -> None:
+        raise LimiterUnavailable("away")
 
-    monkeypatch.setattr(office.desk.limiter, "settle", away_at_first)
-    assert await read(office.begin()) == b"w1 w2 w3 [3]"
-    while len(calls) < 3:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
+    assert await delivery.next() is not None
+    monkeypatch.setattr(limiter._scripts, "probe", away)
+    while await delivery.next() is not None:
+        continue
+    await asyncio.sleep(0.1)
+    assert limiter.settled == [INPUT_TOKENS + 3] and limiter._outage._deferred
+    monkeypatch.setattr(limiter._scripts, "probe", probe)
+    async with asyncio.timeout(5):
+        while limiter._outage._deferred:
+            await asyncio.sleep(0.01)
     await office.settled()
-    assert office.desk.limiter.settled == [INPUT_TOKENS + 3]
 
 
 async def test_a_flood_of_random_leavers_leaves_nothing_open(open_office) -> None:

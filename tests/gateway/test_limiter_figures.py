@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 
 import pytest
@@ -12,7 +13,7 @@ from gateway.limits import expected_output
 from gateway.limits.expected_output import UNKNOWN_OUTPUT_TOKENS, ExpectedOutput
 from gateway.limits.headers import to_duration, to_headers
 from gateway.limits.limiter import RateState
-from gateway.limits.verdicts import RateWindow, burst, rate_window
+from gateway.limits.verdicts import MINUTE_US, BucketLimit, RateWindow, burst, rate_window
 
 START_US = 1_700_000_000_000_000
 
@@ -54,11 +55,13 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
     assert to_duration(seconds) == text
 
 
-def test_headers_show_the_tightest_scope() -> None:
+def test_headers_show_the_tightest_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     state = RateState(
         requests=RateWindow(limit=60, remaining=9, reset_s=1.0),
         tokens=RateWindow(limit=6000, remaining=0, reset_s=61.5),
     )
+    now_s = 1_769_860_799.5
+    monkeypatch.setattr(time, "time", lambda: now_s)
     assert to_headers(state) == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "9",
@@ -66,12 +69,19 @@ def test_headers_show_the_tightest_scope() -> None:
         "x-ratelimit-limit-tokens": "6000",
         "x-ratelimit-remaining-tokens": "0",
         "x-ratelimit-reset-tokens": "1m1.5s",
+        "anthropic-ratelimit-requests-limit": "60",
+        "anthropic-ratelimit-requests-remaining": "9",
+        "anthropic-ratelimit-requests-reset": "2026-01-31T12:00:01Z",
+        "anthropic-ratelimit-tokens-limit": "6000",
+        "anthropic-ratelimit-tokens-remaining": "0",
+        "anthropic-ratelimit-tokens-reset": "2026-01-31T12:01:01Z",
     }
 
 
 @given(limit=st.integers(0, 10**7), deficit_us=st.integers(0, 10**9))
 def test_a_window_shows_what_the_bucket_holds(limit: int, deficit_us: int) -> None:
-    window = rate_window(limit, START_US + deficit_us, START_US)
+    bucket = BucketLimit("t", limit, burst(limit), MINUTE_US)
+    window = rate_window(bucket, START_US + deficit_us, START_US)
     assert window.reset_s == deficit_us / 1_000_000
     held = burst(limit) - Fraction(deficit_us * limit, 60_000_000) if limit else 0
     assert window.remaining - Fraction(limit, 60_000_000) <= max(0, held) < window.remaining + 1

@@ -20,7 +20,7 @@ def test_a_projects_limit_of_a_model_is_one_more_owner_of_that_models_requests()
         model_plans={"m": PLAN, "free": UNLIMITED},
     )
     named = {
-        model: [(each.scope, each.owner_id) for each in scopes_of(who, model)]
+        model: [(each.scope, each.owner_id) for each in scopes_of(who, model, "interactive")]
         for model in ("m", "n", "free")
     }
     key, org = ("key", "key_a"), ("org", "org_a")

@@ -1,0 +1,92 @@
+"""What a running request may write: its reservation, then steps that are taken as it goes on.
+
+Above: `inference`, which notes what was used, and pauses who must rest. Below: `limiter`. It knows
+no replica and no HTTP. A step is asked for before it is needed, so that a stream whose tokens are
+there waits for nothing; while the answer is on its way no other step is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from gateway.limits.limiter import NOTHING, STEP_TOKENS, Extension, Limiter
+from gateway.limits.scripts import LimiterUnavailable
+from gateway.limits.verdicts import Admission, Units
+from gateway.tasks import TaskSet
+
+AHEAD_TOKENS = STEP_TOKENS // 2
+"""How much of what was granted may be left when the next step is asked for."""
+MIN_REST_S, MAX_REST_S = 0.005, 5.0
+"""Between two looks at a debt: others may pay it sooner, or add to it."""
+
+Rest = Callable[[bool], Awaitable[None]]
+"""True: stop writing, as soon as may be; False: go on."""
+
+
+class Allowance:
+    """Of one admission. `sleep` is asyncio's, but for tests."""
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        admission: Admission,
+        tasks: TaskSet,
+        *,
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._limiter, self._admission, self._tasks = limiter, admission, tasks
+        self._sleep = sleep
+        self._granted = admission.reserved.output_tokens
+        self._is_limited = admission.limits_tokens
+        self._used = NOTHING
+        self._asking = False
+        self._over = False
+
+    def note(self, used: Units, rest: Rest) -> None:
+        """What was used so far. `rest` is told when the stream must stop, and when it may go on."""
+        self._used = used
+        if not self._is_limited:
+            return
+        self._limiter.progress(self._admission, used)
+        if self._lacks_a_step() and not self._asking and not self._over:
+            self._asking = True
+            self._tasks.spawn(self._ask(rest), name="extend a reservation")
+
+    def end(self) -> None:
+        """Nothing more will be written."""
+        self._over = True
+
+    def _lacks_a_step(self) -> bool:
+        wanted = self._used.output_tokens + AHEAD_TOKENS
+        return self._granted < min(wanted, self._admission.max_output_tokens)
+
+    async def _ask(self, rest: Rest) -> None:
+        """Take steps until enough is granted. While Redis is away the stream goes on: what it
+        writes is taken when it is settled."""
+        try:
+            while self._lacks_a_step() and not self._over:
+                left = self._admission.max_output_tokens - self._granted
+                given = await self._extend(min(STEP_TOKENS, left), resting=False)
+                if not given.is_open:
+                    self._over = True
+                elif given.rest_s:
+                    await self._rest(given, rest)
+        except LimiterUnavailable:
+            return
+        finally:
+            self._asking = False
+
+    async def _rest(self, given: Extension, rest: Rest) -> None:
+        await rest(True)
+        try:
+            while given.is_open and given.rest_s and not self._over:
+                await self._sleep(min(MAX_REST_S, max(MIN_REST_S, given.rest_s)))
+                given = await self._extend(0, resting=True)
+        finally:
+            await rest(False)
+
+    async def _extend(self, output_tokens: int, *, resting: bool) -> Extension:
+        self._granted += output_tokens
+        return await self._limiter.extend(
+            self._admission, output_tokens=output_tokens, used=self._used, resting=resting
+        )
