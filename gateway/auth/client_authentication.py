@@ -6,8 +6,10 @@ client authenticates in the one way that it registered. Knows no grant.
 
 Secrets are ours, with 256 random bits; guesses are bounded all the same, by failures of one client
 from one address: whoever guesses from elsewhere locks nobody out, and successes are never counted.
-All processes count together (`throttle`); each counts by itself too, which is what is left of the
-bound without Redis.
+Nor does a neighbour behind the same address: a secret that was right before is looked at whatever
+others have guessed, and where there is no secret to guess (a name alone, a signature) nothing is
+counted. All processes count together (`throttle`); each counts by itself too, which is what is left
+of the bound without Redis.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth import rfc7523_assertion
+from gateway.auth.client_metadata import SECRET_METHODS
 from gateway.auth.clients import Client, Clients
 from gateway.auth.form import Form
-from gateway.auth.rfc6749_errors import OAuthError, invalid_client, unavailable
+from gateway.auth.rfc6749_errors import OAuthError, invalid_client, too_often, unavailable
 from gateway.auth.rfc7523_assertion import FetchKeys
-from gateway.auth.throttle import Throttle
+from gateway.auth.throttle import SoFar, Throttle
 from gateway.db import DATABASE_ERRORS
 from gateway.lru import Lru
 
@@ -46,6 +49,8 @@ SHARED_TIMEOUT_S = 0.25
 """So long a token waits for a Redis that does not answer."""
 KIND = "client"
 MAX_COUNTED = 16_384
+MAX_KNOWN = 16_384
+"""Secrets that were right, in each process."""
 MAX_HEADER_BYTES = 8 * 1024
 
 
@@ -66,11 +71,11 @@ class Failures:
         self._clock = clock
         self._counts: Lru[tuple[str, str], tuple[float, int]] = Lru(MAX_COUNTED)
 
-    def wait_s(self, client_id: str, address: str) -> int | None:
-        """How long none is heard; None: now."""
+    def wait_s(self, client_id: str, address: str) -> int:
+        """How long no guess is heard."""
         started, count = self._current(client_id, address)
         if count < MAX_FAILURES:
-            return None
+            return 0
         return max(1, round(started + FAILURE_WINDOW_S - self._clock()))
 
     def count(self, client_id: str, address: str) -> None:
@@ -110,35 +115,69 @@ class ClientAuthentication:
         self._fetch = fetch
         self._clock = clock
         self._failures = Failures(monotonic)
+        self._known: Lru[tuple[str, str], bool] = Lru(MAX_KNOWN)
+        """Secrets that were right, by client and as they stand in the database."""
 
     async def authenticate(self, form: Form, authorization: str | None, address: str) -> Client:
         """Raises: OAuthError."""
         presented = read(form, authorization)
-        wait_s = self._failures.wait_s(presented.client_id, address)
-        if wait_s is not None:
-            raise invalid_client("too many failures", retry_after_s=wait_s)
-        shared = await self._shared(
-            self._throttle.failures(KIND, account=presented.client_id, address=address)
-        )
-        if shared is not None and shared.wait_s > 0:
-            raise invalid_client("too many failures", retry_after_s=math.ceil(shared.wait_s))
-        client: Client | None = None
         try:
             client = await self._clients.find(presented.client_id)
             if client is None:
                 raise invalid_client("unknown client")
-            await self._check(client, presented)
+            if presented.method != client.token_endpoint_auth_method:
+                raise invalid_client("another method than the registered one")
+            if presented.method == "private_key_jwt":
+                await rfc7523_assertion.verify(
+                    presented.secret,
+                    client,
+                    db=self._db,
+                    audiences=self._audiences,
+                    now=self._clock(),
+                    fetch=self._fetch,
+                )
+            elif presented.method in SECRET_METHODS:
+                await self._check_secret(client.id, presented.secret, address)
         except DATABASE_ERRORS as error:
             raise unavailable(type(error).__name__) from error
-        except OAuthError:
-            self._failures.count(presented.client_id, address)
-            if shared is not None and client is not None:  # names cost no memory of Redis
-                await self._shared(self._throttle.failed(shared))
-            raise
-        if shared is not None and shared.count > 0:
-            self._failures.forget(presented.client_id, address)
-            await self._shared(self._throttle.forget(shared))
         return client
+
+    async def _check_secret(self, client_id: str, secret: str, address: str) -> None:
+        """Raises: OAuthError."""
+        digest = self._clients.peppers.hash(secret)
+        asked = self._throttle.failures(KIND, account=client_id, address=address)
+        shared = await self._shared(asked) or SoFar()
+        wait_s = max(self._failures.wait_s(client_id, address), math.ceil(shared.wait_s))
+        if wait_s > 0 and not await self._was_right(client_id, digest):
+            raise too_often("too many failures", retry_after_s=wait_s)
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        if not await self._clients.has_secret(client_id, secret, now=now):
+            await self._failed(client_id, digest, address)
+            raise invalid_client("wrong secret")
+        await self._remember(client_id, digest)
+        if wait_s == 0 and shared.count > 0:
+            self._failures.forget(client_id, address)
+            forgotten = self._throttle.forget(KIND, account=client_id, address=address)
+            await self._shared(forgotten)
+
+    async def _was_right(self, client_id: str, digest: str) -> bool:
+        """Here, or in another process."""
+        if self._known.get((client_id, digest)) is not None:
+            return True
+        found = await self._shared(self._throttle.knows(KIND, client_id, digest))
+        return found is True
+
+    async def _remember(self, client_id: str, digest: str) -> None:
+        if self._known.get((client_id, digest)) is None:
+            self._known.put((client_id, digest), True)
+            await self._shared(self._throttle.know(KIND, client_id, digest))
+
+    async def _failed(self, client_id: str, digest: str, address: str) -> None:
+        """A secret that was right and no longer is opens no way around the bound either."""
+        self._known.drop((client_id, digest))
+        self._failures.count(client_id, address)
+        await self._shared(self._throttle.unknow(KIND, client_id, digest))
+        await self._shared(self._throttle.failed(KIND, account=client_id, address=address))
 
     async def _shared(self, asked: Awaitable[T]) -> T | None:
         """What all processes know together; None where Redis cannot say."""
@@ -152,24 +191,6 @@ class ClientAuthentication:
             return None
         self._throttle_fails = False
         return found
-
-    async def _check(self, client: Client, presented: Presented) -> None:
-        """Raises: OAuthError (invalid_client)."""
-        if presented.method != client.token_endpoint_auth_method:
-            raise invalid_client("another method than the registered one")
-        if presented.method == "private_key_jwt":
-            await rfc7523_assertion.verify(
-                presented.secret,
-                client,
-                db=self._db,
-                audiences=self._audiences,
-                now=self._clock(),
-                fetch=self._fetch,
-            )
-        elif presented.method != "none":
-            now = datetime.fromtimestamp(self._clock(), UTC)
-            if not await self._clients.has_secret(client.id, presented.secret, now=now):
-                raise invalid_client("wrong secret")
 
 
 def read(form: Form, authorization: str | None) -> Presented:

@@ -40,10 +40,13 @@ class OAuthError(Exception):
         self.retry_after_s = retry_after_s
 
 
-def invalid_client(detail: str, *, retry_after_s: int | None = None) -> OAuthError:
-    """401, or 429 for who has failed too often."""
-    status = 401 if retry_after_s is None else 429
-    return OAuthError("invalid_client", detail, status=status, retry_after_s=retry_after_s)
+def invalid_client(detail: str) -> OAuthError:
+    return OAuthError("invalid_client", detail, status=401)
+
+
+def too_often(detail: str, *, retry_after_s: int) -> OAuthError:
+    """429 (RFC 6585, section 4), with the only code of these RFCs that says: later."""
+    return OAuthError("temporarily_unavailable", detail, status=429, retry_after_s=retry_after_s)
 
 
 def unavailable(detail: str) -> OAuthError:

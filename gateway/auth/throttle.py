@@ -17,7 +17,7 @@ A counter is charged before the secret is looked at. A success forgets what stan
 account at that address or browser, and against nobody else's.
 
 What machines show, many at once and mostly right, is not charged beforehand: of that failures count
-(`SoFar`), by whose and from where.
+(`SoFar`), by whose and from where; what was right before is known (`know`), and stopped by none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from redis.asyncio import Redis
 
 PREFIX = "tollgate:attempts"
 KNOWN_S = 90 * 86_400
-"""So long an address is its owner's after they got in from there."""
+"""So long an address is its owner's after they got in from there, and a client's secret known."""
 IPV6_PREFIX = 64
 """One customer has so much of an IPv6 network at least."""
 SCRIPT = Path(__file__).with_name("attempt.lua").read_text()
@@ -65,10 +65,9 @@ FAILED = Bound(name="failed", free=10, first_s=60.0, longest_s=300.0, lifetime_s
 class SoFar(msgspec.Struct, frozen=True, kw_only=True):
     """What stands against one account at one address."""
 
-    key: str
-    wait_s: float
+    wait_s: float = 0.0
     """0: it may be tried now."""
-    count: int
+    count: int = 0
 
 
 class Waits(Exception):
@@ -137,17 +136,29 @@ class Throttle:
 
     async def failures(self, kind: str, *, account: str, address: str) -> SoFar:
         """Raises: redis.exceptions.RedisError."""
-        key = _key(kind, FAILED.name, account, network_of(address))
-        wait_ms, count = await self._so_far(keys=[key])
-        return SoFar(key=key, wait_s=int(wait_ms) / 1000, count=int(count))
+        wait_ms, count = await self._so_far(keys=[_failed(kind, account, address)])
+        return SoFar(wait_s=int(wait_ms) / 1000, count=int(count))
 
-    async def failed(self, found: SoFar) -> None:
-        """One more. Raises: redis.exceptions.RedisError."""
-        await self._script(keys=[found.key], args=FAILED.arguments())
+    async def failed(self, kind: str, *, account: str, address: str) -> None:
+        """Once more. Raises: redis.exceptions.RedisError."""
+        await self._script(keys=[_failed(kind, account, address)], args=FAILED.arguments())
 
-    async def forget(self, found: SoFar) -> None:
+    async def forget(self, kind: str, *, account: str, address: str) -> None:
         """Of who got in after all. Raises: redis.exceptions.RedisError."""
-        await self._redis.delete(found.key)
+        await self._redis.delete(_failed(kind, account, address))
+
+    async def know(self, kind: str, account: str, digest: str) -> None:
+        """`account` got in with what `digest`, a keyed one, is of. Raises:
+        redis.exceptions.RedisError."""
+        await self._redis.set(_key(kind, "right", account, digest), b"1", ex=KNOWN_S)
+
+    async def knows(self, kind: str, account: str, digest: str) -> bool:
+        """Raises: redis.exceptions.RedisError."""
+        return bool(await self._redis.exists(_key(kind, "right", account, digest)))
+
+    async def unknow(self, kind: str, account: str, digest: str) -> None:
+        """Idempotent. Raises: redis.exceptions.RedisError."""
+        await self._redis.delete(_key(kind, "right", account, digest))
 
     async def _charge(self, bounds: Mapping[str, Bound]) -> None:
         arguments = [each for bound in bounds.values() for each in bound.arguments()]
@@ -171,6 +182,10 @@ def _pair(attempt: Attempt) -> str:
     if attempt.device is not None:
         return _key(attempt.kind, "device", attempt.account, attempt.device)
     return _key(attempt.kind, PAIR.name, attempt.account, attempt.address)
+
+
+def _failed(kind: str, account: str, address: str) -> str:
+    return _key(kind, FAILED.name, account, network_of(address))
 
 
 def _known(attempt: Attempt) -> str:

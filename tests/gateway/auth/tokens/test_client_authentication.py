@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
@@ -20,16 +21,14 @@ from redis.backoff import NoBackoff
 
 from gateway.auth import client_authentication
 from gateway.auth.client_authentication import ClientAuthentication
+from gateway.auth.clients import rotate_secret
 from gateway.auth.form import MAX_BODY_BYTES, Form
 from gateway.auth.rfc6749_errors import DESCRIPTIONS, OAuthError
 from gateway.auth.rfc7523_assertion import TYPE
 from gateway.auth.throttle import FAILED, Throttle
 from tests.gateway.auth.parts import ISSUER, NOW
 from tests.gateway.auth.sending import CREDENTIALS, assertion, basic, code_form
-from tests.gateway.auth.world import (
-    World,
-    error_of,
-)
+from tests.gateway.auth.world import ACTOR, World, error_of
 
 HERE = "192.0.2.1"
 NESTED = base64.urlsafe_b64encode(b'{"x":' + b"[" * 5000).decode().rstrip("=")
@@ -150,23 +149,75 @@ async def test_guesses_are_bounded_and_lock_nobody_else_out(
 ) -> None:
     client, secret = await world.client(grants=["client_credentials"], scopes=["inference"])
     other, other_secret = await world.client(grants=["client_credentials"], scopes=["inference"])
-    post = http.post
+    post, right = http.post, basic(client.id, secret)
+    assert (await post("/oauth/token", data=CREDENTIALS, headers=right)).status_code == 200
     for _ in range(client_authentication.MAX_FAILURES):
         answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(client.id, "guess"))
         assert answer.status_code == 401
-    answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(client.id, secret))
-    assert answer.status_code == 429 and answer.json()["error"] == "invalid_client"
-    assert int(answer.headers["retry-after"]) == client_authentication.FAILURE_WINDOW_S
+    for _ in range(2):
+        answer = await post("/oauth/token", data=CREDENTIALS, headers=right)
+        assert answer.status_code == 200, "a neighbour's guesses lock its owner out"
+        answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(client.id, "guess"))
+        assert answer.status_code == 429, "nor does its owner free who guesses"
+        assert answer.json() == {
+            "error": "temporarily_unavailable",
+            "error_description": DESCRIPTIONS["temporarily_unavailable"],
+        }
+        assert int(answer.headers["retry-after"]) == client_authentication.FAILURE_WINDOW_S
+        assert "www-authenticate" not in answer.headers
     answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(other.id, other_secret))
     assert answer.status_code == 200
     elsewhere = await world.authority.clients.authenticate(
-        Form({}, {}), basic(client.id, secret)["authorization"], "192.0.2.7"
+        Form({}, {}), right["authorization"], "192.0.2.7"
     )
     assert elsewhere.id == client.id
     world.clock.now += client_authentication.FAILURE_WINDOW_S
     await world.redis.flushdb()  # whose time no test moves
-    answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(client.id, secret))
-    assert answer.status_code == 200
+    answer = await post("/oauth/token", data=CREDENTIALS, headers=basic(client.id, "guess"))
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("method", ["none", "private_key_jwt"])
+async def test_a_client_without_a_secret_has_nothing_to_guess_at(
+    world: World, http: httpx.AsyncClient, method: str
+) -> None:
+    """Else whoever knows its name could lock out who shares their address."""
+    key = ECKey.generate_key("P-256", {"kid": "k1"})
+    jwks = {"jwks": {"keys": [key.as_dict(private=False)]}} if method != "none" else {}
+    client, _ = await world.client(method=method, **jwks)
+    stranger = ECKey.generate_key("P-256", {"kid": "k1"})
+    named = {"client_id": client.id}
+    wrong = [{**named, "client_secret": "guess"}, assertion(stranger, client.id), {}]
+    for _ in range(client_authentication.MAX_FAILURES + 1):
+        for each in wrong:
+            answer = await http.post("/oauth/token", data={**CREDENTIALS, **each})
+            assert answer.status_code == 401
+    form = await code_form(world, client)
+    form |= named if method == "none" else assertion(key, client.id)
+    assert (await http.post("/oauth/token", data=form)).status_code == 200
+
+
+async def test_a_secret_that_was_right_and_is_no_longer_is_a_guess(world: World) -> None:
+    client, secret = await world.client(grants=["client_credentials"])
+    right = basic(client.id, secret)["authorization"]
+    process = another_process(world, world.redis)
+    await process.authenticate(Form({}, {}), right, HERE)
+    for _ in range(FAILED.free):
+        assert (await guess(process, client.id, "guess", HERE)).status == 401
+    fresh = another_process(world, world.redis)
+    assert (await fresh.authenticate(Form({}, {}), right, HERE)).id == client.id, "told by another"
+    async with world.db.begin() as conn:
+        await rotate_secret(
+            conn,
+            world.peppers,
+            org_id=world.org_id,
+            client_id=client.id,
+            grace_s=0,
+            actor=ACTOR,
+            now=datetime.now(UTC),
+        )
+    for status in (401, 429):
+        assert (await guess(fresh, client.id, secret or "", HERE)).status == status
 
 
 def another_process(world: World, redis: Redis) -> ClientAuthentication:
@@ -195,7 +246,7 @@ async def test_guesses_are_counted_over_all_processes(world: World) -> None:
         refused = await guess(process, client.id, "guess", HERE)
         assert refused.status == 401, "who got in started anew"
     for process in (processes[0], another_process(world, world.redis)):
-        refused = await guess(process, client.id, secret or "", HERE)
+        refused = await guess(process, client.id, "guess", HERE)
         assert refused.status == 429 and 0 < (refused.retry_after_s or 0) <= FAILED.first_s
     keys = await world.redis.dbsize()
     assert (await guess(processes[0], "client_nobody", "guess", HERE)).status == 401
@@ -215,9 +266,14 @@ async def test_without_redis_each_process_bounds_guesses_and_lets_who_is_right_i
     assert (await process.authenticate(Form({}, {}), right, HERE)).id == client.id
     for _ in range(client_authentication.MAX_FAILURES):
         assert (await guess(process, client.id, "guess", HERE)).status == 401
-    assert (await guess(process, client.id, secret or "", HERE)).status == 429
-    assert (await process.authenticate(Form({}, {}), right, "192.0.2.2")).id == client.id
+    assert (await guess(process, client.id, "guess", HERE)).status == 429
+    assert (await process.authenticate(Form({}, {}), right, HERE)).id == client.id
     assert caplog.text.count("bounded by process alone") == 1
+    other = another_process(world, nowhere)
+    for _ in range(client_authentication.MAX_FAILURES):
+        assert (await guess(other, client.id, "guess", HERE)).status == 401
+    assert (await guess(other, client.id, secret or "", HERE)).status == 429, "it knows of nothing"
+    assert (await other.authenticate(Form({}, {}), right, "192.0.2.2")).id == client.id
     await nowhere.aclose()
 
 
@@ -246,8 +302,6 @@ async def test_an_assertion_is_good_once_and_only_as_it_should_be(
     )
 
     async def status(form: dict[str, str]) -> int:
-        world.authority.clients._failures = client_authentication.Failures(world.clock)
-        await world.redis.flushdb()
         return (await http.post("/oauth/token", data={**CREDENTIALS, **form})).status_code
 
     once = assertion(key, client.id)
