@@ -306,6 +306,7 @@ async def archive_client(
     """
     known = await get_client(conn, org_id=org_id, client_id=client_id)
     if known.archived_at is not None:
+        check(known)
         return known
     before = await _locked(conn, org_id, client_id)
     check(before)

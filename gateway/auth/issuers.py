@@ -77,14 +77,20 @@ class Issuer(Rules, frozen=True, kw_only=True):
     id: str
     org_id: str
     has_client_secret: bool
+    client_secret_digest: str | None
+    """Of the secret as it stands encrypted: with another one this changes."""
     created_at: datetime
     archived_at: datetime | None
 
 
-_STORED = [name for name in Issuer.__struct_fields__ if name != "has_client_secret"]
+_COMPUTED = ("has_client_secret", "client_secret_digest")
+_STORED = [name for name in Issuer.__struct_fields__ if name not in _COMPUTED]
 COLUMNS: list[sa.ColumnElement[Any]] = [
     *(issuers.c[name] for name in _STORED),
     issuers.c.client_secret_id.is_not(None).label("has_client_secret"),
+    sa.func.encode(sa.func.sha256(issuers.c.client_secret_sealed), "hex").label(
+        "client_secret_digest"
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ it a role or a scope that they do not have themselves. A client secret is writte
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ from gateway.db import tenant
 from gateway.principal import SCOPE_ADMIN, Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.chat import plain_body
-from gateway.routes.conditional import answer, if_match
+from gateway.routes.conditional import Precondition, answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery
 from gateway.tenancy.changes import changing
@@ -79,6 +80,29 @@ def to_view(request: Request[Principal, Any, Any], issuer: Issuer) -> IssuerView
         redirect_uri=redirect_uri_of(services(request).authorization.issuer, issuer.id),
         created_at=int(issuer.created_at.timestamp()),
     )
+
+
+def unless_changed(
+    request: Request[Principal, Any, Any], precondition: Precondition
+) -> Callable[[Issuer], None]:
+    """Another client secret, which nobody is shown, is a change too."""
+
+    def check(current: Issuer) -> None:
+        precondition.check(to_view(request, current), current.client_secret_digest)
+
+    return check
+
+
+def shown(
+    request: Request[Principal, Any, Any],
+    issuer: Issuer,
+    *,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> Response[bytes]:
+    unseen = (issuer.client_secret_digest,)
+    view = to_view(request, issuer)
+    return answer(request, view, unseen=unseen, status=status, headers=headers)
 
 
 async def read(request: Request[Principal, Any, Any]) -> tuple[Rules, str | None]:
@@ -146,9 +170,7 @@ async def create(request: Request[Principal, Any, Any]) -> Response[bytes]:
             client_secret=client_secret,
             allow_loopback=desk.allow_loopback,
         )
-    return answer(
-        request, to_view(request, made), status=201, headers={"location": f"{PATH}/{made.id}"}
-    )
+    return shown(request, made, status=201, headers={"location": f"{PATH}/{made.id}"})
 
 
 @get(
@@ -162,7 +184,7 @@ async def show(request: Request[Principal, Any, Any], issuer_id: FromPath[str]) 
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         found = await find_issuer(conn, org_id=org_id, issuer_id=issuer_id)
-    return answer(request, to_view(request, found))
+    return shown(request, found)
 
 
 @put(
@@ -188,9 +210,9 @@ async def change(
             actor=actor_of(request),
             client_secret=client_secret,
             allow_loopback=desk.allow_loopback,
-            check=lambda current: precondition.check(to_view(request, current)),
+            check=unless_changed(request, precondition),
         )
-    return answer(request, to_view(request, changed))
+    return shown(request, changed)
 
 
 @delete(
@@ -211,7 +233,7 @@ async def archive(
             org_id=org_id,
             issuer_id=issuer_id,
             actor=actor_of(request),
-            check=lambda current: precondition.check(to_view(request, current)),
+            check=unless_changed(request, precondition),
         )
     gone = msgspec.json.encode(IssuerDeleted(id=issuer_id))
     return Response(gone, media_type="application/json")

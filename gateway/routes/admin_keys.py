@@ -22,7 +22,7 @@ from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import PUBLIC, actor_of, address_of, needs, services
 from gateway.routes.chat import plain_body
-from gateway.routes.conditional import JSON, Precondition, etag_of, if_match
+from gateway.routes.conditional import JSON, Precondition, if_match, tag_of, tagged
 from gateway.routes.envelope import REQUEST_ID
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, to_listing
@@ -271,13 +271,7 @@ def configured(key: Key) -> Key:
 def shown(key: Key, *, status: int = 200) -> Response[bytes]:
     # The tag is that of the key without its secret: what a later If-Match is compared with.
     fields = {name: getattr(key, name) for name in Key.__struct_fields__}
-    tag = etag_of(msgspec.json.encode(configured(Key(**fields))))
-    return Response(
-        msgspec.json.encode(key),
-        status_code=status,
-        media_type=JSON,
-        headers={"etag": tag, **NO_STORE},
-    )
+    return tagged(key, tag_of(configured(Key(**fields))), status=status, headers=NO_STORE)
 
 
 routes = [report, create, list_, retrieve, update, rotate, revoke]

@@ -27,7 +27,9 @@ from gateway.auth.client_metadata import (
 )
 from gateway.auth.clients import (
     STRANGERS,
+    Check,
     Client,
+    CreatedClient,
     archive_client,
     create_client,
     get_client,
@@ -46,7 +48,7 @@ from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.browser import desk_of
 from gateway.routes.chat import plain_body
-from gateway.routes.conditional import answer, if_match
+from gateway.routes.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.tenancy.errors import InvalidField
@@ -92,6 +94,22 @@ def _fields(client: Client) -> dict[str, Any]:
         "client_name": client.name,
         "dpop_bound_access_tokens": client.dpop_bound,
     }
+
+
+def unless_changed(precondition: Precondition) -> Check:
+    """The version tells of a new secret, which is shown to nobody."""
+    return lambda client: precondition.check(to_wire(client), client.version)
+
+
+def shown(request: Of, client: Client) -> Response[bytes]:
+    return answer(request, to_wire(client), unseen=(client.version,))
+
+
+def shown_once(made: CreatedClient, *, status: int = 200) -> Response[bytes]:
+    """With the tag of the client without its secret: what a later If-Match is compared with."""
+    once = OAuthClientOnce(**_fields(made.client), client_secret=made.client_secret)
+    tag = tag_of(to_wire(made.client), made.client.version)
+    return tagged(once, tag, status=status, headers=NO_STORE)
 
 
 def to_metadata(written: ClientWritten) -> ClientMetadata:
@@ -162,8 +180,7 @@ async def create(request: Of) -> Response[bytes]:
             project_id=written.project_id,
             service_account_id=written.service_account_id,
         )
-    once = OAuthClientOnce(**_fields(made.client), client_secret=made.client_secret)
-    return answer(request, once, status=201, headers=NO_STORE)
+    return shown_once(made, status=201)
 
 
 @get(
@@ -191,7 +208,7 @@ async def list_all(request: Of) -> Response[bytes]:
 async def retrieve(request: Of, client_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         client = await get_client(conn, org_id=request.user.org_id, client_id=client_id)
-    return answer(request, to_wire(client))
+    return shown(request, client)
 
 
 @post(
@@ -219,9 +236,9 @@ async def update(request: Of, client_id: FromPath[str]) -> Response[bytes]:
             actor=actor_of(request),
             project_id=written.project_id,
             service_account_id=written.service_account_id,
-            check=lambda before: precondition.check(to_wire(before)),
+            check=unless_changed(precondition),
         )
-    return answer(request, to_wire(client))
+    return shown(request, client)
 
 
 @post(
@@ -247,10 +264,9 @@ async def rotate(request: Of, client_id: FromPath[str]) -> Response[bytes]:
             grace_s=wanted.grace_s,
             actor=actor_of(request),
             now=desk.clock(),
-            check=lambda before: precondition.check(to_wire(before)),
+            check=unless_changed(precondition),
         )
-    once = OAuthClientOnce(**_fields(made.client), client_secret=made.client_secret)
-    return answer(request, once, headers=NO_STORE)
+    return shown_once(made)
 
 
 @delete(
@@ -270,10 +286,10 @@ async def archive(request: Of, client_id: FromPath[str]) -> Response[bytes]:
                 org_id=org_id,
                 client_id=client_id,
                 actor=actor_of(request),
-                check=lambda before: precondition.check(to_wire(before)),
+                check=unless_changed(precondition),
             )
             await announcement.revoke(conn, org_id=org_id, kind="client", subject=client_id)
-    return answer(request, to_wire(client))
+    return shown(request, client)
 
 
 @get(

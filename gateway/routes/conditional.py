@@ -1,7 +1,7 @@
 """ETag and If-Match (RFC 9110, 8.8.3 and 13.1.1): who changes a thing says which one he has seen.
 
 Above: the routes that show or change one thing. Below: `gateway.errors`. A tag is a digest of what
-clients see, so it needs no version column, and things that look the same are the same.
+clients see and of what they may change without seeing it, so most things need no version column.
 
 To show a thing (a GET with If-None-Match of its tag gets a 304):
 
@@ -17,7 +17,9 @@ once, the check runs on the row as it stands under its lock, in the transaction 
         ... sa.update(things) ...
 
 A verb of `tenancy` that does the locking takes `check: Callable[[Row], None]` for this. Without the
-header everything passes.
+header everything passes. What can be changed and is not shown, such as a secret, goes into the tag
+behind the thing, at both ends: `answer(request, to_wire(row), unseen=(row.version,))` and
+`precondition.check(to_wire(row), row.version)`.
 """
 
 from __future__ import annotations
@@ -45,17 +47,23 @@ def etag_of(representation: bytes) -> str:
     return f'"{hashlib.sha256(representation).hexdigest()[:TAG_LENGTH]}"'
 
 
+def tag_of(thing: msgspec.Struct, *unseen: Any) -> str:
+    """`unseen`: what changes with the thing, and clients are not shown."""
+    return etag_of(msgspec.json.encode((thing, unseen) if unseen else thing))
+
+
 class Precondition(msgspec.Struct, frozen=True):
     """`tags` None: the client set none, or `*`."""
 
     tags: frozenset[str] | None = None
 
-    def check(self, current: msgspec.Struct) -> None:
-        """`current`: the thing as clients see it. Weak tags never match (RFC 9110, 13.1.1).
+    def check(self, current: msgspec.Struct, *unseen: Any) -> None:
+        """`current`: the thing as clients see it; `unseen`: as in its `tag_of`. Weak tags never
+        match (RFC 9110, 13.1.1).
 
         Raises: PreconditionFailed.
         """
-        if self.tags is not None and etag_of(msgspec.json.encode(current)) not in self.tags:
+        if self.tags is not None and tag_of(current, *unseen) not in self.tags:
             raise PreconditionFailed
 
 
@@ -80,15 +88,26 @@ def answer(
     request: Request[Any, Any, Any],
     thing: msgspec.Struct,
     *,
+    unseen: tuple[Any, ...] = (),
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> Response[bytes]:
     """`thing` as JSON with its ETag; 304 without it, to a GET that knows it already."""
-    body = msgspec.json.encode(thing)
-    tag = etag_of(body)
+    tag = tag_of(thing, *unseen)
     known = request.headers.get("if-none-match", "") if request.method == "GET" else ""
     if known == "*" or tag in ENTITY_TAG.findall(known.replace("W/", "")[:MAX_HEADER_LENGTH]):
         return Response(b"", status_code=304, headers={"etag": tag})
+    return tagged(thing, tag, status=status, headers=headers)
+
+
+def tagged(
+    thing: msgspec.Struct, tag: str, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response[bytes]:
+    """`thing` as JSON under a tag that leaves out some of it: when it was used, or a secret that
+    stands in this answer alone."""
     return Response(
-        body, status_code=status, media_type=JSON, headers={"etag": tag, **(headers or {})}
+        msgspec.json.encode(thing),
+        status_code=status,
+        media_type=JSON,
+        headers={"etag": tag, **(headers or {})},
     )

@@ -2,7 +2,8 @@
 there are and whose they are. OpenAI's shapes; what OpenAI has no call for is in `/v1/admin/keys`.
 
 Above: `app`. Below: `tenancy.owned_keys`, `tenancy.keys`, `tenancy.key_changes`. To delete a key is
-to revoke it: every worker refuses it within a second, and its row stays for bills to name.
+to revoke it: every worker refuses it within a second, and its row stays for bills to name. The tag
+of a key speaks of its scopes too, which OpenAI's shape leaves out, and not of when it was used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.principal import SCOPE_ADMIN, SCOPE_USAGE_READ
 from gateway.routes.access import actor_of, needs, needs_in_project, services
-from gateway.routes.conditional import if_match
+from gateway.routes.conditional import Precondition, if_match, tag_of, tagged
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
     Asking,
@@ -27,7 +28,6 @@ from gateway.routes.organization_requests import (
     reading,
     require_give,
     show,
-    show_once,
     to_cursor,
     to_listing,
     to_moment,
@@ -66,6 +66,20 @@ def to_key(key: OwnedKey) -> wire.ProjectKey:
         owner=to_owner(key.owner),
         owner_project_access="active" if key.active else "inactive",
     )
+
+
+def configured(key: OwnedKey) -> OwnedKey:
+    """That a key was used changes nothing that anybody could overwrite."""
+    return replace(key, last_used_at=None)
+
+
+def check_key(precondition: Precondition, key: OwnedKey) -> None:
+    """Raises: PreconditionFailed."""
+    precondition.check(to_key(configured(key)), key.scopes)
+
+
+def show_key(key: OwnedKey) -> Response[bytes]:
+    return tagged(to_key(key), tag_of(to_key(configured(key)), key.scopes))
 
 
 def to_owner(owner: Owner | None) -> wire.KeyOwner:
@@ -114,7 +128,7 @@ async def retrieve_key(
     where = _where(request, project_id, api_key_id)
     async with reading(request) as conn:
         found = await owned_keys.get_key(conn, **where)
-    return show(request, to_key(found))
+    return show_key(found)
 
 
 @post(
@@ -148,8 +162,8 @@ async def update_key(
         seen = await owned_keys.get_key(conn, **where)
 
     def check(row: KeyRow) -> None:
-        now = replace(seen, name=row.name, expires_at=row.expires_at)
-        precondition.check(to_key(now))
+        locked = {name: getattr(row, name) for name in ("name", "hint", "scopes", "expires_at")}
+        check_key(precondition, replace(seen, **locked))
 
     await key_changes.update_key(
         found.db,
@@ -162,7 +176,7 @@ async def update_key(
     )
     async with reading(request) as conn:
         changed = await owned_keys.get_key(conn, **where)
-    return show(request, to_key(changed))
+    return show_key(changed)
 
 
 @delete(
@@ -179,7 +193,7 @@ async def delete_key(
     where = _where(request, project_id, api_key_id)
     precondition = if_match(request)
     async with changing_for(request, api_key_id) as conn:
-        precondition.check(to_key(await owned_keys.lock_key(conn, **where)))
+        check_key(precondition, await owned_keys.lock_key(conn, **where))
         await owned_keys.delete_key(conn, **where, actor=actor_of(request))
     return show(request, Deleted(id=api_key_id, object="organization.project.api_key.deleted"))
 
@@ -205,6 +219,10 @@ def to_admin_key(key: OwnedKey) -> wire.AdminKey:
         expires_at=to_unix_or_none(key.expires_at),
         owner=to_admin_owner(key.owner),
     )
+
+
+def tag_of_admin_key(key: OwnedKey) -> str:
+    return tag_of(to_admin_key(configured(key)), key.scopes)
 
 
 def to_admin_owner(owner: Owner | None) -> wire.AdminKeyOwner:
@@ -271,7 +289,8 @@ async def create_admin_key(request: Asking) -> Response[bytes]:
         )
     shown = to_admin_key(key)
     fields = {name: getattr(shown, name) for name in shown.__struct_fields__}
-    return show_once(request, wire.CreatedAdminKey(**fields, value=made.secret))
+    once = wire.CreatedAdminKey(**fields, value=made.secret)
+    return tagged(once, tag_of_admin_key(key), headers={"cache-control": "no-store"})
 
 
 @get(
@@ -287,7 +306,7 @@ async def retrieve_admin_key(request: Asking, key_id: FromPath[str]) -> Response
         found = await owned_keys.get_key(
             conn, org_id=request.user.org_id, key_id=key_id, project_id=None
         )
-    return show(request, to_admin_key(found))
+    return tagged(to_admin_key(found), tag_of_admin_key(found))
 
 
 @delete(
@@ -304,7 +323,7 @@ async def delete_admin_key(request: Asking, key_id: FromPath[str]) -> Response[b
     where = {"org_id": request.user.org_id, "key_id": key_id}
     async with changing_for(request, key_id) as conn:
         seen = await owned_keys.lock_key(conn, **where, project_id=None)
-        precondition.check(to_admin_key(seen))
+        precondition.check(to_admin_key(configured(seen)), seen.scopes)
         await owned_keys.delete_key(conn, **where, project_id=None, actor=actor_of(request))
     return show(request, Deleted(id=key_id, object="organization.admin_api_key.deleted"))
 

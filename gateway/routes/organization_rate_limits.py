@@ -15,7 +15,7 @@ from msgspec import UnsetType
 
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.routes.access import actor_of, needs, needs_in_project, services
-from gateway.routes.conditional import if_match
+from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
     Asking,
@@ -127,14 +127,16 @@ async def update_rate_limit(
         if model == written or model not in {*known, *served}:
             raise NotFound("rate_limit_id", "no model has this rate limit")
         plans = await rate_limits.limits_of_plans(conn, **where)
-        precondition.check(to_rate_limit(model, known.get(model, NO_LIMITS), plans))
+        own = known.get(model, NO_LIMITS)
+        # Its own limit is not shown where a plan's is tighter.
+        precondition.check(to_rate_limit(model, own, plans), own)
         try:
             after = await rate_limits.set_limits(
                 conn, **where, model=model, wanted=wanted, actor=actor_of(request)
             )
         except InvalidField as error:
             raise InvalidField(WIRE_NAMES.get(error.field, error.field), error.message) from error
-    return show(request, to_rate_limit(model, after, plans))
+    return answer(request, to_rate_limit(model, after, plans), unseen=(after,))
 
 
 routes = [list_rate_limits, update_rate_limit]

@@ -207,6 +207,13 @@ async def organization(maker: Maker) -> str:
     return f"{ADMIN}/organization"
 
 
+async def issuer_with_a_secret(maker: Maker) -> Change:
+    body = {**maker.issuer_body(), "client_id": "app", "client_secret": maker.name()}
+    made = await maker.post(f"{ADMIN}/issuers", body)
+    other = {**body, "client_secret": maker.name()}
+    return Change(path=f"{ADMIN}/issuers/{made['id']}", body=other)
+
+
 PROJECT = f"{ORG}/projects/{{project_id}}"
 ACCOUNT = f"{PROJECT}/service_accounts/{{service_account_id}}"
 CLIENT = f"{ADMIN}/oauth/clients/{{client_id}}"
@@ -270,3 +277,15 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("POST", f"{ORG}/users/{{user_id}}"): at(org_user, body={"role": "owner"}),
     ("DELETE", f"{ORG}/users/{{user_id}}"): at(org_user),
 }
+
+ISSUER = f"{ADMIN}/issuers/{{issuer_id}}"
+KEY = f"{PROJECT}/api_keys/{{api_key_id}}"
+UNSEEN: dict[str, tuple[tuple[str, str], Recipe]] = {
+    "scopes of a key": (("POST", KEY), at(Maker.project_key, body={"scopes": ["mcp:call"]})),
+    "secret of a client": (
+        ("POST", f"{CLIENT}/rotate-secret"),
+        at(Maker.client, "/rotate-secret", {"grace_s": 60}),
+    ),
+    "secret at an issuer": (("PUT", ISSUER), issuer_with_a_secret),
+}
+"""Changes of what the thing, as it is shown, leaves out."""

@@ -9,15 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import sqlalchemy as sa
 from litestar.routes import HTTPRoute
 
 from gateway.audit.tables import entries
 from gateway.idempotency_keys import Answer, Claim
+from gateway.routes.conditional import etag_of
 from gateway.routes.idempotency import PREFIXES
+from gateway.tenancy.tables import api_keys
 from gateway.tenancy.tables import idempotency_keys as table
-from tests.gateway.administration.changing import ADMIN, RECIPES, Maker
+from tests.gateway.administration.changing import ADMIN, RECIPES, UNSEEN, Change, Maker
 from tests.gateway.administration.conftest import World
 
 NO_CREDENTIAL = {
@@ -41,6 +44,8 @@ UNCONDITIONAL = {
 }
 """Changes below something that has a tag of their own no `If-Match` speaks of."""
 CHANGING = sorted(RECIPES)
+VERBS = ("/archive", "/revoke", "/rotate", "/rotate-secret")
+"""At the end of a path: what is done to what the rest of it names."""
 
 
 def in_table(world: World) -> set[tuple[str, str]]:
@@ -110,6 +115,55 @@ async def test_every_change_is_recorded_once_and_refused_to_who_saw_another_stat
         except AssertionError as error:
             failed.append(f"{method} {path}: {error}")
     assert not failed, "\n".join(failed)
+
+
+async def test_of_two_who_saw_the_same_state_the_second_is_refused(
+    world: World, maker: Maker
+) -> None:
+    changes = {
+        f"{method} {path}": ((method, path), RECIPES[method, path]) for method, path in CHANGING
+    }
+    failed = []
+    for name, ((method, path), recipe) in (changes | UNSEEN).items():
+        if is_conditional(method, path):
+            try:
+                await changes_once(world, method, await recipe(maker))
+            except AssertionError as error:
+                failed.append(f"{name}: {error}")
+    assert not failed, "\n".join(failed)
+
+
+async def changes_once(world: World, method: str, change: Change) -> None:
+    """Raises: AssertionError."""
+    tag = await shown_tag(world, change)
+    async with world.db.begin() as conn:
+        # That a key is used changes nothing that anybody could overwrite.
+        await conn.execute(sa.update(api_keys).values(last_used_at=sa.func.now()))
+    first = await world.call(method, change.path, change.body, if_match=tag)
+    assert first.status_code == 200, f"with its tag: {first.status_code} {first.text}"
+    before = await count(world)
+    second = await world.call(method, change.path, change.body, if_match=tag)
+    gone = method == "DELETE" and second.status_code == 404
+    assert gone or second.status_code == 412, f"with the tag before: {second.status_code}"
+    assert await count(world) == before, "refused, and recorded"
+
+
+async def shown_tag(world: World, change: Change) -> str:
+    """Of what `change` is about, as a GET shows it. Raises: AssertionError."""
+    path = change.path
+    for verb in VERBS:
+        path = path.removesuffix(verb)
+    place, _, name = path.rpartition("/")
+    if place.endswith("/rate_limits"):  # no GET shows one alone; who sets one is told its tag
+        other = await world.call("POST", path, {"max_requests_per_1_minute": 9})
+        return str(other.headers["etag"])
+    if place.endswith("/signing_keys"):
+        listed = (await world.call("GET", place)).json()["data"]
+        [found] = [each for each in listed if each["id"] == name]
+        return etag_of(msgspec.json.encode(found))
+    shown = await world.call("GET", path)
+    assert shown.status_code == 200, f"GET {path}: {shown.status_code} {shown.text}"
+    return str(shown.headers["etag"])
 
 
 async def keeps_to_it(world: World, maker: Maker, method: str, path: str) -> None:
