@@ -32,6 +32,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.auth import rfc7523_assertion
 from gateway.auth.client_metadata import SECRET_METHODS
 from gateway.auth.clients import Client, Clients
+from gateway.auth.errors import AuthUnavailable
 from gateway.auth.form import Form
 from gateway.auth.rfc6749_errors import OAuthError, invalid_client, too_often, unavailable
 from gateway.auth.rfc7523_assertion import FetchKeys
@@ -138,7 +139,7 @@ class ClientAuthentication:
                 )
             elif presented.method in SECRET_METHODS:
                 await self._check_secret(client.id, presented.secret, address)
-        except DATABASE_ERRORS as error:
+        except (*DATABASE_ERRORS, AuthUnavailable) as error:
             raise unavailable(type(error).__name__) from error
         return client
 

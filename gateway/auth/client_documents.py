@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import logging
 
-from gateway.auth.client_id_metadata import ClientDocumentError, ClientDocuments
+from gateway.auth.client_id_metadata import (
+    ClientDocumentError,
+    ClientDocuments,
+    ClientDocumentUnavailable,
+)
 from gateway.auth.clients import Client, FetchDocument, from_metadata, scopes_of_a_stranger
+from gateway.auth.errors import AuthUnavailable
 
 log = logging.getLogger(__name__)
 
 
 def fetching(documents: ClientDocuments) -> FetchDocument:
     async def fetch(url: str) -> Client | None:
+        """Raises: AuthUnavailable."""
         try:
             metadata = await documents.fetch_client(url)
+        except ClientDocumentUnavailable as error:
+            raise AuthUnavailable(f"a client metadata document: {error}") from error
         except ClientDocumentError as error:
             log.info("a client metadata document cannot be used: %s", error)
             return None

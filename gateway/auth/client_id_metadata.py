@@ -4,13 +4,15 @@
 Above: the authorization endpoint, for a `client_id` that `is_client_id_url`. Below: `egress`, for
 the URL is a stranger's, and `client_metadata`, for the rest is what any client may say. Such a
 client has no secret: it is public, or signs with a key that it publishes. What was fetched is kept
-for as long as the answer allows, within bounds; what failed is not kept, and a host is asked a
-bounded number of times a minute.
+for as long as the answer allows, within bounds, and for a day more where its host does not answer;
+what failed is not kept, and a host is asked a bounded number of times a minute for what strangers
+make up: a document that was good before is read again whatever they have done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -26,9 +28,11 @@ from gateway.auth.client_metadata import (
     InvalidMetadata,
     from_document,
 )
-from gateway.egress import Egress, EgressError, Fetched
+from gateway.egress import BodyTooLarge, Egress, EgressError, Fetched, ForbiddenTarget
 from gateway.egress_targets import Forbidden, parse_target
 from gateway.lru import Lru
+
+log = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES = 5 * 1024
 """Section 8.7 recommends it."""
@@ -36,8 +40,14 @@ MAX_CACHED = 4_096
 MIN_AGE_S = 60.0
 DEFAULT_AGE_S = 3_600.0
 MAX_AGE_S = 86_400.0
+MAX_STALE_S = 86_400.0
+"""So much longer it is believed where its host does not answer."""
+RETRY_S = 30.0
+"""After so long that host is asked for it again."""
 MAX_FETCHES_PER_MINUTE = 20
-"""Of one host."""
+"""Of one host, for documents that are not known."""
+TRANSIENT = frozenset({408, 425, 429})
+"""Besides 5xx: the host does not say what the document is."""
 MAX_COUNTED_HOSTS = 4_096
 MAX_AGE = re.compile(r"max-age\s*=\s*\"?([0-9]{1,9})\"?", re.ASCII)
 SECRETS = ("client_secret", "client_secret_expires_at")
@@ -47,9 +57,14 @@ class ClientDocumentError(Exception):
     """The document cannot be used; the text is for the log. Clients read `invalid_client`."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class ClientDocumentUnavailable(ClientDocumentError):
+    """It cannot be had at the moment. Clients read `temporarily_unavailable`."""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
     client: ClientMetadata
     until: float
+    stale_until: float
 
 
 class ClientDocuments:
@@ -73,12 +88,15 @@ class ClientDocuments:
     async def fetch_client(self, url: str) -> ClientMetadata:
         """What the client says of itself that `url` is the id of. Raises: ClientDocumentError."""
         host = check_client_id_url(url, allow_loopback=self._allow_loopback)
-        kept = self._kept.get(url)
-        if kept is not None and self._clock() < kept.until:
+        kept, now = self._kept.get(url), self._clock()
+        if kept is not None and now < kept.until:
             return kept.client
+        if kept is not None and now >= kept.stale_until:
+            kept = None
         if url not in self._fetches:
-            self._count(host)
-            task = asyncio.create_task(self._fetch(url), name="fetch client document")
+            if kept is None:
+                self._count(host)
+            task = asyncio.create_task(self._fetch(url, kept), name="fetch client document")
             self._fetches[url] = task
             task.add_done_callback(lambda done: self._ended(url, done))
         # Shielded: others wait for it too.
@@ -100,23 +118,48 @@ class ClientDocuments:
         counted, times = self._counted.get(host) or (minute, 0)
         times = times + 1 if counted == minute else 1
         if times > MAX_FETCHES_PER_MINUTE:
-            raise ClientDocumentError("its host was asked too often")
+            raise ClientDocumentUnavailable("its host was asked too often")
         self._counted.put(host, (minute, times))
 
-    async def _fetch(self, url: str) -> ClientMetadata:
-        """Never redirected (section 5)."""
+    async def _fetch(self, url: str, kept: Kept | None) -> ClientMetadata:
+        try:
+            client, age_s = await self._read(url)
+        except ClientDocumentUnavailable as error:
+            if kept is None:
+                raise
+            log.info("a client metadata document is believed as it was: %s", error)
+            again = self._clock() + RETRY_S
+            self._kept.put(url, msgspec.structs.replace(kept, until=again))
+            return kept.client
+        except ClientDocumentError:
+            self._kept.drop(url)
+            raise
+        now = self._clock()
+        self._kept.drop(url)
+        if age_s > 0:
+            until = now + age_s
+            known = Kept(client=client, until=until, stale_until=until + MAX_STALE_S)
+            self._kept.put(url, known)
+        return client
+
+    async def _read(self, url: str) -> tuple[ClientMetadata, float]:
+        """It, and for how long it may be kept. Never redirected (section 5). Raises:
+        ClientDocumentError."""
         try:
             found = await self._egress.get(url, max_body_bytes=MAX_DOCUMENT_BYTES)
-            if found.status != 200:
-                raise ClientDocumentError(f"status {found.status}")
+        except (ForbiddenTarget, BodyTooLarge) as error:
+            raise ClientDocumentError(f"{type(error).__name__}: {error}") from None
+        except EgressError as error:
+            raise ClientDocumentUnavailable(f"{type(error).__name__}: {error}") from None
+        if found.status >= 500 or found.status in TRANSIENT:
+            raise ClientDocumentUnavailable(f"status {found.status}")
+        if found.status != 200:
+            raise ClientDocumentError(f"status {found.status}")
+        try:
             content = found.json_object()
         except EgressError as error:
-            raise ClientDocumentError(f"{type(error).__name__}: {error}") from None
-        client = to_metadata(url, content)
-        age_s = max_age_s(found)
-        if age_s > 0:
-            self._kept.put(url, Kept(client, self._clock() + age_s))
-        return client
+            raise ClientDocumentError(str(error)) from None
+        return to_metadata(url, content), max_age_s(found)
 
 
 def is_client_id_url(client_id: str) -> bool:

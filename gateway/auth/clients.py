@@ -100,7 +100,7 @@ COLUMNS = [oauth_clients.c[name] for name in Client.__struct_fields__]
 Check = Callable[[Client], None]
 """Of the row under its lock, before it is changed; raises where that must not be."""
 FetchDocument = Callable[[str], Awaitable[Client | None]]
-"""By its URL; None where there is no such client."""
+"""By its URL; None where there is no such client. Raises: AuthUnavailable."""
 
 
 class Clients:

@@ -7,12 +7,14 @@ the two but what the user sees.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from litestar import Request, Response, get, post
 
 from gateway.auth.authorization import Authorization, authorize, was_allowed
+from gateway.auth.errors import AuthUnavailable
 from gateway.auth.rfc6749_authorize import (
     AuthorizationRequest,
     Parameters,
@@ -39,6 +41,8 @@ from gateway.routes.browser import (
 )
 from gateway.routes.operations import HTML, describes
 from gateway.wire.oauth import AuthorizationQuery, ConsentForm
+
+log = logging.getLogger(__name__)
 
 AUTHORIZE, LOGIN = "/oauth/authorize", "/oauth/login"
 PAGE = {HTML: str}
@@ -72,14 +76,19 @@ async def find_request(desk: Authorization, query: str) -> tuple[AuthorizationRe
     """Raises: Refused."""
     parameters = read_parameters(query)
     client_id = parameters.get("client_id")
-    client = None if client_id is None else await desk.clients.find(client_id)
+    try:
+        client = None if client_id is None else await desk.clients.find(client_id)
+    except AuthUnavailable as error:
+        log.info("a client cannot be known at the moment: %s", error)
+        raise Refused("temporarily_unavailable") from error
     return check_request(parameters, client, desk.issuer), parameters
 
 
 def refuse(desk: Authorization, refused: Refused) -> Response[bytes]:
     """To the client, if it is known that it is the client; else to the person."""
     if refused.redirect_uri is None:
-        return page("error", status=400, error=refused.error, description=refused.description)
+        status = 503 if refused.error == "temporarily_unavailable" else 400
+        return page("error", status=status, error=refused.error, description=refused.description)
     location = to_location(
         refused.redirect_uri,
         desk.issuer,
@@ -95,7 +104,9 @@ def refuse(desk: Authorization, refused: Refused) -> Response[bytes]:
     opt=PUBLIC,
     tags=["OAuth"],
     summary="Ask a person for access: sent on to the client, to the login, or shown a page",
-    operation_class=describes(query=AuthorizationQuery, said={200: PAGE, 303: {}, 400: PAGE}),
+    operation_class=describes(
+        query=AuthorizationQuery, said={200: PAGE, 303: {}, 400: PAGE, 503: PAGE}
+    ),
 )
 async def ask(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
@@ -122,7 +133,7 @@ async def ask(request: Request[Any, Any, Any]) -> Response[bytes]:
     status_code=303,
     tags=["OAuth"],
     summary="What a person decided on the consent page",
-    operation_class=describes(form=ConsentForm, status=303, said={400: PAGE, 403: PAGE}),
+    operation_class=describes(form=ConsentForm, status=303, said={400: PAGE, 403: PAGE, 503: PAGE}),
     request_max_body_size=MAX_FORM_BYTES,
 )
 async def decide(request: Request[Any, Any, Any]) -> Response[bytes]:

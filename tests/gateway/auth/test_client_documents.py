@@ -11,6 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.auth.client_documents import fetching
 from gateway.auth.client_id_metadata import ClientDocuments
 from gateway.auth.clients import STRANGERS, FetchDocument
+from gateway.auth.errors import AuthUnavailable
+from gateway.auth.form import Form
+from gateway.auth.rfc6749_errors import OAuthError
+from gateway.egress import EgressTimeout
 from gateway.tenancy.members import add_member
 from tests.gateway.auth.issuing import FarEnd
 from tests.gateway.auth.revoking import revoke, seconds_until_refused
@@ -71,6 +75,22 @@ async def test_what_breaks_a_rule_is_no_client_and_the_log_says_why(
     far_end.says(URL, document(client_secret="s3cret"))
     assert await fetch(URL) is None
     assert "client_secret: a public document" in caplog.text and "s3cret" not in caplog.text
+
+
+async def test_one_that_cannot_be_had_is_not_one_that_is_none(
+    fetch: FetchDocument, far_end: FarEnd, system_db: AsyncEngine, redis: Redis
+) -> None:
+    """Who holds a refresh token must not be told to throw it away."""
+    far_end.fails(URL, EgressTimeout("slow"))
+    with pytest.raises(AuthUnavailable):
+        await fetch(URL)
+    async with open_world(system_db, redis) as world:
+        world.clients._fetch = fetch
+        with pytest.raises(OAuthError) as refused:
+            await world.authority.clients.authenticate(
+                Form({"client_id": URL}, {}), None, "192.0.2.1"
+            )
+        assert (refused.value.status, refused.value.error) == (503, "temporarily_unavailable")
 
 
 async def test_its_codes_become_tokens_that_a_revocation_of_the_client_ends(

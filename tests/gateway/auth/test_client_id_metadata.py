@@ -9,12 +9,15 @@ import pytest
 
 from gateway.auth.client_id_metadata import (
     MAX_FETCHES_PER_MINUTE,
+    MAX_STALE_S,
+    RETRY_S,
     ClientDocumentError,
     ClientDocuments,
+    ClientDocumentUnavailable,
     check_client_id_url,
     is_client_id_url,
 )
-from gateway.egress import Egress, EgressTimeout
+from gateway.egress import BodyTooLarge, Egress, EgressTimeout
 from tests.gateway.auth.issuing import Clock, FarEnd, rsa_key
 from tests.gateway.test_egress import answer, serving
 
@@ -212,6 +215,70 @@ async def test_a_host_is_asked_a_bounded_number_of_times_a_minute(
     with pytest.raises(ClientDocumentError):
         await documents.fetch_client("https://app.example.com/again")
     assert len(far_end.asked) == MAX_FETCHES_PER_MINUTE + 1
+
+
+async def test_who_uses_a_hosts_share_up_takes_no_known_client_away(
+    documents: ClientDocuments, far_end: FarEnd, clock: Clock
+) -> None:
+    far_end.says(URL, document())
+    await documents.fetch_client(URL)
+    clock.now += 3_661
+    for number in range(MAX_FETCHES_PER_MINUTE + 5):
+        far_end.says(made_up := f"https://app.example.com/{number}", {}, status=404)
+        with pytest.raises(ClientDocumentError):
+            await documents.fetch_client(made_up)
+    far_end.says(URL, document(client_name="Renamed"))
+    assert (await documents.fetch_client(URL)).client_name == "Renamed"
+    with pytest.raises(ClientDocumentUnavailable):
+        await documents.fetch_client("https://app.example.com/not-known-yet")
+
+
+async def test_a_host_that_does_not_answer_takes_no_known_client_away_for_a_day(
+    documents: ClientDocuments, far_end: FarEnd, clock: Clock
+) -> None:
+    far_end.says(URL, document())
+    first = await documents.fetch_client(URL)
+    clock.now += 3_601
+    for status in (500, 503, 429):
+        far_end.says(URL, b"", status=status)
+        assert await documents.fetch_client(URL) is first
+        clock.now += RETRY_S
+    far_end.fails(URL, EgressTimeout("slow"))
+    asked = len(far_end.asked)
+    for _ in range(3):
+        assert await documents.fetch_client(URL) is first
+    assert len(far_end.asked) == asked + 1, "nor is everybody made to wait for it"
+    clock.now += MAX_STALE_S
+    with pytest.raises(ClientDocumentUnavailable):
+        await documents.fetch_client(URL)
+    far_end.says(URL, document())
+    assert (await documents.fetch_client(URL)) == first
+
+
+@pytest.mark.parametrize("why", ["gone", "another's", "too large", "not to be kept"])
+async def test_a_host_that_says_it_is_no_more_is_believed(
+    documents: ClientDocuments, far_end: FarEnd, clock: Clock, why: str
+) -> None:
+    far_end.says(URL, document())
+    await documents.fetch_client(URL)
+    clock.now += 3_601
+    if why == "gone":
+        far_end.says(URL, b"", status=404)
+    elif why == "another's":
+        far_end.says(URL, document(client_id="https://app.example.com/other"))
+    elif why == "too large":
+        far_end.fails(URL, BodyTooLarge("more than 5120 bytes"))
+    else:
+        far_end.says(URL, document(), cache_control="no-store")
+    if why == "not to be kept":
+        await documents.fetch_client(URL)
+    else:
+        with pytest.raises(ClientDocumentError) as refused:
+            await documents.fetch_client(URL)
+        assert not isinstance(refused.value, ClientDocumentUnavailable)
+    far_end.fails(URL, EgressTimeout("slow"))
+    with pytest.raises(ClientDocumentUnavailable):
+        await documents.fetch_client(URL)
 
 
 async def test_many_at_once_cause_one_request_and_one_who_leaves_spoils_nothing() -> None:
