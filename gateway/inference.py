@@ -36,6 +36,7 @@ from gateway.fleet.replica import (
 )
 from gateway.fleet.router import Fleet
 from gateway.ids import uuid7
+from gateway.lanes import Turn
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import (
     Admission,
@@ -92,6 +93,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     principal: Principal
     request: GenerateRequest
+    turn: Turn
     encoder: Encoder
     meter: RequestMeter
 
@@ -145,6 +147,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
         input_tokens=prepared.input_tokens,
         max_output_tokens=prepared.max_output_tokens,
         lease_id=call.request_id,
+        lane=call.turn.lane,
     )
     if isinstance(verdict, Refusal):
         raise RateLimited(verdict)
@@ -252,6 +255,7 @@ class Run:
                     self.prepared,
                     attempt_id=self.attempt.id,
                     cache_salt=self.desk.cache_salts(self.call.principal.org_id),
+                    turn=self.call.turn,
                 )
                 async with aclosing(events):
                     async for event in events:
@@ -314,6 +318,7 @@ def new_attempt(desk: Desk, call: Call) -> Attempt:
         project=call.principal.project_id,
         key=call.principal.key_id,
         model=call.request.model,
+        lane=call.turn.lane,
         prices=desk.price_book.at(call.request.model, admitted_at),
         admitted_at=admitted_at,
     )

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.protocol import Lane
 from gateway.networks import Networks
 
 SCOPE_INFERENCE = "inference"
@@ -17,8 +18,6 @@ SCOPE_ADMIN = "admin:*"
 
 CredentialKind = Literal["key", "token"]
 Role = Literal["owner", "admin", "developer", "billing", "reader"]
-Lane = Literal["interactive", "agentic", "batch"]
-"""What kind of work a request is; each lane has its share of the engine."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +31,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_minute: int | None = None
     batch_tokens_per_day: int | None = None
     """Of requests in the batch lane, beside the others."""
+    lane: Lane | None = None
+    """Where all its requests go. None: where they belong."""
+    weight: float | None = None
+    """An org's share among others in a lane. None: 1."""
 
 
 UNLIMITED = Plan(name="unlimited")

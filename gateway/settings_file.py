@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from engine.protocol import Lane
 from gateway.engine_options import EngineOptions, PositiveInt
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -96,6 +97,8 @@ class WrittenPlan(Strict, frozen=True, kw_only=True):
     input_tokens_per_minute: Limit | None = None
     output_tokens_per_minute: Limit | None = None
     batch_tokens_per_day: Limit | None = None
+    lane: Lane | None = None
+    weight: Annotated[float, Meta(ge=1 / 64, le=64)] | None = None
 
 
 class Scalars(Strict, frozen=True, kw_only=True):

@@ -34,7 +34,8 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
 )
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import PreparedRequest, ReplicaEvent, ReplicaHealth
+from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaEvent, ReplicaHealth
+from gateway.lanes import Turn
 from gateway.wire.request import ChatPrompt, GenerateRequest
 
 RESTART_S = 1.0
@@ -124,7 +125,7 @@ class EngineReplica:
         )
 
     async def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
     ) -> AsyncGenerator[ReplicaEvent, None]:
         request = prepared.request
         assert request.prompt is not None
@@ -138,6 +139,10 @@ class EngineReplica:
                 n=request.n,
                 cache_salt=cache_salt,
                 adapter=self._adapter,
+                lane=turn.lane,
+                tenant=turn.tenant,
+                weight=turn.weight,
+                deadline_s=turn.deadline_s,
             )
         )
         begun = False

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from gateway.lanes import Turn
 from gateway.wire.request import GenerateRequest
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "function_call"]
@@ -114,6 +115,9 @@ class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
 
 
+ANYBODYS = Turn()
+
+
 class Replica(Protocol):
     """One place that can run one model."""
 
@@ -128,7 +132,7 @@ class Replica(Protocol):
         ...
 
     def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """Run it. Raises ReplicaUnavailable, ReplicaOverloaded or UpstreamRefused before the first
         event, ReplicaLost after it. Closing the generator early aborts."""

@@ -26,6 +26,7 @@ from gateway.fleet.http1 import Connection, HttpError, Pool, PoolFull
 from gateway.fleet.input_estimate import Encode, estimate_input_tokens
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import (
+    ANYBODYS,
     MeteredUsage,
     PreparedRequest,
     RawChunk,
@@ -34,6 +35,7 @@ from gateway.fleet.replica import (
 )
 from gateway.fleet.upstream_errors import HIDDEN, to_fleet_error
 from gateway.fleet.upstream_meter import BrokenAnswer, UpstreamMeter
+from gateway.lanes import Turn
 from gateway.wire.request import GenerateRequest
 from gateway.wire.sse import Event, EventParser, EventTooLarge
 
@@ -117,10 +119,10 @@ class UpstreamReplica:
         )
 
     async def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
     ) -> AsyncGenerator[ReplicaEvent, None]:
-        """`cache_salt` has no equivalent over there: whose cache it is, is the upstream's
-        matter.
+        """`cache_salt` and `turn` have no equivalent over there: whose cache and whose turn it is,
+        is the upstream's matter.
         """
         assert attempt_id not in self._attempts
         attempt = self._attempts[attempt_id] = Attempt(prepared, self._clock)

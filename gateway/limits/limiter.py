@@ -49,6 +49,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from engine.protocol import Lane
 from gateway.ids import uuid7
 from gateway.limits.epochs import Epochs, LastUse, never
 from gateway.limits.expected_output import ExpectedOutput
@@ -71,7 +72,7 @@ from gateway.limits.verdicts import (
     scopes_of,
     tightest,
 )
-from gateway.principal import Lane, Principal
+from gateway.principal import Principal
 from gateway.tasks import end
 
 __all__ = ["Admission", "Limiter", "LimiterUnavailable", "RateState", "Refusal", "Settlement"]

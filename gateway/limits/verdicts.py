@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from gateway.principal import UNLIMITED, Lane, Plan, Principal
+from engine.protocol import Lane
+from gateway.principal import UNLIMITED, Plan, Principal
 
 MAX_PLANS = 4096
 """Different ones at a time, of which the buckets are remembered."""

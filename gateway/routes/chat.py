@@ -6,10 +6,12 @@ import time
 from typing import Any
 
 from litestar import Request, post
+from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
 from gateway.errors import EncodedBody
 from gateway.inference import Call, start
+from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s, turn_of
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import needs, services
 from gateway.routes.counted import MODEL
@@ -21,6 +23,13 @@ from gateway.wire.from_openai import from_openai, peek
 from gateway.wire.openai import ChatCompletionRequest
 from gateway.wire.to_openai import ChatCompletion, to_openai
 
+DEADLINE = Parameter(
+    name="X-Request-Timeout-Ms",
+    param_in="header",
+    description="When the first token is wanted: what cannot begin by then is refused with 503.",
+    required=False,
+    schema=Schema(type=OpenAPIType.INTEGER, minimum=1, maximum=MAX_DEADLINE_MS),
+)
 ANSWERS = {JSON: ChatCompletion, "text/event-stream": str}
 REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422, 429, 503)}
 """Beside those of every route: an upstream's own refusals keep their status."""
@@ -33,11 +42,15 @@ REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422
     tags=["Chat"],
     summary="Create a chat completion, streamed or whole",
     operation_class=describes(
-        body=ChatCompletionRequest, answer=ChatCompletion, said={200: ANSWERS, **REFUSALS}
+        body=ChatCompletionRequest,
+        answer=ChatCompletion,
+        headers=[DEADLINE],
+        said={200: ANSWERS, **REFUSALS},
     ),
 )
 async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
     found = services(request)
+    turn = turn_of(request.user, deadline_s=read_deadline_s(request.scope["headers"]))
     body = await plain_body(request)
     peeked = peek(body)
     state = request.scope["state"]
@@ -51,6 +64,7 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
         request_id=request_id,
         principal=request.user,
         request=generate,
+        turn=turn,
         encoder=to_openai(generate, completion_id=completion_id, created=int(time.time())),
         meter=meter,
     )

@@ -57,9 +57,13 @@ EXPOSED = b", ".join(
         *(b"x-request-id", b"openai-processing-ms", b"openai-version", b"etag"),
         *(b"retry-after", b"retry-after-ms", b"x-should-retry", b"www-authenticate"),
         *(
-            b"x-ratelimit-%b-%b" % (what, of)
+            name % parts
+            for kind in (b"requests", b"tokens", b"input-tokens", b"output-tokens")
             for what in (b"limit", b"remaining", b"reset")
-            for of in (b"requests", b"tokens")
+            for name, parts in (
+                (b"x-ratelimit-%b-%b", (what, kind)),
+                (b"anthropic-ratelimit-%b-%b", (kind, what)),
+            )
         ),
     )
 )

@@ -12,7 +12,7 @@ to blame); here it is told what the bytes are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,15 +120,16 @@ def describes(
     idempotent: bool = False,
     conditional: bool = False,
     body_required: bool = True,
+    headers: Sequence[Parameter] = (),
     said: Said | None = None,
 ) -> type[Operation]:
     """`answer` None: none. `idempotent`: a POST, which honours Idempotency-Key. `conditional`: it
-    honours If-Match. `said`: all that it answers besides, but for what `statuses` knows by its
-    path, its scope and what it takes."""
+    honours If-Match. `headers`: what it reads beside these. `said`: all that it answers besides,
+    but for what `statuses` knows by its path, its scope and what it takes."""
     answers: Said = {status: {} if answer is None else {JSON: answer}, **(said or {})}
     kinds = [each for by_type in answers.values() for each in by_type.values()]
     _described.extend(each for each in (*kinds, body, form) if each is not None)
-    added = [*([] if query is None else parameters(query))]
+    added = [*([] if query is None else parameters(query)), *headers]
     added += [IDEMPOTENCY_KEY] if idempotent else []
     added += [IF_MATCH] if conditional else []
     taken = {} if body is None else content(body)

@@ -30,7 +30,8 @@ PLAN_LIMITS = (
     *LIMITS,
     *("input_tokens_per_minute", "output_tokens_per_minute", "batch_tokens_per_day"),
 )
-PLAN_FIELDS = ("name", *PLAN_LIMITS)
+PLAN_FIELDS = ("name", *PLAN_LIMITS, "lane", "weight")
+"""What a request is held to, and served by."""
 MAX_LIMIT = 1_000_000_000_000
 
 
@@ -56,6 +57,7 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens_per_minute: int | None
     output_tokens_per_minute: int | None
     batch_tokens_per_day: int | None
+    weight: float | None
     lane: str | None
     price_list: str | None
     in_settings: bool
@@ -85,9 +87,9 @@ async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> None:
             value = getattr(plan, limit)
             if value is not None and not 0 <= value <= MAX_LIMIT:
                 raise InvalidField(f"plan.{plan.name}.{limit}", f"must be 0 to {MAX_LIMIT}")
-        row = {limit: getattr(plan, limit) for limit in PLAN_LIMITS}
+        row = {field: getattr(plan, field) for field in PLAN_FIELDS}
         row |= {"archived_at": None, "in_settings": True}
-        upsert = insert(plans).values(name=plan.name, **row)
+        upsert = insert(plans).values(**row)
         await conn.execute(upsert.on_conflict_do_update(index_elements=["name"], set_=row))
     gone = sa.update(plans).where(
         plans.c.name.not_in([plan.name for plan in wanted]),

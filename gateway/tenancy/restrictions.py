@@ -130,4 +130,4 @@ def narrowed(plan: Plan, own: dict[str, int | None]) -> Plan:
         known = [n for n in (getattr(plan, limit), own[limit]) if n is not None]
         limits[limit] = min(known, default=None)
     name = "own" if plan is UNLIMITED else plan.name
-    return Plan(name=name, **limits)
+    return msgspec.structs.replace(plan, name=name, **limits)

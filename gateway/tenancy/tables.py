@@ -41,6 +41,7 @@ plans = sa.Table(
     sa.Column("input_tokens_per_minute", sa.BigInteger, nullable=True),
     sa.Column("output_tokens_per_minute", sa.BigInteger, nullable=True),
     sa.Column("batch_tokens_per_day", sa.BigInteger, nullable=True),
+    sa.Column("weight", sa.Double, nullable=True),
     sa.Column("lane", sa.Text, nullable=True),
     sa.Column("price_list", sa.Text, nullable=True),
     sa.Column("in_settings", sa.Boolean, nullable=False, server_default=sa.true()),

@@ -12,10 +12,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from engine.protocol import Lane
+
 MAX_LIMIT = 1_000_000_000_000
 PlanName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Limit = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
-Lane = Literal["interactive", "agentic", "batch"]
+Weight = Annotated[float, Meta(ge=1 / 64, le=64)]
+"""Of an org among others in a lane: twice the weight, twice the share when all wait."""
 PriceList = Literal["default"]
 """The price book; there is one so far."""
 
@@ -28,6 +31,7 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     input_tokens_per_minute: Limit | None = None
     output_tokens_per_minute: Limit | None = None
     batch_tokens_per_day: Limit | None = None
+    weight: Weight | None = None
     lane: Lane | None = None
     price_list: PriceList | None = None
 
@@ -39,6 +43,7 @@ class PlanPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     input_tokens_per_minute: Limit | None | UnsetType = UNSET
     output_tokens_per_minute: Limit | None | UnsetType = UNSET
     batch_tokens_per_day: Limit | None | UnsetType = UNSET
+    weight: Weight | None | UnsetType = UNSET
     lane: Lane | None | UnsetType = UNSET
     price_list: PriceList | None | UnsetType = UNSET
 
@@ -54,6 +59,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens_per_minute: int | None
     output_tokens_per_minute: int | None
     batch_tokens_per_day: int | None
+    weight: float | None
     lane: str | None
     price_list: str | None
     read_only: bool

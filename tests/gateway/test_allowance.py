@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
+from engine.protocol import Lane
 from gateway.limits import limiter
 from gateway.limits.allowance import MIN_REST_S, Allowance
 from gateway.limits.limiter import (
@@ -19,7 +20,7 @@ from gateway.limits.limiter import (
     LimiterUnavailable,
 )
 from gateway.limits.verdicts import Refusal, Settlement, Units, burst
-from gateway.principal import Lane, Plan, Principal
+from gateway.principal import Plan, Principal
 from gateway.tasks import TaskSet
 from tests.gateway.limiter_oracle import CLOCK_KEY, move_clock
 

@@ -29,6 +29,7 @@ from gateway.fleet.replica import (
 from gateway.fleet.router import Fleet, Route
 from gateway.ids import uuid7
 from gateway.inference import Call, Desk, Encoder, RateLimited, drain, start
+from gateway.lanes import Turn
 from gateway.limits.limiter import Admission, Limiter, LimiterUnavailable, Settlement
 from gateway.limits.verdicts import Units
 from gateway.principal import Plan, Principal
@@ -82,7 +83,7 @@ class ScriptedReplica:
         )
 
     async def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn
     ) -> AsyncGenerator[ReplicaEvent, None]:
         self.attempts.append(attempt_id)
         if self.refuses is not None:
@@ -203,6 +204,7 @@ class Office:
             key_plan=plan,
         )
         call = Call(
+            turn=Turn(),
             request_id=f"req_{uuid7().hex}",
             principal=principal,
             request=request,

@@ -44,6 +44,7 @@ async def test_a_plan_is_made_changed_and_archived(world: World) -> None:
         "input_tokens_per_minute": None,
         "output_tokens_per_minute": None,
         "batch_tokens_per_day": 9000,
+        "weight": None,
         "lane": "batch",
         "price_list": "default",
         "read_only": False,

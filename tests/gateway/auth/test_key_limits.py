@@ -24,7 +24,7 @@ from gateway.networks import Networks, read_address
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import needs
 from gateway.tenancy.keys import hash_key
-from gateway.tenancy.tables import api_keys, projects
+from gateway.tenancy.tables import api_keys, plans, projects
 from tests.gateway.test_api_keys import (
     PEPPER,
     PEPPER_ID,
@@ -54,9 +54,11 @@ async def test_own_limits_and_those_of_the_plan_bind_together(
     await write(db, api_keys, requests_per_minute=7)
     alone = (await principal_of(db, redis, created.secret)).key_plan
     assert (alone.name, alone.requests_per_minute, alone.tokens_per_minute) == ("own", 7, None)
+    await write(db, plans, lane="agentic", input_tokens_per_minute=99)
     await write(db, api_keys, plan="small", tokens_per_minute=601)
     both = (await principal_of(db, redis, created.secret)).key_plan
     assert (both.name, both.tokens_per_minute, both.requests_per_minute) == ("small", 600, 7)
+    assert (both.lane, both.input_tokens_per_minute) == ("agentic", 99), "the plan's other terms"
     await write(db, api_keys, tokens_per_minute=0)
     assert (await principal_of(db, redis, created.secret)).key_plan.tokens_per_minute == 0
 

@@ -28,6 +28,7 @@ from gateway.fleet.errors import (
 )
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MeteredUsage, ReplicaEvent, TextDelta
+from gateway.lanes import Turn
 from gateway.wire.from_openai import from_openai
 from gateway.wire.request import GenerateRequest
 
@@ -428,3 +429,48 @@ async def test_an_adapter_that_the_engine_lacks_is_away_and_no_customers_mistake
 ) -> None:
     with pytest.raises(ReplicaUnavailable, match="no such adapter"):
         await run(make(says("ok"), "legal"), chat())
+
+
+async def test_the_engine_hears_whose_turn_it_is(make: Make, tokenizer: Tokenizer) -> None:
+    heard: list[EngineRequest] = []
+
+    def respond(request: EngineRequest, index: int) -> Iterator[int]:
+        heard.append(request)
+        return iter([5])
+
+    replica = make(fake(tokenizer, respond))
+    turn = Turn(lane="agentic", tenant="org_a", weight=2.0, deadline_s=30.0)
+    prepared = await replica.prepare(chat())
+    async for _ in replica.stream(prepared, attempt_id="a", cache_salt="", turn=turn):
+        continue
+    (request,) = {id(each): each for each in heard}.values()
+    assert (
+        Turn(
+            lane=request.lane,
+            tenant=request.tenant,
+            weight=request.weight,
+            deadline_s=request.deadline_s,
+        )
+        == turn
+    )
+
+
+async def test_a_stream_that_rests_says_nothing_until_it_goes_on(
+    make: Make, tokenizer: Tokenizer
+) -> None:
+    replica = make(fake(tokenizer, lambda request, index: iter([5] * 10_000)))
+    stream = replica.stream(await replica.prepare(chat()), attempt_id="a", cache_salt="")
+    await anext(stream)
+    await replica.rest("a", resting=True)
+    await asyncio.sleep(0.01)
+    waiting = asyncio.create_task(anext(stream))
+    for _ in range(3):
+        # what a step brought that was under way may still come
+        done, _ = await asyncio.wait((waiting,), timeout=0.05)
+        if done:
+            waiting = asyncio.create_task(anext(stream))
+    assert not waiting.done()
+    await replica.rest("a", resting=False)
+    async with asyncio.timeout(5):
+        assert (await waiting).items
+    await stream.aclose()
