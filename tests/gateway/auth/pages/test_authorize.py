@@ -171,7 +171,7 @@ async def test_an_application_on_the_users_machine_is_asked_for_each_time_on_any
 BAD_AND_STAYS = (
     {"client_id": None},
     {"client_id": "client_unknown"},
-    {"client_id": "https://client.example/document"},
+    {"client_id": "https://127.0.0.1/document"},
     {"redirect_uri": "https://evil.example/cb"},
     {"redirect_uri": CALLBACK + "/"},
     {"redirect_uri": CALLBACK + "?x=1"},
