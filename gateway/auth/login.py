@@ -19,7 +19,7 @@ from gateway.audit.log import Actor
 from gateway.auth.passwords import Passwords
 from gateway.auth.peppers import Peppers
 from gateway.auth.sessions import Seals, start_session
-from gateway.auth.throttle import Throttle
+from gateway.auth.throttle import Attempt, Throttle
 from gateway.db import tenant
 from gateway.tenancy.member_tables import users
 from gateway.tenancy.tables import orgs
@@ -89,13 +89,7 @@ class Login:
             found = await _find(conn, org, email.strip().lower())
         # What is counted is the account; of one that there is not, what was typed.
         account = f"{org}\0{email.strip().lower()}" if found is None else found.id
-        now = self._clock()
-        device = None
-        if where.device_cookie is not None:
-            device = self._seals.read_device(where.device_cookie, account, now=now)
-        attempt = await self._throttle.begin(
-            KIND, account=account, address=where.address, device=device
-        )
+        attempt = await self._begin(account, where)
         stored = None if found is None else found.password_hash
         if not await self._passwords.verify(password, stored) or found is None:
             raise WrongCredentials
@@ -108,6 +102,32 @@ class Login:
             signed_in = await self.start(conn, found.org_id, found.id, PASSWORD, where)
         await self._throttle.succeeded(attempt)
         return signed_in
+
+    async def by_old_password(
+        self, *, org_id: str, user_id: str, password: str, where: Where
+    ) -> str:
+        """Of somebody who is signed in, and wants another one; the hash that it has. A browser left
+        open lets nobody guess more often than the login page would.
+
+        Raises: WrongCredentials, Waits, PasswordsBusy, redis.exceptions.RedisError.
+        """
+        attempt = await self._begin(user_id, where)
+        async with tenant(self._db, org_id) as conn:
+            theirs = sa.select(users.c.password_hash).where(users.c.org_id == org_id)
+            theirs = theirs.where(users.c.id == user_id, users.c.archived_at.is_(None))
+            stored: str | None = await conn.scalar(theirs)
+        if not await self._passwords.verify(password, stored) or stored is None:
+            raise WrongCredentials
+        await self._throttle.succeeded(attempt)
+        return stored
+
+    async def _begin(self, account: str, where: Where) -> Attempt:
+        device = None
+        if where.device_cookie is not None:
+            device = self._seals.read_device(where.device_cookie, account, now=self._clock())
+        return await self._throttle.begin(
+            KIND, account=account, address=where.address, device=device
+        )
 
     async def start(
         self, conn: AsyncConnection, org_id: str, user_id: str, amr: tuple[str, ...], where: Where

@@ -50,6 +50,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     org_name: str
     is_operator: bool
+    has_password: bool
     owns_project: bool = False
     """Some project of the org."""
 
@@ -109,6 +110,7 @@ async def find_session(
     ]
     columns += [users.c.email, users.c.name, users.c.role]
     columns += [orgs.c.name.label("org_name"), orgs.c.is_operator]
+    columns.append(users.c.password_hash.is_not(None).label("has_password"))
     owned = sa.exists().where(project_members.c.user_id == users.c.id)
     owned = owned.where(project_members.c.role == "owner", project_members.c.removed_at.is_(None))
     columns.append(owned.label("owns_project"))

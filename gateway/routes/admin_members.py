@@ -15,6 +15,7 @@ from litestar import Request, Response, get, patch, post
 from litestar.params import FromPath
 from msgspec import UnsetType
 
+from gateway.auth.password_reset import make_reset, to_link
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.db import tenant
 from gateway.principal import Principal
@@ -22,12 +23,24 @@ from gateway.routes.access import actor_of, needs, services
 from gateway.routes.chat import plain_body
 from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
-from gateway.routes.organization_requests import changing_for, check_id, require_appoint
+from gateway.routes.organization_requests import (
+    changing_for,
+    check_id,
+    expect_nothing,
+    require_appoint,
+)
 from gateway.routes.protected_resources import public_url
 from gateway.tenancy import invites, users
 from gateway.tenancy.invites import ProjectGrant
 from gateway.tenancy.users import User
-from gateway.wire.admin_tenant import CreatedInvite, InviteProject, NewInvite, UserPatch, UserView
+from gateway.wire.admin_tenant import (
+    CreatedInvite,
+    InviteProject,
+    NewInvite,
+    PasswordReset,
+    UserPatch,
+    UserView,
+)
 from gateway.wire.refusals import decode
 
 USER = "/v1/admin/users/{user_id:str}"
@@ -87,6 +100,39 @@ async def update(request: Asked, user_id: FromPath[str]) -> Response[bytes]:
 
 
 @post(
+    USER + "/password-reset",
+    opt=CHANGE,
+    status_code=201,
+    tags=["Users"],
+    summary="Make a link with which a user sets another password; the answer holds it, this once",
+    operation_class=describes(answer=PasswordReset, status=201, idempotent=True, conditional=True),
+)
+async def reset_password(request: Asked, user_id: FromPath[str]) -> Response[bytes]:
+    check_id("user_id", user_id)
+    await expect_nothing(request)
+    precondition, found, org_id = if_match(request), services(request), request.user.org_id
+    async with tenant(found.db, org_id) as conn:
+        user = await users.lock_user(conn, org_id=org_id, user_id=user_id)
+        precondition.check(to_view(user))
+        # Whoever has the link can become them: nobody gets so to more than they have.
+        require_appoint(request.user, user.role)
+        made = await make_reset(
+            conn,
+            org_id=org_id,
+            user_id=user_id,
+            secret=found.authorization.secret,
+            actor=actor_of(request),
+            now=found.authorization.clock(),
+        )
+    shown = PasswordReset(
+        user_id=user_id,
+        expires_at=int(made.expires_at.timestamp()),
+        url=to_link(public_url(request), made.token),
+    )
+    return answer(request, shown, status=201, headers=NO_STORE)
+
+
+@post(
     INVITES,
     opt=CHANGE,
     tags=["Invites"],
@@ -121,4 +167,4 @@ async def invite(request: Asked) -> Response[bytes]:
     return answer(request, shown, status=201, headers=NO_STORE)
 
 
-routes = [retrieve, update, invite]
+routes = [retrieve, update, reset_password, invite]

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from gateway.auth.authorization import Authorization
 from gateway.auth.login import WrongCredentials
-from gateway.auth.passwords import PasswordsBusy
+from gateway.auth.passwords import MIN_LENGTH, PasswordsBusy
 from gateway.auth.policy import within
 from gateway.auth.rfc6749_authorize import Refused
 from gateway.auth.sessions import Session, end_session
@@ -45,8 +45,11 @@ from gateway.tenancy.tables import orgs
 
 ACCOUNT = "/oauth/account"
 ADMIN_KEYS = ACCOUNT + "/admin-keys"
+PASSWORD_CHANGED = "password-changed"
+"""The query behind a redirect to the account page."""
 LOGIN_PURPOSE, ACCOUNT_PURPOSE = "login", "account"
 WRONG = "The organization, the address or the password is wrong."
+CHANGED = "Your password was changed."
 BUSY = "Too many people sign in at the moment. Try again shortly."
 
 
@@ -186,7 +189,8 @@ async def show_account(request: Request[Any, Any, Any]) -> Response[bytes]:
     browser = await open_browser(request)
     if browser.session is None:
         return redirect(LOGIN)
-    return await account_page(desk, browser, browser.session)
+    notice = CHANGED if request.url.query == PASSWORD_CHANGED else None
+    return await account_page(desk, browser, browser.session, notice=notice)
 
 
 async def account_page(
@@ -195,13 +199,19 @@ async def account_page(
     session: Session,
     *,
     problem: str | None = None,
+    notice: str | None = None,
     admin_key: str | None = None,
+    status: int = 400,
+    headers: dict[str, str] | None = None,
 ) -> Response[bytes]:
-    """`admin_key`: one that was just made, shown this once."""
+    """`status`: where there is a problem. `admin_key`: one that was just made, shown this once."""
     return page(
         "account",
-        status=200 if problem is None else 400,
+        status=200 if problem is None else status,
+        headers=headers,
         session=session,
+        notice=notice,
+        min_length=MIN_LENGTH,
         passkeys=await desk.passkeys.list(session),
         problem=problem,
         admin_keys=ADMIN_KEYS if may_make_admin_key(session) else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -25,6 +26,14 @@ from gateway.tenancy.pages import FIRST, Cursor, read_page
 from gateway.tenancy.tables import check_name, orgs, projects
 
 OWNER = "owner"
+
+
+class AnyPassword(Enum):
+    ANY = "any"
+
+
+ANY = AnyPassword.ANY
+"""Whatever password somebody has, or none."""
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,11 +174,19 @@ async def change_role(
 
 
 async def set_password(
-    conn: AsyncConnection, *, org_id: str, user_id: str, password_hash: str, actor: Actor
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    user_id: str,
+    password_hash: str,
+    actor: Actor,
+    replacing: str | AnyPassword | None = ANY,
 ) -> None:
-    """Raises: NotFound."""
+    """`replacing`: the hash that they have now. Raises: NotFound, also where it is another one."""
     changed = sa.update(users).where(users.c.org_id == org_id, users.c.id == user_id)
     changed = changed.where(users.c.archived_at.is_(None)).values(password_hash=password_hash)
+    if not isinstance(replacing, AnyPassword):
+        changed = changed.where(users.c.password_hash.is_not_distinct_from(replacing))
     if (await conn.execute(changed)).rowcount == 0:
         raise NotFound("user_id", f"no user {user_id!r}")
     await record(

@@ -64,6 +64,15 @@ class UserView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
 
 
+class PasswordReset(msgspec.Struct, frozen=True, kw_only=True):
+    """`url`: where the user sets another password, once and until `expires_at`; shown this once."""
+
+    object: str = "user.password_reset"
+    user_id: str
+    expires_at: int
+    url: str
+
+
 class InviteProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: Id
     role: ProjectRole = "member"

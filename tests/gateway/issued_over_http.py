@@ -109,6 +109,7 @@ async def issue_over_http(app: Litestar, call: Caller, operator_key: str) -> Non
     await issue_invites(admin)
     await list_issuer(admin, project_id)
     await issue_to_application(app, call, operator)
+    await reset_password(app, call, operator)
     await issue_to_strangers(call)
     admin.issued += operator.issued
     await mislay(call, admin, project_id)
@@ -163,6 +164,21 @@ async def issue_invites(admin: Admin) -> None:
     await admin.issue(f"{ORGANIZATION}/invites", body, in_header)
     body = {"email": "b@initech.example", "role": "billing"}
     await admin.issue(f"{ADMIN}/invites", body, in_body("url"))
+
+
+async def reset_password(app: Litestar, call: Caller, operator: Admin) -> None:
+    """The link is a signature, so it is noted here."""
+    users = await call("GET", f"{ORGANIZATION}/users", operator.key)
+    path = f"{ADMIN}/users/{users.json()['data'][0]['id']}/password-reset"
+    made = await operator.ask(path, None, idempotency_key="reset")
+    assert made.status_code == 201, made.text
+    token = token_of(made.json()["url"])
+    call.search.signed.append(token)
+    async with new_browser(app) as browser:
+        form = hidden((await browser.get(f"/passwords/reset?token={token}")).text)
+        for password in ("short", OWN_PASSWORD):
+            done = await browser.post("/passwords/reset", data={**form, "password": password})
+    assert done.headers["location"].startswith("/oauth/account"), done.text
 
 
 async def list_issuer(admin: Admin, project_id: str) -> None:

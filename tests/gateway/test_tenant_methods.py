@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import gateway
 from gateway.audit.log import Actor
-from gateway.auth.login import Login, Where
+from gateway.auth.login import Login, Where, WrongCredentials
 from gateway.auth.passkeys import Passkeys
 from gateway.auth.passwords import Passwords
 from gateway.auth.peppers import Peppers
@@ -172,6 +172,7 @@ class Stage:
             role="owner",
             org_name="x",
             is_operator=False,
+            has_password=True,
         )
 
     @property
@@ -206,6 +207,23 @@ async def start_session(stage: Stage) -> object:
         return await stage.login.start(conn, stage.org, id_of("users"), ("pwd",), HERE)
 
 
+class Believing:
+    """Takes any password of who has one."""
+
+    async def verify(self, _password: str, stored: str | None) -> bool:
+        return stored is not None
+
+
+async def show_password(stage: Stage) -> object:
+    stage.login._passwords = Believing()  # type: ignore[assignment]
+    try:
+        return await stage.login.by_old_password(
+            org_id=stage.org, user_id=id_of("users"), password="any", where=HERE
+        )
+    except WrongCredentials:
+        return None
+
+
 async def claim_key(stage: Stage) -> object:
     """Whoever has such a claim is told that this is another request."""
     try:
@@ -238,6 +256,7 @@ async def settle_claim(stage: Stage) -> object:
 
 
 TRIED: dict[str, Callable[[Stage], Awaitable[object]]] = {
+    "auth.login.Login.by_old_password": show_password,
     "auth.login.Login.start": start_session,
     "auth.passkeys.Passkeys.list": list_passkeys,
     "auth.passkeys.Passkeys.registration_options": offer_passkey,

@@ -52,6 +52,7 @@ SYSTEM = {
     "auth.grants.record_revoked": "about what its caller has ended",
     "auth.grants.redeem_code": "by who has the code, before the tenant is known",
     "auth.revocations.purge": "of what refuses nothing any more, whosever it was",
+    "auth.password_reset.find_reset": "whoever has the link, before the tenant is known",
     "auth.sessions.end_session": "of the session that it is given",
     "auth.sessions.find_session": "by who has the cookie, before the tenant is known",
     "auth.sessions.holds_session": "of the session that it is given",

@@ -133,7 +133,7 @@ async def populate(owner: AsyncEngine) -> dict[str, str]:
                 wanted = [
                     each
                     for each in by_table[table]
-                    if each.required or each.name in (whose, "project_id")
+                    if each.required or each.name in (whose, "project_id", "password_hash")
                 ]
                 values = [literal(each, org, columns, references) for each in wanted]
                 names = ", ".join(each.name for each in wanted)

@@ -246,6 +246,7 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("PATCH", f"{ADMIN}/projects/{{project_id}}"): at(own_project, body={"plan": "gold"}),
     ("POST", f"{ADMIN}/signing_keys/rotate"): rotate_signing_key,
     ("POST", f"{ADMIN}/signing_keys/{{kid}}/revoke"): at(Maker.signing_key, "/revoke"),
+    ("POST", f"{ADMIN}/users/{{user_id}}/password-reset"): at(own_user, "/password-reset"),
     ("PATCH", f"{ADMIN}/users/{{user_id}}"): at(own_user, body={"role": "billing"}),
     ("POST", f"{ORG}/admin_api_keys"): new(f"{ORG}/admin_api_keys", lambda m: {"name": "k"}),
     ("DELETE", f"{ORG}/admin_api_keys/{{key_id}}"): at(admin_key),

@@ -1,0 +1,121 @@
+"""A link with which somebody who forgot their password sets another one: an administrator makes it,
+it works once and for an hour, and Tollgate sends no e-mail.
+
+Above: `routes.admin_members` makes links, `routes.oauth_password` is where they lead. Below:
+`tenancy.users`, the installation's secret. Nothing is stored: a link is a signature over whom it is
+for, until when, and what stands there now, their role and the hash of their password. So it ends
+when it was used, when the password is changed in another way, and when they are given another role
+(nobody takes over an owner by a link for the reader that they were).
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor, record
+from gateway.principal import Role
+from gateway.secret import Secret
+from gateway.tenancy.errors import NotFound
+from gateway.tenancy.member_tables import users
+from gateway.tenancy.tables import orgs
+
+LIFETIME = timedelta(hours=1)
+PURPOSE = "password-reset"
+RESET_PATH = "/passwords/reset"
+FORM = re.compile(r"(user_[0-9a-f]{32})\.([0-9]{1,12})\.([0-9a-f]{64})", re.ASCII)
+
+
+class Forgetful(msgspec.Struct, frozen=True, kw_only=True):
+    """A live user as a link sees them."""
+
+    id: str
+    org_id: str
+    org_name: str
+    email: str
+    role: Role
+    password_hash: str | None
+
+    def __repr__(self) -> str:
+        return f"Forgetful({self.id})"
+
+
+class ResetLink(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    """For this once."""
+    expires_at: datetime
+
+    def __repr__(self) -> str:
+        return f"ResetLink({self.expires_at})"
+
+
+async def make_reset(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    user_id: str,
+    secret: Secret,
+    actor: Actor,
+    now: datetime,
+) -> ResetLink:
+    """For a user whom the caller has locked. Raises: NotFound."""
+    user = await _find(conn, user_id, org_id)
+    expires_at = (now + LIFETIME).replace(microsecond=0)
+    seconds = str(int(expires_at.timestamp()))
+    seal = _seals(secret, user, seconds)[0]
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="user.password_reset_created",
+        target=user_id,
+        after={"expires_at": expires_at},
+    )
+    return ResetLink(token=f"{user_id}.{seconds}.{seal}", expires_at=expires_at)
+
+
+async def find_reset(
+    conn: AsyncConnection, token: str, *, secret: Secret, now: datetime
+) -> Forgetful:
+    """Whose link it is; `conn` is the system's, or of their org.
+
+    Raises: NotFound: made up, used, overtaken or expired alike.
+    """
+    parts = FORM.fullmatch(token)
+    if parts is None:
+        raise NotFound("token", "no open link")
+    user_id, seconds, seal = parts.groups()
+    user = await _find(conn, user_id)
+    right = [hmac.compare_digest(each, seal) for each in _seals(secret, user, seconds)]
+    if not any(right) or datetime.fromtimestamp(int(seconds), tz=UTC) <= now:
+        raise NotFound("token", "no open link")
+    return user
+
+
+def to_link(public_url: str, token: str) -> str:
+    return f"{public_url.rstrip('/')}{RESET_PATH}?token={token}"
+
+
+async def _find(conn: AsyncConnection, user_id: str, org_id: str | None = None) -> Forgetful:
+    joined = users.join(orgs, users.c.org_id == orgs.c.id)
+    columns = [users.c[field] for field in Forgetful.__struct_fields__ if field != "org_name"]
+    found = sa.select(*columns, orgs.c.name.label("org_name")).select_from(joined)
+    found = found.where(users.c.archived_at.is_(None), orgs.c.archived_at.is_(None))
+    found = found.where(users.c.id == user_id)
+    if org_id is not None:
+        found = found.where(users.c.org_id == org_id)
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NotFound("user_id", "no such user")
+    return Forgetful(**row._mapping)
+
+
+def _seals(secret: Secret, user: Forgetful, seconds: str) -> list[str]:
+    """Under each of the installation's secrets, the current one first."""
+    said = msgspec.msgpack.encode([user.id, seconds, user.role, user.password_hash])
+    return [hmac.new(key.derive(PURPOSE), said, "sha256").hexdigest() for key in secret.keys]
