@@ -140,6 +140,10 @@ class Face(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     body: ErrorBody
     headers: dict[str, str] = {}
+    detail: str | None = None
+    """The same without a word of the caller's; None: `body.message` has none."""
+    scope: str | None = None
+    """The one that a credential lacks."""
 
     def encode(self) -> bytes:
         return msgspec.json.encode({"error": self.body})
@@ -152,6 +156,8 @@ class Face(msgspec.Struct, frozen=True, kw_only=True):
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 UNAVAILABLE = "service_unavailable"
+LACKS_SCOPE = "This credential lacks a scope that this needs."
+HOLDS_CREDENTIAL = "it holds a credential"
 
 
 def face(
@@ -162,11 +168,12 @@ def face(
     code: str | None = None,
     param: str | None = None,
     headers: dict[str, str] | None = None,
+    detail: str | None = None,
 ) -> Face:
     # Messages name what the caller wrote: by mistake, a credential.
     told = without_credentials(message)
     body = ErrorBody(message=told, type=kind, param=param, code=code)
-    return Face(status=status, body=body, headers=headers or {})
+    return Face(status=status, body=body, headers=headers or {}, detail=detail)
 
 
 def retry_headers(delay_s: float) -> dict[str, str]:
@@ -207,8 +214,8 @@ def to_face(error: Exception) -> Face:
         case RequestConflict():
             return from_conflict(error)
         case CredentialInAudit():
-            message = f"Invalid value for '{error.field}': it holds a credential."
-            return face(400, message, INVALID, param=error.field)
+            message = f"Invalid value for '{error.field}': {HOLDS_CREDENTIAL}."
+            return face(400, message, INVALID, param=error.field, detail=capital(HOLDS_CREDENTIAL))
         case TenancyError():
             return from_tenancy(error)
         case _:
@@ -221,7 +228,8 @@ def from_auth(error: AuthUnavailable | MissingScope | AuthError) -> Face:
             return unavailable("Credentials cannot be checked at the moment.")
         case MissingScope():
             message = f"This credential lacks the scope {error.scope!r}."
-            return face(403, message, INVALID, code="insufficient_permissions")
+            found = face(403, message, INVALID, code="insufficient_permissions", detail=LACKS_SCOPE)
+            return msgspec.structs.replace(found, scope=error.scope)
         case WrongNetwork():
             return face(401, error.public_message, INVALID, code="ip_not_authorized")
         case _:
@@ -240,7 +248,7 @@ def from_fleet(error: Exception) -> Face:
             code = "unsupported_parameter"
             return face(400, error.message, INVALID, code=code, param=error.param)
         case BadField():
-            return face(400, error.message, INVALID, param=error.param)
+            return face(400, error.message, INVALID, param=error.param, detail=error.detail)
         case ReplicaOverloaded():
             message = "The model is overloaded; try again shortly."
             return unavailable(message, code="overloaded", delay_s=error.retry_after_s)
@@ -269,10 +277,12 @@ def from_conflict(error: RequestConflict) -> Face:
 
 
 def from_tenancy(error: TenancyError) -> Face:
-    """Their texts name the caller's own fields and values."""
+    """Their texts name the caller's own fields and values; their details do not."""
+    detail = capital(error.detail)
     match error:
         case NotFound():
-            return face(404, capital(error.message), INVALID, code="not_found", param=error.field)
+            message, code = capital(error.message), "not_found"
+            return face(404, message, INVALID, code=code, param=error.field, detail=detail)
         case TooSoon():
             headers = retry_headers(error.retry_after_s)
             message = capital(error.message)
@@ -280,16 +290,19 @@ def from_tenancy(error: TenancyError) -> Face:
         case Conflict():
             # The SDK repeats a 409 unless it is told that this is in vain.
             headers = {"x-should-retry": "false"}
-            message, code = capital(error.message), error.code
-            return face(409, message, INVALID, code=code, param=error.field, headers=headers)
+            message, code, param = capital(error.message), error.code, error.field
+            return face(
+                409, message, INVALID, code=code, param=param, headers=headers, detail=detail
+            )
         case NotAllowed():
             code = "insufficient_permissions"
-            return face(403, capital(error.message), INVALID, code=code, param=error.field)
+            message = capital(error.message)
+            return face(403, message, INVALID, code=code, param=error.field, detail=detail)
         case ChangeNotAnnounced():
             return unavailable("The change is saved, but not every worker knows yet; repeat it.")
         case InvalidField():
             message = f"Invalid value for '{error.field}': {error.message}."
-            return face(400, message, INVALID, param=error.field)
+            return face(400, message, INVALID, param=error.field, detail=detail)
         case _:
             return from_anything(error)
 

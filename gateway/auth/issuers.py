@@ -100,7 +100,8 @@ def check_rules(rules: Rules, *, allow_loopback: bool = False) -> None:
     try:
         parse_target(rules.issuer, allow_loopback=allow_loopback)
     except Forbidden as error:
-        raise InvalidField("issuer", f"cannot be asked: {error}") from None
+        message = f"cannot be asked: {error}"
+        raise InvalidField("issuer", message, detail="cannot be asked") from None
     if "?" in rules.issuer:
         raise InvalidField("issuer", "has no query")
     _check_text("audience", rules.audience)

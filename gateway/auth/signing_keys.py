@@ -73,6 +73,8 @@ class SigningKeyRow(msgspec.Struct, frozen=True, kw_only=True):
 class TooSoon(TenancyError):
     """The next key has not been published for long enough; `retry_after_s` says how long yet."""
 
+    constant = "the next key has not been published for long enough"
+
     def __init__(self, retry_after_s: float) -> None:
         super().__init__("kid", f"the next key signs in {retry_after_s:.0f} s at the earliest")
         self.retry_after_s = retry_after_s

@@ -26,7 +26,19 @@ class FleetError(Exception):
 
 
 class BadField(FleetError):
+    """`detail`: the message without a word of the client's."""
+
     code = "invalid_request"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        detail: str = "This is not what can stand here.",
+    ) -> None:
+        super().__init__(message, param=param)
+        self.detail = detail
 
 
 class ContextTooLong(BadField):

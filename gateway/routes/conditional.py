@@ -80,7 +80,8 @@ def parse_tags(header: str, name: str) -> frozenset[str]:
     tags = ENTITY_TAG.findall(header) if len(header) <= MAX_HEADER_LENGTH else []
     left = ENTITY_TAG.sub("", header)
     if not tags or left.strip(", \t"):
-        raise BadField(f"Invalid value for '{name}': expected '*' or quoted tags.", param=name)
+        message = f"Invalid value for '{name}': expected '*' or quoted tags."
+        raise BadField(message, param=name, detail="Expected '*' or quoted tags.")
     return frozenset(tags)
 
 

@@ -74,8 +74,9 @@ async def claim_key(request: Request[Any, Any, Any]) -> Response[bytes] | None:
         return None
     given = request.headers.getall(HEADER, [])
     if len(given) > 1 or KEY_FORM.fullmatch(given[0]) is None:
-        message = f"Invalid value for '{HEADER}': expected 1 to 255 visible ASCII characters."
-        raise BadField(message, param=HEADER)
+        expected = "expected 1 to 255 visible ASCII characters."
+        message = f"Invalid value for '{HEADER}': {expected}"
+        raise BadField(message, param=HEADER, detail=f"E{expected[1:]}")
     claim = Claim(
         org_id=principal.org_id,
         principal=principal_of(principal),

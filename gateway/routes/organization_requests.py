@@ -99,7 +99,9 @@ def require_appoint(principal: Principal, *roles: Role) -> None:
     """Nobody gives, or takes, more than they have. Raises: NotAllowed."""
     for role in roles:
         if not may_appoint(principal, role):
-            raise NotAllowed("role", f"this credential may not give or take the role {role!r}")
+            detail = "this credential may not give or take this role"
+            message = f"this credential may not give or take the role {role!r}"
+            raise NotAllowed("role", message, detail=detail)
 
 
 def require_give(principal: Principal, scopes: Sequence[str]) -> None:

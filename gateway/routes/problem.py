@@ -8,8 +8,9 @@ written otherwise. A handler has nothing to do: it raises what `gateway.errors` 
      "detail": "...", "instance": "urn:tollgate:request:req_...", "code": "name_taken",
      "param": "name"}
 
-`code` and `param` are extension members (RFC 9457, 3.2): the code of the type, for people who would
-rather not take a URN apart, and the field that is to blame.
+`code`, `param` and `scope` are extension members (RFC 9457, 3.2): the code of the type, for people
+who would rather not take a URN apart, the field that is to blame, and what a credential lacks.
+`detail` is one of a closed set of texts: it repeats nothing that the caller wrote.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     instance: str | None = None
     code: str | None = None
     param: str | None = None
+    scope: str | None = None
 
 
 def speaks_problems(path: str) -> bool:
@@ -46,10 +48,11 @@ def to_problem(face: Face, request_id: str | None) -> Problem:
         type=BLANK if code is None else f"urn:tollgate:problem:{code}",
         title=HTTPStatus(face.status).phrase,
         status=face.status,
-        detail=face.body.message,
+        detail=face.detail or face.body.message,
         instance=None if request_id is None else f"urn:tollgate:request:{request_id}",
         code=code,
         param=face.body.param,
+        scope=face.scope,
     )
 
 

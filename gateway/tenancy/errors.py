@@ -1,4 +1,5 @@
-"""What can go wrong when tenants are administered. Every one names the field it is about.
+"""What can go wrong when tenants are administered. Every one names the field it is about, and has
+a `detail`, which unlike `message` never holds a value of the caller's.
 
 TenancyError
 ├── InvalidField         a value that breaks a rule
@@ -19,10 +20,14 @@ from typing import ClassVar
 
 
 class TenancyError(Exception):
-    def __init__(self, field: str, message: str) -> None:
+    constant: ClassVar[str | None] = None
+    """The detail of errors whose message may name a value."""
+
+    def __init__(self, field: str, message: str, *, detail: str | None = None) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+        self.detail = detail or self.constant or message
 
 
 class InvalidField(TenancyError):
@@ -30,7 +35,7 @@ class InvalidField(TenancyError):
 
 
 class NotFound(TenancyError):
-    pass
+    constant = "there is no such thing here, or it was archived"
 
 
 class Conflict(TenancyError):
@@ -39,10 +44,12 @@ class Conflict(TenancyError):
 
 class NameTaken(Conflict):
     code = "name_taken"
+    constant = "another one has this already"
 
 
 class Archived(Conflict):
     code = "archived"
+    constant = "it is archived"
 
 
 class LastOwner(Conflict):

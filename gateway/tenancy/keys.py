@@ -141,7 +141,8 @@ def check_scopes(scopes: Iterable[str]) -> list[str]:
         raise InvalidField("scopes", f"must be 1 to {MAX_SCOPES} scopes")
     for scope in wanted:
         if scope not in KEY_SCOPES:
-            raise InvalidField("scopes", f"unknown scope {scope!r}")
+            unknown = "names a scope that there is not"
+            raise InvalidField("scopes", f"unknown scope {scope!r}", detail=unknown)
     return wanted
 
 

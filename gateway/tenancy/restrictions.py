@@ -90,7 +90,8 @@ def check_ip_ranges(ranges: Iterable[str]) -> list[str]:
     try:
         return list(dict.fromkeys(str(read_network(each)) for each in wanted))
     except ValueError as error:
-        raise InvalidField("ip_ranges", str(error)) from None
+        detail = "must be networks such as 192.0.2.0/24, without bits beyond the prefix"
+        raise InvalidField("ip_ranges", str(error), detail=detail) from None
 
 
 def check_limit(name: str, value: int | None) -> int | None:

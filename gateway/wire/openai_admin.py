@@ -97,7 +97,8 @@ def parse_query(query_string: str, kind: type[Q]) -> Q:
             max_num_fields=MAX_QUERY_FIELDS,
         )
     except ValueError as error:
-        raise BadField(f"We could not parse the query string. ({error})") from error
+        message = "We could not parse the query string."
+        raise BadField(f"{message} ({error})", detail=message) from error
     fields: dict[str, Any] = {}
     for written, value in pairs:
         name = written.removesuffix("[]")
@@ -105,7 +106,8 @@ def parse_query(query_string: str, kind: type[Q]) -> Q:
         if name in lists:
             fields.setdefault(name, []).append(value)
         elif name in fields:
-            raise BadField(f"Invalid value for '{name}': given more than once.", param=name)
+            message = f"Invalid value for '{name}': given more than once."
+            raise BadField(message, param=name, detail="This is given more than once.")
         else:
             fields[readable(written if name in kind.__struct_fields__ else name)] = value
     try:
@@ -117,7 +119,8 @@ def parse_query(query_string: str, kind: type[Q]) -> Q:
 def check_text(value: str, param: str) -> None:
     """What was no UTF-8 is a surrogate by now. Postgres knows no NUL."""
     if value != readable(value) or "\0" in value:
-        raise BadField(f"Invalid value for '{param}': it is no UTF-8 text.", param=param)
+        message = f"Invalid value for '{param}': it is no UTF-8 text."
+        raise BadField(message, param=param, detail="This is no UTF-8 text.")
 
 
 def readable(text: str) -> str:

@@ -86,6 +86,7 @@ def check_values(body: bytes) -> None:
         raise BadField(
             f"The request body has more than {MAX_VALUES} values in arrays and objects{place}.",
             param=param,
+            detail=f"The request body has more than {MAX_VALUES} values in arrays and objects.",
         )
 
 
@@ -116,7 +117,7 @@ def broken_at(body: bytes, reason: str, offset: int | None) -> BadField:
 
 def broken(reason: str, param: str | None) -> BadField:
     where = f", in or after '{param}'" if param else ""
-    return BadField(f"{BROKEN_JSON} ({reason}{where})", param=param)
+    return BadField(f"{BROKEN_JSON} ({reason}{where})", param=param, detail=BROKEN_JSON)
 
 
 # ---- what has another shape
@@ -130,10 +131,18 @@ def to_bad_value(text: str, body: bytes | None = None) -> BadField:
     reason, path = found["reason"], found["path"] or ""
     if unknown := _UNKNOWN.match(reason):
         param = under(path, unknown["field"][:MAX_PATH_CHARS])
-        return BadField(f"Unrecognized request argument supplied: {param}", param=param)
+        return BadField(
+            f"Unrecognized request argument supplied: {param}",
+            param=param,
+            detail="This request argument is not recognized.",
+        )
     if missing := _MISSING.match(reason):
         param = under(path, missing["field"])
-        return BadField(f"Missing required parameter: '{param}'.", param=param)
+        return BadField(
+            f"Missing required parameter: '{param}'.",
+            param=param,
+            detail="This required parameter is missing.",
+        )
     if body is not None and path.removesuffix("[...]") == "logit_bias":
         path = biased(body)
     elif body is not None and "[...]" in path and reason in _RANGE:
@@ -145,7 +154,9 @@ def to_bad_value(text: str, body: bytes | None = None) -> BadField:
         return wrong_type(path, wrong["wanted"], wrong["found"])
     if value := _VALUE.match(reason):
         return wrong_value(path, value["value"])
-    return BadField(f"Invalid value for '{path}': {reason}.", param=path)
+    # What msgspec expected stands in our own types; what else it says may be the client's.
+    known = {"detail": f"{reason}."} if reason.startswith("Expected ") else {}
+    return BadField(f"Invalid value for '{path}': {reason}.", param=path, **known)
 
 
 def wrong_type(path: str, wanted: str, found: str) -> BadField:
@@ -154,7 +165,9 @@ def wrong_type(path: str, wanted: str, found: str) -> BadField:
     kinds = " or ".join(WORDS.get(kind, kind) for kind in wanted.split(" | "))
     got = FOUND.get(found, found)
     return BadField(
-        f"Invalid type for '{path}': expected {kinds}, but got {got} instead.", param=path
+        f"Invalid type for '{path}': expected {kinds}, but got {got} instead.",
+        param=path,
+        detail=f"This must be {kinds}, and is {got}.",
     )
 
 
@@ -166,7 +179,8 @@ def wrong_value(path: str, value: str) -> BadField:
             f"Unsupported value: '{path}' does not support '{value}' with this model yet.",
             param=path,
         )
-    return BadField(f"Invalid value for '{path}': '{value}'.", param=path)
+    detail = "This is not one of the values that can stand here."
+    return BadField(f"Invalid value for '{path}': '{value}'.", param=path, detail=detail)
 
 
 def biased(body: bytes) -> str:
