@@ -9,6 +9,7 @@ no cookie, no credential but the headers of this one call. It knows no OAuth.
     EgressError
     ├── ForbiddenTarget      this URL, or where it leads, may not be asked
     ├── EgressTimeout        the whole exchange took too long
+    │   └── EgressBusy       it did not begin: others go first
     └── EgressFailed         no connection, no TLS, no HTTP, or an answer that is of no use
         └── BodyTooLarge
 """
@@ -20,7 +21,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import urlencode, urljoin
 
@@ -30,10 +31,14 @@ import msgspec
 from gateway.egress_targets import Forbidden, Target, check_address, parse_target
 
 TIMEOUT_S = 5.0
-"""For all of it: name, connection, redirects, body."""
+"""For all of it: name, connection, redirects, body; once it is its turn."""
+WAIT_S = 5.0
+"""For that turn."""
 MAX_BODY_BYTES = 256 * 1024
 MAX_REDIRECTS = 3
 MAX_CONCURRENT = 32
+MAX_PER_HOST = 8
+MAX_WAITING = 256
 MAX_ADDRESSES = 16
 MAX_DIALS = 3
 RESOLVER_THREADS = 4
@@ -53,6 +58,10 @@ class ForbiddenTarget(EgressError):
 
 
 class EgressTimeout(EgressError):
+    pass
+
+
+class EgressBusy(EgressTimeout):
     pass
 
 
@@ -86,21 +95,65 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
             raise EgressFailed("not a JSON object") from None
 
 
+class Turns:
+    """So many at once altogether, so many to one host: who is slow holds up who waits for it."""
+
+    def __init__(self, per_host: int) -> None:
+        self._per_host = per_host
+        self._all = asyncio.Semaphore(MAX_CONCURRENT)
+        self._hosts: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
+        """With a mark for each that has or awaits a turn there: without one it is forgotten."""
+        self._waiting = 0
+
+    @asynccontextmanager
+    async def take(self, host: str, wait_s: float) -> AsyncIterator[None]:
+        """Raises: EgressBusy."""
+        if self._waiting >= MAX_WAITING:
+            raise EgressBusy("too many wait")
+        own, marks = self._hosts.setdefault(host, (asyncio.Semaphore(self._per_host), []))
+        marks.append(None)
+        try:
+            async with AsyncExitStack() as turn:
+                await self._wait(turn, own, wait_s)
+                yield
+        finally:
+            marks.pop()
+            if not marks:
+                del self._hosts[host]
+
+    async def _wait(self, turn: AsyncExitStack, own: asyncio.Semaphore, wait_s: float) -> None:
+        """The host's first: who waits for it takes nobody else's place."""
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(wait_s):
+                await turn.enter_async_context(own)
+                await turn.enter_async_context(self._all)
+        except TimeoutError:
+            raise EgressBusy("others go first") from None
+        finally:
+            self._waiting -= 1
+
+
 class Egress:
-    """One per process; to be closed. `allow_loopback`: for tests and development alone, and then
-    http too, to there alone. `resolve`, `network` and `trust` are what tests replace."""
+    """One for each kind of whom is asked, so that none waits behind another kind; to be closed.
+    `per_host`: how many exchanges with one at once. `allow_loopback`: for tests and development
+    alone, and then http too, to there alone. `resolve`, `network` and `trust` are what tests
+    replace."""
 
     def __init__(
         self,
         *,
         allow_loopback: bool = False,
+        per_host: int = MAX_PER_HOST,
         timeout_s: float = TIMEOUT_S,
+        wait_s: float = WAIT_S,
         resolve: Resolve | None = None,
         network: httpcore.AsyncNetworkBackend | None = None,
         trust: ssl.SSLContext | None = None,
     ) -> None:
         self._allow_loopback = allow_loopback
         self._timeout_s = timeout_s
+        self._wait_s = wait_s
         self._threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="egress-resolver")
         self._network = Checked(
             network or httpcore.AnyIOBackend(),
@@ -108,7 +161,7 @@ class Egress:
             allow_loopback=allow_loopback,
         )
         self._trust = trust or ssl.create_default_context()
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._turns = Turns(per_host)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -131,7 +184,7 @@ class Egress:
         sent = {"accept": accept} | (
             {} if bearer is None else {"authorization": f"Bearer {bearer}"}
         )
-        async with self._bounded():
+        async with self._bounded(url):
             for _ in range(max_redirects + 1):
                 found = await self._ask("GET", url, sent, b"", max_body_bytes)
                 location = found.headers.get("location")
@@ -154,25 +207,29 @@ class Egress:
             "content-type": "application/x-www-form-urlencoded",
             **(headers or {}),
         }
-        async with self._bounded():
+        async with self._bounded(url):
             return await self._ask("POST", url, sent, urlencode(form).encode(), max_body_bytes)
 
     @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
+    async def _bounded(self, url: str) -> AsyncIterator[None]:
+        async with self._turns.take(self._target(url).host, self._wait_s):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    yield
+            except (TimeoutError, httpcore.TimeoutException):
+                raise EgressTimeout("no whole answer in time") from None
+
+    def _target(self, url: str) -> Target:
         try:
-            async with asyncio.timeout(self._timeout_s), self._slots:
-                yield
-        except (TimeoutError, httpcore.TimeoutException):
-            raise EgressTimeout("no whole answer in time") from None
+            return parse_target(url, allow_loopback=self._allow_loopback)
+        except Forbidden as error:
+            raise ForbiddenTarget(str(error)) from None
 
     async def _ask(
         self, method: str, url: str, headers: Mapping[str, str], content: bytes, max_bytes: int
     ) -> Fetched:
         """One exchange on a connection of its own."""
-        try:
-            target = parse_target(url, allow_loopback=self._allow_loopback)
-        except Forbidden as error:
-            raise ForbiddenTarget(str(error)) from None
+        target = self._target(url)
         sent = {
             "host": target.authority,
             "user-agent": USER_AGENT,

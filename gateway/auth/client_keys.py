@@ -1,7 +1,8 @@
 """The keys at a client's `jwks_uri`, fetched and kept for a while.
 
 Above: `rfc7523_assertion`, by way of `wiring`. Below: `egress`. A URI is asked a bounded number of
-times, however many assertions come by, whether it answers or not.
+times, however many assertions come by, whether it answers or not; nobody whose keys are kept waits
+for one that is slow. How many are asked at once is `egress`'s.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ KEPT_S = 300.0
 RETRY_S = 30.0
 """One that did not answer is asked again after so long."""
 MAX_KEPT = 1024
-MAX_AT_ONCE = 8
 
 
 class ClientKeys:
@@ -31,23 +31,33 @@ class ClientKeys:
         self._egress = egress
         self._clock = clock
         self._kept: Lru[str, tuple[float, dict[str, Any] | None]] = Lru(MAX_KEPT)
-        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self._fetches: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
+
+    async def close(self) -> None:
+        fetches = list(self._fetches.values())
+        for each in fetches:
+            each.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
 
     async def fetch(self, uri: str) -> dict[str, Any] | None:
         """The JWK Set, or None where there is none to be had."""
-        async with self._slots:
-            kept = self._kept.get(uri)
-            if kept is not None:
-                lifetime_s = RETRY_S if kept[1] is None else KEPT_S
-                if self._clock() - kept[0] < lifetime_s:
-                    return kept[1]
-            found = await self._ask(uri)
-            self._kept.put(uri, (self._clock(), found))
-            return found
+        kept = self._kept.get(uri)
+        if kept is not None:
+            lifetime_s = RETRY_S if kept[1] is None else KEPT_S
+            if self._clock() - kept[0] < lifetime_s:
+                return kept[1]
+        if uri not in self._fetches:
+            task = asyncio.create_task(self._ask(uri), name="fetch client keys")
+            self._fetches[uri] = task
+            task.add_done_callback(lambda _done: self._fetches.pop(uri))
+        # Shielded: others wait for it too.
+        return await asyncio.shield(self._fetches[uri])
 
     async def _ask(self, uri: str) -> dict[str, Any] | None:
+        found = None
         try:
-            return (await self._egress.get(uri)).json_object()
+            found = (await self._egress.get(uri)).json_object()
         except EgressError as error:
             log.info("a client's keys cannot be had: %s", error)
-            return None
+        self._kept.put(uri, (self._clock(), found))
+        return found

@@ -14,20 +14,21 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.client_id_metadata import ClientDocuments
+from gateway.auth.client_keys import ClientKeys
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.external_issuers import ExternalIssuers
 from gateway.auth.external_login import STATE_PURPOSE, ExternalLogin
 from gateway.auth.issuer_directory import IssuerDirectory
 from gateway.auth.issuer_keys import IssuerKeys
 from gateway.auth.issuers import CIPHER_PURPOSE
-from gateway.egress import Egress
+from gateway.egress import MAX_PER_HOST, Egress
 from gateway.secret import Secret
 
 
 class Federation(msgspec.Struct, frozen=True, kw_only=True):
     """One per process."""
 
-    egress: Egress
+    client_keys: ClientKeys
     documents: ClientDocuments
     external: ExternalIssuers
     login: ExternalLogin
@@ -47,10 +48,18 @@ async def open_federation(
     allow_loopback: bool,
 ) -> Federation:
     """`db`: the tenants' pool; `system_db` sees all orgs. allow_loopback: for development."""
-    egress = Egress(allow_loopback=allow_loopback)
-    stack.callback(egress.close)
-    documents = ClientDocuments(egress, allow_loopback=allow_loopback)
+
+    def open_egress(per_host: int = MAX_PER_HOST) -> Egress:
+        egress = Egress(allow_loopback=allow_loopback, per_host=per_host)
+        stack.callback(egress.close)
+        return egress
+
+    # Of each its own: whoever names slow hosts as documents keeps no tenant from its issuer.
+    documents = ClientDocuments(open_egress(per_host=1), allow_loopback=allow_loopback)
     stack.push_async_callback(documents.close)
+    client_keys = ClientKeys(open_egress(per_host=1))
+    stack.push_async_callback(client_keys.close)
+    egress = open_egress()
     keys = IssuerKeys(egress)
     stack.push_async_callback(keys.close)
     directory = IssuerDirectory(db=system_db, redis=redis)
@@ -59,7 +68,7 @@ async def open_federation(
 
     secrets = Cipher(secret, CIPHER_PURPOSE)
     return Federation(
-        egress=egress,
+        client_keys=client_keys,
         documents=documents,
         external=ExternalIssuers(directory=directory, keys=keys, public_url=public_url),
         login=ExternalLogin(

@@ -18,7 +18,6 @@ from gateway.auth.api_keys import Authenticator
 from gateway.auth.authority import Authority
 from gateway.auth.authorization import Authorization, open_authorization
 from gateway.auth.client_authentication import ClientAuthentication
-from gateway.auth.client_keys import ClientKeys
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.external_issuers import ExternalIssuers
@@ -88,7 +87,7 @@ async def open_auth(
             db=system_db,
             throttle=authorization.throttle,
             audiences=audiences(issuer),
-            fetch=ClientKeys(federation.egress).fetch,
+            fetch=federation.client_keys.fetch,
         ),
         codes=authorization.codes,
         refresh_tokens=RefreshTokens(secret),

@@ -20,8 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.egress import (
     MAX_BODY_BYTES,
+    MAX_CONCURRENT,
+    MAX_WAITING,
     BodyTooLarge,
     Egress,
+    EgressBusy,
     EgressFailed,
     EgressTimeout,
     Fetched,
@@ -280,6 +283,48 @@ async def test_a_name_that_is_slow_to_resolve_ends_with_the_deadline() -> None:
     egress = Egress(resolve=resolve, timeout_s=0.1)
     with pytest.raises(EgressTimeout):
         await egress.get(f"https://{HOST}/")
+    egress.close()
+
+
+async def test_who_is_slow_holds_up_who_waits_for_it_alone() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        if host.startswith("slow"):
+            await asyncio.sleep(60)
+        return ["93.184.216.34"]
+
+    egress = Egress(resolve=resolve, network=Dialled(), per_host=1, wait_s=0.2)
+    slow = [asyncio.create_task(egress.get("https://slow.example.com/")) for _ in range(40)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(EgressFailed):  # dialled, in spite of more of those than there are turns
+        await egress.get(f"https://{HOST}/")
+    done = await asyncio.gather(*slow[1:], return_exceptions=True)
+    assert {type(each) for each in done} == {EgressBusy}
+    hosts = [f"https://slow{number}.example.com/" for number in range(MAX_CONCURRENT)]
+    slow += [asyncio.create_task(egress.get(each)) for each in hosts]
+    await asyncio.sleep(0.01)
+    with pytest.raises(EgressBusy):
+        await egress.get(f"https://{HOST}/")
+    many = [egress.get(f"https://{HOST}/") for _ in range(MAX_WAITING + 5)]
+    done = await asyncio.gather(*many, return_exceptions=True)
+    assert {type(each) for each in done} == {EgressBusy}
+    assert sum("too many" in str(each) for each in done) >= 5
+    for each in slow:
+        each.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+    assert egress._turns._hosts == {} and egress._turns._waiting == 0
+    egress.close()
+
+
+async def test_the_time_of_an_exchange_begins_with_its_turn() -> None:
+    async def slowly(head: bytes, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.3)
+        writer.write(answer())
+
+    egress = Egress(allow_loopback=True, per_host=1, timeout_s=0.5)
+    async with serving(slowly) as port:
+        url = f"http://127.0.0.1:{port}/"
+        found = await asyncio.gather(*(egress.get(url) for _ in range(3)))
+    assert [each.status for each in found] == [200] * 3
     egress.close()
 
 

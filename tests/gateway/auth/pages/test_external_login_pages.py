@@ -29,8 +29,8 @@ from tests.gateway.auth.issuing import ISSUER, NOW, FakeIssuer, FarEnd
 def issuer(app: Litestar, monkeypatch: pytest.MonkeyPatch) -> FakeIssuer:
     """The far end of the worker's egress client."""
     far_end, federation = FarEnd(), app.state.services.federation
-    monkeypatch.setattr(federation.egress, "get", far_end.get)
-    monkeypatch.setattr(federation.egress, "post_form", far_end.post_form)
+    monkeypatch.setattr(federation.login._egress, "get", far_end.get)
+    monkeypatch.setattr(federation.login._egress, "post_form", far_end.post_form)
     monkeypatch.setattr(federation.login, "_wall_clock", lambda: NOW)
     return FakeIssuer(far_end)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from gateway.auth.client_keys import KEPT_S, RETRY_S, ClientKeys
 from gateway.egress import EgressFailed, Fetched
 from tests.gateway.auth.parts import Clock
@@ -16,10 +18,13 @@ class FarEnd:
     def __init__(self) -> None:
         self.asked = 0
         self.body: bytes | None = b'{"keys": []}'
+        self.slow = asyncio.Event()
 
     async def get(self, url: str) -> Fetched:
         self.asked += 1
         await asyncio.sleep(0)
+        if "slow" in url:
+            await self.slow.wait()
         if self.body is None:
             raise EgressFailed("refused")
         headers = {"content-type": "application/json"}
@@ -46,3 +51,28 @@ async def test_who_does_not_answer_is_left_alone_for_a_while() -> None:
         clock.now += RETRY_S
     far_end.body = b"{}"
     assert await keys.fetch(URI) == {}
+
+
+async def test_nobody_whose_keys_are_kept_waits_for_one_that_is_slow() -> None:
+    far_end = FarEnd()
+    keys = ClientKeys(far_end)  # type: ignore[arg-type]
+    await keys.fetch(URI)
+    many = [f"https://slow{number}.example.com/jwks" for number in range(64)]
+    waiting = [asyncio.create_task(keys.fetch(each)) for each in many * 2]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(1.0):
+        assert await keys.fetch(URI) == {"keys": []}
+    assert far_end.asked == 1 + len(many), "each is asked once, however many want it"
+    waiting[0].cancel()
+    far_end.slow.set()
+    assert await asyncio.gather(*waiting[1:]) == [{"keys": []}] * (len(waiting) - 1)
+    assert keys._fetches == {}
+
+
+async def test_closing_ends_what_is_on_its_way() -> None:
+    keys = ClientKeys(FarEnd())  # type: ignore[arg-type]
+    asking = asyncio.create_task(keys.fetch("https://slow.example.com/jwks"))
+    await asyncio.sleep(0.01)
+    await keys.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
