@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.authorization import authorize
 from gateway.auth.clients import Client
-from gateway.auth.errors import AuthUnavailable
 from gateway.auth.grants import Code, redeem_code, select_grants
 from gateway.auth.policy import SCOPES
 from gateway.auth.resources import MAX_RESOURCES
@@ -487,16 +486,3 @@ async def test_what_a_client_calls_itself_is_text(
 
 def test_every_scope_has_a_meaning() -> None:
     assert MEANINGS.keys() == SCOPES
-
-
-async def test_a_client_whose_document_cannot_be_had_is_asked_to_come_again(
-    app: Litestar, signed_in: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fetch(url: str) -> Client | None:
-        raise AuthUnavailable("its host does not answer")
-
-    monkeypatch.setattr(desk_of(app).clients, "_fetch", fetch)
-    query = query_of("https://app.example.com/client.json")
-    response = await signed_in.get(authorize_url(query))
-    assert response.status_code == 503 and "text/html" in response.headers["content-type"]
-    assert "temporarily_unavailable" in response.text
