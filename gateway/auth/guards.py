@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote
 
 from litestar.connection import ASGIConnection
 from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
 from litestar.routes import HTTPRoute
+from litestar.types import Scope
 
 from gateway.auth import rfc9449_dpop
 from gateway.auth.errors import (
@@ -76,11 +78,17 @@ async def authenticate_bound(
         proofs[0],
         redis=authority.redis,
         method=str(connection.scope.get("method")),
-        url=authority.issuer + connection.scope["path"],
+        url=authority.issuer + sent_path(connection.scope),
         now=authority.clock(),
         access_token=token,
     )
     return await services(connection).authenticator.authenticate(token, jkt=jkt)
+
+
+def sent_path(scope: Scope) -> str:
+    """As it was written on the wire, which is how a client states it; `path` is decoded."""
+    raw = scope.get("raw_path")
+    return quote(scope["path"]) if raw is None else raw.decode("latin-1")
 
 
 def is_addressed(

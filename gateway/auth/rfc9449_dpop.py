@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -30,6 +31,8 @@ MAX_AGE_S = 60
 CLOCK_SKEW_S = 10
 """How far in the future a proof may have been made."""
 SEEN = "tollgate:dpop:"
+ENCODED = re.compile(r"%([0-9A-Fa-f]{2})", re.ASCII)
+UNRESERVED = re.compile(r"[A-Za-z0-9\-._~]", re.ASCII)
 
 
 class InvalidProof(AuthError):
@@ -55,13 +58,14 @@ class ProofClaims(msgspec.Struct, frozen=True, kw_only=True):
 async def verify(
     proof: str, *, redis: Redis, method: str, url: str, now: float, access_token: str | None = None
 ) -> str:
-    """The thumbprint of the key that made the proof for this request; `url` without a query.
+    """The thumbprint of the key that made the proof for this request; `url` as it was sent, without
+    a query.
     access_token: the one it was shown with.
 
     Raises: InvalidProof, AuthUnavailable (Redis).
     """
     key, claims = _open(proof)
-    if claims.htm != method or _without_query(claims.htu) != url:
+    if claims.htm != method or _without_query(claims.htu) != _normal(url):
         raise InvalidProof("for another request")
     if not now - MAX_AGE_S <= claims.iat <= now + CLOCK_SKEW_S:
         raise InvalidProof("too old, or from the future")
@@ -114,7 +118,17 @@ def _without_query(url: str) -> str:
         parts = urlsplit(url)
     except ValueError as error:
         raise InvalidProof("its htu is no URL") from error
-    return f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path}"
+    return _normal(f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path}")
+
+
+def _normal(url: str) -> str:
+    """Percent-encoded alike (RFC 3986, 6.2.2.1 and 6.2.2.2): what needs none has none, and digits
+    are upper case."""
+    return ENCODED.sub(lambda found: _as_needed(chr(int(found[1], 16)), found[0]), url)
+
+
+def _as_needed(character: str, encoded: str) -> str:
+    return character if UNRESERVED.fullmatch(character) else encoded.upper()
 
 
 def _encode(text: str) -> bytes:

@@ -33,6 +33,11 @@ async def probe(request: Request[Principal, Any, Any]) -> str:
     return request.user.key_id
 
 
+@get("/v1/probe/{name:path}", opt=needs("inference"))
+async def probe_path(request: Request[Principal, Any, Any]) -> str:
+    return str(request.path_params["name"])
+
+
 @get("/probe/{org:str}", opt={**needs("inference"), AUDIENCE: "/mcp/{org}"})
 async def probe_mcp(request: Request[Principal, Any, Any]) -> str:
     return request.user.key_id
@@ -71,7 +76,7 @@ async def http(world: World, postgres_url: str, redis: Redis) -> AsyncIterator[h
         return config
 
     app = Litestar(
-        [*oauth.routes, probe, probe_mcp],
+        [*oauth.routes, probe, probe_path, probe_mcp],
         guards=[authenticate],
         exception_handlers={Exception: refuse},
         on_app_init=[wire],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from typing import Any
 
 import httpx
 import msgspec
@@ -13,6 +14,7 @@ from joserfc.jwk import ECKey, OctKey
 from redis.asyncio import Redis
 
 from gateway.auth import rfc9449_dpop
+from gateway.auth.guards import sent_path
 from gateway.auth.rfc9449_dpop import InvalidProof
 from tests.gateway.auth.parts import ISSUER, NOW
 from tests.gateway.auth.sending import code_form, proof
@@ -57,6 +59,42 @@ async def test_a_proof_binds_what_is_issued(world: World, http: httpx.AsyncClien
     said = base64.urlsafe_b64encode(key_ath).rstrip(b"=").decode()
     headers = {**api_key, "dpop": proof(key, **{**shown, "ath": said})}
     assert (await http.get("/v1/probe", headers=headers)).status_code == 401
+
+
+async def test_a_path_is_compared_as_it_is_written(world: World, http: httpx.AsyncClient) -> None:
+    """RFC 9449, section 4.3, after RFC 3986, section 6.2.2."""
+    key = ECKey.generate_key("P-256")
+    client, _ = await world.client(method="none")
+    form = {**await code_form(world, client), "client_id": client.id}
+    answer = await http.post("/oauth/token", data=form, headers={"dpop": proof(key)})
+    token = answer.json()["access_token"]
+    ath = base64.urlsafe_b64encode(hashlib.sha256(token.encode()).digest()).rstrip(b"=").decode()
+
+    async def status(sent: str, stated: str) -> int:
+        made = proof(key, htm="GET", htu=ISSUER + stated, ath=ath)
+        headers = {"authorization": f"DPoP {token}", "dpop": made}
+        return (await http.get(sent, headers=headers)).status_code
+
+    same = (
+        ("/v1/probe/penny%20x", "/v1/probe/penny%20x"),
+        ("/v1/probe/a%2fb", "/v1/probe/a%2Fb"),
+        ("/v1/probe/%7Epenny", "/v1/probe/~penny"),
+        ("/v1/probe/pe%C3%B1%C3%B1y", "/v1/probe/pe%c3%b1%c3%b1y"),
+    )
+    for sent, stated in same:
+        assert await status(sent, stated) == 200, (sent, stated)
+    for sent, stated in (
+        ("/v1/probe/a%2fb", "/v1/probe/a/b"),
+        ("/v1/probe/penny%20x", "/v1/probe/penny"),
+        ("/v1/probe/penny%2520x", "/v1/probe/penny%20x"),
+    ):
+        assert await status(sent, stated) == 401, (sent, stated)
+
+
+@pytest.mark.parametrize("raw", [b"/v1/models/penny%20x", None])
+def test_a_server_that_does_not_say_what_was_sent_is_made_up_for(raw: bytes | None) -> None:
+    scope: Any = {"path": "/v1/models/penny x", "raw_path": raw}
+    assert sent_path(scope) == "/v1/models/penny%20x"
 
 
 def signed(key: ECKey, payload: bytes) -> str:
