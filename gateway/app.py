@@ -230,6 +230,7 @@ async def open_services(
         tasks=tasks,
         cache_salts=cache_salts(key.derive(CACHE_SALT)),
         stalled_reader_s=settings.stalled_reader_s,
+        deadlines=settings.deadlines,
     )
     stack.push_async_callback(drain, desk, 0)
     return Services(

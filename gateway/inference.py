@@ -24,7 +24,7 @@ from billing.price_book import PriceBook
 from billing.spool import Spool
 from engine.protocol import Usage
 from gateway.delivery import Delivery
-from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
+from gateway.fleet.errors import ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
 from gateway.fleet.replica import (
     MeteredUsage,
     PreparedRequest,
@@ -36,7 +36,7 @@ from gateway.fleet.replica import (
 )
 from gateway.fleet.router import Fleet
 from gateway.ids import uuid7
-from gateway.lanes import Turn
+from gateway.lanes import LaneDeadlines, Turn
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import (
     Admission,
@@ -57,6 +57,7 @@ waste."""
 ABORT_TIMEOUT_S = 2.0
 """How long an abandoned attempt may take to say what it used."""
 MAX_ATTEMPT_S = 3600.0
+MAX_RETRY_AFTER_S = 60.0
 
 
 class RateLimited(Exception):
@@ -112,6 +113,7 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     tasks: TaskSet
     cache_salts: CacheSalts
     stalled_reader_s: float
+    deadlines: LaneDeadlines = LaneDeadlines()
     open_calls: dict[asyncio.Task[None], Delivery] = msgspec.field(default_factory=dict)
 
 
@@ -141,6 +143,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     prepared = await replicas[0].prepare(call.request)
     if delivery.abandoned:
         return
+    refuse_what_comes_too_late(call.turn, replicas[0].predicted_ttft_s(prepared, call.turn))
     verdict = await desk.limiter.admit(
         call.principal,
         call.request.model,
@@ -161,6 +164,16 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
         await settle(desk.limiter, verdict, outcome.usage)
     if outcome.failure is not None:
         raise outcome.failure
+
+
+def refuse_what_comes_too_late(turn: Turn, predicted_s: float | None) -> None:
+    """Before anything is reserved. Raises: ReplicaOverloaded."""
+    if turn.deadline_s is None or predicted_s is None or predicted_s <= turn.deadline_s:
+        return
+    late_s = min(predicted_s - turn.deadline_s, MAX_RETRY_AFTER_S)
+    raise ReplicaOverloaded(
+        f"the first token would come in {predicted_s:.1f} s", retry_after_s=max(1.0, late_s)
+    )
 
 
 class Generation(msgspec.Struct, frozen=True):

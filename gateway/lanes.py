@@ -7,8 +7,10 @@ engine orders what it runs by this (engine/fairness.py).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from engine.protocol import Lane
 from gateway.fleet.errors import BadField
@@ -16,6 +18,15 @@ from gateway.principal import Principal
 
 DEADLINE_HEADER = b"x-request-timeout-ms"
 MAX_DEADLINE_MS = 3_600_000
+DeadlineS = Annotated[float, Meta(gt=0, le=MAX_DEADLINE_MS / 1000)]
+
+
+class LaneDeadlines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds to the first token; what cannot be met is refused at once. None: as it comes."""
+
+    interactive: DeadlineS | None = 60.0
+    agentic: DeadlineS | None = 300.0
+    batch: DeadlineS | None = None
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,16 +39,21 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """For the first token, from when the engine gets the request."""
 
 
-def turn_of(principal: Principal, *, deadline_s: float | None = None) -> Turn:
-    """The narrowest plan that pins a lane says which; an org's plan says what it weighs."""
+def turn_of(
+    principal: Principal, deadlines: LaneDeadlines, *, deadline_s: float | None = None
+) -> Turn:
+    """The narrowest plan that pins a lane says which; an org's plan says what it weighs.
+    `deadline_s`: the client's own, which may be sooner than its lane's."""
     plans = (principal.key_plan, principal.project_plan, principal.org_plan)
-    lanes = (plan.lane for plan in plans if plan.lane is not None)
+    pinned = (plan.lane for plan in plans if plan.lane is not None)
+    lane: Lane = next(pinned, "interactive")
+    waits = (deadline_s, getattr(deadlines, lane))
     weight = principal.org_plan.weight
     return Turn(
-        lane=next(lanes, "interactive"),
+        lane=lane,
         tenant=principal.org_id,
         weight=1.0 if weight is None else weight,
-        deadline_s=deadline_s,
+        deadline_s=min((each for each in waits if each is not None), default=None),
     )
 
 

@@ -20,6 +20,10 @@ class Lru(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __contains__(self, key: K) -> bool:
+        """Not a use."""
+        return key in self._items
+
     def get(self, key: K) -> V | None:
         if key not in self._items:
             return None

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.home import Home
+from gateway.lanes import LaneDeadlines
 from gateway.listener import is_loopback, origin
 from gateway.networks import read_network
 from gateway.principal import Plan
@@ -82,6 +83,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     models: tuple[ModelConfig, ...]
     plans: tuple[Plan, ...]
     """The one named "default" binds the keys of the first start."""
+    deadlines: LaneDeadlines = LaneDeadlines()
+    """For the first token, by lane."""
     price_books: tuple[Path, ...]
     """Those that come with Tollgate, then the configured ones."""
     trusted_proxies: tuple[str, ...] = ()
@@ -248,6 +251,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         secret_key_file=(file.secret_key_file or Home(home).secret).absolute(),
         models=models,
         plans=tuple(plans.values()),
+        deadlines=file.deadlines,
         price_books=(*shipped, *(path.absolute() for path in file.price_books)),
         trusted_proxies=tuple(file.trusted_proxies),
         max_body_bytes=file.max_body_bytes,

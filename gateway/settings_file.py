@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from engine.protocol import Lane
 from gateway.engine_options import EngineOptions, PositiveInt
+from gateway.lanes import LaneDeadlines
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 ADAPTER_PATTERN = r"^[^=]{1,128}$"
@@ -122,6 +123,8 @@ class File(Scalars, frozen=True, kw_only=True):
     plan: dict[Name, Any] = {}
     """Each a `WrittenPlan`; converted one by one, so that an error can name it."""
     engine: EngineOptions = EngineOptions()
+    deadlines: LaneDeadlines = LaneDeadlines()
+    """By lane, for the first token."""
     price_books: list[Path] = []
     trusted_proxies: list[str] = []
     max_body_bytes: BodyBytes = 16 * 1024 * 1024

@@ -33,6 +33,7 @@ from gateway.fleet.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
+from gateway.fleet.prefix_memory import PrefixMemory
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaEvent, ReplicaHealth
 from gateway.lanes import Turn
@@ -75,6 +76,7 @@ class EngineReplica:
         self.name = name
         self.weight = weight
         self._adapter = adapter
+        self._sent = PrefixMemory()
         self._client = client
         self._tokenizer = tokenizer
         tokenizer.fewest_tokens(0)  # the vocabulary is looked through now, not at a request
@@ -124,12 +126,26 @@ class EngineReplica:
             payload=Job(prompt_token_ids, to_sampling(prompt, max_tokens)),
         )
 
+    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
+        """What waits in its lane and what of its own prompt is not cached, at the rate at which the
+        lane's prompts are computed while some of them wait."""
+        if not self._client.connected:
+            return None
+        lane = self._client.status.lanes.get(turn.lane)
+        if lane is None or not lane.prefill_tokens_per_s:
+            return None
+        assert isinstance(prepared.payload, Job)
+        token_ids = prepared.payload.prompt_token_ids
+        left = len(token_ids) - self._sent.cached_tokens(turn.tenant, token_ids)
+        return (lane.waiting_tokens + left) / lane.prefill_tokens_per_s
+
     async def stream(
         self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
     ) -> AsyncGenerator[ReplicaEvent, None]:
         request = prepared.request
         assert request.prompt is not None
         assert isinstance(prepared.payload, Job)
+        self._sent.sent(turn.tenant, prepared.payload.prompt_token_ids)
         generation = GenerationText(request.prompt, request.n, self._tokenizer)
         outputs = self._client.generate(
             EngineRequest(

@@ -131,6 +131,10 @@ class Replica(Protocol):
         """
         ...
 
+    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
+        """How long its first token will take, if it is asked now. None: nobody knows."""
+        ...
+
     def stream(
         self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
     ) -> AsyncGenerator[ReplicaEvent, None]:

@@ -118,6 +118,10 @@ class UpstreamReplica:
             payload=payload,
         )
 
+    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
+        """An upstream does not say what waits there."""
+        return None
+
     async def stream(
         self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
     ) -> AsyncGenerator[ReplicaEvent, None]:

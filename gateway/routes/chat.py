@@ -50,7 +50,8 @@ REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422
 )
 async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
     found = services(request)
-    turn = turn_of(request.user, deadline_s=read_deadline_s(request.scope["headers"]))
+    deadline_s = read_deadline_s(request.scope["headers"])
+    turn = turn_of(request.user, found.desk.deadlines, deadline_s=deadline_s)
     body = await plain_body(request)
     peeked = peek(body)
     state = request.scope["state"]

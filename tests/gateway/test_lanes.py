@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.fleet.errors import BadField
-from gateway.lanes import MAX_DEADLINE_MS, Turn, read_deadline_s, turn_of
+from gateway.lanes import MAX_DEADLINE_MS, LaneDeadlines, Turn, read_deadline_s, turn_of
 from gateway.principal import UNLIMITED, Plan, Principal
+
+NO_DEADLINES = LaneDeadlines(interactive=None, agentic=None)
 
 
 def principal(
@@ -26,16 +28,16 @@ def principal(
 
 def test_the_narrowest_plan_that_pins_a_lane_says_which() -> None:
     agentic, batch = Plan(name="a", lane="agentic"), Plan(name="b", lane="batch")
-    assert turn_of(principal()) == Turn(tenant="org_a")
-    assert turn_of(principal(org=batch)).lane == "batch"
-    assert turn_of(principal(key=agentic, org=batch)).lane == "agentic"
-    assert turn_of(principal(key=Plan(name="k"), project=agentic)).lane == "agentic"
+    assert turn_of(principal(), NO_DEADLINES) == Turn(tenant="org_a")
+    assert turn_of(principal(org=batch), NO_DEADLINES).lane == "batch"
+    assert turn_of(principal(key=agentic, org=batch), NO_DEADLINES).lane == "agentic"
+    assert turn_of(principal(key=Plan(name="k"), project=agentic), NO_DEADLINES).lane == "agentic"
 
 
 def test_an_orgs_plan_says_what_it_weighs_and_a_keys_does_not() -> None:
     heavy = Plan(name="h", weight=4.0)
-    assert turn_of(principal(org=heavy)).weight == 4.0
-    assert turn_of(principal(key=heavy)).weight == 1.0
+    assert turn_of(principal(org=heavy), NO_DEADLINES).weight == 4.0
+    assert turn_of(principal(key=heavy), NO_DEADLINES).weight == 1.0
 
 
 def headers(*values: bytes) -> list[tuple[bytes, bytes]]:
@@ -45,7 +47,16 @@ def headers(*values: bytes) -> list[tuple[bytes, bytes]]:
 def test_a_deadline_is_read_in_milliseconds() -> None:
     assert read_deadline_s(headers()) is None
     assert read_deadline_s(headers(b"1500")) == 1.5
-    assert turn_of(principal(), deadline_s=1.5).deadline_s == 1.5
+
+
+def test_the_sooner_deadline_counts_the_clients_or_its_lanes() -> None:
+    deadlines = LaneDeadlines(interactive=10.0)
+    assert turn_of(principal(), deadlines).deadline_s == 10.0
+    assert turn_of(principal(), deadlines, deadline_s=1.5).deadline_s == 1.5
+    assert turn_of(principal(), deadlines, deadline_s=60.0).deadline_s == 10.0
+    batch = principal(org=Plan(name="b", lane="batch"))
+    assert turn_of(batch, deadlines).deadline_s is None
+    assert turn_of(batch, deadlines, deadline_s=60.0).deadline_s == 60.0
 
 
 @pytest.mark.parametrize(

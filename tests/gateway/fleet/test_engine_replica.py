@@ -10,13 +10,14 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from engine.chat_template import ChatTemplate
 from engine.errors import EngineUnavailable, InvalidRequest
 from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine, Respond, drawn
-from engine.protocol import EngineOutput, EngineRequest, SamplingParams, Usage
+from engine.protocol import EngineOutput, EngineRequest, LaneStatus, SamplingParams, Usage
 from engine.tokenizer import Tokenizer
 from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.errors import (
@@ -26,6 +27,7 @@ from gateway.fleet.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
+from gateway.fleet.prefix_memory import CHUNK_TOKENS
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.lanes import Turn
@@ -474,3 +476,25 @@ async def test_a_stream_that_rests_says_nothing_until_it_goes_on(
     async with asyncio.timeout(5):
         assert (await waiting).items
     await stream.aclose()
+
+
+async def test_the_first_token_is_predicted_by_what_waits_and_what_is_not_cached(
+    make: Make, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake(tokenizer, lambda request, index: iter([5]))
+    replica = make(engine)
+    prepared = await replica.prepare(chat(messages=[{"role": "user", "content": "word " * 400}]))
+    turn = Turn(lane="agentic", tenant="org_a")
+    assert replica.predicted_ttft_s(prepared, turn) is None, "nobody has waited yet"
+    lanes = {"agentic": LaneStatus(waiting_tokens=1000, prefill_tokens_per_s=100.0)}
+    said = msgspec.structs.replace(engine.status, lanes=lanes)
+    monkeypatch.setattr(engine.core, "status", lambda: said)
+    size = len(prepared.payload.prompt_token_ids)
+    assert replica.predicted_ttft_s(prepared, turn) == (1000 + size) / 100
+    async for _ in replica.stream(prepared, attempt_id="a", cache_salt="", turn=turn):
+        continue
+    cached = size // CHUNK_TOKENS * CHUNK_TOKENS
+    assert cached and replica.predicted_ttft_s(prepared, turn) == (1000 + size - cached) / 100
+    assert replica.predicted_ttft_s(prepared, Turn(tenant="org_a")) is None, "another lane"
+    engine.lose()
+    assert replica.predicted_ttft_s(prepared, turn) is None

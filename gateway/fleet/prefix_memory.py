@@ -1,0 +1,46 @@
+"""What an engine has probably cached: prefixes of prompts that this gateway has sent it lately.
+
+Above: `engine_replica`, which predicts by it how long a prompt will take. Below: nothing. It is a
+guess, in chunks of CHUNK_TOKENS: the engine may have evicted them, and knows what other gateways
+have sent. Prefixes are told apart by namespace (RFC 7693's BLAKE2b over namespace and tokens), as
+in the engine.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+from gateway.lru import Lru
+
+CHUNK_TOKENS = 128
+MAX_CHUNKS = 65_536
+"""Of 16 bytes each, and what a mapping adds."""
+
+
+class PrefixMemory:
+    def __init__(self) -> None:
+        self._known: Lru[bytes, None] = Lru(MAX_CHUNKS)
+
+    def sent(self, namespace: str, token_ids: Sequence[int]) -> None:
+        for digest in _chain(namespace, token_ids):
+            self._known.put(digest, None)
+
+    def cached_tokens(self, namespace: str, token_ids: Sequence[int]) -> int:
+        """Of the front of these, in whole chunks; the last token is always computed."""
+        found = 0
+        for digest in _chain(namespace, token_ids):
+            if digest not in self._known:
+                break
+            found += CHUNK_TOKENS
+        return min(found, max(0, len(token_ids) - 1))
+
+
+def _chain(namespace: str, token_ids: Sequence[int]) -> Iterator[bytes]:
+    """One digest for each whole chunk, of it and all before it."""
+    digest = blake2b(namespace.encode(), digest_size=16).digest()
+    for start in range(0, len(token_ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
+        chunk = array("I", token_ids[start : start + CHUNK_TOKENS])
+        digest = blake2b(chunk.tobytes(), key=digest, digest_size=16).digest()
+        yield digest

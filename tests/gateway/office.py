@@ -1,0 +1,212 @@
+"""Scripted replicas, and an office around them with a real spool and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from redis.asyncio import Redis
+
+from billing.events import UsageEvent
+from gateway.delivery import Delivery
+from gateway.fleet.replica import (
+    ANYBODYS,
+    MeteredUsage,
+    PreparedRequest,
+    ReplicaEvent,
+    ReplicaHealth,
+    TextDelta,
+)
+from gateway.ids import uuid7
+from gateway.inference import Call, Desk, Encoder, start
+from gateway.lanes import Turn
+from gateway.limits.limiter import Admission, Limiter, Settlement
+from gateway.limits.verdicts import Units
+from gateway.principal import Plan, Principal
+from gateway.telemetry import RequestMeter, Telemetry
+from gateway.wire.request import ChatPrompt, GenerateRequest
+
+INPUT_TOKENS = 10
+PLAN = Plan(
+    name="test", tokens_per_minute=60_000, requests_per_minute=600, max_concurrent_streams=8
+)
+
+
+def usage(output: int, *, wasted: int = 0) -> MeteredUsage:
+    return MeteredUsage(
+        uncached_input=INPUT_TOKENS - 4, cache_read=4, output=output, wasted_output=wasted
+    )
+
+
+class ScriptedReplica:
+    """Says `length` words, one an event; can fail before or after some of them, or wait until it is
+    aborted."""
+
+    def __init__(
+        self,
+        name: str = "scripted",
+        *,
+        length: int = 3,
+        refuses: Exception | None = None,
+        fails_after: tuple[int, Exception] | None = None,
+        hangs_after: int | None = None,
+        deaf: bool = False,
+        wasted: int = 0,
+    ) -> None:
+        self.name, self.weight = name, 1
+        self.length, self.refuses, self.fails_after = length, refuses, fails_after
+        self.hangs_after, self.deaf, self.wasted = hangs_after, deaf, wasted
+        self.aborted = asyncio.Event()
+        self.attempts: list[str] = []
+        self.acknowledged: list[str] = []
+        self.rests: list[bool] = []
+        self.predicted_s: float | None = None
+
+    async def prepare(self, request: GenerateRequest) -> PreparedRequest:
+        return PreparedRequest(
+            request=request,
+            input_tokens=INPUT_TOKENS,
+            input_estimated=False,
+            max_output_tokens=100,
+            max_tokens_given=True,
+            payload=None,
+        )
+
+    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
+        return self.predicted_s
+
+    async def stream(
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn
+    ) -> AsyncGenerator[ReplicaEvent, None]:
+        self.attempts.append(attempt_id)
+        if self.refuses is not None:
+            raise self.refuses
+        for said in range(1, self.length + 1):
+            if self.fails_after is not None and said > self.fails_after[0]:
+                raise self.fails_after[1]
+            if self.hangs_after is not None and said > self.hangs_after:
+                await asyncio.Event().wait() if self.deaf else await self.aborted.wait()
+                yield ReplicaEvent(usage=usage(said - 1), finished=True)
+                return
+            last = said == self.length
+            yield ReplicaEvent(
+                items=(
+                    TextDelta(index=0, text=f"w{said} ", finish_reason="stop" if last else None),
+                ),
+                usage=usage(said, wasted=self.wasted if last else 0),
+                finished=last,
+            )
+            await asyncio.sleep(0)
+
+    async def rest(self, attempt_id: str, *, resting: bool) -> None:
+        self.rests.append(resting)
+
+    async def acknowledge(self, attempt_id: str) -> None:
+        self.acknowledged.append(attempt_id)
+
+    async def abort(self, attempt_id: str) -> None:
+        assert attempt_id in self.attempts
+        self.aborted.set()
+
+    def health(self) -> ReplicaHealth:
+        return ReplicaHealth(name=self.name, available=True)
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class WatchedLimiter(Limiter):
+    """The real one, and what it was told: tokens used, None for void."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__(redis)
+        self.settled: list[int | None] = []
+
+    async def settle(self, admission: Admission, used: Units) -> Settlement:
+        self.settled.append(used.tokens)
+        return await super().settle(admission, used)
+
+    async def void(self, admission: Admission) -> Settlement:
+        self.settled.append(None)
+        return await super().void(admission)
+
+
+class AsListed(random.Random):
+    """Draws no lots: of replicas that are equally good the one listed first is asked first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draws = itertools.count(1.0)
+
+    def expovariate(self, lambd: float = 1.0) -> float:
+        return next(self._draws)
+
+
+class PlainEncoder:
+    """Text as it is, and a full stop where the end goes."""
+
+    def encode(self, items: Sequence[object]) -> bytes:
+        return "".join(i.text for i in items if isinstance(i, TextDelta)).encode()
+
+    def finish(self, usage: MeteredUsage) -> bytes:
+        return b"[%d]" % usage.output
+
+
+class Office:
+    """A desk over some replicas, and what came of the requests."""
+
+    def __init__(self, desk: Desk, redis: Redis) -> None:
+        self.desk, self.redis = desk, redis
+        self.org = f"org_{uuid7().hex}"
+        self.telemetry = Telemetry(models=["m"])
+
+    def begin(
+        self,
+        plan: Plan = PLAN,
+        *,
+        stream: bool = True,
+        encoder: Encoder | None = None,
+        turn: Turn = ANYBODYS,
+    ) -> Delivery:
+        request = GenerateRequest(
+            model="m", stream=stream, include_usage=True, prompt=ChatPrompt(messages=[])
+        )
+        principal = Principal(
+            org_id=self.org,
+            project_id="proj_1",
+            key_id="key_1",
+            key_hint="sk-tg-...",
+            scopes=frozenset({"inference"}),
+            key_plan=plan,
+        )
+        call = Call(
+            turn=turn,
+            request_id=f"req_{uuid7().hex}",
+            principal=principal,
+            request=request,
+            encoder=encoder or PlainEncoder(),
+            meter=RequestMeter(self.telemetry, "m"),
+        )
+        return start(self.desk, call)
+
+    async def settled(self) -> None:
+        """Every generation has ended and holds no lease."""
+        deadline = time.monotonic() + 5
+        while self.desk.open_calls:
+            assert time.monotonic() < deadline, "still open"
+            await asyncio.sleep(0.005)
+        assert await self.redis.zcard(f"tollgate:{{{self.org}}}:leases") == 0
+
+    async def billed(self) -> list[UsageEvent]:
+        return list((await self.desk.spool.read_closed(100)).events)
+
+
+async def read(delivery: Delivery) -> bytes:
+    whole = b""
+    while (chunk := await asyncio.wait_for(delivery.next(), 5)) is not None:
+        whole += chunk
+    return whole
