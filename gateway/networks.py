@@ -18,6 +18,7 @@ from ipaddress import (
     collapse_addresses,
     ip_address,
     ip_network,
+    summarize_address_range,
 )
 
 import msgspec
@@ -74,13 +75,38 @@ class Networks(msgspec.Struct, frozen=True, kw_only=True):
         return cls(v4=_spans(v4), v6=_spans(v6))
 
     def __contains__(self, address: Address) -> bool:
-        firsts, lasts = self.v4 if isinstance(address, IPv4Address) else self.v6
         number = int(address)
-        position = bisect_right(firsts, number) - 1
-        return position >= 0 and number <= lasts[position]
+        return _within(number, number, self.v4 if isinstance(address, IPv4Address) else self.v6)
+
+    def covers(self, other: Networks) -> bool:
+        """Whether all of `other` lies in these: each of its ranges in one of ours, for ranges that
+        could be one are."""
+        return all(
+            _within(first, last, mine)
+            for mine, theirs in ((self.v4, other.v4), (self.v6, other.v6))
+            for first, last in zip(*theirs, strict=True)
+        )
+
+    def ranges(self) -> list[str]:
+        """As they are written."""
+        v4 = [
+            summarize_address_range(IPv4Address(first), IPv4Address(last))
+            for first, last in zip(*self.v4, strict=True)
+        ]
+        v6 = [
+            summarize_address_range(IPv6Address(first), IPv6Address(last))
+            for first, last in zip(*self.v6, strict=True)
+        ]
+        return [str(network) for found in (*v4, *v6) for network in found]
 
     def __bool__(self) -> bool:
         return bool(self.v4[0] or self.v6[0])
+
+
+def _within(first: int, last: int, spans: Spans) -> bool:
+    firsts, lasts = spans
+    position = bisect_right(firsts, first) - 1
+    return position >= 0 and last <= lasts[position]
 
 
 def _spans(networks: Iterable[Network]) -> Spans:

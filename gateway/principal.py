@@ -70,6 +70,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     service_account_id: str | None = None
     client_id: str | None = None
     """The OAuth client that an access token was issued to; then `key_id` is the same."""
+    agent_id: str | None = None
+    """The service account of that client, where it acts for somebody else (RFC 8693)."""
     grant_id: str | None = None
     audiences: frozenset[str] = frozenset()
     """What an access token is good for (RFC 9068 `aud`)."""
@@ -78,6 +80,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     allowed_models: frozenset[str] | None = None
     """None: all that are served."""
     denied_models: frozenset[str] = frozenset()
+    key_models: frozenset[str] | None = None
+    """The part of `allowed_models` that the key itself is bound to."""
     allowed_networks: Networks | None = None
     """Where it may be used from. None: anywhere."""
 

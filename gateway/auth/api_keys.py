@@ -289,5 +289,6 @@ def to_principal(record: KeyRecord) -> Principal:
         is_operator=record.is_operator,
         allowed_models=frozenset.intersection(*lists) if lists else None,
         denied_models=project.denied,
+        key_models=None if row.models is None else frozenset(row.models),
         allowed_networks=None if row.ip_ranges is None else Networks.of(row.ip_ranges),
     )

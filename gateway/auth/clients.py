@@ -26,11 +26,12 @@ from gateway.auth.client_metadata import (
     AuthMethod,
     ClientMetadata,
 )
+from gateway.auth.delegation import check_client
 from gateway.auth.grants import record_revoked, revoke_grants
 from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_clients
 from gateway.ids import uuid7
-from gateway.principal import SCOPE_USAGE_READ
+from gateway.principal import SCOPE_USAGE_READ, Principal
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.member_tables import service_accounts
 from gateway.tenancy.tables import orgs, projects
@@ -173,12 +174,21 @@ async def create_client(
     project_id: str | None = None,
     service_account_id: str | None = None,
     audit_org: str | None = None,
+    by: Principal | None = None,
 ) -> CreatedClient:
     """org_id None: it registers itself, and gets the token of RFC 7592; then `audit_org` is whose
-    log says so. `metadata` has been checked, `scopes` are known ones.
+    log says so. `metadata` has been checked, `scopes` are known ones. `by`: who will have its
+    secret, and so what it is given when it comes alone (`auth.delegation`).
 
-    Raises: NotFound (project_id, service_account_id).
+    Raises: NotFound (project_id, service_account_id), NotAllowed.
     """
+    if by is not None:
+        check_client(
+            by,
+            scopes=scopes,
+            grant_types=metadata.grant_types,
+            service_account_id=service_account_id,
+        )
     await _check_owners(conn, org_id, project_id, service_account_id)
     secret = random_secret(SECRET_PREFIX)
     needs_secret = metadata.token_endpoint_auth_method in SECRET_METHODS
@@ -242,13 +252,22 @@ async def update_client(
     project_id: str | None,
     service_account_id: str | None,
     check: Check = lambda before: None,
+    by: Principal | None = None,
 ) -> Client:
     """All of what can be changed; how it authenticates cannot where that needs another secret.
+    `by`: as `create_client` has it.
 
-    Raises: NotFound, InvalidField, what `check` raises.
+    Raises: NotFound, InvalidField, NotAllowed, what `check` raises.
     """
     before = await _locked(conn, org_id, client_id)
     check(before)
+    if by is not None:
+        check_client(
+            by,
+            scopes=scopes,
+            grant_types=metadata.grant_types,
+            service_account_id=service_account_id,
+        )
     await _check_owners(conn, org_id, project_id, service_account_id)
     method = metadata.token_endpoint_auth_method
     if (method in SECRET_METHODS) != (before.token_endpoint_auth_method in SECRET_METHODS):
@@ -270,13 +289,21 @@ async def rotate_secret(
     actor: Actor,
     now: datetime,
     check: Check = lambda before: None,
+    by: Principal | None = None,
 ) -> CreatedClient:
-    """A new secret; the old one works for `grace_s` more.
+    """A new secret; the old one works for `grace_s` more. `by`: as `create_client` has it.
 
-    Raises: NotFound, InvalidField, what `check` raises.
+    Raises: NotFound, InvalidField, NotAllowed, what `check` raises.
     """
     before = await _locked(conn, org_id, client_id)
     check(before)
+    if by is not None:
+        check_client(
+            by,
+            scopes=before.scopes,
+            grant_types=before.grant_types,
+            service_account_id=before.service_account_id,
+        )
     if before.token_endpoint_auth_method not in SECRET_METHODS:
         raise InvalidField("token_endpoint_auth_method", "this client has no secret")
     if not 0 <= grace_s <= MAX_GRACE_S:

@@ -38,6 +38,8 @@ the route says that it is about one project (`routes.access.needs_in_project`)."
 SERVICE_SCOPES = frozenset({SCOPE_INFERENCE, SCOPE_MCP_CALL})
 ADMIN_SCOPES = frozenset({SCOPE_ADMIN, SCOPE_ADMIN_READ, *(ADMIN + area for area in ADMIN_AREAS)})
 OPERATOR_SCOPES = frozenset(OPERATOR + area for area in OPERATOR_AREAS)
+ALL_ADMINISTRATION = ADMIN_SCOPES | OPERATOR_SCOPES | {SCOPE_USAGE_READ}
+"""What `admin:*` stands for, in an operator org."""
 IDENTITY_SCOPES = frozenset({"openid", "profile", "email", "offline_access"})
 """OpenID Connect's; they speak of the person and open nothing of the org."""
 KEY_SCOPES = SERVICE_SCOPES | ADMIN_SCOPES | OPERATOR_SCOPES | {SCOPE_USAGE_READ}
@@ -76,9 +78,7 @@ def _confers(held: frozenset[str], scope: str, is_operator: bool) -> bool:
         return False
     if scope in held:
         return True
-    return SCOPE_ADMIN in held and (
-        scope in ADMIN_SCOPES or scope in OPERATOR_SCOPES or scope == SCOPE_USAGE_READ
-    )
+    return SCOPE_ADMIN in held and scope in ALL_ADMINISTRATION
 
 
 def may_give(principal: Principal, scopes: Iterable[str]) -> bool:
@@ -88,9 +88,22 @@ def may_give(principal: Principal, scopes: Iterable[str]) -> bool:
     return all(scope in freely or may(principal, scope) for scope in scopes)
 
 
+def is_bound(principal: Principal) -> bool:
+    """Whether it is a key that is good for some networks, for some models or for a time alone."""
+    bounds = (principal.allowed_networks, principal.key_models, principal.expires_at)
+    return principal.kind == "key" and any(each is not None for each in bounds)
+
+
 def may_appoint(principal: Principal, role: Role) -> bool:
-    """Whether it may give somebody `role`, or take it from them."""
-    return may_give(principal, SCOPES_OF[role])
+    """Whether it may give somebody `role`, or take it from them: somebody who is not bound to what
+    a key is bound to."""
+    return not is_bound(principal) and may_give(principal, SCOPES_OF[role])
+
+
+def expanded(scopes: Iterable[str]) -> frozenset[str]:
+    """With what `admin:*` stands for, so that a part of it can be asked for."""
+    held = frozenset(scopes)
+    return held | ALL_ADMINISTRATION if SCOPE_ADMIN in held else held
 
 
 def within(

@@ -99,6 +99,7 @@ async def create(request: Of) -> Response[bytes]:
             pepper=pepper,
             pepper_id=pepper_id,
             actor=actor_of(request),
+            by=request.user,
         )
     return shown(to_wire_once(made.row, made.secret), status=201)
 
@@ -161,6 +162,7 @@ async def update(request: Of, key_id: FromPath[str]) -> Response[bytes]:
         org_id=request.user.org_id,
         actor=actor_of(request),
         check=check,
+        by=request.user,
     )
     return shown(to_wire(row))
 
@@ -194,6 +196,7 @@ async def rotate(request: Of, key_id: FromPath[str]) -> Response[bytes]:
         pepper_id=pepper_id,
         actor=actor_of(request),
         check=allowed(request.user, if_match(request)),
+        by=request.user,
     )
     return shown(to_wire_once(made.row, made.secret))
 

@@ -179,6 +179,7 @@ async def create(request: Of) -> Response[bytes]:
             org_id=request.user.org_id,
             project_id=written.project_id,
             service_account_id=written.service_account_id,
+            by=request.user,
         )
     return shown_once(made, status=201)
 
@@ -237,6 +238,7 @@ async def update(request: Of, client_id: FromPath[str]) -> Response[bytes]:
             project_id=written.project_id,
             service_account_id=written.service_account_id,
             check=unless_changed(precondition),
+            by=request.user,
         )
     return shown(request, client)
 
@@ -253,18 +255,27 @@ async def update(request: Of, client_id: FromPath[str]) -> Response[bytes]:
 )
 async def rotate(request: Of, client_id: FromPath[str]) -> Response[bytes]:
     wanted = decode(rotation_decoder, await plain_body(request) or b"{}")
-    precondition = if_match(request)
+    precondition, org_id = if_match(request), request.user.org_id
     desk = desk_of(request)
-    async with tenant(services(request).db, request.user.org_id) as conn:
+
+    def check(before: Client) -> None:
+        # Whoever has its secret has its scopes.
+        unless_changed(precondition)(before)
+        check_scopes(request.user, before.scopes)
+
+    async with tenant(services(request).db, org_id) as conn:
+        known = await get_client(conn, org_id=org_id, client_id=client_id)
+        await check_account(conn, request.user, known.service_account_id)
         made = await rotate_secret(
             conn,
             desk.clients.peppers,
-            org_id=request.user.org_id,
+            org_id=org_id,
             client_id=client_id,
             grace_s=wanted.grace_s,
             actor=actor_of(request),
             now=desk.clock(),
-            check=unless_changed(precondition),
+            check=check,
+            by=request.user,
         )
     return shown_once(made)
 

@@ -22,6 +22,7 @@ from gateway.routes.access import actor_of, needs, services
 from gateway.routes.chat import plain_body
 from gateway.routes.conditional import JSON, Precondition, answer, if_match
 from gateway.routes.operations import describes
+from gateway.routes.organization_requests import require_unbound
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.routes.protected_resources import public_url
 from gateway.services import Services
@@ -76,6 +77,7 @@ def unless_changed(precondition: Precondition) -> Check:
     operation_class=describes(body=NewOrg, answer=CreatedOrg, status=201, idempotent=True),
 )
 async def create(request: Asked) -> Response[bytes]:
+    require_unbound(request.user)
     wanted = decode(_new_decoder, await plain_body(request))
     actor, operator_org = actor_of(request), request.user.org_id
     found = services(request)

@@ -173,6 +173,7 @@ async def update_key(
         org_id=org_id,
         actor=actor_of(request),
         check=check,
+        by=request.user,
     )
     async with reading(request) as conn:
         changed = await owned_keys.get_key(conn, **where)
@@ -283,6 +284,7 @@ async def create_admin_key(request: Asking) -> Response[bytes]:
             pepper_id=pepper_id,
             expires_at=None if isinstance(seconds, UnsetType) else to_moment(seconds),
             actor=actor_of(request),
+            by=user,
         )
         key = await owned_keys.get_key(
             conn, org_id=user.org_id, key_id=made.row.id, project_id=None

@@ -20,6 +20,7 @@ from gateway.routes.organization_requests import (
     check_id,
     expect_nothing,
     reading,
+    require_unbound,
     show,
     to_cursor,
     to_listing,
@@ -197,6 +198,7 @@ async def list_members(request: Asking, project_id: FromPath[str]) -> Response[b
 )
 async def add_member(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
     check_id("project_id", project_id)
+    require_unbound(request.user)
     body = await body_of(request, wire.ProjectUserCreate)
     user_id = await _whom(request, body)
     async with changing_for(request, user_id) as conn:
@@ -267,6 +269,7 @@ async def update_member(
         found = await members.hold_member(conn, **where)
         precondition.check(to_member(found))
         if body.role is not None:
+            require_unbound(request.user)
             found = await members.change_member(
                 conn, **where, role=body.role, actor=actor_of(request)
             )

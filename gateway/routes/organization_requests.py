@@ -17,7 +17,7 @@ import msgspec
 from litestar import Request, Response
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.auth.policy import may_appoint, may_give
+from gateway.auth.policy import is_bound, may_appoint, may_give
 from gateway.db import tenant
 from gateway.principal import Principal, Role
 from gateway.routes.access import services
@@ -102,6 +102,12 @@ def require_appoint(principal: Principal, *roles: Role) -> None:
             detail = "this credential may not give or take this role"
             message = f"this credential may not give or take the role {role!r}"
             raise NotAllowed("role", message, detail=detail)
+
+
+def require_unbound(principal: Principal) -> None:
+    """A place that somebody is given outlasts what a key is bound to. Raises: NotAllowed."""
+    if is_bound(principal):
+        raise NotAllowed("role", "a key that is bound gives nobody a place")
 
 
 def require_give(principal: Principal, scopes: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from gateway.routes.organization_requests import (
     check_id,
     reading,
     require_give,
+    require_unbound,
     show,
     show_once,
     to_cursor,
@@ -148,6 +149,7 @@ async def _make_key(
         pepper_id=pepper_id,
         expires_at=expires_at,
         actor=actor_of(request),
+        by=request.user,
     )
 
 
@@ -185,6 +187,8 @@ async def update_account(
 ) -> Response[bytes]:
     where = _where(request, project_id, service_account_id)
     body, precondition = await body_of(request, wire.ServiceAccountUpdate), if_match(request)
+    if not isinstance(body.role, UnsetType):
+        require_unbound(request.user)
     async with changing_for(request, service_account_id) as conn:
         seen = await service_accounts.lock_service_account(conn, **where)
         precondition.check(to_account(seen))

@@ -20,6 +20,8 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
+from gateway.auth.delegation import check_changed, check_secret
+from gateway.principal import Principal
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.keys import (
@@ -32,6 +34,7 @@ from gateway.tenancy.keys import (
     end_key,
     hash_key,
     new_secret,
+    power_of,
     prefix_of,
     public_columns,
     retrieve_key,
@@ -57,10 +60,12 @@ async def update_key(
     org_id: str,
     actor: Actor,
     check: Check = accept,
+    by: Principal | None = None,
 ) -> KeyRow:
-    """`changes`: some of CHANGEABLE; every worker goes by them within a second.
+    """`changes`: some of CHANGEABLE; every worker goes by them within a second. `by`: who asks, as
+    `create_key` has it.
 
-    Raises: InvalidField, NotFound (key, plan), ChangeNotAnnounced.
+    Raises: InvalidField, NotFound (key, plan), NotAllowed, ChangeNotAnnounced.
     """
     assert CHANGEABLE.issuperset(changes)
     async with changing(db, redis, key_id, org_id=org_id) as conn:
@@ -68,6 +73,9 @@ async def update_key(
         check(before)
         require_live(before)
         values = await _checked(conn, before, changes)
+        if by is not None:
+            known = msgspec.structs.asdict(before)
+            check_changed(by, key_id, power_of(known), power_of(known | values))
         if not values:
             return before
         changed = sa.update(api_keys).where(api_keys.c.org_id == org_id, api_keys.c.id == key_id)
@@ -117,11 +125,12 @@ async def rotate_key(
     grace_s: int = DEFAULT_GRACE_S,
     actor: Actor,
     check: Check = accept,
+    by: Principal | None = None,
 ) -> CreatedKey:
     """A new secret for the key. The one until now is good for `grace_s` more; with 0 it ends at
-    once.
+    once. `by`: who will read the new one, as `create_key` has it.
 
-    Raises: InvalidField, NotFound; ChangeNotAnnounced: rotated, and the new secret is
+    Raises: InvalidField, NotFound, NotAllowed; ChangeNotAnnounced: rotated, and the new secret is
     lost; rotate again.
     """
     if not 0 <= grace_s <= MAX_GRACE_S:
@@ -130,6 +139,8 @@ async def rotate_key(
         before = await retrieve_key(conn, key_id, org_id=org_id, lock=True)
         check(before)
         require_live(before)
+        if by is not None:
+            check_secret(by, power_of(msgspec.structs.asdict(before)))
         secret = new_secret(before.prefix)
         kept = grace_s > 0
         grace = timedelta(seconds=grace_s)

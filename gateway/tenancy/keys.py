@@ -13,19 +13,30 @@ import hmac
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec.structs import replace
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
-from gateway.auth.policy import ADMIN, KEY_SCOPES, OPERATOR
+from gateway.auth.delegation import (
+    Bounds,
+    Owner,
+    Power,
+    administers,
+    bounds_of,
+    check_secret,
+    owner_of_new,
+)
+from gateway.auth.policy import KEY_SCOPES
 from gateway.ids import uuid7
-from gateway.principal import Plan, Role
+from gateway.networks import Networks
+from gateway.principal import Plan, Principal, Role
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.key_owners import owned_projects, owner_is_active, role_of_owner, with_owners
@@ -161,13 +172,19 @@ async def create_key(
     expires_at: datetime | None = None,
     restrictions: Restrictions = UNRESTRICTED,
     actor: Actor,
+    by: Principal | None = None,
 ) -> CreatedKey:
     """A new key in a live project of the org or, without a project, of the whole org, which only a
-    key of administration can be. `expires_at` must know its time zone.
+    key of administration can be. `expires_at` must know its time zone. `by`: who will read its
+    secret; what binds them binds it, and whose they are it may be (`auth.delegation`).
 
-    Raises: InvalidField, NotFound (org, project, plan, owner).
+    Raises: InvalidField, NotFound (org, project, plan, owner), NotAllowed.
     """
     wanted = check_scopes(scopes)
+    if by is not None:
+        owner = owner_of_new(by, wanted, Owner(user_id, service_account_id))
+        user_id, service_account_id = owner.user_id, owner.service_account_id
+        restrictions, expires_at = _bound(by, restrictions, expires_at)
     prefix = prefix_of(wanted)
     secret = new_secret(prefix)
     if project_id is None and prefix != ADMIN_PREFIX:
@@ -188,6 +205,8 @@ async def create_key(
         "expires_at": check_expiry(expires_at),
         **check_restrictions(restrictions),
     }
+    if by is not None:
+        check_secret(by, power_of(row))
     added = sa.insert(api_keys).values(
         **row, key_hash=hash_key(pepper, secret), pepper_id=pepper_id
     )
@@ -204,10 +223,37 @@ async def create_key(
     return CreatedKey(row=public, secret=secret)
 
 
+def power_of(row: Mapping[str, Any]) -> Power:
+    """Of a key with these columns, whose values have been checked."""
+    ranges, models, ends = row["ip_ranges"], row["models"], row["expires_at"]
+    return Power(
+        scopes=row["scopes"],
+        owner=Owner(row["user_id"], row["service_account_id"]),
+        bounds=Bounds(
+            networks=None if ranges is None else Networks.of(ranges),
+            models=None if models is None else frozenset(models),
+            expires_at=None if ends is None else ends.timestamp(),
+        ),
+    )
+
+
+def _bound(
+    by: Principal, restrictions: Restrictions, expires_at: datetime | None
+) -> tuple[Restrictions, datetime | None]:
+    """Where nothing was said, what binds `by`."""
+    bounds, given = bounds_of(by), restrictions
+    if given.ip_ranges is None and bounds.networks is not None:
+        given = replace(given, ip_ranges=bounds.networks.ranges())
+    if given.models is None and bounds.models is not None:
+        given = replace(given, models=sorted(bounds.models))
+    if expires_at is None and bounds.expires_at is not None:
+        expires_at = datetime.fromtimestamp(bounds.expires_at, UTC)
+    return given, expires_at
+
+
 def prefix_of(scopes: Iterable[str]) -> str:
     """Keys of administration are told apart at a glance."""
-    admin = any(scope.startswith((ADMIN, OPERATOR)) for scope in scopes)
-    return ADMIN_PREFIX if admin else PREFIX
+    return ADMIN_PREFIX if administers(scopes) else PREFIX
 
 
 def new_secret(prefix: str) -> str:

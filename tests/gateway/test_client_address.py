@@ -125,6 +125,23 @@ def test_an_address_is_inside_exactly_when_a_range_has_it(
         assert (address in found) == inside
 
 
+@given(st.lists(networks, max_size=4), st.lists(networks, max_size=4), st.data())
+def test_networks_cover_those_whose_every_address_they_have(
+    ranges: list[object], more: list[object], data: st.DataObject
+) -> None:
+    found, other = (Networks.of([str(each) for each in all_]) for all_ in (ranges, more))
+    assert Networks.of(found.ranges()) == found
+    assert Networks.of([str(each) for each in (*ranges, *more)]).covers(found)
+    if ranges:
+        halves = [half for each in ranges for half in each.subnets()]  # type: ignore[attr-defined]
+        assert found.covers(Networks.of([str(each) for each in halves]))
+    edges = [address for each in more for address in (each[0], each[-1])]  # type: ignore[index]
+    if found.covers(other):
+        assert all(address in found for address in edges)
+    elif more and all(each.prefixlen == each.max_prefixlen for each in more):  # type: ignore[attr-defined]
+        assert not all(address in found for address in edges)
+
+
 def _near(number: int, network: object) -> object:
     version = network.version  # type: ignore[attr-defined]
     if not 0 <= number < 2 ** (32 if version == 4 else 128):
