@@ -191,8 +191,7 @@ async def open_services(
     stack.push_async_callback(tasks.close)
     db = open_pool(settings, stack, ROLE_TENANT)
     system_db = open_pool(settings, stack, ROLE_SYSTEM)
-    store = connect_redis(settings.redis_url)
-    stack.push_async_callback(store.aclose)
+    store = open_redis(settings.redis_url, stack)
     telemetry = Telemetry(models=settings.model_names, shared_folder=metrics)
     stack.callback(telemetry.close, os.getpid())
     price_book = PriceBook.load(settings.price_books, bases=settings.bases)
@@ -201,8 +200,8 @@ async def open_services(
     stack.push_async_callback(spool.shutdown)
     used = partial(last_use, system_db, spool)
     limiter = Limiter(store, last_use=used, num_gateways=settings.workers)
-    stack.push_async_callback(limiter.close)
     await limiter.start()
+    stack.push_async_callback(limiter.close)
     settlement = Settlement(
         db=system_db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
     )
@@ -283,6 +282,12 @@ def connect_engines(settings: Settings, settlement: Settlement) -> dict[str, Eng
     for client in engines.values():
         client.start()
     return engines
+
+
+def open_redis(url: str, stack: AsyncExitStack) -> redis.asyncio.Redis:
+    store = connect_redis(url)
+    stack.push_async_callback(store.aclose)
+    return store
 
 
 async def await_engines(engines: Iterable[EngineClient]) -> None:
