@@ -80,6 +80,7 @@ from gateway.routes import (
 from gateway.routes.cors import Cors
 from gateway.routes.counted import Counted
 from gateway.routes.envelope import REQUEST_ID, Envelope
+from gateway.routes.head import Head
 from gateway.routes.idempotency import Idempotent, claim_key
 from gateway.routes.problem import encode_face
 from gateway.routes.schema import complete, openapi_config
@@ -161,7 +162,7 @@ def create_app(
     complete(app)
     app.state.begin_drain = lambda: None
     app.state.public_url = settings.issuer
-    app.asgi_handler = Counted(Envelope(Cors(Idempotent(app.asgi_handler))))
+    app.asgi_handler = Counted(Envelope(Cors(Idempotent(Head(app.asgi_handler)))))
     return app
 
 

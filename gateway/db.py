@@ -68,6 +68,7 @@ def create_engine(
         max_overflow=MAX_OVERFLOW,
         pool_timeout=POOL_TIMEOUT_S,
         pool_pre_ping=True,
+        hide_parameters=True,  # an error's text goes to the log, what a row holds does not
         connect_args={
             "timeout": CONNECT_TIMEOUT_S,
             "command_timeout": COMMAND_TIMEOUT_S,

@@ -31,6 +31,8 @@ from gateway.auth.rfc9449_dpop import InvalidProof
 from gateway.principal import Principal
 from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, IN_PROJECT, SCOPE, address_of, services
 
+ASKED_METHOD = "asked_method"
+"""Key in the request's state, where that is not the method that was routed (`routes.head`)."""
 UNDECLARED = "(this route declares no scope)"
 
 
@@ -77,7 +79,7 @@ async def authenticate_bound(
     jkt = await rfc9449_dpop.verify(
         proofs[0],
         redis=authority.redis,
-        method=str(connection.scope.get("method")),
+        method=asked_method(connection),
         url=authority.issuer + sent_path(connection.scope),
         now=authority.clock(),
         access_token=token,
@@ -89,6 +91,11 @@ def sent_path(scope: Scope) -> str:
     """As it was written on the wire, which is how a client states it; `path` is decoded."""
     raw = scope.get("raw_path")
     return quote(scope["path"]) if raw is None else raw.decode("latin-1")
+
+
+def asked_method(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
+    scope = connection.scope
+    return str(scope.get("state", {}).get(ASKED_METHOD, scope.get("method")))
 
 
 def is_addressed(

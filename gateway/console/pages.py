@@ -13,10 +13,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import Response
 
 FOLDER = Path(__file__).parent
-HTML = "text/html; charset=utf-8"
+HTML = "text/html"
+"""The response adds the charset to it, and to those below."""
 ASSETS = {
-    "auth.css": "text/css; charset=utf-8",
-    "passkeys.js": "text/javascript; charset=utf-8",
+    "auth.css": "text/css",
+    "passkeys.js": "text/javascript",
 }
 TEMPLATES = Environment(
     loader=FileSystemLoader(FOLDER / "templates"),

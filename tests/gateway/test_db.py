@@ -6,6 +6,7 @@ import time
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 import gateway.db
 from gateway.db import create_engine
@@ -25,3 +26,13 @@ async def test_a_server_that_falls_silent_is_given_up_on(
     async with engine.connect() as connection:
         assert await connection.scalar(text("SELECT 1")) == 1
     await engine.dispose()
+
+
+async def test_what_went_wrong_says_nothing_of_what_was_asked(postgres_url: str) -> None:
+    engine = create_engine(postgres_url)
+    with pytest.raises(DBAPIError) as failed:
+        async with engine.connect() as conn:
+            wanted = text("SELECT 1 / length(CAST(:given AS text)) - 1 / (length('') * 0)")
+            await conn.execute(wanted, {"given": "what-a-row-holds"})
+    await engine.dispose()
+    assert "SELECT 1" in str(failed.value) and "what-a-row-holds" not in str(failed.value)

@@ -241,10 +241,10 @@ def test_other_urls_and_methods_answer_in_the_same_shape(stack: Stack) -> None:
     ("method", "path", "allow"),
     [
         ("OPTIONS", "/v1/chat/completions", "POST"),
-        ("OPTIONS", "/v1/models/penny", "GET"),
-        ("OPTIONS", "/health/live", "GET"),
+        ("OPTIONS", "/v1/models/penny", "GET, HEAD"),
+        ("OPTIONS", "/health/live", "GET, HEAD"),
         ("GET", "/v1/chat/completions", "POST"),
-        ("DELETE", "/v1/models", "GET"),
+        ("DELETE", "/v1/models", "GET, HEAD"),
     ],
 )
 def test_a_method_that_is_not_allowed_says_which_are(

@@ -21,6 +21,7 @@ from gateway.networks import Networks
 from gateway.principal import Principal
 from gateway.routes import oauth
 from gateway.routes.access import AUDIENCE, needs
+from gateway.routes.head import Head
 from tests.gateway.auth.parts import ISSUER
 from tests.gateway.auth.world import (
     World,
@@ -82,6 +83,7 @@ async def http(world: World, postgres_url: str, redis: Redis) -> AsyncIterator[h
         on_app_init=[wire],
         openapi_config=None,
     )
+    app.asgi_handler = Head(app.asgi_handler)
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url=ISSUER) as found:
         yield found

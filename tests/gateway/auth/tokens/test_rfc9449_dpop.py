@@ -44,6 +44,13 @@ async def test_a_proof_binds_what_is_issued(world: World, http: httpx.AsyncClien
     assert await status("Bearer") == 401, "a bound token is no bearer token"
     assert await status("DPoP") == 401
     assert await status("DPoP", proof(key, **shown), proof(key, **shown)) == 401
+    heads = [
+        await http.head(
+            "/v1/probe", headers={"authorization": f"DPoP {token}", "dpop": proof(key, **said)}
+        )
+        for said in (shown | {"htm": "HEAD"}, shown)
+    ]
+    assert [each.status_code for each in heads] == [200, 401]
     other = ECKey.generate_key("P-256")
     assert await status("DPoP", proof(other, **shown)) == 401
     for changes in (
