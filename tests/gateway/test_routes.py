@@ -35,10 +35,12 @@ from gateway.telemetry import Telemetry
 OPEN = {
     "/health/live",
     "/invites/accept",
+    "/passwords/reset",
     "/health/ready",
     "/metrics",
     "/oauth/account",
     "/oauth/account/admin-keys",
+    "/oauth/account/password",
     "/oauth/assets/{name:str}",
     "/oauth/authorize",
     "/oauth/login",
