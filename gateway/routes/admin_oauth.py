@@ -40,7 +40,7 @@ from gateway.auth.clients import (
 )
 from gateway.auth.consents import forget
 from gateway.auth.errors import MissingScope
-from gateway.auth.grants import find_grant, select_grants, to_grants
+from gateway.auth.grants import Grant, find_grant, select_grants, to_grants
 from gateway.auth.revocations import announcing, end_grant
 from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.db import tenant
@@ -61,6 +61,7 @@ from gateway.wire.admin_oauth import (
     SecretRotation,
 )
 from gateway.wire.openai_admin import parse_query
+from gateway.wire.openai_organization import to_unix, to_unix_or_none
 from gateway.wire.refusals import decode
 
 SCOPE_ADMIN_CLIENTS = "admin:clients"
@@ -91,9 +92,20 @@ def _fields(client: Client) -> dict[str, Any]:
     same = set(OAuthClient.__struct_fields__) & set(Client.__struct_fields__)
     return {
         **{name: getattr(client, name) for name in same},
+        "created_at": to_unix_or_none(client.created_at),
+        "archived_at": to_unix_or_none(client.archived_at),
         "client_name": client.name,
         "dpop_bound_access_tokens": client.dpop_bound,
     }
+
+
+def to_grant(grant: Grant) -> OAuthGrant:
+    same = set(OAuthGrant.__struct_fields__) & set(Grant.__struct_fields__)
+    moments = {
+        "created_at": to_unix(grant.created_at),
+        "revoked_at": to_unix_or_none(grant.revoked_at),
+    }
+    return OAuthGrant(**{name: getattr(grant, name) for name in same} | moments)
 
 
 def unless_changed(precondition: Precondition) -> Check:
@@ -315,8 +327,7 @@ async def list_grants(request: Of) -> Response[bytes]:
     listed = select_grants(request.user.org_id, user_id=query.user_id, client_id=query.client_id)
     async with tenant(services(request).db, request.user.org_id) as conn:
         grants = to_grants(await conn.execute(keyset(listed, oauth_grants.c.id, query)))
-    shown = [msgspec.convert(each, OAuthGrant, from_attributes=True) for each in grants]
-    return answer(request, to_listing(shown, query))
+    return answer(request, to_listing([to_grant(each) for each in grants], query))
 
 
 @get(
@@ -329,7 +340,7 @@ async def list_grants(request: Of) -> Response[bytes]:
 async def retrieve_grant(request: Of, grant_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         grant = await find_grant(conn, org_id=request.user.org_id, grant_id=grant_id)
-    return answer(request, msgspec.convert(grant, OAuthGrant, from_attributes=True))
+    return answer(request, to_grant(grant))
 
 
 @post(
@@ -345,7 +356,7 @@ async def revoke(request: Of, grant_id: FromPath[str]) -> Response[bytes]:
     async with announcing(desk_of(request).redis) as announcement:
         async with tenant(services(request).db, org_id) as conn:
             known = await find_grant(conn, org_id=org_id, grant_id=grant_id, lock=True)
-            precondition.check(msgspec.convert(known, OAuthGrant, from_attributes=True))
+            precondition.check(to_grant(known))
             await forget(
                 conn,
                 org_id=org_id,
@@ -362,7 +373,7 @@ async def revoke(request: Of, grant_id: FromPath[str]) -> Response[bytes]:
                 actor=actor_of(request),
             )
             grant = await find_grant(conn, org_id=org_id, grant_id=grant_id)
-    return answer(request, msgspec.convert(grant, OAuthGrant, from_attributes=True))
+    return answer(request, to_grant(grant))
 
 
 routes = [

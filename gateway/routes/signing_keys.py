@@ -6,7 +6,6 @@ key that may be in the wrong hands, and ends every token that it signed.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -25,6 +24,7 @@ from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.wire.openai_admin import parse_query
+from gateway.wire.openai_organization import to_unix, to_unix_or_none
 
 SCOPE = "operator:signing_keys"
 PATH = "/v1/admin/signing_keys"
@@ -36,10 +36,11 @@ class SigningKey(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The `kid` of what it signs."""
     state: str
-    created_at: datetime
-    activated_at: datetime | None
-    retired_at: datetime | None
-    verify_until: datetime | None
+    created_at: int
+    """This and the others: Unix seconds."""
+    activated_at: int | None
+    retired_at: int | None
+    verify_until: int | None
 
 
 @get(
@@ -122,10 +123,10 @@ def shown(row: SigningKeyRow) -> SigningKey:
     return SigningKey(
         id=row.kid,
         state=row.state,
-        created_at=row.created_at,
-        activated_at=row.activated_at,
-        retired_at=row.retired_at,
-        verify_until=row.verify_until,
+        created_at=to_unix(row.created_at),
+        activated_at=to_unix_or_none(row.activated_at),
+        retired_at=to_unix_or_none(row.retired_at),
+        verify_until=to_unix_or_none(row.verify_until),
     )
 
 

@@ -1,12 +1,11 @@
 """OAuth clients and grants as `/v1/admin/oauth/...` shows and takes them. Structs only.
 
 Names are RFC 7591's where it has one. What may be said in them is `auth.client_metadata`'s to
-check.
+check. Moments are Unix seconds, as in all of administration.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -63,8 +62,8 @@ class OAuthClient(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any]
     project_id: str | None
     service_account_id: str | None
-    created_at: datetime | None
-    archived_at: datetime | None
+    created_at: int | None
+    archived_at: int | None
 
 
 class OAuthClientOnce(OAuthClient, frozen=True, kw_only=True):
@@ -80,6 +79,6 @@ class OAuthGrant(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str | None
     resources: list[str]
     scopes: list[str]
-    created_at: datetime
-    revoked_at: datetime | None
+    created_at: int
+    revoked_at: int | None
     revoked_because: str | None

@@ -124,3 +124,23 @@ async def test_a_parameter_is_never_null(document: dict[str, Any]) -> None:
     for path, method in DESCRIBED:
         for each in operation(document, path, method).get("parameters", []):
             assert "null" not in str(each["schema"]), (path, each)
+
+
+async def test_every_moment_of_administration_is_unix_seconds(document: dict[str, Any]) -> None:
+    named = "#/components/schemas/"
+    schemas = document["components"]["schemas"]
+    for path, operations in document["paths"].items():
+        if not path.startswith("/v1/admin/"):
+            continue
+        left, seen = [operations], set()
+        while left:
+            part = left.pop()
+            if isinstance(part, dict):
+                assert part.get("format") != "date-time", path
+                name = str(part.get("$ref", "")).removeprefix(named)
+                if name in schemas and name not in seen:
+                    seen.add(name)
+                    left.append(schemas[name])
+                left += part.values()
+            elif isinstance(part, list):
+                left += part
