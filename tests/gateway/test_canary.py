@@ -54,6 +54,7 @@ from tests.gateway.secret_search import TOKENS, Caller, Search
 ACTOR = Actor(kind="system", id="test")
 REFUSED = (400, 401, 429)
 KEYS = "/v1/admin/keys"
+BROKEN = "the log of audit is broken"
 
 
 async def test_no_secret_is_anywhere_but_in_the_answer_that_issued_it(
@@ -76,6 +77,7 @@ async def test_no_secret_is_anywhere_but_in_the_answer_that_issued_it(
         await issue_oauth(app, call, db, acme)
         await issue_over_http(app, call, operator)
         await use_wrongly(call, search)
+        await break_down(app, call, operator)
         metrics = await call("GET", "/metrics")
         assert metrics.status_code == 200
         await app.state.services.authenticator.close()
@@ -90,6 +92,7 @@ async def test_no_secret_is_anywhere_but_in_the_answer_that_issued_it(
     ours = [record for record in caplog.records if not record.name.startswith("http")]
     said = "\n".join(formatter.format(record) + repr(record.args) for record in ours)
     assert search.found_in(said) == [], "in a log"
+    assert said.count(f"RuntimeError: {BROKEN}") >= 5, "tracebacks among them"
     searched = 0
     for path in tmp_path.rglob("*"):
         if path.is_file():
@@ -247,6 +250,36 @@ async def use_wrongly(call: Caller, search: Search) -> None:
         await call("POST", "/oauth/login", data=login)
         cookies = {"cookie": f"__Host-tollgate_session={secret}"}
         await call("GET", "/oauth/login", headers=cookies)
+
+
+async def break_down(app: Litestar, call: Caller, operator: str) -> None:
+    """Nobody expects what goes wrong here, with a secret that was just drawn at hand: each failure
+    is logged with its traceback."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError(BROKEN)
+
+    key = (await call("GET", KEYS, operator)).json()["data"][0]["id"]
+    client = {"client_name": "app", "token_endpoint_auth_method": "client_secret_post"}
+    client |= {"redirect_uris": [CALLBACK]}
+    users = await call("GET", "/v1/organization/users", operator)
+    changes: list[tuple[str, Any]] = [
+        ("/v1/admin/invites", {"email": "z@x.example", "role": "reader"}),
+        ("/v1/admin/orgs", {"name": "broken", "owner_email": "z@x.example"}),
+        ("/v1/admin/oauth/clients", client),
+        ("/v1/organization/admin_api_keys", {"name": "broken"}),
+        (f"{KEYS}/{key}/rotate", {"grace_s": 60}),
+        (f"/v1/admin/users/{users.json()['data'][0]['id']}/password-reset", None),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.audit.log.digest", fail)
+        for path, body in changes:
+            failed = await call("POST", path, operator, json=body)
+            assert failed.status_code == 500, (path, failed.text)
+            assert BROKEN not in failed.text
+        async with new_browser(app) as browser:
+            form = {"org": "acme", "email": "ada@acme.example"}
+            assert (await sign_in(browser, "/oauth/login", **form)).status_code == 500
 
 
 async def nothing_in_postgres(db: AsyncEngine, search: Search) -> None:
