@@ -68,6 +68,7 @@ from gateway.routes import (
     oauth,
     oauth_account_key,
     oauth_authorize,
+    oauth_errors,
     oauth_invite,
     oauth_login,
     oauth_passkeys,
@@ -175,10 +176,12 @@ def begin_drain(services: Services, timeout_s: float) -> None:
 
 def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     face, scope = to_face(error), request.scope
-    body, media_type = encode_face(face, scope["path"], scope.get("state", {}).get(REQUEST_ID))
     headers = face.headers
     if isinstance(error, (AuthError, MissingScope)):
         headers = headers | protected_resources.challenged(request, error)
+    if oauth_errors.speaks_oauth(scope["path"]):
+        return oauth_errors.to_response(request, face, headers)
+    body, media_type = encode_face(face, scope["path"], scope.get("state", {}).get(REQUEST_ID))
     return Response(body, status_code=face.status, headers=headers, media_type=media_type)
 
 

@@ -22,7 +22,15 @@ DESCRIPTIONS: Mapping[str, str] = {
     "invalid_dpop_proof": "The DPoP proof is missing, invalid, or was used before.",
     # RFC 7009, 2.2.1
     "unsupported_token_type": "Tokens of this type cannot be revoked.",
+    # RFC 6750, 3.1
+    "invalid_token": "The token is missing, invalid, expired or revoked.",
+    "insufficient_scope": "The token lacks a scope that is needed here.",
+    # RFC 7591, 3.2.2
+    "invalid_redirect_uri": "A redirection URI is missing or not acceptable.",
+    "invalid_client_metadata": "A field of the metadata is missing or not acceptable.",
     # RFC 6749, 4.1.2.1
+    "access_denied": "The request was denied.",
+    "server_error": "The server had an error.",
     "temporarily_unavailable": "The server cannot answer at the moment.",
 }
 

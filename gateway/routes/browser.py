@@ -146,6 +146,6 @@ def stale_form() -> Response[bytes]:
     return page(
         "error",
         status=403,
-        error="invalid_form",
+        error="invalid_request",
         description="This form is too old, or did not come from this site. Go back and try again.",
     )

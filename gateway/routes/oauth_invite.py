@@ -51,7 +51,7 @@ def closed() -> Response[bytes]:
     return page(
         "error",
         status=404,
-        error="invite_closed",
+        error="invalid_request",
         description="This invitation was used, withdrawn or has expired. Ask for another one.",
     )
 

@@ -84,7 +84,7 @@ async def sign_in_options(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         browser, _ = await read(request, LOGIN_PURPOSE)
     except BadForm:
-        return refusal("invalid_form", 403)
+        return refusal("invalid_request", 403)
     return reply(desk_of(request).passkeys.sign_in_options(browser.cookie).encode())
 
 
@@ -98,9 +98,9 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
             browser.cookie, sent.credential, org_id=occasion.org_id, where=browser.where
         )
     except (BadForm, Refused):
-        return refusal("invalid_form", 403)
+        return refusal("invalid_request", 403)
     except WrongCredentials:
-        return refusal("invalid_passkey", 403)
+        return refusal("access_denied", 403)
     except (RedisError, OSError):
         return refusal("temporarily_unavailable", 503)
     return signed_in(to(occasion.location), desk, done)
@@ -111,7 +111,7 @@ async def register_options(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         browser, _ = await read(request, ACCOUNT_PURPOSE)
     except BadForm:
-        return refusal("invalid_form", 403)
+        return refusal("invalid_request", 403)
     if browser.session is None:
         return refusal("login_required", 403)
     options = await desk_of(request).passkeys.registration_options(browser.session, browser.cookie)
@@ -133,9 +133,9 @@ async def register(request: Request[Any, Any, Any]) -> Response[bytes]:
             actor=browser.where.actor(session.user_id),
         )
     except BadForm:
-        return refusal("invalid_form", 403)
+        return refusal("invalid_request", 403)
     except (InvalidPasskey, InvalidField):
-        return refusal("invalid_passkey", 400)
+        return refusal("invalid_request", 400)
     except (RedisError, OSError):
         return refusal("temporarily_unavailable", 503)
     return to(ACCOUNT)

@@ -88,7 +88,7 @@ def closed() -> Response[bytes]:
     return page(
         "error",
         status=404,
-        error="link_closed",
+        error="invalid_request",
         description="This link was used or has expired. Ask for another one.",
     )
 

@@ -1,11 +1,12 @@
 """POST /oauth/register, and GET and DELETE of what was registered.
 
-Above: `app`. Below: `auth.rfc7591_register`. Errors are RFC 7591's codes; the description names the
-field and repeats nothing of its value.
+Above: `app`. Below: `auth.rfc7591_register`. Errors are RFC 7591's, with constant descriptions;
+a member of ours names the field (3.2.2 allows for others), and nothing repeats its value.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -18,6 +19,7 @@ from gateway.auth.client_metadata import ClientMetadata, InvalidMetadata
 from gateway.auth.clients import Client
 from gateway.auth.errors import MissingCredential
 from gateway.auth.guards import read_bearer
+from gateway.auth.rfc6749_errors import DESCRIPTIONS
 from gateway.auth.rfc7591_register import (
     MAX_BODY_BYTES,
     PATH,
@@ -30,7 +32,9 @@ from gateway.auth.throttle import Waits
 from gateway.routes.access import PUBLIC
 from gateway.routes.browser import desk_of, where_of
 from gateway.routes.operations import describes
-from gateway.wire.oauth import OAuthErrorBody, RegisteredClient
+from gateway.wire.oauth import OAuthErrorBody, RegisteredClient, RegistrationRefused
+
+log = logging.getLogger(__name__)
 
 JSON = "application/json"
 NO_STORE = {"cache-control": "no-store", "pragma": "no-cache"}
@@ -49,6 +53,13 @@ def reply(
     )
 
 
+def refusal(
+    error: str, status: int, headers: dict[str, str] | None = None, **more: str
+) -> Response[bytes]:
+    content = {"error": error, "error_description": DESCRIPTIONS[error], **more}
+    return reply(content, status, headers)
+
+
 @post(
     PATH,
     opt=PUBLIC,
@@ -59,7 +70,10 @@ def reply(
         body=ClientMetadata,
         answer=RegisteredClient,
         status=201,
-        said={status: {JSON: OAuthErrorBody} for status in (400, 429, 503)},
+        said={
+            400: {JSON: RegistrationRefused},
+            **{status: {JSON: OAuthErrorBody} for status in (429, 503)},
+        },
     ),
 )
 async def register_client(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -67,14 +81,13 @@ async def register_client(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         made = await register(desk, read_body(await request.body()), where_of(request, desk))
     except InvalidMetadata as error:
-        return reply({"error": error.error, "error_description": str(error)}, 400)
+        log.info("a registration was refused: %s", error)
+        return refusal(error.error, 400, field=error.field)
     except Waits as waits:
         headers = {"retry-after": str(math.ceil(waits.delay_s))}
-        content = {"error": "slow_down", "error_description": "Too many registrations."}
-        return reply(content, 429, headers)
+        return refusal("temporarily_unavailable", 429, headers)
     except (RedisError, OSError):
-        content = {"error": "temporarily_unavailable", "error_description": "Try again shortly."}
-        return reply(content, 503, {"retry-after": "1"})
+        return refusal("temporarily_unavailable", 503, {"retry-after": "1"})
     information = to_information(
         made.client,
         desk.issuer,
@@ -96,8 +109,7 @@ async def find_itself(request: Request[Any, Any, Any], client_id: str) -> Client
 
 def nobody() -> Response[bytes]:
     """One answer for an unknown client and a wrong token (RFC 7592, 2.1)."""
-    content = {"error": "invalid_token", "error_description": "The token is not this client's."}
-    return reply(content, 401, {"www-authenticate": 'Bearer error="invalid_token"'})
+    return refusal("invalid_token", 401, {"www-authenticate": 'Bearer error="invalid_token"'})
 
 
 @get(

@@ -16,11 +16,12 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import OpenAPIHeader, OpenAPIResponse, Operation, Parameter
 from litestar.routes import HTTPRoute
 
-from gateway.auth.rfc8414_metadata import USERINFO_PATH
+from gateway.auth.rfc8414_metadata import AUTHORIZATION_PATH
 from gateway.routes.access import SCOPE
 from gateway.routes.idempotency import PREFIXES
 from gateway.routes.operations import (
     ETAG,
+    HTML,
     IDEMPOTENCY_KEY,
     IF_MATCH,
     JSON,
@@ -34,8 +35,6 @@ from gateway.wire.oauth import OAuthErrorBody
 BODIES = frozenset({"POST", "PUT", "PATCH"})
 CHANGES = BODIES | {"DELETE"}
 OAUTH = "/oauth/"
-OAUTH_STATUSES = frozenset({400, 401, 429, 503})
-"""Those that the endpoints of OAuth write themselves, in its shape (RFC 6749, 5.2)."""
 REQUEST_HEADER_FIELDS_TOO_LARGE = 431
 """The connection's, which knows no paths and speaks to all in one shape."""
 RETRY_AFTER = OpenAPIHeader(
@@ -103,9 +102,13 @@ def statuses(
 def refusal(status: int, path: str) -> OpenAPIResponse:
     kind: Any = ErrorEnvelope
     media_type = JSON
-    if speaks_problems(path) and status != REQUEST_HEADER_FIELDS_TOO_LARGE:
+    if status == REQUEST_HEADER_FIELDS_TOO_LARGE:
+        pass
+    elif speaks_problems(path):
         kind, media_type = Problem, MEDIA_TYPE
-    elif path.startswith(OAUTH) and path != USERINFO_PATH and status in OAUTH_STATUSES:
+    elif path == AUTHORIZATION_PATH:
+        kind, media_type = str, HTML
+    elif path.startswith(OAUTH):
         kind = OAuthErrorBody
     return OpenAPIResponse(
         description=HTTPStatus(status).phrase,

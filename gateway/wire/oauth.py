@@ -16,10 +16,17 @@ Text = Annotated[str, Meta(max_length=8192)]
 
 
 class OAuthErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """RFC 6749, 5.2; RFC 7591, 3.2.2."""
+    """RFC 6749, 5.2."""
 
     error: str
     error_description: str
+
+
+class RegistrationRefused(OAuthErrorBody, frozen=True, kw_only=True):
+    """RFC 7591, 3.2.2."""
+
+    field: str
+    """What is not accepted; `body`: all of it."""
 
 
 class ClientForm(msgspec.Struct, kw_only=True):
