@@ -16,6 +16,7 @@ from litestar.types import HTTPResponseStartEvent, Message, Receive, Scope, Send
 from gateway.delivery import Delivery
 from gateway.errors import Face, to_face
 from gateway.limits.headers import to_headers
+from gateway.patience import Patience
 from gateway.routes.counted import CLIENT_LEFT, OUTCOME
 
 log = logging.getLogger(__name__)
@@ -30,20 +31,13 @@ def response_start(status: int, media_type: str, extra: dict[str, str]) -> HTTPR
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 
-class StalledReader(Exception):
-    """The client keeps its connection and reads nothing."""
-
-
-def within(timeout_s: float, send: Send) -> Send:
-    """`send`, which waits while the connection's buffer is full, but raises StalledReader after
-    `timeout_s` of that."""
+def within(patience: Patience, send: Send) -> Send:
+    """`send`, which waits while the connection's buffer is full."""
 
     async def bounded(message: Message) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await send(message)
-        except TimeoutError:
-            raise StalledReader from None
+        patience.begin()
+        await send(message)
+        patience.end()
 
     return bounded
 
@@ -58,8 +52,9 @@ class Reply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self.watch(receive))
         try:
-            status = await self.respond(within(self.delivery.stalled_reader_s, send))
-        except StalledReader:
+            async with Patience(self.delivery.stalled_reader_s) as patience:
+                status = await self.respond(within(patience, send))
+        except TimeoutError:
             # Returning with the response unfinished makes the server close the connection.
             log.info("a reader took nothing for %.0f s: given up", self.delivery.stalled_reader_s)
             status = CLIENT_LEFT

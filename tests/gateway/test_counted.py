@@ -12,6 +12,7 @@ from litestar import Litestar
 
 from gateway.app import create_app
 from gateway.fleet.router import Fleet
+from gateway.lanes import LaneDeadlines
 from gateway.principal import Principal
 from gateway.settings import load
 from gateway.telemetry import Telemetry
@@ -40,7 +41,7 @@ def app(tmp_path: Path) -> Litestar:
     made.state.services = SimpleNamespace(
         telemetry=Telemetry(models=["penny"]),
         authenticator=Everybody(),
-        desk=SimpleNamespace(fleet=Fleet([])),
+        desk=SimpleNamespace(fleet=Fleet([]), deadlines=LaneDeadlines()),
     )
     return made
 

@@ -27,6 +27,7 @@ from gateway.auth.errors import InvalidKey, MissingScope
 from gateway.auth.guards import UNDECLARED, authenticate
 from gateway.auth.policy import ADMIN, OPERATOR, SCOPES, SCOPES_OF, may
 from gateway.fleet.router import Fleet
+from gateway.lanes import LaneDeadlines
 from gateway.principal import Principal, Role
 from gateway.routes.access import IN_PROJECT, SCOPE
 from gateway.settings import load
@@ -96,7 +97,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Litestar:
     made.state.services = SimpleNamespace(
         telemetry=Telemetry(models=[]),
         authenticator=Doorkeeper(),
-        desk=SimpleNamespace(fleet=Fleet([])),
+        desk=SimpleNamespace(fleet=Fleet([]), deadlines=LaneDeadlines()),
     )
     return made
 

@@ -25,6 +25,7 @@ from gateway.database import PEPPER_PURPOSE
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.fleet.router import Fleet, Route
 from gateway.idempotency_keys import IdempotencyKeys, answer_keys
+from gateway.lanes import LaneDeadlines
 from gateway.networks import Networks
 from gateway.secret import Secret, SecretKey
 from gateway.settings import load
@@ -99,7 +100,7 @@ async def world(
             "idempotency_keys": IdempotencyKeys(
                 db=db, system_db=system_db, keys=answer_keys(SECRET)
             ),
-            "desk": SimpleNamespace(fleet=Fleet(routes)),
+            "desk": SimpleNamespace(fleet=Fleet(routes), deadlines=LaneDeadlines()),
             "started_at": 0,
         }
         app = create_app(load({"home": home}, {}))
