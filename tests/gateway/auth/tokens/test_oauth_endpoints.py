@@ -215,6 +215,63 @@ async def test_an_outage_is_said_to_be_one(
     await nowhere.dispose()
 
 
-def test_every_error_has_a_constant_text() -> None:
+EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
+BEARER_ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
+FORMS: dict[str, list[dict[str, str]]] = {
+    "token": [
+        {
+            "grant_type": "authorization_code",
+            "code": "x",
+            "redirect_uri": "x",
+            "code_verifier": "x",
+        },
+        {"grant_type": "refresh_token", "refresh_token": "x", "scope": "x"},
+        {**CREDENTIALS, "scope": "inference"},
+        {**CREDENTIALS, "resource": f"{ISSUER}/v1"},
+        {
+            "grant_type": EXCHANGE,
+            "subject_token": "x",
+            "subject_token_type": ACCESS_TOKEN,
+            "requested_token_type": ACCESS_TOKEN,
+            "audience": ISSUER,
+        },
+        {**CREDENTIALS, "client_assertion_type": BEARER_ASSERTION, "client_assertion": "x"},
+        {**CREDENTIALS, "client_id": "x", "client_secret": "x"},
+    ],
+    "revoke": [{"token": "x", "token_type_hint": "x"}],
+    "introspect": [{"token": "x", "token_type_hint": "x"}],
+}
+ECHO = "zebraquux"
+
+
+async def test_every_error_has_a_constant_text(world: World, http: httpx.AsyncClient) -> None:
+    """Whatever stands in whichever parameter or header: a code of these RFCs, and its text."""
+    grants = ["authorization_code", "refresh_token", "client_credentials", EXCHANGE]
+    client, secret = await world.client(grants=grants, scopes=["inference"])
+    good = basic(client.id, secret)
+    seen = set()
+    for path, forms in FORMS.items():
+        for form in forms:
+            spoilt = [{**form, name: value} for name in form for value in (ECHO, f"{ECHO}\n\x01")]
+            spoilt += [{**form, ECHO: ECHO}, {k: v for k, v in form.items() if v != "x"}]
+            headers = {} if "client_secret" in form else good
+            sent = [(each, headers) for each in spoilt]
+            sent.append((form, {"authorization": f"Basic {ECHO}"}))
+            sent.append((form, {**headers, "dpop": ECHO}))
+            for data, given in sent:
+                answer = await http.post(f"/oauth/{path}", data=data, headers=given)
+                assert answer.status_code < 500 and ECHO not in answer.text, (data, answer.text)
+                if answer.status_code >= 400:
+                    said = answer.json()
+                    assert said == {
+                        "error": said["error"],
+                        "error_description": DESCRIPTIONS[said["error"]],
+                    }
+                    seen.add(said["error"])
+    assert seen >= {
+        *("invalid_request", "invalid_client", "invalid_grant", "invalid_scope"),
+        *("invalid_target", "invalid_dpop_proof", "unsupported_grant_type"),
+    }
     assert all(text == text.strip() and text.endswith(".") for text in DESCRIPTIONS.values())
     assert json.dumps(dict(DESCRIPTIONS)).isascii()
