@@ -1,0 +1,106 @@
+"""An administrator with curl: docs/administration.md, as it stands there; and a code that twenty
+redeem at once, over two workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+
+import httpx
+import psutil
+
+from tests.gateway.auth.browsing import (
+    CALLBACK,
+    VERIFIER,
+    answer_of,
+    authorize_url,
+    consent,
+    hidden,
+    query_of,
+)
+from tests.stack import BIN, ROOT, Stack
+
+REDEEMED = 20
+
+
+def test_the_documented_calls_work_as_they_stand_there(stack: Stack) -> None:
+    text = (ROOT / "docs" / "administration.md").read_text()
+    blocks = [each.split("```")[0] for each in text.split("```bash\n")[1:]]
+    assert len(blocks) >= 12
+    script = "set -euo pipefail\n" + "\n".join(blocks)
+    for written, real in (
+        ("http://127.0.0.1:8000", stack.base_url),
+        (".venv/bin/tollgate", str(BIN / "tollgate")),
+        (".tollgate/", f"{stack.home}/"),
+    ):
+        assert written in script
+        script = script.replace(written, real)
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "TOLLGATE_HOME": str(stack.home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    said = done.stdout
+    first, second = [line for line in said.splitlines() if line.startswith("proj_")]
+    assert first == second, "done once"
+    assert "412" in said.splitlines() and '"param":"nam"' in said
+    for kind in ("/passwords/reset?token=", "/invites/accept?token=", '"api_key.created"'):
+        assert kind in said
+
+
+def ports_of(stack: Stack) -> list[int]:
+    """How many connections of clients each worker holds."""
+    return [
+        sum(
+            each.status == psutil.CONN_ESTABLISHED and each.laddr.port == stack.port
+            for each in psutil.Process(pid).net_connections("tcp")
+        )
+        for pid in stack.pids("gateway", "worker")
+    ]
+
+
+async def test_of_twenty_who_redeem_a_code_over_two_workers_one_gets_a_token(stack: Stack) -> None:
+    admin = {"authorization": f"Bearer {stack.credentials['admin_key']}"}
+    limits = httpx.Limits(max_connections=REDEEMED, max_keepalive_connections=REDEEMED)
+    async with httpx.AsyncClient(base_url=stack.base_url, limits=limits, timeout=60) as http:
+        (project, *_) = (await http.get("/v1/admin/projects", headers=admin)).json()["data"]
+        body = {"email": "carol@x.example", "role": "developer"}
+        body["projects"] = [{"id": project["id"]}]  # type: ignore[assignment]
+        invited = (await http.post("/v1/admin/invites", json=body, headers=admin)).json()
+        client = {
+            "client_name": "app",
+            "redirect_uris": [CALLBACK],
+            "token_endpoint_auth_method": "none",
+            "scopes": ["openid", "inference"],
+        }
+        made = (await http.post("/v1/admin/oauth/clients", json=client, headers=admin)).json()
+        page = await http.get(invited["url"])
+        form = {**hidden(page.text), "name": "Carol", "password": "a long password"}
+        assert (await http.post("/invites/accept", data=form)).status_code == 303
+        asked = await http.get(authorize_url(query_of(made["id"])))
+        code = answer_of(await consent(http, asked))["code"]
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": CALLBACK,
+            "code_verifier": VERIFIER,
+            "client_id": made["id"],
+        }
+        answers = await asyncio.gather(
+            *(http.post("/oauth/token", data=form) for _ in range(REDEEMED))
+        )
+        assert len(ports_of(stack)) == 2 and min(ports_of(stack)) >= 1, "both were asked"
+        won = [each for each in answers if each.status_code == 200]
+        lost = {(each.status_code, each.json()["error"]) for each in answers if each not in won}
+        assert len(won) == 1 and lost == {(400, "invalid_grant")}
+        bearer = {"authorization": f"Bearer {won[0].json()['access_token']}"}
+        until = time.monotonic() + 2.0
+        while (await http.get("/v1/models", headers=bearer)).status_code != 401:
+            assert time.monotonic() < until, "the reuse revoked the grant"
+            await asyncio.sleep(0.05)
