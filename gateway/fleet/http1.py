@@ -68,9 +68,12 @@ class Pool:
         self._open: set[Connection] = set()
         self._num_connecting = 0
 
-    async def acquire(self) -> Connection:
-        """To be given back with `release`, whatever comes. Raises ConnectFailed, PoolFull."""
-        return self._take_idle() or await self._connect()
+    def take_idle(self) -> Connection | None:
+        """One that is open, to be given back with `release`, whatever comes."""
+        oldest = time.monotonic() - IDLE_S
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.popleft().abort()
+        return self._idle.pop() if self._idle else None
 
     def post(self, connection: Connection, body: bytes) -> None:
         """Ask, without waiting for anything."""
@@ -88,13 +91,8 @@ class Pool:
         for connection in tuple(self._open):
             connection.abort()
 
-    def _take_idle(self) -> Connection | None:
-        oldest = time.monotonic() - IDLE_S
-        while self._idle and self._idle[0].idle_since < oldest:
-            self._idle.popleft().abort()
-        return self._idle.pop() if self._idle else None
-
-    async def _connect(self) -> Connection:
+    async def connect(self) -> Connection:
+        """A new one, to be given back alike. Raises ConnectFailed, PoolFull."""
         if len(self._open) + self._num_connecting >= MAX_CONNECTIONS:
             raise PoolFull(f"{MAX_CONNECTIONS} connections are in use")
         self._num_connecting += 1
@@ -124,6 +122,11 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self._busy = False
         self._wake: asyncio.Future[None] | None = None
+        self._expires = 0.0
+        """When the wait under way has lasted too long, by the loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all waits of this connection: a timeout around each costs more than most waits.
+        It looks when the first would have expired, and again when the current one would."""
         self._start()
 
     def _start(self) -> None:
@@ -138,6 +141,7 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._keep = False
         self._fault: BrokenResponse | None = None
+        self._interruption: Exception | None = None
 
     @property
     def sent(self) -> bool:
@@ -154,18 +158,22 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(request)
 
-    async def head(self) -> tuple[int, Mapping[str, str]]:
-        """Status and headers, their names in lower case. Raises BrokenResponse."""
+    async def head(self, timeout_s: float) -> tuple[int, Mapping[str, str]]:
+        """Status and headers, their names in lower case. Raises BrokenResponse, TimeoutError, and
+        what it is interrupted with."""
         while self._status is None:
-            await self._wait()
+            await self._wait(timeout_s)
         return self._status, self._headers
 
-    async def read(self) -> bytes:
-        """All of the body that has come since; empty at its end. Raises BrokenResponse."""
+    async def read(self, timeout_s: float) -> bytes:
+        """All of the body that has come since; empty at its end. `timeout_s`: for what comes next.
+        Raises as `head` does."""
+        if self._interruption is not None:
+            raise self._interruption
         while not self._chunks:
             if self._complete:
                 return b""
-            await self._wait()
+            await self._wait(timeout_s)
         data = b"".join(self._chunks)
         self._chunks.clear()
         self._num_buffered = 0
@@ -178,14 +186,40 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def _wait(self) -> None:
+    def interrupt(self, error: Exception) -> None:
+        """Whatever waits for this answer now, or would from now on, gets `error`."""
+        self._interruption = error
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_exception(error)
+
+    async def _wait(self, timeout_s: float) -> None:
+        if self._interruption is not None:
+            raise self._interruption
         if self._fault is not None:
             raise self._fault
-        self._wake = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._expires = loop.time() + timeout_s
+        if self._timer is None or self._timer.when() > self._expires:
+            self._look_at(self._expires)
+        self._wake = loop.create_future()
         try:
             await self._wake
         finally:
             self._wake = None
+
+    def _look_at(self, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(moment, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._wake is None or self._wake.done():
+            return
+        if asyncio.get_running_loop().time() < self._expires:
+            self._look_at(self._expires)
+        else:
+            self._wake.set_exception(TimeoutError("nothing came"))
 
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -222,6 +256,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._status is not None and self._ends_with_connection and exc is None:
             self._complete = True
         elif not self._complete:

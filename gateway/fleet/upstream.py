@@ -171,23 +171,25 @@ class UpstreamReplica:
         """The connection once the answer's head is good. Raises ReplicaUnavailable,
         UpstreamRefused, Aborted."""
         try:
-            async with attempt.waiting(CONNECT_TIMEOUT_S):
-                connection = await self._pool.acquire()
+            connection = self._pool.take_idle()
+            if connection is None:
+                async with attempt.waiting(CONNECT_TIMEOUT_S):
+                    connection = await self._pool.connect()
         except PoolFull as error:
             raise ReplicaOverloaded(f"{self.name}: {error}") from error
         except (HttpError, TimeoutError) as error:
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
         try:
-            attempt.connection = connection
+            attempt.begin(connection)
             self._pool.post(connection, attempt.prepared.payload)
-            async with attempt.waiting(timeout_s):
-                status, headers = await connection.head()
+            status, headers = await connection.head(timeout_s)
             if status != 200:
                 raise await self._refusal(attempt, connection, status, headers)
             if headers.get("content-encoding", "identity") != "identity":
                 raise ReplicaUnavailable(f"{self.name} compresses, unasked")
             yield connection
         finally:
+            attempt.connection = None  # the next one's, from now on
             self._pool.release(connection)
 
     async def _refusal(
@@ -196,7 +198,9 @@ class UpstreamReplica:
         body = b""
         try:
             async with attempt.waiting(ERROR_TIMEOUT_S):
-                while len(body) < MAX_ERROR_BYTES and (data := await connection.read()):
+                while len(body) < MAX_ERROR_BYTES:
+                    if not (data := await connection.read(ERROR_TIMEOUT_S)):
+                        break
                     body += data
         except (HttpError, TimeoutError) as error:
             log.info("%s: its refusal broke off: %s", self.name, type(error).__name__)
@@ -229,7 +233,7 @@ class UpstreamReplica:
         pieces: list[bytes] = []
         size_bytes = 0
         async with attempt.waiting(BODY_TIMEOUT_S):
-            while data := await connection.read():
+            while data := await connection.read(BODY_TIMEOUT_S):
                 pieces.append(data)
                 size_bytes += len(data)
                 if size_bytes > MAX_BODY_BYTES:
@@ -282,8 +286,7 @@ class UpstreamReplica:
         """What each read brought, without waiting for more."""
         parser = EventParser()
         while not attempt.meter.done:
-            async with attempt.waiting(STREAM_IDLE_TIMEOUT_S):
-                data = await connection.read()
+            data = await connection.read(STREAM_IDLE_TIMEOUT_S)
             items, fault = read_all(attempt.meter, parser.feed(data) if data else parser.close())
             if items:
                 yield items
@@ -296,7 +299,7 @@ class UpstreamReplica:
     async def _to_the_end(self, connection: Connection) -> None:
         try:
             async with asyncio.timeout(AFTER_DONE_TIMEOUT_S):
-                while await connection.read():
+                while await connection.read(AFTER_DONE_TIMEOUT_S):
                     continue
         except (TimeoutError, HttpError) as error:
             log.debug("%s: no clean end after [DONE]: %s", self.name, type(error).__name__)
@@ -359,11 +362,19 @@ class Attempt:
         finally:
             self._wait = None
 
+    def begin(self, connection: Connection) -> None:
+        """Raises Aborted, and nothing is asked."""
+        self.connection = connection
+        if self._aborted:
+            raise Aborted
+
     def abort(self) -> None:
         if self._aborted:
             return
         self._aborted = True
         self.sent = self.connection is not None and self.connection.sent
+        if self.connection is not None:
+            self.connection.interrupt(Aborted())
         if self._wait is not None and not self._wait.expired():
             self._wait.reschedule(asyncio.get_running_loop().time())
 

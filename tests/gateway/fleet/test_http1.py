@@ -65,18 +65,25 @@ async def pool(peer: Peer) -> AsyncIterator[Pool]:
     pool.close()
 
 
+WAIT_S = 5.0
+
+
+async def acquire(pool: Pool) -> Connection:
+    return pool.take_idle() or await pool.connect()
+
+
 async def read_all(connection: Connection) -> bytes:
     body = b""
-    while data := await connection.read():
+    while data := await connection.read(WAIT_S):
         body += data
     return body
 
 
 async def ask(pool: Pool, body: bytes = b"{}") -> tuple[int, bytes]:
-    connection = await pool.acquire()
+    connection = await acquire(pool)
     try:
         pool.post(connection, body)
-        status, _ = await connection.head()
+        status, _ = await connection.head(WAIT_S)
         return status, await read_all(connection)
     finally:
         pool.release(connection)
@@ -93,11 +100,11 @@ async def test_the_request(pool: Pool, peer: Peer) -> None:
 
 async def test_headers_in_lower_case(pool: Pool, peer: Peer) -> None:
     peer.answers = [[b"HTTP/1.1 429 No\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"]]
-    connection = await pool.acquire()
+    connection = await acquire(pool)
     pool.post(connection, b"")
-    status, headers = await connection.head()
+    status, headers = await connection.head(WAIT_S)
     assert (status, headers) == (429, {"retry-after": "7", "content-length": "0"})
-    assert await connection.read() == b""
+    assert await connection.read(WAIT_S) == b""
     pool.release(connection)
 
 
@@ -116,9 +123,9 @@ async def test_whatever_the_cuts(pool: Pool, peer: Peer, size: int) -> None:
 async def test_a_connection_is_kept_only_when_its_answer_was_read(pool: Pool, peer: Peer) -> None:
     peer.answers = [[PLAIN], [PLAIN], [PLAIN]]
     await ask(pool)
-    connection = await pool.acquire()
+    connection = await acquire(pool)
     pool.post(connection, b"{}")
-    await connection.head()
+    await connection.head(WAIT_S)
     pool.release(connection)  # unread
     await ask(pool)
     assert len(peer.writers) == 2
@@ -196,13 +203,13 @@ async def test_what_nobody_reads_is_not_taken_from_the_peer(pool: Pool, peer: Pe
     size = 32 * 1024 * 1024
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
     peer.answers = [[head, *[b"x" * 65536] * (size // 65536)]]
-    connection = await pool.acquire()
+    connection = await acquire(pool)
     pool.post(connection, b"{}")
-    await connection.head()
+    await connection.head(WAIT_S)
     await asyncio.sleep(0.2)
-    taken = len(await connection.read())
+    taken = len(await connection.read(WAIT_S))
     assert taken < 4 * 1024 * 1024
-    while data := await connection.read():
+    while data := await connection.read(WAIT_S):
         taken += len(data)
     assert taken == size
     assert connection.reusable
@@ -218,7 +225,7 @@ async def test_who_stops_waiting_frees_the_place(
         waiting = asyncio.create_task(ask(pool))
         await asyncio.sleep(0.02)
         with pytest.raises(PoolFull):
-            await pool.acquire()
+            await acquire(pool)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -230,7 +237,7 @@ async def test_who_stops_waiting_frees_the_place(
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/", "http://no-such-host.invalid/"])
 async def test_nobody_there(url: str) -> None:
     with pytest.raises(ConnectFailed):
-        await Pool(url, {}).acquire()
+        await acquire(Pool(url, {}))
 
 
 @given(st.binary(max_size=120))
@@ -242,7 +249,7 @@ def test_any_bytes_are_an_answer_or_a_fault(data: bytes) -> None:
     connection.connection_lost(None)
 
     async def take() -> None:
-        await connection.head()
+        await connection.head(WAIT_S)
         await read_all(connection)
 
     async def bounded() -> None:
@@ -270,7 +277,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) 
     port = server.sockets[0].getsockname()[1]
     pool = Pool(f"https://localhost:{port}/", {})
     with pytest.raises(ConnectFailed, match="SSLCertVerificationError"):
-        await pool.acquire()
+        await acquire(pool)
     trusting = Pool(
         f"https://localhost:{port}/", {}, ssl.create_default_context(cafile=certificate)
     )
@@ -278,3 +285,63 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) 
     trusting.close()
     server.close()
     await server.wait_closed()
+
+
+async def test_a_wait_that_lasts_too_long_ends_and_one_that_did_not_counts_anew() -> None:
+    """Bytes come every 50 ms; what is left out is noticed."""
+
+    closed = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
+        for _ in range(4):
+            writer.write(b"x")
+            await asyncio.sleep(0.05)
+        await reader.read()
+        writer.close()
+        closed.set()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    pool = Pool(f"http://127.0.0.1:{port}/", {})
+    connection = await acquire(pool)
+    pool.post(connection, b"{}")
+    await connection.head(0.5)
+    got = b""
+    with pytest.raises(TimeoutError):
+        while True:
+            got += await connection.read(0.3)
+    assert got == b"xxxx"
+    pool.release(connection)
+    await closed.wait()
+    server.close()
+
+
+async def test_who_is_interrupted_hears_it_at_once_and_the_next_exchange_does_not() -> None:
+    closed = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        await reader.read()
+        writer.close()
+        closed.set()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    pool = Pool(f"http://127.0.0.1:{port}/", {})
+    connection = await acquire(pool)
+    waiting = asyncio.create_task(connection.head(WAIT_S))
+    await asyncio.sleep(0)
+    connection.interrupt(LookupError("gone"))
+    with pytest.raises(LookupError):
+        await waiting
+    with pytest.raises(LookupError):
+        await connection.read(WAIT_S)
+    pool.post(connection, b"{}")
+    assert (await connection.head(WAIT_S))[0] == 200
+    assert await connection.read(WAIT_S) == b"ok"
+    connection.abort()
+    await closed.wait()
+    server.close()
