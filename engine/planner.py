@@ -49,6 +49,7 @@ class Planner:
         *,
         cache: PrefixCache,
         pace: Pace,
+        share: FairShare,
         limits: Mapping[Lane, LaneLimits],
         max_num_batched_tokens: int,
         max_num_seqs: int,
@@ -61,7 +62,7 @@ class Planner:
         is computed."""
         self.num_preemptions = 0
         self._cache = cache
-        self.share = FairShare()
+        self.share = share
         self.running = Running(self.share)
         self.waiting: WaitingRoom[Sequence] = WaitingRoom(self.share)
         self.lanes = Lanes(

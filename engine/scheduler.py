@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from engine.config import Pooling
 from engine.errors import EngineOverloaded, InvalidRequest
-from engine.fairness import LANE_WEIGHTS, OUTPUT_COST
+from engine.fairness import LANE_WEIGHTS, OUTPUT_COST, FairShare
 from engine.lanes import LaneLimits
 from engine.pace import Pace
 from engine.planner import Planner
@@ -81,11 +81,12 @@ class Scheduler:
         penalties_ahead: bool = False,
         pooling: Pooling = "last",
         lane_limits: Mapping[Lane, LaneLimits] | None = None,
+        share: FairShare | None = None,
     ) -> None:
         """pace: bounds the prompt tokens of steps that also decode; None: only the budget does.
         max_steps_in_flight: how many outputs of schedule() may wait for their update().
         penalties_ahead: a token that is pending can be penalised for being said again.
-        pooling: of embeddings. lane_limits: None: no lane has any."""
+        pooling: of embeddings. lane_limits: None: no lane has any. share: whose turn it is."""
         assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and max_waiting >= 1
         assert max_model_len >= 2, f"max_model_len {max_model_len}: a prompt and an answer"
         self.cache = cache
@@ -123,6 +124,7 @@ class Scheduler:
         self._planner = Planner(
             cache=cache,
             pace=self.pace,
+            share=share or FairShare(),
             limits=lane_limits or {},
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,

@@ -1,0 +1,135 @@
+"""`python -m bench.sim [scenario ...]`: each by virtual token counters, first come first served and
+strict priority, in one run. `--fit` times the real engine and writes the constants of its steps;
+`--check` holds the simulator against the engine on another case; `--speed` says how many requests
+the simulator gets through in a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.record import record
+from bench.sim.cost import FOLDER, Cost, floor, load, save
+from bench.sim.orderings import FAIR, ORDERINGS
+from bench.sim.report import Report, report
+from bench.sim.scenarios import SCENARIOS, short
+from bench.sim.world import World
+
+COST = FOLDER / "cost_penny-cpu.json"
+SIZE = 3000
+SPEED_SIZE = 200_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.sim", description="The scheduler, simulated.")
+    parser.add_argument("scenarios", nargs="*", help=f"of {', '.join(SCENARIOS)}; all if none")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--size", type=int, default=SIZE, help="sessions, about, but of long")
+    parser.add_argument(
+        "--cost", type=Path, help="constants, as --fit writes them; long has a GPU's if none"
+    )
+    parser.add_argument("--fit", action="store_true", help="time the real engine; write --cost")
+    parser.add_argument("--check", action="store_true", help="against the real engine")
+    parser.add_argument("--speed", action="store_true", help="of the simulator itself")
+    parser.add_argument("--record", action="store_true", help="keep the figures; on quiet cores")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.scenarios) - SCENARIOS.keys():
+        parser.error(f"scenarios: {', '.join(sorted(unknown))}: not of {', '.join(SCENARIOS)}")
+    if arguments.size < 1:
+        parser.error(f"--size {arguments.size}: at least 1")
+    if arguments.fit:
+        _fit(arguments.cost or COST)
+        return
+    gc.set_threshold(100_000)  # what became of each request is kept
+    cost = load(arguments.cost or COST)
+    if arguments.check:
+        result, name = _check(cost), "sim_check"
+    elif arguments.speed:
+        result, name = _speed(cost, arguments.seed), "sim_speed"
+    else:
+        names = arguments.scenarios or list(SCENARIOS)
+        # A prompt of a million tokens would take a CPU the better part of a day.
+        costs = dict.fromkeys(names, cost)
+        if arguments.cost is None and "long" in costs:
+            costs["long"] = floor()
+        result, name = _compare(costs, arguments.seed, arguments.size), "sim"
+    if arguments.record:
+        print(f"recorded in {record(name, result)}")
+    if result.get("within") is False:
+        sys.exit("the simulator is further from the engine than allowed")
+
+
+def _fit(path: Path) -> None:
+    from bench.sim.fit import fit  # not for those who only simulate: torch is slow to load
+
+    cost = fit()
+    save(cost, path)
+    print(path.read_text())
+
+
+def _check(cost: Cost) -> dict[str, Any]:
+    from bench.sim.fit import check
+
+    result = check(cost) | {"fitted_on": cost.fitted.get("machine")}
+    print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+    return result
+
+
+def _speed(cost: Cost, seed: int) -> dict[str, Any]:
+    scenario = short(cost, seed, SPEED_SIZE)
+    world = World(cost, FAIR, scenario.setup)
+    began_s = time.process_time()
+    outcome = world.run(scenario.sessions, scenario.horizon_s)
+    took_s = time.process_time() - began_s
+    requests, steps = len(outcome.fates), outcome.num_steps
+    result = {"requests": requests, "steps": steps, "requests_per_minute": requests / took_s * 60}
+    print(
+        f"{requests} requests in {steps} steps, {took_s:.1f} s of the processor:"
+        f" {result['requests_per_minute']:,.0f} requests a minute"
+    )
+    return result
+
+
+def _compare(costs: Mapping[str, Cost], seed: int, size: int) -> dict[str, Any]:
+    """costs: by the scenarios."""
+    result: dict[str, Any] = {"seed": seed, "size": size}
+    for name, cost in costs.items():
+        scenario = SCENARIOS[name](cost, seed, size)
+        print(f"\n{name}: {scenario.what}; {scenario.horizon_s:.0f} s")
+        found: dict[str, Any] = {"cost": msgspec.to_builtins(cost)}
+        for ordering in ORDERINGS:
+            began_s = time.process_time()
+            world = World(cost, ordering, scenario.setup)
+            outcome = report(world.run(scenario.sessions, scenario.horizon_s))
+            took_s = time.process_time() - began_s
+            found[ordering.name] = msgspec.to_builtins(outcome)
+            print("\n".join(table(ordering.name, outcome)) + f"   ({took_s:.1f} s to simulate)")
+        result[name] = found
+    return result
+
+
+def table(name: str, outcome: Report) -> list[str]:
+    head = "requests    done  TTFT p50      p99  TPOT p50      p99  good/s    good"
+    lines = [f"  {name:<12} {head}"]
+    for lane, row in outcome.lanes.items():
+        ttft = f"{row.ttft_p50_s:9.3f} {row.ttft_p99_s:8.3f}"
+        tpot = f"{row.tpot_p50_s:9.4f} {row.tpot_p99_s:8.4f}"
+        good = f"{row.goodput_per_s:7.2f} {row.goodput:7.1%}"
+        lines.append(f"    {lane:<11} {row.requests:7d} {row.done:7d} {ttft} {tpot} {good}")
+    lines.append(
+        f"    Jain {outcome.jain:.3f}   busy {outcome.utilisation:.1%}"
+        f"   {outcome.steps} steps, {outcome.preemptions} preemptions"
+    )
+    return lines
+
+
+if __name__ == "__main__":
+    main()

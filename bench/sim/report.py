@@ -1,0 +1,150 @@
+"""What an outcome is worth: per lane, and between tenants.
+
+Above: `__main__.py`. Below: `world.py`. Only what arrived before the horizon counts. What had no
+first token by then has waited for so long at least, and counts as that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from bench.sim.world import Fate, Outcome
+from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST
+from engine.protocol import Lane
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Slo(msgspec.Struct, frozen=True):
+    ttft_s: float
+    tpot_s: float
+
+
+SLOS: Final[Mapping[Lane, Slo]] = {
+    "interactive": Slo(1.0, 0.1),
+    "agentic": Slo(5.0, 0.2),
+    "batch": Slo(600.0, 1.0),
+}
+
+
+class LaneReport(msgspec.Struct, frozen=True):
+    requests: int
+    done: int
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_p50_s: float
+    tpot_p99_s: float
+    goodput_per_s: float
+    """Requests done within their SLO."""
+    goodput: float
+    """Of those of which it was known at the end whether they keep it."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    lanes: dict[Lane, LaneReport]
+    jain: float
+    """Of what each tenant was served over its max-min fair share of all that was served."""
+    utilisation: float
+    steps: int
+    preemptions: int
+
+
+def report(outcome: Outcome) -> Report:
+    by_lane: dict[Lane, list[Fate]] = {}
+    for lane in LANE_WEIGHTS:
+        fates = [fate for fate in outcome.fates if fate.session.lane == lane]
+        if fates:
+            by_lane[lane] = fates
+    return Report(
+        lanes={lane: _lane(fates, SLOS[lane], outcome) for lane, fates in by_lane.items()},
+        jain=_fairness(outcome.fates),
+        utilisation=outcome.busy_s / outcome.horizon_s,
+        steps=outcome.num_steps,
+        preemptions=outcome.num_preemptions,
+    )
+
+
+def percentile(values: list[float], part: float) -> float:
+    """The smallest that so many are not above; 0 of none."""
+    if not values:
+        return 0.0
+    ranked = sorted(values)
+    return ranked[max(0, -int(-part * len(ranked) // 1) - 1)]
+
+
+def _lane(fates: list[Fate], slo: Slo, outcome: Outcome) -> LaneReport:
+    end_s = outcome.horizon_s
+    ttft = [(end_s if f.first_s is None else f.first_s) - f.arrival_s for f in fates]
+    tpot = [_tpot_s(fate) for fate in fates if fate.said > 1]
+    verdicts = [_is_good(fate, slo, wait_s) for fate, wait_s in zip(fates, ttft, strict=True)]
+    good, judged = verdicts.count(True), len(verdicts) - verdicts.count(None)
+    return LaneReport(
+        requests=len(fates),
+        done=sum(fate.is_done for fate in fates),
+        ttft_p50_s=percentile(ttft, 0.5),
+        ttft_p99_s=percentile(ttft, 0.99),
+        tpot_p50_s=percentile(tpot, 0.5),
+        tpot_p99_s=percentile(tpot, 0.99),
+        goodput_per_s=good / end_s,
+        goodput=good / judged if judged else 0.0,
+    )
+
+
+def _tpot_s(fate: Fate) -> float:
+    assert fate.first_s is not None, "it has said something"
+    return (fate.last_s - fate.first_s) / (fate.said - 1)
+
+
+def _is_good(fate: Fate, slo: Slo, wait_s: float) -> bool | None:
+    """Whether it kept its SLO; None: it is not done, and may. wait_s: its TTFT, or so far."""
+    if fate.was_refused or wait_s > slo.ttft_s:
+        return False
+    if not fate.is_done:
+        return None
+    return fate.said == 1 or _tpot_s(fate) <= slo.tpot_s
+
+
+def _fairness(fates: list[Fate]) -> float:
+    served: dict[tuple[Lane, str], float] = defaultdict(float)
+    asked: dict[tuple[Lane, str], float] = defaultdict(float)
+    for fate in fates:
+        who, turn = (fate.session.lane, fate.session.tenant), fate.asked
+        served[who] += INPUT_COST * fate.num_computed + OUTPUT_COST * fate.said
+        asked[who] += INPUT_COST * (turn.prompt - fate.cached) + OUTPUT_COST * turn.answer
+    shares = fair_shares(asked, sum(served.values()))
+    return jain([served[who] / share for who, share in shares.items() if share > 0])
+
+
+def fair_shares(
+    asked: Mapping[tuple[Lane, str], float], total: float
+) -> dict[tuple[Lane, str], float]:
+    """Of lanes by their weights, then of the tenants of each, alike; nobody has more than asked."""
+    of_lane: dict[Lane, float] = defaultdict(float)
+    for (lane, _), amount in asked.items():
+        of_lane[lane] += amount
+    shares: dict[tuple[Lane, str], float] = {}
+    for lane, room in max_min(of_lane, LANE_WEIGHTS, total).items():
+        tenants = {who: amount for who, amount in asked.items() if who[0] == lane}
+        shares |= max_min(tenants, dict.fromkeys(tenants, 1), room)
+    return shares
+
+
+def max_min(asked: Mapping[K, float], weights: Mapping[K, float], total: float) -> dict[K, float]:
+    """`total` by weight; what one does not want goes to the others, by weight."""
+    shares: dict[K, float] = {}
+    left = sorted(asked, key=lambda key: asked[key] / weights[key])
+    for number, key in enumerate(left):
+        weight = sum(weights[other] for other in left[number:])
+        shares[key] = min(asked[key], total * weights[key] / weight)
+        total -= shares[key]
+    return shares
+
+
+def jain(values: list[float]) -> float:
+    """(Jain, Chiu, Hawe 1984): 1 when all are alike, 1/n when one has everything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0

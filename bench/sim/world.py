@@ -1,0 +1,195 @@
+"""A scheduler, a clock that jumps from step to step, and those who ask.
+
+Above: `__main__.py`, `fit.py`. Below: `engine.scheduler`, `cost.py`, `orderings.py`. Knows no
+scenario and judges nothing.
+
+All tokens are the same token; what may be found in the prefix cache is said by the salt, one for
+each session, whose turns repeat what was said before and add to it. An answer has the length that
+was asked for. Time passes in steps alone; whoever comes during one is there for the next, as in the
+engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from pathlib import Path
+
+from bench.sim.cost import Cost, Parts
+from bench.sim.orderings import Ordering
+from engine.block_pool import BlockPool
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.errors import EngineOverloaded
+from engine.lanes import LaneLimits
+from engine.pace import Pace
+from engine.prefix_cache import PrefixCache
+from engine.protocol import EngineOutput, EngineRequest, Lane, SamplingParams
+from engine.scheduler import Scheduler
+from engine.sequence import SampledTokens
+
+_SERVED = EngineConfig(model=Path("."))
+"""For what an engine has that is told nothing."""
+_TOKEN = 1
+_SAID: SampledTokens = [(_TOKEN, None)]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    prompt: int
+    """All of it: what was said before, too."""
+    answer: int
+    after_s: float = 0.0
+    """Since the turn before ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    start_s: float
+    lane: Lane
+    tenant: str
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Of the engine. max_waiting is large, for what comes too often should be seen to wait."""
+
+    num_blocks: int = 8192
+    max_model_len: int = 32_768
+    max_num_batched_tokens: int = _SERVED.max_num_batched_tokens
+    max_num_seqs: int = _SERVED.max_num_seqs
+    max_waiting: int = 10_000_000
+    itl_target_s: float | None = _SERVED.itl_target_s
+
+
+@dataclass(slots=True)
+class Fate:
+    """What became of a turn."""
+
+    session: Session
+    turn: int
+    arrival_s: float
+    cached: int = 0
+    num_computed: int = 0
+    """Of its prompt."""
+    first_s: float | None = None
+    last_s: float = 0.0
+    said: int = 0
+    is_done: bool = False
+    was_refused: bool = False
+
+    @property
+    def asked(self) -> Turn:
+        return self.session.turns[self.turn]
+
+
+@dataclass(slots=True)
+class Outcome:
+    horizon_s: float
+    fates: list[Fate] = field(default_factory=list)
+    num_steps: int = 0
+    num_preemptions: int = 0
+    busy_s: float = 0.0
+
+
+class World:
+    def __init__(self, cost: Cost, ordering: Ordering, setup: Setup) -> None:
+        self.now_s = 0.0
+        self.open: dict[str, Fate] = {}
+        self._cost, self._ordering = cost, ordering
+        self._tokens = [_TOKEN] * setup.max_model_len
+        self._sampling: dict[int, SamplingParams] = {}
+        self._scheduler = Scheduler(
+            cache=PrefixCache(BlockPool(setup.num_blocks), BLOCK_SIZE),
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            max_num_seqs=setup.max_num_seqs,
+            max_waiting=setup.max_waiting,
+            max_model_len=setup.max_model_len,
+            vocab_size=_TOKEN + 1,
+            eos_token_ids=(),
+            clock=lambda: self.now_s,
+            pace=Pace(setup.itl_target_s),
+            lane_limits={
+                "agentic": LaneLimits(_SERVED.agentic_max_share, _SERVED.agentic_kv_headroom),
+                "batch": LaneLimits(_SERVED.batch_max_share, _SERVED.batch_kv_headroom),
+            },
+            share=ordering.share(),
+        )
+
+    def run(self, sessions: Iterable[Session], horizon_s: float) -> Outcome:
+        """Until then, or until all is answered."""
+        outcome, scheduler = Outcome(horizon_s), self._scheduler
+        coming = [(session.start_s, number, 0, session) for number, session in enumerate(sessions)]
+        heapify(coming)
+        while self.now_s < horizon_s:
+            while coming and coming[0][0] <= self.now_s:
+                at_s, number, turn, session = heappop(coming)
+                fate = Fate(session, turn, at_s)
+                outcome.fates.append(fate)
+                self._add(fate, f"{number}.{turn}", str(number))
+            if not scheduler.has_work():
+                if not coming:
+                    break
+                self.now_s = coming[0][0]
+                continue
+            for output in self._step(outcome):
+                fate = self._hear(output)
+                if fate.is_done and fate.turn + 1 < len(fate.session.turns):
+                    number, turn = int(output.request_id.partition(".")[0]), fate.turn + 1
+                    at_s = self.now_s + fate.session.turns[turn].after_s
+                    heappush(coming, (at_s, number, turn, fate.session))
+        for seq in scheduler.running:
+            fate = self.open[seq.request_id]
+            fate.cached = seq.num_cached_tokens or 0
+            fate.num_computed = seq.num_charged_tokens - fate.cached
+        outcome.num_preemptions = scheduler.num_preemptions
+        return outcome
+
+    def _add(self, fate: Fate, name: str, salt: str) -> None:
+        asked = fate.asked
+        lane, tenant = self._ordering.turn(fate.session.lane, fate.session.tenant)
+        sampling = self._sampling.get(asked.answer)
+        if sampling is None:
+            sampling = SamplingParams(max_tokens=asked.answer, ignore_eos=True, seed=0)
+            self._sampling[asked.answer] = sampling
+        request = EngineRequest(
+            request_id=name,
+            prompt_token_ids=self._tokens[: asked.prompt],
+            sampling=sampling,
+            cache_salt=salt,
+            lane=lane,
+            tenant=tenant,
+        )
+        try:
+            self._scheduler.add(request)
+        except EngineOverloaded:
+            fate.was_refused = True
+        else:
+            self.open[name] = fate
+
+    def _step(self, outcome: Outcome) -> list[EngineOutput]:
+        scheduler = self._scheduler
+        output = scheduler.schedule()
+        assert output.scheduled, "there is work, nothing is paused, and no step is in flight"
+        parts = Parts.of(output.scheduled)
+        step_s = self._cost.of(parts)
+        self.now_s += step_s
+        outcome.num_steps += 1
+        outcome.busy_s += step_s
+        scheduler.pace.observe(parts.decodes, parts.prompt_tokens, step_s)
+        return scheduler.update(output, {e.key: _SAID for e in output.scheduled if e.samples})
+
+    def _hear(self, output: EngineOutput) -> Fate:
+        name = output.request_id
+        fate = self.open[name]
+        if fate.first_s is None:
+            fate.first_s = self.now_s
+            fate.cached = output.usage.cached_tokens
+            fate.num_computed = fate.asked.prompt - fate.cached
+        fate.last_s = self.now_s
+        fate.said += 1
+        if output.finished:
+            fate.is_done = True
+            del self.open[name]
+        return fate

@@ -1,0 +1,118 @@
+"""The simulator: the same in every run, and the floods that it is there to show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.gpu.floors import H200, decode_step_s, prefill_s
+from bench.gpu.models import LLAMA_8B, shape_of
+from bench.sim.__main__ import main
+from bench.sim.cost import Cost, Parts, floor, load, save
+from bench.sim.orderings import FAIR, FCFS, ORDERINGS, STRICT, Ordering
+from bench.sim.report import Report, jain, max_min, percentile, report
+from bench.sim.scenarios import SCENARIOS, Scenario, flood, long_prompt
+from bench.sim.world import Session, Setup, Turn, World
+
+COST = Cost(step_s=4e-3, decode_s=2e-4, prompt_token_s=1e-4, context_token_s=3e-7, pair_s=1e-10)
+
+
+def simulate(scenario: Scenario, ordering: Ordering) -> Report:
+    return report(World(COST, ordering, scenario.setup).run(scenario.sessions, scenario.horizon_s))
+
+
+def test_a_flood_of_batch_leaves_those_who_chat_alone() -> None:
+    scenario = flood(COST, 1, 200)
+    found = {ordering.name: simulate(scenario, ordering) for ordering in ORDERINGS}
+    chats = {name: outcome.lanes["interactive"] for name, outcome in found.items()}
+    assert chats["fair"].requests == chats["fcfs"].requests > 20
+    assert chats["fair"].ttft_p99_s < chats["fcfs"].ttft_p99_s / 5
+    assert chats["fair"].goodput > chats["fcfs"].goodput
+    assert found["fair"].jain > found["fcfs"].jain
+    assert found["fair"].lanes["batch"].done > 0, "what is left is batch's"
+
+
+def test_it_is_the_same_by_the_seed() -> None:
+    first, second, other = (
+        msgspec.to_builtins(simulate(flood(COST, seed, 30), FAIR)) for seed in (3, 3, 4)
+    )
+    assert first == second != other
+
+
+def test_a_lane_above_takes_all_from_batch_by_priority_and_not_by_counters() -> None:
+    """Chats at more than the machine can do: strict priority serves batch nothing, the counters
+    one part in seventeen."""
+    sessions = [
+        Session(0.0, lane, lane, (Turn(64, 16),))
+        for lane in ("interactive", "batch")
+        for _ in range(400)
+    ]
+    setup = Setup(max_num_seqs=8)  # of which batch may have 6
+    done = {}
+    for ordering in (FAIR, STRICT):
+        lanes = report(World(COST, ordering, setup).run(sessions, 3.0)).lanes
+        done[ordering.name] = (lanes["interactive"].done, lanes["batch"].done)
+    assert done["strict"][0] > 100 and done["strict"][1] == 0
+    assert done["fair"][1] > 0 and done["fair"][0] > 8 * done["fair"][1]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_starts(name: str) -> None:
+    scenario = SCENARIOS[name](COST, 1, 60)
+    assert {session.lane for session in scenario.sessions} > {"interactive"}
+    assert all(0 < session.start_s < scenario.horizon_s for session in scenario.sessions)
+    longest = max(t.prompt + t.answer for s in scenario.sessions for t in s.turns)
+    assert longest <= scenario.setup.max_model_len
+
+
+def test_a_long_prompt_is_computed_beside_chats() -> None:
+    scenario = long_prompt(COST, 1, 0, length=20_000)
+    found = simulate(scenario, FAIR).lanes
+    assert found["agentic"].done == 1
+    assert 0 < found["interactive"].done <= found["interactive"].requests
+
+
+def test_an_agents_turns_find_what_was_said_in_the_cache() -> None:
+    turns = (Turn(100, 8), Turn(160, 8, after_s=2.0))
+    outcome = World(COST, FCFS, Setup()).run([Session(1.0, "agentic", "a", turns)], 60.0)
+    first, second = outcome.fates
+    assert (first.cached, second.cached) == (0, 96)
+    assert second.arrival_s == first.last_s + 2.0
+    assert first.said == second.said == 8
+    prompt = COST.of(Parts(0, 100, 0, 100 * 101 / 2))
+    decodes = sum(COST.of(Parts(1, 0, 100 + n, 0.0)) for n in range(1, 8))
+    assert first.last_s - first.arrival_s == pytest.approx(prompt + decodes)
+
+
+def test_the_computed_cost_is_that_of_the_floors() -> None:
+    """But for adding up what they take the larger of."""
+    shape, cost = shape_of(LLAMA_8B), floor()
+    decode = cost.of(Parts(32, 0, 32 * 1024, 0.0)) - 32 * cost.decode_s
+    assert decode == pytest.approx(decode_step_s(H200, shape, 32, 1024))
+    prompt = cost.of(Parts(0, 8192, 0, 8192 * 8193 / 2))
+    assert prompt == pytest.approx(prefill_s(H200, shape, 8192), rel=0.03)
+
+
+def test_shares() -> None:
+    assert max_min({"a": 1.0, "b": 9.0, "c": 9.0}, {"a": 1, "b": 1, "c": 3}, 9.0) == {
+        "a": 1.0,
+        "b": 2.0,
+        "c": 6.0,
+    }
+    assert jain([2.0, 2.0]) == 1.0 and jain([1.0, 0.0, 0.0, 0.0]) == 0.25
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0 and percentile([3.0, 1.0], 0.99) == 3.0
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: object) -> None:
+    path = tmp_path / "cost.json"
+    save(COST, path)
+    assert load(path) == COST
+    monkeypatch.setattr("sys.argv", ["bench.sim", "flood", "--size", "40", "--cost", str(path)])
+    main()
+    assert isinstance(capsys, pytest.CaptureFixture)
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^    interactive +\d+ +\d+( +[0-9.]+%?){6}$", said, re.MULTILINE)) == 3
+    assert said.count("Jain") == 3
