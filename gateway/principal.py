@@ -70,8 +70,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     service_account_id: str | None = None
     client_id: str | None = None
     """The OAuth client that an access token was issued to; then `key_id` is the same."""
-    agent_id: str | None = None
-    """The service account of that client, where it acts for somebody else (RFC 8693)."""
+    agent_ids: frozenset[str] = frozenset()
+    """Service accounts of the clients that act for somebody else with it (RFC 8693)."""
     grant_id: str | None = None
     audiences: frozenset[str] = frozenset()
     """What an access token is good for (RFC 9068 `aud`)."""

@@ -26,7 +26,7 @@ from gateway.auth.errors import AuthUnavailable, ExpiredToken, InvalidToken, Rev
 from gateway.auth.revocations import Denylist, Revocation
 from gateway.auth.rfc9068_access_token import MAX_TOKEN_BYTES, AccessClaims
 from gateway.auth.signing_keys import KeyRing
-from gateway.auth.subjects import find_principal
+from gateway.auth.subjects import find_principal, within_role
 from gateway.db import DATABASE_ERRORS
 from gateway.lru import Lru
 from gateway.principal import Principal
@@ -108,7 +108,8 @@ class AccessTokens:
         return known.principal
 
     async def verify(self, token: str) -> AccessClaims:
-        """The claims of a token that is good now, for the endpoints of the authorization server.
+        """The claims of a token that is good now, with the scopes that are conferred now, for the
+        endpoints of the authorization server.
 
         Raises: InvalidToken, ExpiredToken, RevokedToken, AuthUnavailable.
         """
@@ -120,10 +121,9 @@ class AccessTokens:
             raise RevokedToken(claims.jti)
         try:
             async with self._db.connect() as conn:
-                await find_principal(conn, claims)
+                return within_role(claims, await find_principal(conn, claims))
         except DATABASE_ERRORS as error:
             raise AuthUnavailable(type(error).__name__) from error
-        return claims
 
     def changed(self, subject: str) -> None:
         """Something about `subject`, an id or EVERYTHING, was announced."""
@@ -199,4 +199,5 @@ def concerned(principal: Principal) -> tuple[str | None, ...]:
         principal.user_id,
         principal.service_account_id,
         principal.grant_id,
+        *principal.agent_ids,
     )

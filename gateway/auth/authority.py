@@ -6,13 +6,14 @@ say alike: what a token is good for, what it may do, who it is bound to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.auth import policy
 from gateway.auth.access_tokens import AccessTokens
 from gateway.auth.client_authentication import ClientAuthentication
 from gateway.auth.clients import Client
@@ -78,14 +79,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"Answer({self.token_type})"
 
 
-def narrowed_scopes(asked: str | None, granted: Sequence[str]) -> list[str]:
+def narrowed_scopes(asked: str | None, granted: Collection[str]) -> list[str]:
     """Sorted. Raises: OAuthError where `asked` is malformed or more than was granted, or where
     nothing is left."""
     if asked is None:
         wanted = set(granted)
     else:
         wanted = set(asked.split(" "))
-        if len(wanted) > MAX_SCOPES or not wanted <= set(granted):
+        if len(wanted) > MAX_SCOPES or not wanted <= policy.expanded(granted):
             raise OAuthError("invalid_scope", "more than was granted")
     if not wanted:
         raise OAuthError("invalid_scope", "nothing")

@@ -54,6 +54,8 @@ async def authenticate(
         principal = await authenticate_bound(connection, header[5:].strip())
     else:
         principal = await services(connection).authenticator.authenticate(read_bearer(header))
+    # Who is refused from here on is known: what a page may read of that is their org's to say.
+    connection.scope["user"] = principal
     if principal.kind == "token" and not is_addressed(connection, route_handler, principal):
         raise InvalidToken("for another resource")
     if principal.allowed_networks is not None:
@@ -64,7 +66,6 @@ async def authenticate(
     project_id = None if named is None else connection.path_params[named]
     if not may(principal, scope, project_id=project_id):
         raise MissingScope(scope)
-    connection.scope["user"] = principal
 
 
 async def authenticate_bound(
@@ -131,13 +132,13 @@ def read_authorization(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
     Raises: InvalidKey where there are two; who shall say which one a proxy has checked?
     """
-    found = ""
+    found: str | None = None
     for name, value in headers:
         if name == b"authorization":
-            if found:
+            if found is not None:
                 raise InvalidKey("more than one Authorization")
             found = value.decode("latin-1")
-    return found
+    return found or ""
 
 
 def read_bearer(header: str) -> str:

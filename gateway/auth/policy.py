@@ -101,9 +101,16 @@ def may_appoint(principal: Principal, role: Role) -> bool:
 
 
 def expanded(scopes: Iterable[str]) -> frozenset[str]:
-    """With what `admin:*` stands for, so that a part of it can be asked for."""
+    """With what `admin:*` stands for in every org, so that a part of it can be asked for. What is
+    the operator's is asked for by whom it was named for."""
     held = frozenset(scopes)
-    return held | ALL_ADMINISTRATION if SCOPE_ADMIN in held else held
+    return held | ADMIN_SCOPES | {SCOPE_USAGE_READ} if SCOPE_ADMIN in held else held
+
+
+def common(scopes: Iterable[str], others: Iterable[str]) -> frozenset[str]:
+    """What both hold: of `admin:*` and a part of it, the part."""
+    one, other = frozenset(scopes), frozenset(others)
+    return (one & expanded(other)) | (other & expanded(one))
 
 
 def within(

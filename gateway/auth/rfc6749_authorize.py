@@ -191,7 +191,7 @@ class _Client:
 
     def get_allowed_scope(self, scope: str | None) -> str | None:
         wanted = default_scopes(self._client) if scope is None else set(scope.split())
-        return " ".join(sorted(wanted & set(self._client.scopes))) or None
+        return " ".join(sorted(wanted & policy.expanded(self._client.scopes))) or None
 
 
 class _S256(CodeChallenge):  # type: ignore[misc]

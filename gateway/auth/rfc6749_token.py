@@ -25,7 +25,7 @@ from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor
-from gateway.auth import oidc, rfc8693_exchange
+from gateway.auth import oidc, policy, rfc8693_exchange
 from gateway.auth.authority import (
     Answer,
     Authority,
@@ -55,7 +55,7 @@ from gateway.auth.rfc9068_access_token import (
     sign,
     token_id,
 )
-from gateway.auth.subjects import find_principal
+from gateway.auth.subjects import find_principal, within_role
 from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.db import DATABASE_ERRORS
 from gateway.tenancy.errors import ChangeNotAnnounced
@@ -140,7 +140,7 @@ async def _answer_code(
     resources = authority.narrowed_resources(
         request.form.all("resource"), code.resources, code.org_id
     )
-    scopes = narrowed_scopes(None, [each for each in code.scopes if each in client.scopes])
+    scopes = narrowed_scopes(None, policy.common(code.scopes, client.scopes))
     auth_time = int(code.auth_time.timestamp())
     claims = await _checked(
         conn,
@@ -161,7 +161,7 @@ async def _answer_code(
         )
     access_token = sign(authority.keys.ring, claims)
     id_token = None
-    if "openid" in scopes:
+    if "openid" in claims.scopes:
         id_token = oidc.id_token(
             authority.keys.ring,
             claims,
@@ -211,7 +211,7 @@ async def _rotate(
     resources = authority.narrowed_resources(
         request.form.all("resource"), held.resources, held.org_id
     )
-    allowed = [each for each in held.scopes if each in request.client.scopes]
+    allowed = policy.common(held.scopes, request.client.scopes)
     scopes = narrowed_scopes(request.form.get("scope"), allowed)
     claims = await _checked(conn, _claims(authority, request, grant, resources, scopes))
     ring = authority.keys.ring
@@ -385,12 +385,14 @@ def _claims(
 
 
 async def _checked(conn: AsyncConnection, claims: AccessClaims) -> AccessClaims:
-    """Raises: OAuthError where someone they name is gone."""
+    """With the scopes that are conferred now. Raises: OAuthError where someone they name is gone,
+    or where nothing is left."""
     try:
-        await find_principal(conn, claims)
+        conferred = within_role(claims, await find_principal(conn, claims))
     except RevokedToken as error:
         raise OAuthError("invalid_grant", "someone is gone") from error
-    return claims
+    narrowed_scopes(None, conferred.scopes)
+    return conferred
 
 
 def _confirmation(jkt: str | None) -> Confirmation | None:

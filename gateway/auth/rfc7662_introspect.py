@@ -14,10 +14,11 @@ from gateway.auth.authority import Authority, token_type
 from gateway.auth.clients import Client
 from gateway.auth.errors import AuthUnavailable, InvalidToken
 from gateway.auth.form import Form
-from gateway.auth.grants import find_grant
-from gateway.auth.refresh_tokens import PREFIX
+from gateway.auth.grants import Grant, find_grant
+from gateway.auth.refresh_tokens import PREFIX, RefreshToken
 from gateway.auth.rfc6749_errors import invalid_client, unavailable
 from gateway.auth.rfc9068_access_token import AccessClaims
+from gateway.auth.subjects import find_principal, within_role
 from gateway.db import DATABASE_ERRORS
 
 INACTIVE: dict[str, Any] = {"active": False}
@@ -54,14 +55,33 @@ async def _refresh_token(authority: Authority, token: str, client: Client) -> di
         if held is None or held.used_at is not None or held.expires_at <= authority.now():
             return INACTIVE
         grant = await find_grant(conn, org_id=held.org_id, grant_id=held.grant_id)
-    if grant.revoked_at is not None:
-        return INACTIVE
+        stated = _as_access(authority, held, grant)
+        conferred = within_role(stated, await find_principal(conn, stated))
     return {
         "active": True,
-        "scope": " ".join(held.scopes),
+        "scope": conferred.scope,
         "client_id": held.client_id,
         "sub": grant.user_id,
         "iss": authority.issuer,
         "iat": int(held.created_at.timestamp()),
         "exp": int(held.expires_at.timestamp()),
     }
+
+
+def _as_access(authority: Authority, held: RefreshToken, grant: Grant) -> AccessClaims:
+    """What an access token would say that it were exchanged for now: so it is known whether
+    somebody is gone, and what is conferred."""
+    return AccessClaims(
+        iss=authority.issuer,
+        sub=grant.user_id,
+        aud=held.resources,
+        client_id=held.client_id,
+        jti=held.id,
+        iat=int(held.created_at.timestamp()),
+        exp=int(held.expires_at.timestamp()),
+        scope=" ".join(held.scopes),
+        org_id=grant.org_id,
+        project_id=grant.project_id,
+        user_id=grant.user_id,
+        grant_id=grant.id,
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.auth import policy
 from gateway.auth.authority import (
     Answer,
     Authority,
@@ -19,7 +20,7 @@ from gateway.auth.authority import (
     token_type,
 )
 from gateway.auth.clients import Client
-from gateway.auth.errors import InvalidToken
+from gateway.auth.errors import InvalidToken, RevokedToken
 from gateway.auth.form import Form
 from gateway.auth.rfc6749_errors import OAuthError
 from gateway.auth.rfc9068_access_token import (
@@ -31,6 +32,7 @@ from gateway.auth.rfc9068_access_token import (
     sign,
     token_id,
 )
+from gateway.auth.subjects import find_principal, within_role
 
 ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 JWT = "urn:ietf:params:oauth:token-type:jwt"
@@ -47,7 +49,7 @@ async def exchange(authority: Authority, form: Form, client: Client, jkt: str | 
     subject = await _verified(authority, form, "subject_token")
     if subject.org_id != client.org_id:
         raise OAuthError("invalid_grant", "of another org")
-    claims = await _claims(authority, form, client, subject, jkt)
+    claims = await _conferred(authority, await _claims(authority, form, client, subject, jkt))
     access_token = sign(authority.keys.ring, claims)
     return Answer(
         access_token=access_token,
@@ -63,7 +65,7 @@ async def _claims(
 ) -> AccessClaims:
     asked = [*form.all("resource"), *form.all("audience")]
     resources = authority.narrowed_resources(asked, sorted(subject.audiences), subject.org_id)
-    allowed = subject.scopes & set(client.scopes)
+    allowed = policy.common(subject.scopes, client.scopes)
     actor, bound = await _actor(authority, form, client, subject)
     now = authority.clock()
     return msgspec.structs.replace(
@@ -73,12 +75,22 @@ async def _claims(
         jti=token_id(),
         iat=int(now),
         exp=expiry(now, subject.exp, *bound.values()),
-        scope=" ".join(narrowed_scopes(form.get("scope"), sorted(allowed))),
+        scope=" ".join(narrowed_scopes(form.get("scope"), allowed)),
         derived_from=[*subject.derived_from, subject.jti, *bound],
         passed_through=[*subject.passed_through, subject.client_id],
         act=actor,
         cnf=None if jkt is None else Confirmation(jkt=jkt),
     )
+
+
+async def _conferred(authority: Authority, claims: AccessClaims) -> AccessClaims:
+    """Raises: OAuthError where someone is gone whom they name, or who acts: a client whose service
+    account is, acts for nobody."""
+    try:
+        async with authority.db.connect() as conn:
+            return within_role(claims, await find_principal(conn, claims))
+    except RevokedToken as error:
+        raise OAuthError("invalid_grant", "someone is gone") from error
 
 
 async def _actor(

@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.auth import policy
 from gateway.auth.errors import RevokedToken
 from gateway.auth.policy import SERVICE_SCOPES
 from gateway.auth.rfc9068_access_token import AccessClaims
@@ -50,7 +52,8 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
         project_members.c.user_id == users.c.id,
         project_members.c.removed_at.is_(None),
     )
-    joined = joined.outerjoin(project_members, membership)
+    acting = _agents(claims)
+    joined = joined.outerjoin(project_members, membership).join(acting, sa.true())
     columns: list[sa.ColumnElement[Any]] = [
         orgs.c.is_operator,
         limits_by_model(projects.c.id).label("model_limits"),
@@ -63,6 +66,7 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
         service_accounts.c.id.label("service_account_id"),
         service_accounts.c.role.label("service_account_role"),
         oauth_grants.c.id.label("grant_id"),
+        acting.c.agent_ids,
         sa.or_(
             *(
                 table.c.archived_at.is_not(None)
@@ -71,6 +75,7 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
             oauth_grants.c.revoked_at.is_not(None),
             service_accounts.c.project_role == "none",
             _left_the_project(),
+            acting.c.gone,
         ).label("gone"),
     ]
     for owner, plan in limits.items():
@@ -80,6 +85,32 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
     if row is None or row.gone or not _names_the_same(row, claims):
         raise RevokedToken(claims.jti)
     return _principal(claims, row._mapping)
+
+
+def within_role(claims: AccessClaims, principal: Principal) -> AccessClaims:
+    """The claims with no more scopes than whom they speak for confers now."""
+    if principal.role is None:
+        return claims
+    held = policy.within(
+        principal.role,
+        claims.scopes,
+        is_operator=principal.is_operator,
+        owns_project=bool(principal.owned_projects),
+    )
+    return replace(claims, scope=" ".join(sorted(held)))
+
+
+def _agents(claims: AccessClaims) -> sa.Subquery:
+    """One row: the service accounts of the clients that act, one for the other, in a token that was
+    exchanged; and whether one of them is gone. The client that had the first token is no actor."""
+    clients = [] if claims.act is None else [*claims.passed_through[1:], claims.client_id]
+    accounts, theirs = service_accounts.alias("agents"), oauth_clients.alias("acting")
+    over = sa.or_(accounts.c.archived_at.is_not(None), accounts.c.project_role == "none")
+    found = sa.select(
+        sa.func.array_agg(accounts.c.id).label("agent_ids"), sa.func.bool_or(over).label("gone")
+    ).select_from(theirs.join(accounts, theirs.c.service_account_id == accounts.c.id))
+    found = found.where(theirs.c.id.in_(clients), accounts.c.org_id == claims.org_id)
+    return found.subquery("actors")
 
 
 def _left_the_project() -> sa.ColumnElement[bool]:
@@ -115,6 +146,7 @@ def _principal(claims: AccessClaims, values: sa.RowMapping) -> Principal:
         user_id=claims.user_id,
         service_account_id=claims.service_account_id,
         client_id=claims.client_id,
+        agent_ids=frozenset(values["agent_ids"] or ()),
         grant_id=claims.grant_id,
         audiences=claims.audiences,
         is_operator=values["is_operator"],

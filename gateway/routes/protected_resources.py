@@ -24,8 +24,10 @@ from gateway.auth.rfc9728_protected_resource import (
     find_error,
     find_metadata,
 )
-from gateway.routes.access import PUBLIC
+from gateway.routes.access import PUBLIC, services
 from gateway.routes.operations import describes
+from gateway.tenancy.errors import NotFound
+from gateway.tenancy.orgs import get_org
 
 HEADERS = {"cache-control": "public, max-age=3600"}
 
@@ -85,7 +87,16 @@ async def api_metadata(request: Request[Any, Any, Any]) -> Response[bytes]:
     operation_class=describes(answer=ProtectedResource),
 )
 async def mcp_metadata(request: Request[Any, Any, Any], org_id: FromPath[str]) -> Response[bytes]:
-    return answer(f"/mcp/{org_id}", request)
+    """As long as there is such an org: of one that is archived nothing is left to ask for."""
+    metadata = answer(f"/mcp/{org_id}", request)
+    try:
+        async with services(request).system_db.connect() as conn:
+            org = await get_org(conn, org_id)
+    except NotFound:
+        raise NotFoundException from None
+    if org.archived_at is not None:
+        raise NotFoundException
+    return metadata
 
 
 routes = [api_metadata, mcp_metadata]

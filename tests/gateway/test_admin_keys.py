@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -280,6 +281,9 @@ async def test_whoever_has_a_key_may_report_it(here: World) -> None:
     await until(here, made["value"], 401)
     shown = await here.call("GET", f"{KEYS}/{made['id']}", here.acme.admin)
     assert shown.json()["revoked_at"]
+    audit = await here.call("GET", "/v1/organization/audit_logs?limit=1", here.acme.admin)
+    [entry] = audit.json()["data"]
+    assert entry["type"] == "api_key.deleted" and "127.0.0.1" in json.dumps(entry["actor"])
     await until(here, here.acme.key, 200)
     for body in ({"key": "sk-proj-abc"}, {"key": 1}, {}, {"key": unknown, "more": 1}):
         answer = await here.call("POST", f"{KEYS}/report-leak", None, body)

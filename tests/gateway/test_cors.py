@@ -53,6 +53,11 @@ async def chat(request: Request[Principal, Any, Any]) -> Stream:
     return Stream(events(), media_type="text/event-stream")
 
 
+@get("/v1/admin/keys", opt=needs("admin:read"))
+async def keys() -> str:
+    return "keys"
+
+
 @post("/oauth/token", opt=PUBLIC, status_code=200)
 async def token() -> str:
     return "a token"
@@ -76,7 +81,7 @@ async def login() -> str:
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     app = Litestar(
-        [chat, login, token, userinfo, closed],
+        [chat, keys, login, token, userinfo, closed],
         guards=[authenticate],
         exception_handlers={Exception: refuse},
         openapi_config=None,
@@ -229,3 +234,14 @@ async def test_without_an_origin_nothing_is_said(client: httpx.AsyncClient) -> N
     assert ALLOW not in answer.headers and "vary" not in answer.headers
     other = await client.get("/login", headers={"origin": OURS})
     assert other.status_code == 200 and ALLOW not in other.headers
+
+
+@pytest.mark.parametrize(("key", "origin"), [("org_ours", THEIRS), ("org_theirs", OURS)])
+async def test_a_refusal_of_a_key_is_for_the_pages_of_its_own_org(
+    client: httpx.AsyncClient, key: str, origin: str
+) -> None:
+    own = {OURS: THEIRS, THEIRS: OURS}[origin]
+    for page, readable in ((origin, False), (own, True)):
+        headers = {"authorization": f"Bearer {key}", "origin": page}
+        answer = await client.get("/v1/admin/keys", headers=headers)
+        assert answer.status_code == 403 and (ALLOW in answer.headers) is readable

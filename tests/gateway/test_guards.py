@@ -17,8 +17,8 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.api_keys import Authenticator
-from gateway.auth.errors import MissingCredential
-from gateway.auth.guards import authenticate, read_bearer
+from gateway.auth.errors import InvalidKey, MissingCredential
+from gateway.auth.guards import authenticate, read_authorization, read_bearer
 from gateway.errors import to_face
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal
 from gateway.routes.access import PUBLIC, needs
@@ -168,3 +168,12 @@ def test_the_scheme_is_read_in_any_case(header: str) -> None:
 def test_what_is_no_bearer_is_missing(header: str) -> None:
     with pytest.raises(MissingCredential):
         read_bearer(header)
+
+
+@pytest.mark.parametrize("first", [b"", b"Bearer x"])
+def test_of_two_credentials_none_counts_not_even_behind_an_empty_one(first: bytes) -> None:
+    name = b"authorization"
+    with pytest.raises(InvalidKey):
+        read_authorization([(name, first), (b"x", b""), (name, b"Bearer good")])
+    assert read_authorization([(name, first)]) == first.decode()
+    assert read_authorization([]) == ""

@@ -173,3 +173,16 @@ async def test_an_odd_id_is_an_unknown_one(world: World, odd: str) -> None:
     for path in ("/v1/admin/orgs", "/v1/admin/plans", "/v1/admin/models"):
         answer = await world.call("GET", f"{path}/{odd}")
         assert answer.status_code == 404, (path, answer.text)
+
+
+async def test_an_orgs_endpoint_is_described_while_there_is_the_org(world: World) -> None:
+    org_id = (await make(world))["organization"]["id"]
+    path = f"/.well-known/oauth-protected-resource/mcp/{org_id}"
+    found = await world.http.get(path)
+    assert found.status_code == 200 and found.json()["resource"].endswith(f"/mcp/{org_id}")
+    assert found.headers["access-control-allow-origin"] == "*"
+    assert (await world.call("POST", f"{PATH}/{org_id}/archive")).status_code == 200
+    assert (await world.http.get(path)).status_code == 404
+    assert (await world.http.get(path[:-1] + "g")).status_code == 404
+    unknown = path.replace(org_id, "org_" + "0" * 32)
+    assert (await world.http.get(unknown)).status_code == 404

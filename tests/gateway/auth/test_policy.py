@@ -18,6 +18,8 @@ from gateway.auth.policy import (
     SCOPES,
     SCOPES_OF,
     SERVICE_SCOPES,
+    common,
+    expanded,
     may,
     may_appoint,
     may_give,
@@ -118,6 +120,20 @@ def test_scopes_confer_themselves_and_admin_star_alone_confers_others(who: Princ
     if "admin:*" not in who.scopes:
         assert conferred == frozenset()
     assert conferred <= ADMIN_SCOPES | OPERATOR_SCOPES | {"usage:read"}
+
+
+@given(any_scopes, any_scopes, st.booleans())
+def test_what_two_hold_in_common_confers_what_both_confer(
+    one: frozenset[str], other: frozenset[str], is_operator: bool
+) -> None:
+    both = powers(principal(common(one, other), is_operator=is_operator))
+    shared = powers(principal(one, is_operator=is_operator)) & powers(
+        principal(other, is_operator=is_operator)
+    )
+    assert both <= shared and shared - both <= OPERATOR_SCOPES
+    assert powers(principal(expanded(one), is_operator=is_operator)) == powers(
+        principal(one, is_operator=is_operator)
+    )
 
 
 @given(principals, st.sampled_from(UNKNOWN))
