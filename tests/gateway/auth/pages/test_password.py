@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.audit.tables import entries
 from gateway.auth import passwords, revocations
 from gateway.auth.clients import Client
-from gateway.auth.password_reset import LIFETIME, make_reset
+from gateway.auth.password_reset import LIFETIME, find_reset, make_reset
 from gateway.auth.throttle import PAIR
 from gateway.db import tenant
 from gateway.tenancy.errors import NotFound
@@ -277,6 +277,16 @@ async def test_a_link_waits_while_too_many_passwords_are_hashed(
         patch.setattr(passwords, "MAX_WAITING", -passwords.THREADS)
         assert (await browser.post(RESET, data={**form, "password": NEXT})).status_code == 503
     assert (await browser.post(RESET, data={**form, "password": NEXT})).status_code == 303
+
+
+async def test_whose_link_it_is_never_shows_their_hash(
+    app: Litestar, tenant_db: AsyncEngine, system_db: AsyncEngine, ada: Tenant
+) -> None:
+    desk, url = desk_of(app), await link(app, tenant_db, ada)
+    async with system_db.connect() as conn:
+        token = url.partition("token=")[2]
+        found = await find_reset(conn, token, secret=desk.secret, now=desk.clock())
+    assert found.password_hash is not None and repr(found) == f"Forgetful({ada.user_id})"
 
 
 async def test_nobody_makes_a_link_for_another_orgs_user(
