@@ -108,16 +108,14 @@ class Scheduler:
             f"{num_blocks} blocks of {cache.block_size} tokens cannot hold one sequence of"
             f" max_model_len {max_model_len}: it takes {self.max_blocks_per_seq}"
         )
-        self.prefix_cache_query_tokens = 0
-        self.prefix_cache_hit_tokens = 0
+        self.prefix_cache_query_tokens = self.prefix_cache_hit_tokens = 0
         self.pace = pace or Pace(None)
         self._pooling: Pooling = pooling
         self._clock = clock
         self._random = random.Random(seed)
-        self._num_arrived = 0
+        self._num_arrived = self._num_paused = 0
         self._num_queued = 0
         """Requests none of whose choices ever ran; at most `max_waiting`."""
-        self._num_paused = 0
         self._requests: dict[str, RequestState] = {}
         self._deadlines = Deadlines(self._waits_until)
         self._updated_s = 0.0

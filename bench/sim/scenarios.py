@@ -159,8 +159,9 @@ def diurnal(cost: Cost, seed: int, size: int) -> Scenario:
 
 def short(cost: Cost, seed: int, size: int) -> Scenario:
     """For the speed of the simulator itself."""
-    stream = Stream("interactive", tuple(f"chat{n}" for n in range(NUM_CHATS)), 0.5, _short)
-    return _scenario("short", "short requests at 0.5", [stream], cost, seed, num_sessions=size)
+    stream = Stream("interactive", tuple(f"chat{n}" for n in range(NUM_CHATS)), 0.9, _short)
+    what = "prompts of 8 to 24 tokens, answers of one, at 0.9 of the machine"
+    return _scenario("short", what, [stream], cost, seed, num_sessions=size)
 
 
 SCENARIOS: dict[str, Callable[[Cost, int, int], Scenario]] = {
