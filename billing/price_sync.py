@@ -5,6 +5,8 @@ Above: the gateway's start. Below: `price_book`, `tables`.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Range, insert
@@ -20,7 +22,22 @@ LOCK_KEY = 0x7072696365730001
 """pg_advisory_xact_lock: gateways that start together load one after the other."""
 
 
-async def sync_price_book(db: AsyncEngine, book: PriceBook) -> int:
+class Loaded(msgspec.Struct, frozen=True):
+    """Ids of prices that were added, and of those whose range a new entry has closed."""
+
+    added: list[str]
+    closed: list[str]
+
+
+Note = Callable[[AsyncConnection, Loaded], Awaitable[None]]
+"""Called in the transaction, where there is anything to tell."""
+
+
+async def nobody(connection: AsyncConnection, loaded: Loaded) -> None:
+    """Where nobody is to be told."""
+
+
+async def sync_price_book(db: AsyncEngine, book: PriceBook, *, note: Note = nobody) -> int:
     """Add what is new and close ranges that a new entry ends; returns the number of prices added.
 
     Raises: PriceChanged when an entry that was loaded once reads otherwise now, or overlaps one
@@ -29,22 +46,28 @@ async def sync_price_book(db: AsyncEngine, book: PriceBook) -> int:
     try:
         async with db.begin() as connection:
             await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
+            closed: list[str] = []
             # Closing comes first: a new range may begin only where the old one has ended.
             new = [
                 (entry, component, price)
                 for entry in book
                 for component, price in entry.prices.items()
-                if not await _stands(connection, entry, price)
+                if not await _stands(connection, entry, price, closed)
             ]
             for entry, component, price in new:
                 await _add(connection, entry, component, price)
+            if new or closed:
+                await note(connection, Loaded([price.price_id for *_, price in new], closed))
     except IntegrityError as error:
         raise PriceChanged(f"a price overlaps one that was loaded before: {error.orig}") from error
     return len(new)
 
 
-async def _stands(connection: AsyncConnection, entry: PriceEntry, price: Price) -> bool:
-    """Whether the price is there already, after closing its range if the book now does."""
+async def _stands(
+    connection: AsyncConnection, entry: PriceEntry, price: Price, closed: list[str]
+) -> bool:
+    """Whether the price is there already, after closing its range if the book now does: then it is
+    one more of the `closed`."""
     row = (
         await connection.execute(sa.select(prices).where(prices.c.price_id == price.price_id))
     ).one_or_none()
@@ -66,6 +89,7 @@ async def _stands(connection: AsyncConnection, entry: PriceEntry, price: Price) 
     await connection.execute(
         prices.update().where(prices.c.price_id == price.price_id).values(valid=_valid(entry))
     )
+    closed.append(price.price_id)
     return True
 
 

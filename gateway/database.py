@@ -7,21 +7,38 @@ and safe when several gateways do it at once. Knows no process.
 from __future__ import annotations
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.price_book import PriceBook
-from billing.price_sync import sync_price_book
+from billing.price_sync import Loaded, sync_price_book
 from billing.reconcile import reprice_suspense
 from gateway import credentials
+from gateway.audit.log import SETTINGS, record
 from gateway.credentials import Credentials
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
 from gateway.secret import Secret
 from gateway.settings import DEFAULT_PLAN, Settings
 from gateway.tenancy.bootstrap import bootstrap
+from gateway.tenancy.orgs import find_operator
 from migrations.runner import migrate
 
 PEPPER_PURPOSE = "api-key-pepper"
 """What `Secret` derives the pepper of the key hashes for."""
+
+
+async def record_prices(conn: AsyncConnection, loaded: Loaded) -> None:
+    """In the operator's audit log."""
+    operator = await find_operator(conn)
+    if operator is not None:
+        await record(
+            conn,
+            org_id=operator,
+            actor=SETTINGS,
+            action="prices.loaded",
+            target="price_book",
+            after={"added": loaded.added, "closed": loaded.closed},
+        )
 
 
 async def prepare(settings: Settings, database_url: str, base_url: str) -> Credentials | None:
@@ -36,8 +53,6 @@ async def prepare(settings: Settings, database_url: str, base_url: str) -> Crede
     await migrate(database_url)
     engine = create_engine(database_url, role=ROLE_SYSTEM)
     try:
-        await sync_price_book(engine, prices)
-        await reprice_suspense(engine, prices)
         made = await bootstrap(
             engine,
             pepper=key.derive(PEPPER_PURPOSE),
@@ -45,6 +60,8 @@ async def prepare(settings: Settings, database_url: str, base_url: str) -> Crede
             plans=settings.plans,
             default_plan=DEFAULT_PLAN.name,
         )
+        await sync_price_book(engine, prices, note=record_prices)
+        await reprice_suspense(engine, prices)
     finally:
         await engine.dispose()
     path = Home(settings.home).credentials

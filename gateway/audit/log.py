@@ -71,6 +71,10 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 COMMAND_LINE = Actor(kind="system", id="cli")
 """Whoever runs `tollgate` on the machine."""
 FIRST_START = Actor(kind="system", id="bootstrap")
+SETTINGS = Actor(kind="system", id="settings")
+"""What the settings file says at a start."""
+ROTATION = Actor(kind="system", id="rotation")
+"""Signing keys' own age."""
 
 
 async def record(

@@ -9,7 +9,7 @@ made it and is stored hashed. Knows no HTTP.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -355,17 +355,17 @@ async def archive_registered(
     because = CLIENT_ARCHIVED
     ended = await revoke_grants(conn, because=because, client_id=client.id)
     if audit_org is not None:
-        action = "oauth_client.archived"
-        await record(conn, org_id=audit_org, actor=actor, action=action, target=client.id)
+        await record(
+            conn,
+            org_id=audit_org,
+            actor=actor,
+            action="oauth_client.archived",
+            target=client.id,
+            before={"name": client.name, "archived_at": None},
+            after={"archived_at": datetime.now(UTC)},
+        )
     await record_revoked(conn, ended, target=client.id, because=because, actor=actor)
     return ended.keys()
-
-
-async def operator_org(conn: AsyncConnection) -> str | None:
-    """Whose audit log tells of what belongs to no org."""
-    oldest = sa.select(sa.func.min(orgs.c.id)).where(orgs.c.is_operator)
-    found: str | None = await conn.scalar(oldest)
-    return found
 
 
 def _of(org_id: str, client_id: str) -> sa.ColumnElement[bool]:

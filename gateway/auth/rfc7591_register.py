@@ -24,12 +24,12 @@ from gateway.auth.clients import (
     CreatedClient,
     archive_registered,
     create_client,
-    operator_org,
     scopes_of_a_stranger,
 )
 from gateway.auth.login import Where
 from gateway.auth.revocations import announcing
 from gateway.auth.throttle import Bound
+from gateway.tenancy.orgs import find_operator
 
 KIND = "registration"
 EACH = Bound(name="address", free=20, first_s=60.0, longest_s=3_600.0, lifetime_s=3_600.0)
@@ -58,7 +58,7 @@ async def register(desk: Authorization, document: Any, where: Where) -> CreatedC
             scopes=scopes_of_a_stranger(metadata),
             actor=_stranger(where),
             org_id=None,
-            audit_org=await operator_org(conn),
+            audit_org=await find_operator(conn),
         )
 
 
@@ -66,7 +66,7 @@ async def unregister(desk: Authorization, client: Client, where: Where) -> None:
     """Raises: ChangeNotAnnounced."""
     async with announcing(desk.redis) as announcement, desk.system_db.begin() as conn:
         orgs = await archive_registered(
-            conn, client, actor=_stranger(where), audit_org=await operator_org(conn)
+            conn, client, actor=_stranger(where), audit_org=await find_operator(conn)
         )
         if orgs:
             # The client's tokens wherever they are; the row is that of an org which had some.

@@ -26,12 +26,14 @@ import sqlalchemy as sa
 from joserfc.jwk import KeyParameters, RSAKey
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.audit.log import ROTATION, record
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.token_tables import signing_keys
 from gateway.db import DATABASE_ERRORS
 from gateway.tasks import end
 from gateway.tenancy.errors import NotFound, TenancyError
+from gateway.tenancy.orgs import find_operator
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +101,10 @@ class Ring(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-async def ensure_keys(conn: AsyncConnection, cipher: Cipher, now: datetime) -> None:
-    """An active key and a next one, where there are none. Of many at once, one makes them."""
+async def ensure_keys(conn: AsyncConnection, cipher: Cipher, now: datetime) -> list[str]:
+    """An active key and a next one, where there are none; returns those that were made. Of many at
+    once, one makes them."""
+    made: list[str] = []
     await _lock(conn)
     rows = await _live_rows(conn)
     states = {row.state for row in rows}
@@ -108,12 +112,13 @@ async def ensure_keys(conn: AsyncConnection, cipher: Cipher, now: datetime) -> N
         # Nothing that it signed can be in anybody's hands before it is published.
         ahead = next((row for row in rows if row.state == "next"), None)
         if ahead is None:
-            await _add(conn, cipher, now, activated_at=now)
+            made.append(await _add(conn, cipher, now, activated_at=now))
         else:
             await _update(conn, ahead.kid, activated_at=now)
             states.discard("next")
     if "next" not in states:
-        await _add(conn, cipher, now)
+        made.append(await _add(conn, cipher, now))
+    return made
 
 
 async def rotate(
@@ -175,7 +180,7 @@ async def _live_rows(conn: AsyncConnection) -> list[SigningKeyRow]:
 
 async def _add(
     conn: AsyncConnection, cipher: Cipher, now: datetime, *, activated_at: datetime | None = None
-) -> None:
+) -> str:
     # Ids sort by age. 50 ms of arithmetic, off the event loop.
     key = await asyncio.to_thread(RSAKey.generate_key, KEY_BITS)
     kid = f"{int(now.timestamp() * 1000):012x}{key.thumbprint()[:12]}"
@@ -190,6 +195,16 @@ async def _add(
             activated_at=activated_at,
         )
     )
+    return kid
+
+
+async def _note(conn: AsyncConnection, action: str, kids: list[str]) -> None:
+    """What keys do by themselves, in the operator's audit log."""
+    operator = await find_operator(conn)
+    if operator is None:
+        return
+    for kid in kids:
+        await record(conn, org_id=operator, actor=ROTATION, action=action, target=kid)
 
 
 async def _update(conn: AsyncConnection, kid: str, **values: Any) -> None:
@@ -268,7 +283,8 @@ class KeyRing:
         """Without Postgres it starts too, and goes on trying."""
         try:
             async with self._db.begin() as conn:
-                await ensure_keys(conn, self.cipher, self.now())
+                made = await ensure_keys(conn, self.cipher, self.now())
+                await _note(conn, "signing_key.created", made)
             await self.reload()
         except (*DATABASE_ERRORS, AuthUnavailable) as error:
             log.error("signing keys cannot be read (%s)", type(error).__name__)
@@ -359,6 +375,7 @@ class KeyRing:
             if await conn.scalar(due) is None and self._ring is not None:
                 return
             try:
-                await rotate(conn, self.cipher, self.now(), older_than_s=ROTATE_AFTER_S)
+                row = await rotate(conn, self.cipher, self.now(), older_than_s=ROTATE_AFTER_S)
+                await _note(conn, "signing_key.rotated", [] if row is None else [row.kid])
             except TooSoon:
                 log.info("a signing key is due, its successor not published for long enough")

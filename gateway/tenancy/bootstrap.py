@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.audit.log import FIRST_START
 from gateway.principal import SCOPE_ADMIN, SCOPE_INFERENCE, SCOPE_USAGE_READ, Plan
 from gateway.tenancy.keys import create_key
-from gateway.tenancy.orgs import create_org
-from gateway.tenancy.plans import sync_plans
+from gateway.tenancy.orgs import create_org, find_operator
+from gateway.tenancy.plans import record_changes, sync_plans
 from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import orgs
 
@@ -54,8 +54,11 @@ async def bootstrap(
     """
     async with db.begin() as conn:
         await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(BOOTSTRAP_LOCK)))
-        await sync_plans(conn, plans)
+        changes = await sync_plans(conn, plans)
         if await conn.scalar(sa.select(orgs.c.id).limit(1)) is not None:
+            operator = await find_operator(conn)
+            if operator is not None:
+                await record_changes(conn, changes, operator_org=operator)
             return BootstrapResult()
         org = await create_org(conn, name=FIRST_NAME, is_operator=True, actor=FIRST_START)
         project = await create_project(conn, org_id=org.id, name=FIRST_NAME, actor=FIRST_START)
@@ -80,4 +83,5 @@ async def bootstrap(
             pepper_id=pepper_id,
             actor=FIRST_START,
         )
+        await record_changes(conn, changes, operator_org=org.id)
     return BootstrapResult(api_key=api_key.secret, admin_key=admin_key.secret)

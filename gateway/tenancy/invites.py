@@ -120,7 +120,8 @@ async def create_invite(
         raise NameTaken("email", "the organization has a user with this address")
     expired = sa.update(invites).where(invites.c.org_id == org_id, invites.c.email == address)
     expired = expired.where(invites.c.accepted_at.is_(None), invites.c.archived_at.is_(None))
-    await conn.execute(expired.where(invites.c.expires_at <= moment).values(archived_at=moment))
+    expired = expired.where(invites.c.expires_at <= moment).values(archived_at=moment)
+    gone = (await conn.scalars(expired.returning(invites.c.id))).all()
     token = secrets.token_urlsafe(TOKEN_BYTES)
     row = {
         "id": f"invite_{uuid7().hex}",
@@ -137,6 +138,16 @@ async def create_invite(
     if made is None:
         raise NameTaken("email", "there is an open invite for this address")
     invite = _to_invite(made)
+    for each in gone:
+        await record(
+            conn,
+            org_id=org_id,
+            actor=actor,
+            action="invite.expired",
+            target=each,
+            before={"email": address},
+            after={"archived_at": moment},
+        )
     await record(
         conn,
         org_id=org_id,

@@ -178,6 +178,13 @@ async def _hold_org(conn: AsyncConnection, org_id: str) -> Org:
     return Org(**row._mapping)
 
 
+async def find_operator(conn: AsyncConnection) -> str | None:
+    """The org whose audit log tells of what belongs to no org."""
+    oldest = sa.select(sa.func.min(orgs.c.id)).where(orgs.c.is_operator)
+    found: str | None = await conn.scalar(oldest)
+    return found
+
+
 async def _log(conn: AsyncConnection, org_id: str, operator_org: str | None, **entry: Any) -> None:
     """The operator's log is locked last by everybody, so that nobody waits in a circle."""
     await record(conn, org_id=org_id, target=org_id, **entry)

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.log import Actor, record
+from gateway.audit.log import SETTINGS, Actor, record
 from gateway.principal import UNLIMITED, Plan
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
@@ -74,13 +74,25 @@ def unchecked(_: PlanRow) -> None:
     """Whatever it is by now."""
 
 
-async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> None:
-    """Make the table say what `wanted` says. A plan that is gone from it is archived: its limits
-    go on to bind what refers to it, and it can no longer be given. Workers see new limits within
-    `auth.api_keys.REFRESH_S`.
+class PlanChange(msgspec.Struct, frozen=True):
+    """What the settings changed of one plan; `before` None: it is new."""
+
+    action: str
+    name: str
+    before: dict[str, Any] | None
+    after: dict[str, Any]
+
+
+async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> list[PlanChange]:
+    """Make the table say what `wanted` says; returns what that changed, for `record_changes`. A
+    plan that is gone from it is archived: its limits go on to bind what refers to it, and it can no
+    longer be given. Workers see new limits within `auth.api_keys.REFRESH_S`.
 
     Raises: InvalidField.
     """
+    rows = await conn.execute(sa.select(plans).with_for_update())
+    known = {row.name: dict(row._mapping) for row in rows}
+    changes: list[PlanChange] = []
     for plan in wanted:
         check_name(plan.name)
         for limit in PLAN_LIMITS:
@@ -91,12 +103,38 @@ async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> None:
         row |= {"archived_at": None, "in_settings": True}
         upsert = insert(plans).values(**row)
         await conn.execute(upsert.on_conflict_do_update(index_elements=["name"], set_=row))
+        before = known.get(plan.name)
+        if before is None:
+            changes.append(PlanChange("plan.created", plan.name, None, row))
+        elif differing := {key: row[key] for key in row if row[key] != before[key]}:
+            was = {key: before[key] for key in differing}
+            changes.append(PlanChange("plan.updated", plan.name, was, differing))
     gone = sa.update(plans).where(
         plans.c.name.not_in([plan.name for plan in wanted]),
         plans.c.in_settings,
         plans.c.archived_at.is_(None),
     )
-    await conn.execute(gone.values(archived_at=sa.func.now()))
+    ended = gone.values(archived_at=sa.func.now()).returning(plans.c.name, plans.c.archived_at)
+    for name, archived_at in await conn.execute(ended):
+        after = {"archived_at": archived_at}
+        changes.append(PlanChange("plan.archived", name, {"archived_at": None}, after))
+    return changes
+
+
+async def record_changes(
+    conn: AsyncConnection, changes: Sequence[PlanChange], *, operator_org: str
+) -> None:
+    """In the transaction that made them."""
+    for each in changes:
+        await record(
+            conn,
+            org_id=operator_org,
+            actor=SETTINGS,
+            action=each.action,
+            target=each.name,
+            before=each.before,
+            after=each.after,
+        )
 
 
 async def create_plan(

@@ -19,7 +19,6 @@ from gateway.auth.clients import (
     create_client,
     from_metadata,
     get_client,
-    operator_org,
     rotate_secret,
     select_clients,
     to_clients,
@@ -29,6 +28,7 @@ from gateway.auth.peppers import Peppers
 from gateway.auth.tables import oauth_clients
 from gateway.db import tenant
 from gateway.tenancy.errors import InvalidField, NotFound
+from gateway.tenancy.orgs import find_operator
 from gateway.tenancy.tables import orgs, projects
 from tests.gateway.auth.conftest import ACTOR, SECRET, Clock, Tenant
 
@@ -203,12 +203,12 @@ async def test_a_client_that_registers_itself_has_no_org_and_a_token(
     system_db: AsyncEngine, tenant_db: AsyncEngine, acme: Tenant, clients: Clients, db: AsyncEngine
 ) -> None:
     async with system_db.begin() as conn:
-        assert await operator_org(conn) is None
+        assert await find_operator(conn) is None
         unheard = await make(conn, None)
     async with db.begin() as conn:
         await conn.execute(sa.update(orgs).values(is_operator=True))
     async with system_db.begin() as conn:
-        assert await operator_org(conn) == acme.org_id
+        assert await find_operator(conn) == acme.org_id
         made = await make(conn, None, audit_org=acme.org_id)
     token = made.registration_access_token or ""
     assert made.client.source == "dynamic" and made.client.org_id is None

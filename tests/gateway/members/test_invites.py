@@ -101,6 +101,9 @@ async def test_an_address_has_one_open_invite_and_an_expired_one_makes_room(
         await invite(acme, "NEW@x.example")
     later = NOW + invites.LIFETIME + timedelta(seconds=1)
     second = await invite(acme, now=later)
+    async with system.connect() as conn:
+        expired = sa.text("SELECT target FROM audit_entries WHERE action = 'invite.expired'")
+        assert list(await conn.scalars(expired)) == [first.invite.id]
     with pytest.raises(NotFound):
         await accept(system, first.token, now=later)
     await accept(system, second.token, now=later)
