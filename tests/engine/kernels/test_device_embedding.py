@@ -62,7 +62,7 @@ def run(
         guesser=None,
         pooling=model.config.embedding.pooling,
     )
-    scheduler.max_num_batched_tokens = budget
+    scheduler._planner._max_num_batched_tokens = budget
     for request in requests:
         scheduler.add(request)
     vectors: Vectors = {}

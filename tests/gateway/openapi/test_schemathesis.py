@@ -116,7 +116,7 @@ def test_the_worker_serves_this_document(worker: Running) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", operations)
+@pytest.mark.parametrize("label", sorted(operations))
 def test_what_it_answers_is_described(worker: Running, label: str) -> None:
     operation = operations[label]
     there = worker.make(names_in(operation), operation.path)
@@ -141,7 +141,7 @@ def test_what_it_answers_is_described(worker: Running, label: str) -> None:
         ask()
 
 
-@pytest.mark.parametrize("label", guarded())
+@pytest.mark.parametrize("label", sorted(guarded()))
 def test_who_may_not_is_refused_as_described(worker: Running, label: str) -> None:
     operation = operations[label]
     named = dict.fromkeys(names_in(operation), "x")
