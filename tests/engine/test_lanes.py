@@ -158,10 +158,10 @@ def test_a_lane_below_has_its_share_of_a_step_and_alone_all_of_it() -> None:
 
 
 def test_a_lane_below_leaves_blocks_for_those_above() -> None:
-    scheduler = make(20, lane_limits=LIMITED)  # 20 blocks of 4; headroom is capped to 4
+    # 20 blocks of 4; headroom is capped to 4
+    scheduler = make(20, lane_limits=LIMITED, max_num_batched_tokens=64)
     for number in range(4):
         add(scheduler, f"b{number}", 20, "batch", max_tokens=1)
-    scheduler.max_num_batched_tokens = 64
     for _ in range(3):
         output = scheduler.schedule()
         assert scheduler.num_free_blocks >= 4

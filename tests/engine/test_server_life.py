@@ -170,6 +170,8 @@ async def test_a_dead_step_thread_ends_the_server_at_once(
     class Broken(FakeCore):
         def step(self) -> list[EngineOutput]:
             assert where != "step", "broken step"
+            if where == "abort":
+                time.sleep(0.001)  # the answer must not be whole before the abort is there
             outputs = super().step()
             if where == "stranger":  # an output of nobody's request
                 outputs.append(msgspec.structs.replace(outputs[0], request_id="nobody's"))
