@@ -26,7 +26,9 @@ async def actions(world: World) -> list[tuple[str, str, str | None, str | None]]
     """What the audit log says of plans."""
     async with world.db.connect() as conn:
         found = sa.select(entries.c.action, entries.c.target, entries.c.before, entries.c.after)
-        found = found.where(entries.c.action.like("plan.%")).order_by(entries.c.sequence)
+        found = found.where(
+            entries.c.action.like("plan.%"), entries.c.actor_id != "settings"
+        ).order_by(entries.c.sequence)
         return [tuple(row) for row in await conn.execute(found)]
 
 
