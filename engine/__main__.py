@@ -174,7 +174,7 @@ def _add_steps(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         "--max-waiting",
         type=_positive,
         default=default.max_waiting,
-        help="requests queued before more are refused",
+        help="requests queued in a lane before more of it are refused",
     )
     add(
         "--itl-target-s",
@@ -184,6 +184,11 @@ def _add_steps(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         "0: no target",
     )
     for lane in ("agentic", "batch"):
+        add(
+            f"--{lane}-max-waiting",
+            type=_positive,
+            help=f"of lane {lane}; unset: --max-waiting",
+        )
         add(
             f"--{lane}-max-share",
             type=_fraction,

@@ -20,6 +20,8 @@ AT_LEAST_ONE = (
     "max_num_batched_tokens",
     "max_num_seqs",
     "max_waiting",
+    "agentic_max_waiting",
+    "batch_max_waiting",
     "num_draft_tokens",
     "num_threads",
 )
@@ -59,7 +61,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_seqs: int = 64
     """Sequences running at once."""
     max_waiting: int = 1024
-    """Requests queued before `EngineOverloaded`."""
+    """Requests queued in a lane before `EngineOverloaded`."""
+    agentic_max_waiting: int | None = None
+    batch_max_waiting: int | None = None
+    """In that lane. None: `max_waiting`."""
     kv_cache_bytes: int | None = None
     """None: `kv_cache_fraction` of what is free when the weights are loaded."""
     kv_cache_fraction: float = 0.4

@@ -22,7 +22,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
 from engine.errors import ConfigError, InvalidRequest
 from engine.kernels.backend import uses_triton
 from engine.kernels.paged_attention import AttentionShape, KVLayer
-from engine.lanes import LaneLimits
+from engine.lanes import limits_of, queues_of
 from engine.models.decoder import Decoder
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
@@ -430,7 +430,7 @@ def _scheduler(
         cache=cache,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
-        max_waiting=config.max_waiting,
+        max_waiting=queues_of(config),
         max_model_len=resolved.max_model_len,
         vocab_size=resolved.vocab_size,
         eos_token_ids=resolved.eos_token_ids,
@@ -440,8 +440,5 @@ def _scheduler(
         max_steps_in_flight=resolved.max_steps_in_flight,
         penalties_ahead=uses_triton(torch.device(resolved.device)),
         pooling=resolved.pooling,
-        lane_limits={
-            "agentic": LaneLimits(config.agentic_max_share, config.agentic_kv_headroom),
-            "batch": LaneLimits(config.batch_max_share, config.batch_kv_headroom),
-        },
+        lane_limits=limits_of(config),
     )

@@ -3,7 +3,7 @@
     EngineError                    code
     ├── InvalidRequest             invalid_request          can never run as asked (names `param`)
     │   └── ContextLengthExceeded  context_length_exceeded
-    ├── EngineOverloaded           engine_overloaded        the bounded waiting queue is full
+    ├── EngineOverloaded           engine_overloaded        the lane's bounded queue is full
     ├── DeadlineExceeded           deadline_exceeded        not begun before its deadline
     ├── EngineUnavailable          engine_unavailable       nobody at the other end of the socket
     ├── EngineStepFailed           engine_step_failed       a step raised; its batch is lost

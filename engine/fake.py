@@ -29,6 +29,7 @@ from engine.errors import (
     InvalidRequest,
 )
 from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare
+from engine.lanes import queues_of
 from engine.protocol import (
     PROTOCOL_VERSION,
     EngineOutput,
@@ -210,9 +211,9 @@ class FakeCore:
         check_request(request, vocab_size=resolved.vocab_size, max_model_len=resolved.max_model_len)
         check_adapter(request, resolved.config.adapters)
         self.prepare(request)
-        config = self.resolved.config
-        if len(self._queued) >= config.max_waiting:
-            raise EngineOverloaded(f"{config.max_waiting} requests are waiting")
+        most = queues_of(self.resolved.config)[request.lane]
+        if self._num_queued(request.lane) >= most:
+            raise EngineOverloaded(f"{most} requests wait in lane {request.lane}")
         number, max_model_len = self._num_arrived, self.resolved.max_model_len
         fake = _FakeRequest(request, number, self._respond, max_model_len)
         if fake.max_blocks > self.resolved.num_blocks:
@@ -303,9 +304,14 @@ class FakeCore:
     def _lane(self, lane: Lane) -> LaneStatus:
         return LaneStatus(
             num_running=sum(fake.lane == lane for fake in self._running.values()),
-            num_waiting=sum(fake.lane == lane for fake in self._queued.values()),
+            num_waiting=self._num_queued(lane),
             waiting_tokens=self._waiting.num_tokens[lane],
+            num_queued=self._num_queued(lane),
+            max_queued=queues_of(self.resolved.config)[lane],
         )
+
+    def _num_queued(self, lane: Lane) -> int:
+        return sum(fake.lane == lane for fake in self._queued.values())
 
     def check_integrity(self) -> None:
         assert self._num_held_blocks() <= self.resolved.num_blocks

@@ -1,8 +1,9 @@
-"""What of a step and of the blocks each lane may have, and how fast its prompts go.
+"""What of the queue, of a step and of the blocks each lane may have, and how fast its prompts go.
 
 Above: `scheduler.py`. Below: `fairness.py`. Knows neither sequences nor blocks but as numbers.
 
-Two limits keep room for the lanes above a lane, so that who comes there finds some at once:
+Each lane has a queue of its own length: who floods one gets nobody refused in another. Two limits
+keep room for the lanes above a lane, so that who comes there finds some at once:
 
   - it has at most `max_share` of the sequences that run at once. That holds also while nobody else
     is there: a sequence gives its place back only when it ends. Of the tokens of a step, of which
@@ -19,6 +20,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from engine.config import EngineConfig
+from engine.errors import EngineOverloaded
 from engine.fairness import LANE_WEIGHTS, FairShare
 from engine.protocol import Lane
 
@@ -36,12 +39,29 @@ class LaneLimits(msgspec.Struct, frozen=True):
 NO_LIMITS = LaneLimits()
 
 
+def limits_of(config: EngineConfig) -> dict[Lane, LaneLimits]:
+    return {
+        "agentic": LaneLimits(config.agentic_max_share, config.agentic_kv_headroom),
+        "batch": LaneLimits(config.batch_max_share, config.batch_kv_headroom),
+    }
+
+
+def queues_of(config: EngineConfig) -> dict[Lane, int]:
+    """How many requests may be queued in each lane."""
+    return {
+        "interactive": config.max_waiting,
+        "agentic": config.agentic_max_waiting or config.max_waiting,
+        "batch": config.batch_max_waiting or config.max_waiting,
+    }
+
+
 class Lanes:
     def __init__(
         self,
         share: FairShare,
         limits: Mapping[Lane, LaneLimits],
         *,
+        max_waiting: Mapping[Lane, int],
         max_num_seqs: int,
         max_num_batched_tokens: int,
         num_blocks: int,
@@ -52,10 +72,13 @@ class Lanes:
         self._share = share
         self.num_open: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
         """Unfinished sequences."""
+        self.num_queued: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
+        """Requests none of whose choices ever ran."""
         order = tuple(LANE_WEIGHTS)
         self._above = {lane: order[:rank] for rank, lane in enumerate(order)}
         of = {lane: limits.get(lane, NO_LIMITS) for lane in LANE_WEIGHTS}
         spare = num_blocks - max_blocks_per_seq
+        self.max_waiting = max_waiting
         self.max_num_seqs = {
             lane: max(1, int(limit.max_share * max_num_seqs)) for lane, limit in of.items()
         }
@@ -69,6 +92,11 @@ class Lanes:
         }
         self._is_limited = {lane: limit.max_share < 1 for lane, limit in of.items()}
         self.tokens_per_s: dict[Lane, float] = dict.fromkeys(LANE_WEIGHTS, 0.0)
+
+    def refuse_what_has_no_place(self, lane: Lane) -> None:
+        """EngineOverloaded when the lane's queue is full."""
+        if (waiting := self.num_queued[lane]) >= self.max_waiting[lane]:
+            raise EngineOverloaded(f"{waiting} requests wait in lane {lane}, its queue is full")
 
     def max_tokens(self, lane: Lane) -> int | None:
         """Of a step, as it is now; None: all."""

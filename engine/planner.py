@@ -51,6 +51,7 @@ class Planner:
         pace: Pace,
         share: FairShare,
         limits: Mapping[Lane, LaneLimits],
+        max_waiting: Mapping[Lane, int],
         max_num_batched_tokens: int,
         max_num_seqs: int,
         max_blocks_per_seq: int,
@@ -68,6 +69,7 @@ class Planner:
         self.lanes = Lanes(
             self.share,
             limits,
+            max_waiting=max_waiting,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             num_blocks=cache.pool.num_blocks,

@@ -178,6 +178,10 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill_tokens_per_s: float = 0.0
     """What steps computed of the lane's prompts while some of them had to wait, lately; 0: not
     known, none has waited yet."""
+    num_queued: int = 0
+    """Requests of which nothing ever ran."""
+    max_queued: int = 0
+    """With so many the next one of the lane is `Rejected`."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="status"):

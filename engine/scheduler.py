@@ -40,7 +40,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from engine.config import Pooling
-from engine.errors import EngineOverloaded, InvalidRequest
+from engine.errors import InvalidRequest
 from engine.fairness import LANE_WEIGHTS, OUTPUT_COST, FairShare
 from engine.lanes import LaneLimits
 from engine.pace import Pace
@@ -70,7 +70,7 @@ class Scheduler:
         cache: PrefixCache,
         max_num_batched_tokens: int,
         max_num_seqs: int,
-        max_waiting: int,
+        max_waiting: Mapping[Lane, int],
         max_model_len: int,
         vocab_size: int,
         eos_token_ids: Iterable[int],
@@ -86,13 +86,13 @@ class Scheduler:
         """pace: bounds the prompt tokens of steps that also decode; None: only the budget does.
         max_steps_in_flight: how many outputs of schedule() may wait for their update().
         penalties_ahead: a token that is pending can be penalised for being said again.
-        pooling: of embeddings. lane_limits: None: no lane has any. share: whose turn it is."""
-        assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and max_waiting >= 1
+        max_waiting: requests queued in each lane. pooling: of embeddings. lane_limits: None: no
+        lane has any. share: whose turn it is."""
+        assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and min(max_waiting.values()) >= 1
         assert max_model_len >= 2, f"max_model_len {max_model_len}: a prompt and an answer"
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
-        self.max_waiting = max_waiting
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -114,8 +114,6 @@ class Scheduler:
         self._clock = clock
         self._random = random.Random(seed)
         self._num_arrived = self._num_paused = 0
-        self._num_queued = 0
-        """Requests none of whose choices ever ran; at most `max_waiting`."""
         self._requests: dict[str, RequestState] = {}
         self._deadlines = Deadlines(self._waits_until)
         self._updated_s = 0.0
@@ -124,6 +122,7 @@ class Scheduler:
             pace=self.pace,
             share=share or FairShare(),
             limits=lane_limits or {},
+            max_waiting=max_waiting,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             max_blocks_per_seq=self.max_blocks_per_seq,
@@ -139,12 +138,11 @@ class Scheduler:
 
     def add(self, request: EngineRequest, constraint: Constraint | None = None) -> None:
         """Queue a request. InvalidRequest (naming `param`) or ContextLengthExceeded when it can
-        never run, EngineOverloaded when `max_waiting` requests are queued; nothing is kept then."""
+        never run, EngineOverloaded when its lane's queue is full; nothing is kept then."""
         check_request(request, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
         if request.request_id in self._requests:
             raise InvalidRequest("request_id is in use by a running request", param="request_id")
-        if self._num_queued >= self.max_waiting:
-            raise EngineOverloaded(f"{self._num_queued} requests are waiting, the queue is full")
+        self._lanes.refuse_what_has_no_place(request.lane)
         seed = request.sampling.seed
         sequences = sequences_of(
             request,
@@ -157,7 +155,7 @@ class Scheduler:
         state = RequestState(request.request_id, sequences, arrival_s=self._clock())
         self._requests[request.request_id] = state
         self._num_arrived += 1
-        self._num_queued += 1
+        self._lanes.num_queued[request.lane] += 1
         self._lanes.num_open[request.lane] += request.n
         for _ in sequences:
             self._share.enter(request.lane, request.tenant)
@@ -166,7 +164,7 @@ class Scheduler:
             self._waiting.add(seq)
         if request.deadline_s is not None:
             state.deadline_s = state.arrival_s + request.deadline_s
-            self._deadlines.add(state.deadline_s, request.request_id, self._num_queued)
+            self._deadlines.add(state.deadline_s, request.request_id, self.num_queued)
 
     def abort(self, request_id: str) -> list[EngineOutput]:
         """End a request and free its blocks now. A last output for each open choice, all with the
@@ -294,6 +292,11 @@ class Scheduler:
         return sum(self._lanes.num_open.values()) - len(self._running)
 
     @property
+    def num_queued(self) -> int:
+        """Requests none of whose choices ever ran."""
+        return sum(self._lanes.num_queued.values())
+
+    @property
     def num_preemptions(self) -> int:
         return self._planner.num_preemptions
 
@@ -320,6 +323,8 @@ class Scheduler:
                 num_waiting=self._lanes.num_open[lane] - num_running[lane],
                 waiting_tokens=self._waiting.num_tokens[lane] + under_way[lane],
                 prefill_tokens_per_s=self._lanes.tokens_per_s[lane],
+                num_queued=self._lanes.num_queued[lane],
+                max_queued=self._lanes.max_waiting[lane],
             )
             for lane in LANE_WEIGHTS
         }
@@ -343,8 +348,11 @@ class Scheduler:
         assert self._num_paused == sum(state.is_paused for state in self._requests.values())
         for lane, num_open in self._lanes.num_open.items():
             assert num_open == sum(s.lane == lane for s in open_sequences), f"{lane}: miscounted"
-        queued = sum(state.first_scheduled_s is None for state in self._requests.values())
-        assert self._num_queued == queued <= self.max_waiting
+        states = self._requests.values()
+        queued = Counter(s.sequences[0].lane for s in states if s.first_scheduled_s is None)
+        assert Counter(self._lanes.num_queued) == queued, "queued requests miscounted"
+        for lane, number in queued.items():
+            assert number <= self._lanes.max_waiting[lane], f"lane {lane}: too many are queued"
         for seq in idle:
             assert not seq.block_table and seq.num_computed_tokens == 0, "waiting with blocks"
         for seq in running:
@@ -363,7 +371,7 @@ class Scheduler:
         assert seq.num_cached_tokens is not None, "it was looked up"
         state.first_scheduled_s = self._clock()
         state.cached_tokens = seq.num_cached_tokens
-        self._num_queued -= 1
+        self._lanes.num_queued[seq.lane] -= 1
         if self.cache.serves(seq):
             self.prefix_cache_query_tokens += seq.num_prompt_tokens
             self.prefix_cache_hit_tokens += seq.num_cached_tokens
@@ -410,7 +418,7 @@ class Scheduler:
         self._lanes.num_open[seq.lane] -= 1
         state.num_unfinished -= 1
         if state.num_unfinished == 0:
-            self._num_queued -= state.first_scheduled_s is None
+            self._lanes.num_queued[seq.lane] -= state.first_scheduled_s is None
             self._num_paused -= state.is_paused
             del self._requests[state.request_id]
 

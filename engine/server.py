@@ -31,6 +31,7 @@ from engine.errors import (
     InvalidRequest,
     ProtocolError,
 )
+from engine.fairness import LANE_WEIGHTS
 from engine.frames import (
     READ_AHEAD_BYTES,
     FrameReader,
@@ -46,6 +47,7 @@ from engine.protocol import (
     ClientMessage,
     EngineOutput,
     EngineRequest,
+    Lane,
     OrphanedUsage,
     Outputs,
     Pause,
@@ -63,7 +65,7 @@ T = TypeVar("T")
 
 MAX_CONNECTIONS = 512
 MAX_PREPARING = 64
-"""Requests whose grammars wait to be compiled, one at a time, beside the steps."""
+"""Requests of a lane whose grammars wait to be compiled, one at a time, beside the steps."""
 MAX_WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 """Bytes a peer may leave unread beyond what its socket holds."""
 ORPHAN_REOFFER_S = 30.0
@@ -132,7 +134,9 @@ class EngineServer:
         self._num_accepted = 0
         self._handlers: set[asyncio.Task[None]] = set()
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="engine-prepare")
-        self._preparing: set[asyncio.Task[None]] = set()
+        self._preparing: dict[Lane, set[asyncio.Task[None]]] = {
+            lane: set() for lane in LANE_WEIGHTS
+        }
         self._live: dict[str, _LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -189,7 +193,8 @@ class EngineServer:
         self._listener.close()
         self._reoffer.cancel()
         self._preparer.shutdown(wait=False, cancel_futures=True)
-        for task in self._preparing:
+        preparing = set().union(*self._preparing.values())
+        for task in preparing:
             task.cancel()
         if not self._step_loop.stop(ABORT_TIMEOUT_S):
             log.error("the step in progress did not end in %s s", ABORT_TIMEOUT_S)
@@ -200,7 +205,7 @@ class EngineServer:
             await asyncio.wait(self._handlers, timeout=FLUSH_TIMEOUT_S)
         for writer in writers:  # those whose peer did not read in time
             writer.transport.abort()
-        rest = (*self._handlers, *self._preparing, self._reoffer)
+        rest = (*self._handlers, *preparing, self._reoffer)
         await asyncio.gather(*rest, return_exceptions=True)
         if isinstance(self._listen_address, UnixAddress):
             path = Path(self._listen_address.path)
@@ -330,17 +335,18 @@ class EngineServer:
     def _hand_over(self, request: EngineRequest) -> Rejected | None:
         if self._step_loop.submit(request):
             return None
-        message = "too many requests wait for the step in progress"
+        message = f"too many requests of lane {request.lane} wait for the step in progress"
         return refusal_of(request, EngineOverloaded(message))
 
     def _prepare(self, request: EngineRequest, live: _LiveRequest) -> Rejected | None:
-        if len(self._preparing) >= MAX_PREPARING:
-            message = f"{MAX_PREPARING} requests wait for their grammars"
+        preparing = self._preparing[request.lane]
+        if len(preparing) >= MAX_PREPARING:
+            message = f"{MAX_PREPARING} requests of lane {request.lane} wait for their grammars"
             return refusal_of(request, EngineOverloaded(message))
         live.preparing = True
         task = asyncio.create_task(self._submit_prepared(request, live))
-        self._preparing.add(task)
-        task.add_done_callback(self._preparing.discard)
+        preparing.add(task)
+        task.add_done_callback(preparing.discard)
         return None
 
     async def _submit_prepared(self, request: EngineRequest, live: _LiveRequest) -> None:

@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from engine.protocol import (
     Abort,
     EngineOutput,
     EngineRequest,
+    Lane,
     Rejected,
     ReplicaStatus,
     Submit,
@@ -30,9 +31,9 @@ from engine.protocol import (
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING_COMMANDS = 4096
-"""Submits waiting for the step in progress to end; beyond it `submit` refuses. Aborts do not count:
-every live request causes at most one."""
+MAX_PENDING_SUBMITS = 4096
+"""Of each lane, waiting for the step in progress to end; beyond it `submit` refuses. Aborts do not
+count: every live request causes at most one."""
 
 MAX_UNDELIVERED = 1024
 """Batches of results the receiver has not dealt with; beyond it the engine waits for it."""
@@ -123,6 +124,8 @@ class StepLoop:
         self._heartbeat_s = min(HEARTBEAT_INTERVAL_S, core.resolved.step_timeout_s / 4)
         self._wake = threading.Condition()
         self._commands: deque[Submit | Abort] = deque()
+        self._num_submits: Counter[Lane] = Counter()
+        """Of them."""
         self._paused: dict[str, bool] = {}
         """What was last said of a request since the last pass: at most one word for each."""
         self._stopping = False
@@ -150,10 +153,11 @@ class StepLoop:
         return not self._thread.is_alive()
 
     def submit(self, request: EngineRequest) -> bool:
-        """Hand a request over; False when `MAX_PENDING_COMMANDS` wait already."""
+        """Hand a request over; False when `MAX_PENDING_SUBMITS` of its lane wait already."""
         with self._wake:
-            if len(self._commands) >= MAX_PENDING_COMMANDS:
+            if self._num_submits[request.lane] >= MAX_PENDING_SUBMITS:
                 return False
+            self._num_submits[request.lane] += 1
             self._commands.append(Submit(request))
             self._paused.pop(request.request_id, None)  # said of another one with this id
             self._wake.notify()
@@ -224,6 +228,7 @@ class StepLoop:
                 return None
             commands, paused = list(self._commands), self._paused
             self._commands.clear()
+            self._num_submits.clear()
             self._paused = {}
             return commands, paused
 

@@ -36,6 +36,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_num_batched_tokens: PositiveInt | None = None
     max_num_seqs: PositiveInt | None = None
     max_waiting: PositiveInt | None = None
+    agentic_max_waiting: PositiveInt | None = None
+    batch_max_waiting: PositiveInt | None = None
     itl_target_s: Seconds | None = None
     agentic_max_share: Fraction | None = None
     batch_max_share: Fraction | None = None

@@ -21,7 +21,8 @@ from bench.sim.orderings import Ordering
 from engine.block_pool import BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.errors import EngineOverloaded
-from engine.lanes import LaneLimits
+from engine.fairness import LANE_WEIGHTS
+from engine.lanes import limits_of
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
 from engine.protocol import EngineOutput, EngineRequest, Lane, SamplingParams
@@ -104,16 +105,13 @@ class World:
             cache=PrefixCache(BlockPool(setup.num_blocks), BLOCK_SIZE),
             max_num_batched_tokens=setup.max_num_batched_tokens,
             max_num_seqs=setup.max_num_seqs,
-            max_waiting=setup.max_waiting,
+            max_waiting=dict.fromkeys(LANE_WEIGHTS, setup.max_waiting),
             max_model_len=setup.max_model_len,
             vocab_size=_TOKEN + 1,
             eos_token_ids=(),
             clock=lambda: self.now_s,
             pace=Pace(setup.itl_target_s),
-            lane_limits={
-                "agentic": LaneLimits(_SERVED.agentic_max_share, _SERVED.agentic_kv_headroom),
-                "batch": LaneLimits(_SERVED.batch_max_share, _SERVED.batch_kv_headroom),
-            },
+            lane_limits=limits_of(_SERVED),
             share=ordering.share(),
         )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.block_pool import BlockPool
+from engine.fairness import LANE_WEIGHTS
 from engine.prefix_cache import PrefixCache
 from engine.protocol import EngineOutput, EngineRequest, Lane, SamplingParams
 from engine.schedule import SchedulerOutput
@@ -43,7 +44,10 @@ def make(
         "eos_token_ids": (EOS,),
         "clock": Clock(),
     }
-    return Scheduler(cache=cache, **(arguments | changes))
+    arguments |= changes
+    if isinstance(arguments["max_waiting"], int):
+        arguments["max_waiting"] = dict.fromkeys(LANE_WEIGHTS, arguments["max_waiting"])
+    return Scheduler(cache=cache, **arguments)
 
 
 def request(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineOverloaded
 from engine.fairness import LANE_WEIGHTS
-from engine.lanes import LaneLimits
+from engine.lanes import LaneLimits, queues_of
 from engine.protocol import Lane, LaneStatus
 from engine.scheduler import Scheduler
 from engine.sequence import SequenceStatus
@@ -36,6 +39,40 @@ def starts(scheduler: Scheduler) -> list[str]:
         found += [s.seq.request_id for s in output.scheduled if s.start == 0]
         execute(scheduler, output)
     return found
+
+
+# Who may wait
+
+
+def test_a_flood_of_one_lane_gets_nobody_refused_in_another() -> None:
+    scheduler = make(max_num_seqs=1, max_waiting={"interactive": 2, "agentic": 3, "batch": 4})
+    for lane, most in (("batch", 4), ("agentic", 3), ("interactive", 2)):
+        for number in range(most):
+            add(scheduler, f"{lane}{number}", 4, lane)
+        with pytest.raises(EngineOverloaded, match=f"{most} requests wait in lane {lane}"):
+            add(scheduler, "one too many", 4, lane)
+    status = scheduler.lanes()
+    assert [(status[lane].num_queued, status[lane].max_queued) for lane in LANES] == [
+        (2, 2),
+        (3, 3),
+        (4, 4),
+    ]
+    step(scheduler)  # of the lane above the first begins, and leaves its place
+    add(scheduler, "next", 4, "interactive")
+    with pytest.raises(EngineOverloaded, match="lane batch"):
+        add(scheduler, "not yet", 4, "batch")
+    assert scheduler.abort("batch2")
+    add(scheduler, "now", 4, "batch")
+    scheduler.check_integrity()
+    drain(scheduler)
+    assert all(status.num_queued == 0 for status in scheduler.lanes().values())
+
+
+def test_a_lane_has_the_queue_of_all_where_it_has_none_of_its_own() -> None:
+    asked = EngineConfig(model=Path("m"), max_waiting=7, batch_max_waiting=900)
+    assert queues_of(asked) == {"interactive": 7, "agentic": 7, "batch": 900}
+    with pytest.raises(ConfigError, match="batch_max_waiting is 0"):
+        EngineConfig(model=Path("m"), batch_max_waiting=0)
 
 
 # Whose turn it is
@@ -377,10 +414,12 @@ def test_a_flood_of_batch_does_not_move_who_is_interactive() -> None:
 def test_status_tells_what_waits_and_how_fast_it_goes() -> None:
     clock = Clock()
     scheduler = make(clock=clock, max_num_batched_tokens=16)
-    assert scheduler.lanes() == dict.fromkeys(LANES, LaneStatus())
+    assert scheduler.lanes() == dict.fromkeys(LANES, LaneStatus(max_queued=100))
     add(scheduler, "a", 40, "batch", max_tokens=2)
     add(scheduler, "b", 20, "batch", n=2, max_tokens=2)
-    assert scheduler.lanes()["batch"] == LaneStatus(num_waiting=3, waiting_tokens=60)
+    assert scheduler.lanes()["batch"] == LaneStatus(
+        num_waiting=3, waiting_tokens=60, num_queued=2, max_queued=100
+    )
     for left in (44, 28):
         output = scheduler.schedule()
         clock.now += 0.5
@@ -388,7 +427,7 @@ def test_status_tells_what_waits_and_how_fast_it_goes() -> None:
         batch = scheduler.lanes()["batch"]
         assert batch.waiting_tokens == left
         assert batch.prefill_tokens_per_s == pytest.approx(32.0)
-    assert scheduler.lanes()["interactive"] == LaneStatus()
+    assert scheduler.lanes()["interactive"] == LaneStatus(max_queued=100)
     while scheduler.has_unfinished():
         output = scheduler.schedule()
         clock.now += 0.1

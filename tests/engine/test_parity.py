@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from engine.block_pool import BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import EngineCore
+from engine.fairness import LANE_WEIGHTS
 from engine.layers.parallel import SINGLE_RANK
 from engine.prefix_cache import PrefixCache
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
@@ -154,7 +155,7 @@ def start_scheduler(sliding_window: int | None) -> Scheduler:
         cache=PrefixCache(BlockPool(100), BLOCK_SIZE, sliding_window=sliding_window),
         max_num_batched_tokens=24,
         max_num_seqs=8,
-        max_waiting=100,
+        max_waiting=dict.fromkeys(LANE_WEIGHTS, 100),
         max_model_len=512,
         vocab_size=checkpoints.VOCAB,
         eos_token_ids=(),

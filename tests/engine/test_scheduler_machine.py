@@ -53,7 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world = make_world(**options)
         self.num_requests = 0
 
-    @precondition(lambda self: self.world.scheduler._num_queued < 6)
+    @precondition(lambda self: self.world.scheduler.num_queued < 6)
     @rule(
         text=st.sampled_from(PROMPTS),
         length=st.integers(1, 20),
@@ -92,7 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         )
 
-    @precondition(lambda self: self.world.scheduler._num_queued < 6)
+    @precondition(lambda self: self.world.scheduler.num_queued < 6)
     @rule(
         text=st.sampled_from(PROMPTS),
         length=st.integers(1, 20),
@@ -195,7 +195,7 @@ def traffic(
     )
     draw, num_requests = sampler(rng), 0
     while world.num_steps < num_steps:
-        while world.scheduler._num_queued < 4 and rng.random() < 0.4:
+        while world.scheduler.num_queued < 4 and rng.random() < 0.4:
             num_requests += 1
             turn = None if limits is None else random_turn(rng)
             prompt = rng.choice(PROMPTS)[: rng.randint(1, 20)] + [40] * rng.randint(0, 3)

@@ -7,6 +7,7 @@ import socket
 import struct
 from itertools import islice
 
+import msgspec
 import pytest
 
 import engine.server
@@ -19,6 +20,7 @@ from engine.protocol import (
     OrphanedUsage,
     Outputs,
     Rejected,
+    Submit,
     Usage,
 )
 from engine.server import EngineServer
@@ -126,17 +128,20 @@ async def test_an_id_in_use_is_refused_whoever_asks(
 async def test_too_many_commands_during_a_step_are_overload(
     join: Join, gated: tuple[GatedCore, EngineServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.step_loop, "MAX_PENDING_COMMANDS", 1)
+    monkeypatch.setattr(engine.step_loop, "MAX_PENDING_SUBMITS", 1)
     core, server = gated
     peer = await join(server)
     peer.say(submit("a"))
     await until(lambda: core.entered == 1)
-    peer.say(submit("b"), submit("c"))
+    lower = msgspec.structs.replace(submit("d").request, lane="batch")
+    peer.say(submit("b"), submit("c"), Submit(lower))
     message = await peer.next()
     assert isinstance(message, Rejected)
     assert (message.request_id, message.code) == ("c", "engine_overloaded")
+    assert "lane interactive" in message.message
     core.allow(10)
     await peer.last_of("b")
+    await peer.last_of("d")
 
 
 async def test_abort_frees_within_one_step(

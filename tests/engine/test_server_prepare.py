@@ -8,13 +8,14 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 import engine.server
 import engine.step_loop
 from engine.errors import InvalidRequest
-from engine.protocol import Abort, EngineOutput, EngineRequest, Grammar, Outputs, Rejected
+from engine.protocol import Abort, EngineOutput, EngineRequest, Grammar, Outputs, Rejected, Submit
 from engine.server import EngineServer
 from tests.engine.peers import GatedCore, Join, Serve, settle, submit, until
 
@@ -146,19 +147,20 @@ async def test_no_more_than_so_many_wait(
     core, server = compiling
     core.allow(100)
     peer = await join(server)
-    peer.say(*(submit(name, grammar=GRAMMAR) for name in "abc"))
+    lower = msgspec.structs.replace(submit("d", grammar=GRAMMAR).request, lane="batch")
+    peer.say(*(submit(name, grammar=GRAMMAR) for name in "abc"), Submit(lower))
     message = await peer.next()
     assert isinstance(message, Rejected)
     assert (message.request_id, message.code) == ("c", "engine_overloaded")
-    core.compiled.release(2)
+    core.compiled.release(3)
     await until(lambda: not server._live)
-    assert core.arrived == ["a", "b"]
+    assert core.arrived == ["a", "b", "d"]
 
 
 async def test_what_was_prepared_for_a_full_engine_is_let_go(
     join: Join, compiling: tuple[CompilingCore, EngineServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.step_loop, "MAX_PENDING_COMMANDS", 0)
+    monkeypatch.setattr(engine.step_loop, "MAX_PENDING_SUBMITS", 0)
     core, server = compiling
     peer = await join(server)
     core.compiled.release()

@@ -12,6 +12,7 @@ import triton  # noqa: F401 (its interpreter is on for those who have imported i
 
 from engine.block_pool import BlockPool
 from engine.config import BLOCK_SIZE, Pooling
+from engine.fairness import LANE_WEIGHTS
 from engine.kernels.backend import uses_triton
 from engine.models.decoder import Decoder
 from engine.prefix_cache import PrefixCache
@@ -98,7 +99,7 @@ def stepper_of(
         ),
         max_num_batched_tokens=LIMITS.max_num_tokens,
         max_num_seqs=LIMITS.max_num_seqs,
-        max_waiting=100,
+        max_waiting=dict.fromkeys(LANE_WEIGHTS, 100),
         max_model_len=LIMITS.max_model_len,
         vocab_size=VOCAB,
         eos_token_ids=(),
