@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 PYTEST_ARGS ?=
+COVERAGE ?=
 SINGLE := tests/engine tests/models
 TWO := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
 AUTH_COVERAGE := --cov=gateway/auth --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
@@ -20,11 +21,11 @@ run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
 
 # Without arguments everything, two at a time, each on a core: the engine, then the rest, whose workers have a Postgres
-# and a Redis each.
+# and a Redis each. COVERAGE=1, as CI has it: and every branch of gateway/auth must have run.
 test: $(VENV)/.dev lint
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(TWO) $(SINGLE)
-	$(TWO) --dist worksteal $(SINGLE:%=--ignore=%)
+	$(TWO) --dist worksteal $(if $(COVERAGE),$(AUTH_COVERAGE)) $(SINGLE:%=--ignore=%)
 else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
