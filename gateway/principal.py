@@ -39,6 +39,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 UNLIMITED = Plan(name="unlimited")
 
+CapScope = Literal["org", "project", "key"]
+CapPeriod = Literal["day", "month", "total"]
+
+
+class SpendCap(msgspec.Struct, frozen=True):
+    """A hard cap: what its owner may spend in a period (UTC), in nano-USD."""
+
+    scope: CapScope
+    owner_id: str
+    period: CapPeriod
+    amount_nano: int
+
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """An authenticated caller. Ids are strings with their kind as prefix (`org_...`, `proj_...`,
@@ -58,6 +70,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """By model, what its project may use of it."""
     client_plan: Plan = UNLIMITED
     """Of the OAuth client, over all users it acts for."""
+    spend_caps: tuple[SpendCap, ...] = ()
+    """The hard ones of its key, its project and its org."""
     expires_at: float | None = None
     """Unix seconds."""
     kind: CredentialKind = "key"

@@ -281,6 +281,7 @@ def to_principal(record: KeyRecord) -> Principal:
         project_plan=record.project_plan,
         org_plan=record.org_plan,
         model_plans=record.model_plans,
+        spend_caps=record.spend_caps,
         role=record.role,
         owned_projects=record.owned_projects,
         user_id=row.user_id,

@@ -36,7 +36,7 @@ from gateway.auth.delegation import (
 from gateway.auth.policy import KEY_SCOPES
 from gateway.ids import uuid7
 from gateway.networks import Networks
-from gateway.principal import Plan, Principal, Role
+from gateway.principal import Plan, Principal, Role, SpendCap
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.key_owners import owned_projects, owner_is_active, role_of_owner, with_owners
@@ -50,6 +50,7 @@ from gateway.tenancy.restrictions import (
     check_restrictions,
     narrowed,
 )
+from gateway.tenancy.spend_caps import hard_caps, to_spend_caps
 from gateway.tenancy.tables import (
     MAX_PAGE,
     api_keys,
@@ -136,6 +137,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of the secret that was looked up."""
     model_plans: dict[str, Plan]
     """The project's own limits by model."""
+    spend_caps: tuple[SpendCap, ...] = ()
     is_operator: bool
     project_models: ModelPermissions
 
@@ -424,6 +426,7 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
         owner_is_active().label("owner_active"),
         owned_projects().label("owned_projects"),
         limits_by_model(api_keys.c.project_id).label("model_limits"),
+        hard_caps(orgs.c.id, projects.c.id, api_keys.c.id).label("spend_caps"),
         orgs.c.is_operator,
         projects.c.models_mode.label("project_mode"),
         projects.c.models.label("project_models"),
@@ -456,6 +459,7 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
         owner_active=values["owner_active"],
         owned_projects=frozenset(values["owned_projects"] or ()),
         model_plans=to_plans(values["model_limits"]),
+        spend_caps=to_spend_caps(values["spend_caps"]),
         key_plan=narrowed(plan_of("key", values), {limit: values[limit] for limit in LIMITS}),
         project_plan=plan_of("project", values),
         org_plan=plan_of("org", values),

@@ -1,4 +1,5 @@
-"""Tables of tenancy: plans, and org > project > key. Rows are archived or revoked, never deleted.
+"""Tables of tenancy: plans, org > project > key, and what each may spend. Rows are archived or
+revoked, never deleted.
 
 Above: the verbs beside it. Below: Postgres; `migrations/versions/` create what stands here. Ids are
 text, a kind and a UUIDv7 (`org_...`): they sort by age, and bills may name them for ever.
@@ -128,6 +129,23 @@ api_keys = sa.Table(
         ["org_id", "project_id"], ["projects.org_id", "projects.id"], name="api_keys_of_project"
     ),
     sa.UniqueConstraint("previous_hash", "previous_pepper_id", name="api_keys_previous_hash"),
+    sa.UniqueConstraint("org_id", "id", name="api_keys_org_id_id"),
+)
+
+spend_caps = sa.Table(
+    "spend_caps",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("org_id", sa.Text, sa.ForeignKey("orgs.id"), nullable=False),
+    sa.Column("project_id", sa.Text, nullable=True),
+    sa.Column("key_id", sa.Text, nullable=True),
+    sa.Column("scope", sa.Text, sa.FetchedValue(), nullable=False),
+    sa.Column("period", sa.Text, nullable=False),
+    sa.Column("amount_pico", sa.Numeric(38, 0), nullable=False),
+    sa.Column("hard", sa.Boolean, nullable=False),
+    sa.Column("by_operator", sa.Boolean, nullable=False),
+    _moment("created_at", nullable=False),
+    _moment("archived_at"),
 )
 
 idempotency_keys = sa.Table(

@@ -139,8 +139,11 @@ VALUES: dict[str, object] = {
     "witness": NOWHERE,
 }
 """Of other parameters that have no default, by type or by name."""
-LEFT_OUT = {("tenancy.keys.create_key", "service_account_id")}
-"""A key is of a user or of a service account."""
+LEFT_OUT = {
+    ("tenancy.keys.create_key", "service_account_id"),
+    ("tenancy.spend_caps.create_spend_cap", "key_id"),
+}
+"""A key is of a user or of a service account, a cap of a project or of a key."""
 FOREIGN_KEY = "23503"
 """Postgres: foreign_key_violation."""
 CONNECTIONS = ("AsyncConnection", "AsyncEngine")

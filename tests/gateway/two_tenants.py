@@ -173,6 +173,7 @@ def id_of(table: str, column: str = "id", *, org: str = ALICE) -> str:
 IDS = {
     "org_id": ALICE,
     "api_key_id": id_of("api_keys"),
+    "cap_id": id_of("spend_caps"),
     "client_id": id_of("oauth_clients"),
     "grant_id": id_of("oauth_grants"),
     "invite_id": id_of("invites"),

@@ -124,6 +124,14 @@ class Maker:
     async def plan(self) -> str:
         return f"{ADMIN}/plans/{(await self.post(f'{ADMIN}/plans', {'name': self.name()}))['name']}"
 
+    async def cap_body(self) -> dict[str, Any]:
+        project_id = (await self.project()).rpartition("/")[2]
+        return {"project_id": project_id, "period": "day", "amount_usd": "1"}
+
+    async def cap(self) -> str:
+        made = await self.post(f"{ADMIN}/spend-caps", await self.cap_body())
+        return f"{ADMIN}/spend-caps/{made['id']}"
+
     async def signing_key(self) -> str:
         """The next one was published long ago, so that it may sign."""
         async with self.world.db.begin() as conn:
@@ -152,6 +160,10 @@ def new(path: str, body: Callable[[Maker], Any]) -> Recipe:
         return Change(path=path, body=body(maker))
 
     return change
+
+
+async def new_cap(maker: Maker) -> Change:
+    return Change(path=f"{ADMIN}/spend-caps", body=await maker.cap_body())
 
 
 async def add_member(maker: Maker) -> Change:
@@ -246,6 +258,9 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("PATCH", f"{ADMIN}/projects/{{project_id}}"): at(own_project, body={"plan": "gold"}),
     ("POST", f"{ADMIN}/signing_keys/rotate"): rotate_signing_key,
     ("POST", f"{ADMIN}/signing_keys/{{kid}}/revoke"): at(Maker.signing_key, "/revoke"),
+    ("POST", f"{ADMIN}/spend-caps"): new_cap,
+    ("PATCH", f"{ADMIN}/spend-caps/{{cap_id}}"): at(Maker.cap, body={"amount_usd": "2.5"}),
+    ("POST", f"{ADMIN}/spend-caps/{{cap_id}}/archive"): at(Maker.cap, "/archive"),
     ("POST", f"{ADMIN}/users/{{user_id}}/password-reset"): at(own_user, "/password-reset"),
     ("PATCH", f"{ADMIN}/users/{{user_id}}"): at(own_user, body={"role": "billing"}),
     ("POST", f"{ORG}/admin_api_keys"): new(f"{ORG}/admin_api_keys", lambda m: {"name": "k"}),

@@ -69,6 +69,10 @@ async def add_signing_key(maker: Maker, _path: str) -> None:
         await conn.execute(sa.insert(signing_keys).values(**{**row, **old}))
 
 
+async def add_cap(maker: Maker, _path: str) -> None:
+    await maker.cap()
+
+
 async def nothing(maker: Maker, _path: str) -> None:
     """There are as many as the settings name, or as others have made."""
 
@@ -86,6 +90,7 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/price_lists/{{price_list}}/prices": nothing,
     f"{ADMIN}/projects": posts(lambda maker: {"name": maker.name()}),
     f"{ADMIN}/signing_keys": add_signing_key,
+    f"{ADMIN}/spend-caps": add_cap,
     f"{ORG}/admin_api_keys": add_admin_key,
     f"{ORG}/audit_logs": nothing,
     f"{ORG}/invites": posts(lambda maker: {"email": maker.email(), "role": "reader"}),

@@ -15,10 +15,12 @@ from gateway.routes import (
     admin_plans,
     admin_prices,
     admin_projects,
+    admin_spend_caps,
     audit_logs,
 )
 from tests.gateway.administration.conftest import World
 
+CAPS = "/v1/admin/spend-caps"
 PROBLEM = "application/problem+json"
 MODULES = (
     admin_members,
@@ -28,6 +30,7 @@ MODULES = (
     admin_plans,
     admin_prices,
     admin_projects,
+    admin_spend_caps,
     audit_logs,
 )
 DESCRIBED = [
@@ -93,6 +96,9 @@ async def test_answers_match_their_schemas(world: World, document: dict[str, Any
         ("patch", "/v1/admin/plans/{name}", "/v1/admin/plans/silver", {"lane": None}),
         ("get", "/v1/admin/plans", "/v1/admin/plans", None),
         ("post", "/v1/admin/plans/{name}/archive", "/v1/admin/plans/silver/archive", None),
+        ("post", CAPS, CAPS, {"period": "day", "amount_usd": "0.000000001"}),
+        ("post", CAPS, CAPS, {"period": "day", "amount_usd": "-1"}),
+        ("get", CAPS, CAPS, None),
         ("get", "/v1/admin/models", "/v1/admin/models", None),
         ("get", "/v1/admin/price_lists", "/v1/admin/price_lists", None),
         (

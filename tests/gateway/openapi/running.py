@@ -226,6 +226,10 @@ class Running:
         self.post("/v1/admin/plans", name=name)
         return name
 
+    def make_cap(self, *_: Any) -> str:
+        amount = {"period": "day", "amount_usd": "1"}
+        return self.made("/v1/admin/spend-caps", project_id=self.make_project(), **amount)
+
     def make_model(self, *_: Any) -> str:
         return "far"
 

@@ -1,0 +1,96 @@
+"""/v1/admin/spend-caps: whose caps bind whom, who may set them, and what a principal is told."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from gateway.audit.tables import entries
+from gateway.principal import SpendCap
+from tests.gateway.administration.changing import ADMIN
+from tests.gateway.administration.conftest import World
+
+CAPS = f"{ADMIN}/spend-caps"
+NANO = 1_000_000_000
+
+
+async def test_a_cap_is_made_changed_lifted_and_told_to_whom_it_binds(world: World) -> None:
+    authenticate = world.services.authenticator.authenticate
+    who = await authenticate(world.api_key)
+    project = {"project_id": who.project_id}
+    made = await world.call("POST", CAPS, {**project, "period": "month", "amount_usd": "12.50"})
+    assert made.status_code == 201, made.text
+    cap = made.json()
+    assert (cap["scope"], cap["amount_usd"], cap["hard"]) == ("project", "12.5", True)
+    for body in (
+        {"period": "day", "amount_usd": "3"},
+        {"period": "total", "amount_usd": "1", "hard": False},
+        {"key_id": who.key_id, "period": "total", "amount_usd": "0.000000001"},
+    ):
+        assert (await world.call("POST", CAPS, body)).status_code == 201
+    assert (await authenticate(world.api_key)).spend_caps == (
+        SpendCap("key", who.key_id, "total", 1),
+        SpendCap("org", who.org_id, "day", 3 * NANO),
+        SpendCap("project", who.project_id, "month", 12 * NANO + NANO // 2),
+    ), "a soft one binds nobody"
+    path, etag = f"{CAPS}/{cap['id']}", made.headers["etag"]
+    changed = await world.call("PATCH", path, {"amount_usd": "7"}, if_match=etag)
+    assert changed.json()["amount_usd"] == "7"
+    late = await world.call("PATCH", path, {"amount_usd": "8"}, if_match=etag)
+    assert late.status_code == 412
+    amounts = {cap.scope: cap.amount_nano for cap in (await authenticate(world.api_key)).spend_caps}
+    assert amounts["project"] == 7 * NANO
+    for _ in range(2):
+        archived = await world.call("POST", f"{path}/archive")
+        assert archived.status_code == 200 and archived.json()["archived_at"] is not None
+    late = await world.call("PATCH", path, {"amount_usd": "8"})
+    assert late.status_code == 409 and late.json()["code"] == "read_only"
+    scopes = {cap.scope for cap in (await authenticate(world.api_key)).spend_caps}
+    assert scopes == {"key", "org"}
+    async with world.db.connect() as conn:
+        told = sa.select(entries.c.action).where(entries.c.target == cap["id"])
+        log = list(await conn.scalars(told.order_by(entries.c.sequence)))
+    assert log == ["spend_cap.created", "spend_cap.updated", "spend_cap.archived"]
+
+
+async def test_of_one_owner_and_period_there_is_one_cap(world: World) -> None:
+    body = {"period": "day", "amount_usd": "3"}
+    assert (await world.call("POST", CAPS, body)).status_code == 201
+    again = await world.call("POST", CAPS, body)
+    assert again.status_code == 409 and again.json()["code"] == "conflict"
+    soft = await world.call("POST", CAPS, {**body, "hard": False})
+    assert soft.status_code == 201
+    hardened = await world.call("PATCH", f"{CAPS}/{soft.json()['id']}", {"hard": True})
+    assert hardened.status_code == 409
+    for wrong in (
+        {"period": "day", "amount_usd": "9000000.000000001"},
+        {"period": "day", "amount_usd": "1e3"},
+        {"period": "week", "amount_usd": "1"},
+        {"period": "day", "amount_usd": "1", "key_id": "k", "project_id": "p"},
+    ):
+        assert (await world.call("POST", CAPS, wrong)).status_code == 400
+    gone = await world.call("POST", CAPS, {"period": "day", "amount_usd": "1", "key_id": "k"})
+    assert gone.status_code == 404
+
+
+async def test_what_the_operator_has_set_no_tenant_lifts(world: World) -> None:
+    made = await world.call("POST", f"{ADMIN}/orgs", {"name": "tenant"})
+    org_id = made.json()["organization"]["id"]
+    key = made.json()["admin_key"]["value"]
+    body = {"period": "month", "amount_usd": "100"}
+    where = f"{CAPS}?org_id={org_id}"
+    assert (await world.call("POST", where, body, key=key)).status_code == 403
+    set_by_operator = await world.call("POST", where, body)
+    assert set_by_operator.status_code == 201
+    cap_id = set_by_operator.json()["id"]
+    own = await world.call("POST", CAPS, {**body, "amount_usd": "200"}, key=key)
+    assert own.status_code == 201, "its own stands beside it"
+    listed = (await world.call("GET", CAPS, key=key)).json()["data"]
+    assert [each["by_operator"] for each in listed] == [True, False]
+    for method, path, change in (
+        ("PATCH", f"{CAPS}/{cap_id}", {"amount_usd": "999"}),
+        ("POST", f"{CAPS}/{cap_id}/archive", None),
+    ):
+        refused = await world.call(method, path, change, key=key)
+        assert refused.status_code == 409 and refused.json()["code"] == "read_only"
+    lifted = await world.call("POST", f"{CAPS}/{cap_id}/archive?org_id={org_id}")
+    assert lifted.status_code == 200
