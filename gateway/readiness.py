@@ -16,6 +16,7 @@ class Readiness:
     def __init__(self, *, fleet: Fleet, redis: Redis, spool: Spool) -> None:
         self._fleet, self._redis, self._spool = fleet, redis, spool
         self._draining = False
+        self._redis_seen = False
         self._never_seen = {
             route.model: route.replicas for route in fleet.routes if route.kind == "engine"
         }
@@ -38,7 +39,8 @@ class Readiness:
 
         At the start every engine is waited for ("model NAME"). One that leaves afterwards takes
         only its own model away: the others go on being served while any replica is there.
-        Postgres is not among it: keys are cached and usage waits in the spool.
+        Postgres is not among it: keys are cached and usage waits in the spool. Nor is Redis once
+        the start is over: it would be away for all workers, and each has its share of the limits.
         """
         found = []
         if self._draining:
@@ -50,8 +52,9 @@ class Readiness:
         replicas = (replica for route in self._fleet.routes for replica in route.replicas)
         if not any(replica.health().available for replica in replicas):
             found.append("replicas")
-        try:
-            await self._redis.ping()
-        except (RedisError, OSError):
-            found.append("redis")
+        if not self._redis_seen:
+            try:
+                self._redis_seen = bool(await self._redis.ping())
+            except (RedisError, OSError):
+                found.append("redis")
         return found

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import redis.asyncio
+from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from billing.spool import Spool
@@ -113,3 +114,20 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
     observing.cancel()
     await asyncio.gather(observing, return_exceptions=True)
     await db.dispose()
+
+
+async def test_redis_is_waited_for_at_the_start_and_missed_no_more(
+    redis: redis.asyncio.Redis, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet([route("upstream", Switch("upstream", available=True))])
+    readiness = Readiness(fleet=fleet, redis=redis, spool=spool)
+    with monkeypatch.context() as away:
+        away.setattr(redis, "ping", nobody_answers)
+        assert await readiness.missing() == ["redis"]
+    assert await readiness.missing() == []
+    monkeypatch.setattr(redis, "ping", nobody_answers)
+    assert await readiness.missing() == []
+
+
+async def nobody_answers() -> bool:
+    raise RedisError("nobody is there")
