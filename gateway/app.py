@@ -80,7 +80,7 @@ from gateway.routes import (
     signing_keys,
 )
 from gateway.routes.cors import Cors
-from gateway.routes.counted import Counted
+from gateway.routes.counted import CLIENT_LEFT, OUTCOME, Counted
 from gateway.routes.envelope import REQUEST_ID, Envelope
 from gateway.routes.head import Head
 from gateway.routes.idempotency import Idempotent, claim_key
@@ -177,7 +177,10 @@ def begin_drain(services: Services, timeout_s: float) -> None:
 
 
 def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    face, scope = to_face(error), request.scope
+    scope = request.scope
+    if scope.get("state", {}).get(OUTCOME) == CLIENT_LEFT:
+        return Response(b"", status_code=int(CLIENT_LEFT))  # the body never came; nobody reads this
+    face = to_face(error)
     headers = face.headers
     if isinstance(error, (AuthError, MissingScope)):
         headers = headers | protected_resources.challenged(request, error)

@@ -3,8 +3,9 @@
 Above: `worker` gives the class to uvicorn. Below: uvicorn's protocol on httptools. Knows bytes,
 times and how many connections there are, no route and no key: everything here happens before a
 request has a name. httptools puts no bound on a request's head (the request line and the headers)
-and collects a value in time quadratic in its length, so the bytes are counted here. What is refused
-is answered in the shape of all errors and closed; it reaches no route, so no metric counts it.
+and collects a value in time quadratic in its length, so the bytes are counted here, and those of a
+body's trailers and chunk headers. What is refused is answered in the shape of all errors and
+closed; what has no head yet reaches no route, so no metric counts it.
 
 A client that closes its sending side has hung up, and what it asked for is aborted: no message
 tells half a close from a whole one. GET and HEAD are answered all the same, they cost no tokens.
@@ -17,7 +18,12 @@ import logging
 import resource
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from gateway.errors import INVALID, Face, face, unavailable
 from gateway.ids import uuid7
@@ -29,6 +35,10 @@ MAX_HEAD_BYTES = 64 * 1024
 """Of the request line and all headers; one read of the socket more where they do not end."""
 HEAD_TIMEOUT_S = 30.0
 """From the first byte of a head, or from the connection's opening, to the head's last byte."""
+BODY_TIMEOUT_S = 30.0
+"""From a head's last byte to the last byte of its body, and a second more for each
+MIN_BODY_BYTES_PER_S that came."""
+MIN_BODY_BYTES_PER_S = 16 * 1024
 MAX_CONNECTIONS = 16_384
 """Of one worker. A request on one more is answered with 503."""
 SPARE_CONNECTIONS = 1024
@@ -51,6 +61,7 @@ TOO_LARGE = face(
     param="headers",
 )
 TOO_SLOW = face(408, "The request's headers took too long.", INVALID, code="request_timeout")
+TOO_SLOW_BODY = face(408, "The request's body took too long.", INVALID, code="request_timeout")
 MALFORMED = face(400, "The request is not valid HTTP/1.1.", INVALID, code="invalid_http")
 TOO_MANY = unavailable("This gateway has too many open connections.", code="overloaded")
 
@@ -65,11 +76,17 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.refusal: Face | None = None
+        self._running: RequestResponseCycle | None = None
+        """What is being answered, or was last."""
         self._in_head = True
         """Nothing but a head, or its beginning, may come next."""
         self._begun = False
         self._head_bytes = 0
         self._num_heads = 0
+        self._has_body_bytes = False
+        """The last read brought some of a body."""
+        self._body_bytes = 0
+        self._body_since = 0.0
         self._dropped_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -84,6 +101,10 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        if self._running is not None:
+            # uvicorn tells the request that came last, which may wait for this one's answer
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -102,6 +123,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
             return
         was_in_head, num_heads = self._in_head, self._num_heads
+        self._has_body_bytes = False
         super().data_received(data)
         if self.refusal is not None or self.transport.is_closing():
             return
@@ -113,6 +135,15 @@ class Connection(HttpToolsProtocol):
                 self._expect_head()
         elif self._begun:
             self._expect_head()
+        elif not self._in_head:
+            around = len(data) if num_heads == self._num_heads and not self._has_body_bytes else 0
+            self._expect_body(len(data), around)
+
+    # uvicorn
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     # httptools
 
@@ -122,7 +153,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._cancel_timer()
-        self._in_head = self._begun = False
+        self._begun = False
         self._head_bytes = 0
         self._num_heads += 1
         size_bytes = len(self.url) + sum(
@@ -135,9 +166,16 @@ class Connection(HttpToolsProtocol):
             self._refuse(TOO_MANY)
             raise _Refused
         super().on_headers_complete()
+        self._in_head = False
+
+    def on_body(self, body: bytes) -> None:
+        self._has_body_bytes = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._cancel_timer()
         self._in_head = True
+        self._head_bytes = self._body_bytes = 0
         super().on_message_complete()
 
     # what is refused
@@ -151,7 +189,7 @@ class Connection(HttpToolsProtocol):
         """Tell it, as long as no answer is on its way, and close."""
         self.refusal = why
         self._cancel_timer()
-        if self._answering():
+        if self._answering() and not self._give_up_body():
             self.transport.close()
             return
         body = why.encode()
@@ -168,10 +206,19 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
 
+    def _give_up_body(self) -> bool:
+        """Whoever waits for the rest of the body hears that the client has left; False where there
+        is nobody, or where the answer has begun."""
+        if self._in_head or self.cycle.response_started or self.pipeline:
+            return False
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        return True
+
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    # the time that a head may take
+    # the time that a head and a body may take
 
     def _expect_head(self) -> None:
         """Its time begins, if it has not begun already."""
@@ -188,6 +235,32 @@ class Connection(HttpToolsProtocol):
             self._refuse(TOO_SLOW)
         else:
             self.transport.close()
+
+    def _expect_body(self, num_bytes: int, num_bytes_around: int) -> None:
+        """It is not whole. `num_bytes_around`: of chunk headers and trailers alone."""
+        self._head_bytes += num_bytes_around
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(TOO_LARGE)
+            return
+        self._body_bytes += num_bytes
+        if self._timer is None:
+            self._body_since = self.loop.time()
+            self._timer = self.loop.call_later(BODY_TIMEOUT_S, self._body_is_late)
+
+    def _body_is_late(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused or self.pipeline:  # it is we who do not read it
+            self._body_since = self.loop.time()
+        allowed_s = BODY_TIMEOUT_S + self._body_bytes / MIN_BODY_BYTES_PER_S
+        left_s = self._body_since + allowed_s - self.loop.time()
+        if left_s > 0:
+            self._timer = self.loop.call_later(left_s, self._body_is_late)
+        elif self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self._refuse(TOO_SLOW_BODY)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from litestar import Litestar
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Send
 
 from gateway.telemetry import Telemetry
 
@@ -34,6 +34,12 @@ class Counted:
         state: dict[str, Any] = scope.setdefault("state", {})
         sent = CLIENT_LEFT  # where nothing is answered nobody was there any more
 
+        async def receive_seen() -> ReceiveMessage:
+            message = await receive()
+            if message["type"] == "http.disconnect" and sent == CLIENT_LEFT:
+                state[OUTCOME] = CLIENT_LEFT  # whatever is said from now on, nobody hears it
+            return message
+
         async def send_seen(message: Message) -> None:
             nonlocal sent
             if message["type"] == "http.response.start":
@@ -41,7 +47,7 @@ class Counted:
             await send(message)
 
         try:
-            await self.app(scope, receive, send_seen)
+            await self.app(scope, receive_seen, send_seen)
         except Exception:
             sent = "500"
             raise

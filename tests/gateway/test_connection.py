@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -16,12 +17,20 @@ from gateway import connection
 from gateway.connection import MAX_HEAD_BYTES, Connection
 
 DEADLINE_S = 10.0
+LET_GO, SLOW_ENDED = threading.Event(), threading.Event()
+NO_BODY = (b"content-length", b"0")
+POST = b"POST /live HTTP/1.1\r\nhost: x\r\n"
 LIVE = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the size of the body; a slow one is asked for as /slow."""
+    """Answers with the size of the body: before it came (/early), when it is let go (/held), or
+    never (/slow)."""
     assert scope["type"] == "http"
+    if scope["path"] == "/early":
+        await send({"type": "http.response.start", "status": 401, "headers": [NO_BODY]})
+        await send({"type": "http.response.body", "body": b""})
+        return
     size, more = 0, True
     while more:
         message = await receive()
@@ -31,7 +40,10 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] == "/slow":
         message = await receive()
         assert message["type"] == "http.disconnect"
+        SLOW_ENDED.set()
         return
+    while scope["path"] == "/held" and not LET_GO.is_set():
+        await asyncio.sleep(0.02)
     body = str(size).encode()
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -66,6 +78,13 @@ def port() -> Iterator[int]:
 def client(port: int) -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as opened:
         yield opened
+
+
+@pytest.fixture
+def ended() -> threading.Event:
+    """Set when a /slow request has heard of its client's leaving."""
+    SLOW_ENDED.clear()
+    return SLOW_ENDED
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -190,6 +209,109 @@ def test_a_request_that_takes_long_is_not_given_up(
         client.sendall(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\nGET /li")
         with pytest.raises(TimeoutError):
             client.recv(1)
+
+
+def dribble(client: socket.socket, data: bytes, *, every_s: float) -> tuple[bytes, float]:
+    """Byte by byte until all is said or the server closes: its answer, and how long that took."""
+    client.settimeout(every_s)
+    began, found = time.monotonic(), b""
+    left = iter(data)
+    while time.monotonic() < began + DEADLINE_S:
+        try:
+            got = client.recv(65536)
+        except TimeoutError:
+            if (byte := next(left, None)) is not None:
+                client.sendall(bytes([byte]))
+            continue
+        found += got
+        if not got or found.startswith(b"HTTP/1.1 200"):
+            break
+    return found, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (b"content-length: 1000\r\n\r\n", b"b" * 1000),
+        (b"transfer-encoding: chunked\r\n\r\n", b"1\r\nb\r\n" * 200),
+    ],
+    ids=["of a known length", "in chunks"],
+)
+def test_a_body_that_takes_too_long_is_given_up(
+    client: socket.socket, monkeypatch: pytest.MonkeyPatch, head: bytes, body: bytes
+) -> None:
+    """However steadily a byte comes."""
+    monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 0.5)
+    client.sendall(POST + head)
+    found, took_s = dribble(client, body, every_s=0.05)
+    error = error_of(found, 408)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "request_timeout")
+    assert 0.4 < took_s < 0.5 + connection.LINGER_S + 2
+
+
+def test_a_body_that_comes_fast_enough_may_take_longer(
+    client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection, "MIN_BODY_BYTES_PER_S", 5)
+    client.sendall(POST + b"content-length: 30\r\n\r\n")
+    found, took_s = dribble(client, b"b" * 30, every_s=0.05)
+    assert found.startswith(b"HTTP/1.1 200") and took_s > 1.0
+
+
+def test_a_body_behind_its_own_answer_is_not_waited_for(
+    client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was refused before the body came and goes on sending it holds nothing for long."""
+    monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 0.5)
+    client.sendall(b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
+    found, took_s = dribble(client, b"b" * 1000, every_s=0.05)
+    assert found.count(b"HTTP/1.1") == 1 and found.startswith(b"HTTP/1.1 401")
+    assert 0.4 < took_s < 3
+
+
+def test_a_body_behind_a_slow_answer_is_not_late(
+    client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is we who do not read it."""
+    monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 0.3)
+    LET_GO.clear()
+    client.sendall(b"POST /held HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+    time.sleep(0.1)
+    client.sendall(POST + b"content-length: 2\r\n\r\nb")
+    time.sleep(1)
+    LET_GO.set()
+    assert read_answer(client) == (200, b"0")
+    client.sendall(b"b")
+    assert read_answer(client) == (200, b"2")
+
+
+@pytest.mark.parametrize("around", [b"1;" + b"a" * 200_000, b"1\r\nb\r\n0\r\nx: " + b"a" * 200_000])
+def test_what_stands_around_the_chunks_of_a_body_is_bounded(
+    client: socket.socket, around: bytes
+) -> None:
+    """An extension of a chunk, and a trailer, neither of which ends."""
+    client.sendall(POST + b"transfer-encoding: chunked\r\n\r\n")
+    time.sleep(0.1)
+    for start in range(0, len(around), 10_000):
+        client.sendall(around[start : start + 10_000])
+    assert error_of(read_all(client), 431)["code"] == "request_header_fields_too_large"
+
+
+def test_a_client_that_leaves_with_a_request_waiting_ends_the_one_in_flight(
+    port: int, ended: threading.Event
+) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client:
+        slow = b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+        client.sendall(slow + POST + b"content-length: 1\r\n\r\nb")
+        time.sleep(0.2)
+        assert not ended.is_set()
+    assert ended.wait(DEADLINE_S)
+
+
+def test_a_malformed_body_is_a_400(client: socket.socket) -> None:
+    client.sendall(POST + b"transfer-encoding: chunked\r\n\r\nnonsense\r\n")
+    assert error_of(read_all(client), 400)["code"] == "invalid_http"
 
 
 def test_beyond_the_bound_a_request_is_a_503_that_says_when(
