@@ -41,6 +41,7 @@ from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream import UpstreamReplica
+from gateway.fleet.waiting_room import WaitingRoom
 from gateway.home import Home
 from gateway.idempotency_keys import IdempotencyKeys, answer_keys
 from gateway.inference import Desk, drain
@@ -195,7 +196,6 @@ async def open_services(
 ) -> Services:
     assert settings.redis_url is not None
     secret = Secret.load(settings.secret_key_file)
-    key = secret.current
     tasks = TaskSet()
     stack.push_async_callback(tasks.close)
     db = open_pool(settings, stack, ROLE_TENANT)
@@ -236,7 +236,7 @@ async def open_services(
         spool=spool,
         price_book=price_book,
         tasks=tasks,
-        cache_salts=cache_salts(key.derive(CACHE_SALT)),
+        cache_salts=cache_salts(secret.current.derive(CACHE_SALT)),
         stalled_reader_s=settings.stalled_reader_s,
         deadlines=settings.deadlines,
     )
@@ -255,6 +255,7 @@ async def open_services(
         spool=spool,
         shipper=shipper,
         engines=engines,
+        rooms={route.model: route.rooms for route in fleet.routes if route.rooms},
         authorization=auth.authorization,
         federation=auth.federation,
         trusted_proxies=Networks.of(settings.trusted_proxies),
@@ -326,7 +327,7 @@ def build_fleet(
     routes: list[Route] = []
     for model in settings.models:
         if model.path is None:
-            routes.append(upstream_route(model, threads))
+            routes.append(upstream_route(model, threads, settings.workers))
         else:
             routes += engine_routes(model, engines[model.name], threads)
     return Fleet(routes)
@@ -349,7 +350,10 @@ def engine_routes(model: ModelConfig, client: Engine, threads: PrepareThreads) -
         yield Route(model=name, kind="engine", replicas=(replica,))
 
 
-def upstream_route(model: ModelConfig, threads: PrepareThreads) -> Route:
+def upstream_route(model: ModelConfig, threads: PrepareThreads, num_gateways: int) -> Route:
+    """What an upstream takes at once, the gateways of this machine share evenly."""
+    bounds = [each.max_concurrency for each in model.replicas]
+    rooms = [None if bound is None else WaitingRoom(bound // num_gateways) for bound in bounds]
     encode = None if model.tokenizer is None else load_tokenizer(model.tokenizer).encode
     replicas = tuple(
         UpstreamReplica(
@@ -360,11 +364,13 @@ def upstream_route(model: ModelConfig, threads: PrepareThreads) -> Route:
             weight=each.weight,
             context_window=model.context_window,
             encoding=encode,
+            room=rooms[position],
             threads=threads,
         )
         for position, each in enumerate(model.replicas)
     )
-    return Route(model=model.name, kind="upstream", replicas=replicas)
+    bounded = tuple(room for room in rooms if room is not None)
+    return Route(model=model.name, kind="upstream", replicas=replicas, rooms=bounded)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -24,7 +24,7 @@ from billing.price_book import PriceBook
 from billing.spool import Spool
 from engine.protocol import Usage
 from gateway.delivery import Delivery
-from gateway.fleet.errors import ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
+from gateway.fleet.errors import NoPlace, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
 from gateway.fleet.replica import (
     MeteredUsage,
     PreparedRequest,
@@ -196,6 +196,8 @@ class Generation(msgspec.Struct, frozen=True):
                 outcome = await Run(self, replica, prepared).relay()
             except ReplicaUnavailable as error:
                 outcome = Outcome(failure=error)
+            if isinstance(outcome.failure, NoPlace):  # it was the one with most room
+                break
             turned_away = isinstance(outcome.failure, ReplicaUnavailable) and outcome.usage is None
             if not turned_away and not self.delivery.abandoned:
                 self.desk.fleet.report(replica, ok=True)

@@ -18,6 +18,7 @@ from gateway.engine_options import EngineOptions, PositiveInt
 from gateway.home import Home
 from gateway.settings_file import (
     AdapterName,
+    Concurrency,
     EngineAddress,
     Name,
     SettingsError,
@@ -42,6 +43,8 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
     api_key_env: str | None = None
     """Name of the environment variable that holds its key; None: it wants none."""
     weight: Weight = 1
+    max_concurrency: Concurrency | None = None
+    """Requests at once, of all gateway processes together: each has its part, rounded down."""
 
 
 class AdapterConfig(Strict, frozen=True, kw_only=True):
@@ -109,7 +112,7 @@ def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: H
         raise SettingsError(f"{at} ({model.name}): wants exactly one of path, upstream, replica")
     if model.path is None:
         return _to_upstream(model, at)
-    for key in ("upstream_model", "api_key_env", "tokenizer", "context_window"):
+    for key in ("upstream_model", "api_key_env", "max_concurrency", "tokenizer", "context_window"):
         if getattr(model, key) is not None:
             raise SettingsError(f"{at}.{key}: only for an upstream; this model has a path")
     repository = _repository(model.path)
@@ -128,6 +131,17 @@ def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: H
         engine_options=_options(model.engine_options, engine) if starts_engine else EngineOptions(),
         adapters=tuple(_to_adapters(model, at)),
     )
+
+
+def check_parts(models: Sequence[ModelConfig], workers: int) -> None:
+    """Every gateway process has at least one of what they share. Raises: SettingsError."""
+    for position, model in enumerate(models):
+        for each in model.replicas:
+            if each.max_concurrency is not None and each.max_concurrency < workers:
+                raise SettingsError(
+                    f"model[{position}] ({model.name}): max_concurrency {each.max_concurrency} "
+                    f"cannot be shared by {workers} workers"
+                )
 
 
 def _options(own: EngineOptions, shared: EngineOptions) -> EngineOptions:
@@ -160,11 +174,14 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
             raise SettingsError(f"{at}.{key}: only for a model with a path")
     if model.replica and (model.upstream_model or model.api_key_env):
         raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")
+    if model.replica and model.max_concurrency:
+        raise SettingsError(f"{at}: max_concurrency belongs into each replica")
     replicas = model.replica or [
         WrittenReplica(
             upstream=model.upstream or "",
             upstream_model=model.upstream_model,
             api_key_env=model.api_key_env,
+            max_concurrency=model.max_concurrency,
         )
     ]
     return ModelConfig(
@@ -175,6 +192,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
                 upstream_model=each.upstream_model or model.name,
                 api_key_env=each.api_key_env,
                 weight=each.weight,
+                max_concurrency=each.max_concurrency,
             )
             for each in replicas
         ),

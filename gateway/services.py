@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from redis.asyncio import Redis
@@ -18,6 +18,7 @@ from gateway.auth.authority import Authority
 from gateway.auth.authorization import Authorization
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.federation import Federation
+from gateway.fleet.waiting_room import WaitingRoom
 from gateway.idempotency_keys import IdempotencyKeys
 from gateway.inference import Desk
 from gateway.networks import Networks
@@ -46,6 +47,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     shipper: Shipper
     engines: Mapping[str, Engine]
     """By model name."""
+    rooms: Mapping[str, Sequence[WaitingRoom]] = {}
+    """Of upstreams, by model name."""
     authorization: Authorization
     """The pages of the authorization server, and clients."""
     federation: Federation
@@ -60,6 +63,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
         for engine in self.engines.values():
             if engine.connected:
                 self.telemetry.engine_status(engine.status)
+        for model, rooms in self.rooms.items():
+            self.telemetry.waiting_rooms(model, rooms)
         self.telemetry.spool_backlog.set(self.spool.backlog)
         self.telemetry.usage_conflicts.set(self.shipper.alarms.conflicts)
         self.telemetry.usage_refused.set(self.shipper.alarms.refused)

@@ -30,6 +30,7 @@ from gateway.served_models import (
     PACKAGE_ROOT,
     ModelConfig,
     alone,
+    check_parts,
     to_models,
 )
 from gateway.settings_file import (
@@ -228,6 +229,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         written = [only or alone(str(DEFAULT_MODEL))]
     try:
         models = to_models(written, file.engine, Home(home))
+        check_parts(models, file.workers)
         plans = {name: _to_plan(name, table) for name, table in file.plan.items()}
         plans.setdefault(DEFAULT_PLAN.name, DEFAULT_PLAN)
         database_url = None if file.database_url is None else _database_url(file.database_url)

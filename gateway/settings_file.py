@@ -38,6 +38,8 @@ RedisUrl = Annotated[str, Meta(pattern=REDIS_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
 Weight = Annotated[int, Meta(ge=1, le=1000)]
+Concurrency = Annotated[int, Meta(ge=1, le=1024)]
+"""As many as one gateway process keeps connections to an upstream (`fleet.http1`)."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Workers = Annotated[int, Meta(ge=1, le=256)]
 BodyBytes = Annotated[int, Meta(ge=1024, le=1024**3)]
@@ -68,6 +70,7 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     upstream: Url | None = None
     upstream_model: str | None = None
     api_key_env: str | None = None
+    max_concurrency: Concurrency | None = None
     replica: list[WrittenReplica] = []
     context_window: PositiveInt | None = None
     tokenizer: Path | None = None
@@ -87,6 +90,7 @@ class WrittenReplica(Strict, frozen=True, kw_only=True):
     upstream_model: str | None = None
     api_key_env: str | None = None
     weight: Weight = 1
+    max_concurrency: Concurrency | None = None
 
 
 class WrittenPlan(Strict, frozen=True, kw_only=True):

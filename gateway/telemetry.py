@@ -9,14 +9,16 @@ key, a user or a prompt. Names follow vLLM's where users know those.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from engine.fairness import LANE_WEIGHTS
 from engine.protocol import ReplicaStatus
 from gateway.fleet.replica import MeteredUsage, RawBody, ReplicaEvent
+from gateway.fleet.waiting_room import WaitingRoom
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BUCKETS_S = (
@@ -66,7 +68,7 @@ class Telemetry:
         )
         self.queue_time = Histogram(
             "tollgate_request_queue_time_seconds",
-            "Waiting in the engine before the first schedule.",
+            "Before it was begun: in the engine, or here, for an upstream's max_concurrency.",
             ["model"],
             buckets=TTFT_BUCKETS_S,
             registry=registry,
@@ -93,6 +95,16 @@ class Telemetry:
         self.accepted_tokens = self._engine_gauge(
             "spec_decode_accepted_tokens", "Guessed tokens that were right, since then."
         )
+        self._make_worker_gauges()
+
+    def _make_worker_gauges(self) -> None:
+        self.upstream_running, self.upstream_waiting = (
+            self._worker_gauge(f"upstream_requests_{state}", text, "model", "lane")
+            for state, text in (
+                ("running", "Requests that an upstream with a max_concurrency works on."),
+                ("waiting", "Requests that wait here for such an upstream."),
+            )
+        )
         self.spool_backlog = self._worker_gauge(
             "spool_backlog_events", "Usage events on disk that Postgres does not have yet."
         )
@@ -103,9 +115,11 @@ class Telemetry:
             "usage_refused", "Alarm: events that Postgres refuses, kept in quarantine."
         )
 
-    def _worker_gauge(self, name: str, text: str) -> Gauge:
+    def _worker_gauge(self, name: str, text: str, *labels: str) -> Gauge:
         """Each worker knows its own part; the whole is their sum."""
-        return Gauge(f"tollgate_{name}", text, registry=self.registry, multiprocess_mode="livesum")
+        return Gauge(
+            f"tollgate_{name}", text, labels, registry=self.registry, multiprocess_mode="livesum"
+        )
 
     def _engine_gauge(self, name: str, text: str) -> Gauge:
         """Every worker hears the same engine, so the most recent word is the right one."""
@@ -128,6 +142,13 @@ class Telemetry:
         self.generated.labels(status.model).set(status.generated_tokens)
         self.draft_tokens.labels(status.model).set(status.num_draft_tokens)
         self.accepted_tokens.labels(status.model).set(status.num_accepted_tokens)
+
+    def waiting_rooms(self, model: str, rooms: Sequence[WaitingRoom]) -> None:
+        for lane in LANE_WEIGHTS:
+            running = sum(room.num_served[lane] for room in rooms)
+            waiting = sum(room.num_waiting[lane] for room in rooms)
+            self.upstream_running.labels(model, lane).set(running)
+            self.upstream_waiting.labels(model, lane).set(waiting)
 
     def count_tokens(
         self, model: str, *, uncached: int, cache_read: int, cache_write: int, output: int

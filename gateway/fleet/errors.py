@@ -7,6 +7,7 @@ FleetError                  code
 │   └── UnknownModel        model_not_found
 ├── ReplicaUnavailable      replica_unavailable nothing ran; another replica may be tried
 │   └── ReplicaOverloaded   replica_overloaded  its bounded queue is full
+│       └── NoPlace         no_place            in this gateway's room for it, or not in time
 ├── UpstreamRefused         upstream_refused    an upstream's 4xx, for the client to read
 └── ReplicaLost             replica_lost        after the first event; usage so far stands
 """
@@ -63,6 +64,12 @@ class ReplicaUnavailable(FleetError):
 
 class ReplicaOverloaded(ReplicaUnavailable):
     code = "replica_overloaded"
+
+
+class NoPlace(ReplicaOverloaded):
+    """Says nothing against the replica, which was not asked."""
+
+    code = "no_place"
 
 
 class UpstreamRefused(FleetError):

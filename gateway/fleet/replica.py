@@ -113,6 +113,8 @@ class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
     available: bool
     num_running: int = 0
     num_waiting: int = 0
+    backlog: float = 0.0
+    """Of an upstream, here: 0 where one more request would be sent at once."""
 
 
 ANYBODYS = Turn()

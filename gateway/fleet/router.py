@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.fleet.errors import UnknownModel
 from gateway.fleet.replica import Replica
+from gateway.fleet.waiting_room import WaitingRoom
 from gateway.principal import Principal
 from gateway.wire.from_openai import ModelKind
 
@@ -29,6 +30,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     kind: ModelKind
     replicas: tuple[Replica, ...]
+    rooms: tuple[WaitingRoom, ...] = ()
+    """Of its upstreams that have one."""
 
 
 class Fleet:
@@ -61,8 +64,8 @@ class Fleet:
         return route
 
     def order(self, route: Route) -> Sequence[Replica]:
-        """All of them, the best first: healthy ones before failing ones, then by load where that is
-        known (engines), then drawn by weight."""
+        """All of them, the best first: healthy ones before failing ones, then by load (engines) or
+        by what waits here for them (upstreams), then drawn by weight."""
         if len(route.replicas) == 1:
             return route.replicas
         by_load = route.kind == "engine"
@@ -93,7 +96,8 @@ class Fleet:
         health = replica.health()
         failures = self._failures.get(replica)
         failing = failures is not None and self._clock() < failures.until
-        load = (health.num_running + health.num_waiting) / replica.weight if by_load else 0.0
+        running, waiting = health.num_running, health.num_waiting
+        load = (running + waiting) / replica.weight if by_load else health.backlog
         # Exponential draws, divided by the weights, order by weight without replacement
         # (Efraimidis and Spirakis, 2006).
         return failing or not health.available, load, self._rng.expovariate(replica.weight)

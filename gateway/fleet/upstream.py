@@ -4,6 +4,9 @@ come.
 Above: `inference` and the router. Below: `http1` for the I/O, `upstream_meter` for what the answer
 costs, `upstream_errors` for what its refusals mean. Knows no tenant and no price.
 
+An upstream with a `room` is asked as many requests at once as its room lets pass; the others wait
+there, for as long as their deadlines say. Without one nothing waits here.
+
 Usage is always asked for, whatever the client asked. A request that nobody waits for any more is
 cut off at whatever it waits for, which closes its connection: that is how an upstream learns of
 it.
@@ -21,7 +24,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.fleet.errors import FleetError, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
+from gateway.fleet.errors import (
+    FleetError,
+    NoPlace,
+    ReplicaLost,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+)
 from gateway.fleet.http1 import Connection, HttpError, Pool, PoolFull
 from gateway.fleet.input_estimate import Encode, estimate_input_tokens
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -35,6 +44,7 @@ from gateway.fleet.replica import (
 )
 from gateway.fleet.upstream_errors import HIDDEN, to_fleet_error
 from gateway.fleet.upstream_meter import BrokenAnswer, UpstreamMeter
+from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
 from gateway.lanes import Turn
 from gateway.wire.request import GenerateRequest
 from gateway.wire.sse import Event, EventParser, EventTooLarge
@@ -77,6 +87,7 @@ class UpstreamReplica:
         weight: int = 1,
         context_window: int | None = None,
         encoding: Encode | None = None,
+        room: WaitingRoom | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.name = name
@@ -85,6 +96,7 @@ class UpstreamReplica:
         self._hidden = dict.fromkeys(names_of(base_url, api_key), HIDDEN)
         self._context_window = context_window
         self._encoding = encoding
+        self._room = room
         self._threads = threads
         self._clock = clock
         self._tokens_per_s: float | None = None
@@ -101,7 +113,17 @@ class UpstreamReplica:
         self._pool.close()
 
     def health(self) -> ReplicaHealth:
-        return ReplicaHealth(name=self.name, available=True, num_running=len(self._attempts))
+        num_open, room = len(self._attempts), self._room
+        if room is None:
+            return ReplicaHealth(name=self.name, available=True, num_running=num_open)
+        num_waiting = sum(room.num_waiting.values())
+        return ReplicaHealth(
+            name=self.name,
+            available=True,
+            num_running=num_open - num_waiting,
+            num_waiting=num_waiting,
+            backlog=room.backlog,
+        )
 
     async def prepare(self, request: GenerateRequest) -> PreparedRequest:
         body = request.forward
@@ -119,20 +141,22 @@ class UpstreamReplica:
         )
 
     def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
-        """An upstream does not say what waits there."""
-        return None
+        """What waits here, where anything does; an upstream does not say what waits there."""
+        return None if self._room is None else self._room.predicted_ttft_s(turn)
 
     async def stream(
         self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """`cache_salt` and `turn` have no equivalent over there: whose cache and whose turn it is,
-        is the upstream's matter.
+        is the upstream's matter. Whose it is here, the room says.
         """
         assert attempt_id not in self._attempts
         attempt = self._attempts[attempt_id] = Attempt(prepared, self._clock)
         run = self._stream if prepared.request.stream else self._whole
+        room = self._room
+        answer = run(attempt) if room is None else self._in_turn(run, room, turn, attempt)
         try:
-            async with aclosing(run(attempt)) as events:
+            async with aclosing(answer) as events:
                 async for event in events:
                     yield event
         finally:
@@ -148,6 +172,47 @@ class UpstreamReplica:
 
     async def acknowledge(self, attempt_id: str) -> None:
         """An upstream never brings an attempt up again."""
+
+    # ---- whose turn it is
+
+    async def _in_turn(
+        self, run: Answer, room: WaitingRoom, turn: Turn, attempt: Attempt
+    ) -> AsyncGenerator[ReplicaEvent, None]:
+        """Raises NoPlace, and what `run` raises."""
+        place = room.join(turn, attempt.prepared.input_tokens)
+        try:
+            if not place.served.is_set():
+                await self._wait(room, place, attempt)
+            waited_s: float | None = attempt.elapsed_s
+            attempt.restart()
+            async with aclosing(run(attempt)) as events:
+                async for event in events:
+                    if waited_s is not None:
+                        event = msgspec.structs.replace(event, queue_time_s=waited_s)
+                        waited_s = None
+                        if not event.finished:
+                            room.began(place)
+                    if event.usage is not None:
+                        room.used(place, event.usage)
+                    yield event
+        except Aborted:
+            yield ReplicaEvent(finished=True)
+        finally:
+            room.leave(place)
+
+    async def _wait(self, room: WaitingRoom, place: Place, attempt: Attempt) -> None:
+        deadline_s = place.turn.deadline_s
+        longest_s = MAX_WAIT_S if deadline_s is None else min(deadline_s, MAX_WAIT_S)
+        try:
+            async with attempt.waiting(longest_s):
+                await place.served.wait()
+        except TimeoutError:
+            if place.served.is_set():  # in the same moment
+                return
+            raise NoPlace(
+                f"{self.name}: no place came free in {longest_s:.3f} s",
+                retry_after_s=room.retry_after_s(),
+            ) from None
 
     # ---- what is sent
 
@@ -342,6 +407,10 @@ class Attempt:
         self._aborted = False
         self._wait: asyncio.Timeout | None = None
 
+    def restart(self) -> None:
+        """Its time counts from now: what was before, it waited."""
+        self._begun_at = self._clock()
+
     @property
     def elapsed_s(self) -> float:
         return self._clock() - self._begun_at
@@ -377,6 +446,9 @@ class Attempt:
             self.connection.interrupt(Aborted())
         if self._wait is not None and not self._wait.expired():
             self._wait.reschedule(asyncio.get_running_loop().time())
+
+
+Answer = Callable[[Attempt], AsyncGenerator[ReplicaEvent, None]]
 
 
 def completions_url(base_url: str) -> str:

@@ -14,7 +14,13 @@ from billing.events import UsageEvent
 from billing.price_book import PriceBook
 from billing.spool import Spool, SpoolBroken
 from gateway import inference
-from gateway.fleet.errors import ReplicaLost, ReplicaOverloaded, ReplicaUnavailable, UpstreamRefused
+from gateway.fleet.errors import (
+    NoPlace,
+    ReplicaLost,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    UpstreamRefused,
+)
 from gateway.fleet.router import Fleet, Route
 from gateway.inference import Desk, RateLimited, drain
 from gateway.lanes import Turn
@@ -129,6 +135,20 @@ async def test_the_next_replica_is_tried_before_the_first_byte(open_office) -> N
     assert event.id not in broken.attempts, "each attempt has its own id"
 
 
+async def test_who_found_no_place_says_nothing_against_the_replica_and_tries_no_other(
+    open_office,
+) -> None:
+    full, spare = ScriptedReplica("full", refuses=NoPlace("full")), ScriptedReplica("spare")
+    office = open_office(full, spare)
+    with pytest.raises(NoPlace):
+        await read(office.begin())
+    await office.settled()
+    assert spare.attempts == [] and office.desk.spool._open == {}
+    full.refuses = None
+    fleet = office.desk.fleet
+    assert fleet.order(fleet.routes[0])[0] is full, "it is not remembered as a failure"
+
+
 async def test_after_the_first_byte_there_is_no_other_replica(open_office) -> None:
     spare = ScriptedReplica("spare")
     lost = ScriptedReplica("lost", fails_after=(2, ReplicaLost("gone")))
@@ -146,6 +166,7 @@ async def test_after_the_first_byte_there_is_no_other_replica(open_office) -> No
     "error",
     [
         ReplicaUnavailable("down"),
+        NoPlace("its deadline passed while it waited"),
         UpstreamRefused("no", status=400, error_type="invalid_request_error", error_code=None),
         RuntimeError("a bug"),
     ],

@@ -182,6 +182,19 @@ MISTAKES = [
         MODEL + "api_key_env = 'K'\n[[model.replica]]\nupstream = 'http://h/v1'",
         "model[0]: upstream_model and api_key_env belong into each replica",
     ),
+    (
+        MODEL + "max_concurrency = 2\n[[model.replica]]\nupstream = 'http://h/v1'",
+        "model[0]: max_concurrency belongs into each replica",
+    ),
+    (MODEL + "path = 'a'\nmax_concurrency = 2", "model[0].max_concurrency: only for an upstream"),
+    (
+        MODEL + "upstream = 'http://h/v1'\nmax_concurrency = 0",
+        "model[0].max_concurrency: expected `int` >= 1",
+    ),
+    (
+        "workers = 3\n" + MODEL + "upstream = 'http://h/v1'\nmax_concurrency = 2",
+        "model[0] (m): max_concurrency 2 cannot be shared by 3 workers",
+    ),
     (2 * (MODEL + "path = 'a'\n"), "model[1].name: there are two models named 'm'"),
     (
         MODEL + "path = 'a'\n[model.engine_options]\ndtyp = 'x'",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.fairness import LANE_WEIGHTS
 from engine.fake import FAKE_CONFIG, FakeCore
 from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, ReplicaEvent, TextDelta
+from gateway.fleet.waiting_room import WaitingRoom
+from gateway.lanes import Turn
 from gateway.telemetry import RequestMeter, Telemetry
 
 
@@ -26,6 +29,24 @@ def test_guesses_of_an_engine_are_measured() -> None:
     value, labels = telemetry.registry.get_sample_value, {"model": status.model}
     assert value("tollgate_spec_decode_draft_tokens", labels) == 7
     assert value("tollgate_spec_decode_accepted_tokens", labels) == 3
+
+
+def test_what_waits_for_upstreams_is_told_by_lane() -> None:
+    rooms = [WaitingRoom(1), WaitingRoom(1)]
+    for room in rooms:
+        for lane in ("batch", "batch", "interactive"):
+            room.join(Turn(lane=lane), 1)
+    telemetry = Telemetry(models=["m"])
+    telemetry.waiting_rooms("m", rooms)
+    value = telemetry.registry.get_sample_value
+    counted = {
+        lane: tuple(
+            value(f"tollgate_upstream_requests_{state}", {"model": "m", "lane": lane})
+            for state in ("running", "waiting")
+        )
+        for lane in LANE_WEIGHTS
+    }
+    assert counted == {"batch": (2, 2), "interactive": (0, 2), "agentic": (0, 0)}
 
 
 def timed(*events: ReplicaEvent) -> tuple[float, float]:

@@ -23,11 +23,13 @@ from tests.gateway.fleet.scripted_upstream import (
     usage_chunk,
 )
 from tests.journeys.reports import costs_pico, events, eventually, next_event, usage_of_today
+from tests.journeys.upstream_settings import BIG_KEY, BIG_PRICES, BOOK, CONFIG
 from tests.journeys.upstreams import (
     LiveUpstream,
     answers,
     dies_at_once,
     good,
+    holds_the_holder,
     live_upstreams,
     sends_an_error_event,
 )
@@ -35,43 +37,12 @@ from tests.stack import Stack, running
 
 pytestmark = pytest.mark.slow
 
-BIG_KEY = "sk-upstream-4f1c0ffee-very-secret"
-BIG_PRICES = {"uncached_input": 1_250_003, "cache_read": 125_001, "cache_write": 1_562_507}
-BIG_PRICES["output"] = 10_000_019
-"""Pico-USD per token; no factor in common, so that a sum shows what it is made of."""
-BOOK = """
-[[price]]
-model = "big"
-valid_from = "2026-01-01"
-""" + "\n".join(f'{name} = "{pico / 10**6}"' for name, pico in BIG_PRICES.items())
-CONFIG = """
-price_books = ["{book}"]
-
-[[model]]
-name = "penny"
-path = "models/penny"
-[[model]]
-name = "big"
-upstream = "{big}"
-api_key_env = "BIG_KEY"
-[[model]]
-name = "wide"
-  [[model.replica]]
-  upstream = "{wide}"
-  upstream_model = "Qwen3-32B"
-  api_key_env = "BIG_KEY"
-  weight = 2
-  [[model.replica]]
-  upstream = "{other}"
-  upstream_model = "Qwen3-32B"
-  api_key_env = "BIG_KEY"
-"""
 HELLO: Any = [{"role": "user", "content": "Say hello to the world."}]
 
 
 @pytest.fixture(scope="module")
 def upstreams() -> Iterator[list[LiveUpstream]]:
-    with live_upstreams(3) as opened:
+    with live_upstreams(4) as opened:
         yield opened
 
 
@@ -83,7 +54,13 @@ def big(upstreams: list[LiveUpstream]) -> LiveUpstream:
 @pytest.fixture
 def wide(upstreams: list[LiveUpstream]) -> list[LiveUpstream]:
     """The two replicas."""
-    return upstreams[1:]
+    return upstreams[1:3]
+
+
+@pytest.fixture
+def narrow(upstreams: list[LiveUpstream]) -> LiveUpstream:
+    """One request at a time."""
+    return upstreams[3]
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +69,8 @@ def stack(
 ) -> Iterator[Stack]:
     book = tmp_path_factory.mktemp("prices") / "big.toml"
     book.write_text(BOOK)
-    big, wide, other = (each.base_url for each in upstreams)
-    config = CONFIG.format(book=book, big=big, wide=wide, other=other)
+    big, wide, other, narrow = (each.base_url for each in upstreams)
+    config = CONFIG.format(book=book, big=big, wide=wide, other=other, narrow=narrow)
     with running(config=config, env={"BIG_KEY": BIG_KEY}) as started:
         yield started
 
@@ -125,7 +102,7 @@ def post(stack: Stack, **fields: Any) -> Any:
 
 
 def test_all_models_are_listed_and_penny_answers_beside_the_upstreams(client: OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["penny", "big", "wide"]
+    assert [model.id for model in client.models.list()] == ["penny", "big", "wide", "narrow"]
     assert ask(client, "penny", max_tokens=4).usage.completion_tokens > 0
 
 
@@ -316,6 +293,31 @@ def test_a_replica_that_refuses_connections_is_passed_over(
     finally:
         down.open()
     assert all(exchange.body["model"] == "Qwen3-32B" for exchange in up.exchanges)
+
+
+def test_what_an_upstream_cannot_take_at_once_waits_for_as_long_as_its_deadline(
+    stack: Stack, client: OpenAI, narrow: LiveUpstream
+) -> None:
+    narrow.play(holds_the_holder)
+    before = len(events(stack, "narrow"))
+    one = {"model": "narrow", "lane": "interactive"}
+    with post(stack, model="narrow", stream=True, user="holder") as held:
+        answer = held.iter_text()  # it closes the response when it goes
+        assert "mine" in next(answer)
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(client, "narrow", extra_headers={"x-request-timeout-ms": "200"})
+        assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        stack.wait_metric("tollgate_upstream_requests_running", 1, **one)
+        stack.wait("only the holder has a lease", lambda: stack.open_leases() == 1)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ask, client, "narrow")
+            stack.wait_metric("tollgate_upstream_requests_waiting", 1, **one)
+            assert len(narrow.exchanges) == 1
+            held.close()
+            assert text_of(waiting.result(10)) == "Hello there"
+    stack.wait("both are billed", lambda: len(events(stack, "narrow")) == before + 2)
+    stack.wait_metric("tollgate_upstream_requests_running", 0, **one)
 
 
 def test_when_no_replica_can_it_is_a_503_that_costs_nothing(

@@ -16,6 +16,7 @@ from tests.gateway.fleet.scripted_upstream import (
     Exchange,
     Script,
     Upstream,
+    chunk,
     completion,
     good_stream,
 )
@@ -104,6 +105,15 @@ async def good_body(exchange: Exchange) -> None:
 
 async def good(exchange: Exchange) -> None:
     await (good_stream if exchange.body.get("stream") else good_body)(exchange)
+
+
+async def holds_the_holder(exchange: Exchange) -> None:
+    """Answers the user "holder" for as long as it stays, the others at once."""
+    if exchange.body.get("user") != "holder":
+        return await good(exchange)
+    await exchange.begin_stream()
+    await exchange.send(chunk("mine"))
+    await exchange.hang()
 
 
 async def dies_at_once(exchange: Exchange) -> None:

@@ -1,0 +1,194 @@
+"""Who waits for an upstream that takes only so many requests at once, and who is next.
+
+Above: `upstream`, one for each replica with a `max_concurrency`. Below: `engine.fairness`, by which
+our engine orders what it runs: nothing that goes there waits here. Knows no HTTP, and a request as
+a turn and a count of tokens.
+
+Lanes weigh 16:4:1, tenants in a lane what their plans say. Charged is the input when a request is
+served and the output as it comes, so whoever asks for little is served more often. While a place is
+free nobody waits; nobody is promoted by age. Each gateway process has rooms of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare
+from engine.protocol import Lane
+from gateway.fleet.errors import NoPlace
+from gateway.fleet.replica import MeteredUsage
+from gateway.lanes import Turn
+
+MAX_WAITING = 1024
+"""Of each lane; one more is refused."""
+MAX_WAIT_S = 600.0
+"""Where neither the lane nor the client has a deadline; the official SDK waits as long."""
+MAX_RETRY_AFTER_S = 60.0
+SMOOTHING = 0.2
+"""Weight of the newest measurement in the moving averages."""
+
+
+class Place:
+    """One request's, from its coming to its leaving."""
+
+    __slots__ = ("came_at", "charged", "input_tokens", "served", "served_at", "turn")
+
+    def __init__(self, turn: Turn, input_tokens: int, now: float) -> None:
+        self.turn = turn
+        self.input_tokens = input_tokens
+        self.charged = 0
+        self.came_at = now
+        self.served_at: float | None = None
+        """None: it waits."""
+        self.served = asyncio.Event()
+
+
+class _Queue:
+    """Of one tenant in one lane; never empty."""
+
+    __slots__ = ("places", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        """That its oldest request came with."""
+        self.places: OrderedDict[Place, None] = OrderedDict()
+
+
+class WaitingRoom:
+    """`join`, then `used` as it is served, then `leave`, which is owed by whoever joined. `clock`:
+    monotonic seconds."""
+
+    def __init__(
+        self, max_concurrency: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        assert max_concurrency >= 1
+        self.max_concurrency = max_concurrency
+        self._clock = clock
+        self._share = FairShare()
+        self._queues: dict[Lane, dict[str, _Queue]] = {lane: {} for lane in LANE_WEIGHTS}
+        self._weights: dict[Lane, float] = dict.fromkeys(LANE_WEIGHTS, 0.0)
+        """Of the tenants that wait."""
+        self.num_waiting: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
+        self.num_served: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
+        self._num_free = max_concurrency
+        self._service_s: float | None = None
+        """How long a place is taken, lately; None: not known yet."""
+        self._first_s = 0.0
+        """From when it is served to its first token, lately."""
+
+    @property
+    def backlog(self) -> float:
+        """0: the next one would be served at once; otherwise more, the longer it would wait."""
+        if self._num_free:
+            return 0.0
+        return (1 + sum(self.num_waiting.values())) / self.max_concurrency
+
+    def predicted_ttft_s(self, turn: Turn) -> float | None:
+        """Of one that would come now; None: nobody knows. As if all requests took equally long, and
+        all counters were equal: who waits in other lanes and of other tenants comes before it as
+        far as their weights go."""
+        if self._num_free:
+            return 0.0  # it may try; how long the upstream takes is not held against it
+        if self._service_s is None:
+            return None
+        lane = turn.lane
+        mine = self._queues[lane].get(turn.tenant)
+        weight = turn.weight if mine is None else mine.weight
+        weights = self._weights[lane] + (weight if mine is None else 0.0)
+        own = 1 if mine is None else 1 + len(mine.places)
+        ahead = min(self.num_waiting[lane] + 1.0, own * weights / weight)
+        for other, number in self.num_waiting.items():
+            if other != lane:
+                ahead += min(number, own * LANE_WEIGHTS[other] / LANE_WEIGHTS[lane])
+        return ahead * self._service_s / self.max_concurrency + self._first_s
+
+    def join(self, turn: Turn, input_tokens: int) -> Place:
+        """Raises: NoPlace."""
+        lane = turn.lane
+        if self.num_waiting[lane] >= MAX_WAITING:
+            raise NoPlace(
+                f"{MAX_WAITING} requests wait in lane {lane}", retry_after_s=self.retry_after_s()
+            )
+        place = Place(turn, input_tokens, self._clock())
+        queue = self._queues[lane].get(turn.tenant)
+        if queue is None:
+            queue = self._queues[lane][turn.tenant] = _Queue(turn.weight)
+            self._weights[lane] += turn.weight
+        queue.places[place] = None
+        self.num_waiting[lane] += 1
+        self._share.enter(lane, turn.tenant)
+        self._share.wait(lane, turn.tenant)
+        self._serve()
+        return place
+
+    def began(self, place: Place) -> None:
+        """Its first token is here."""
+        assert place.served_at is not None
+        self._first_s += SMOOTHING * (self._clock() - place.served_at - self._first_s)
+
+    def used(self, place: Place, usage: MeteredUsage) -> None:
+        """So far. What was estimated too high at first is charged off against what follows."""
+        cost = INPUT_COST * (usage.uncached_input + usage.cache_write) + OUTPUT_COST * usage.output
+        self._charge(place, cost)
+
+    def leave(self, place: Place) -> None:
+        """It has been served, or waits no longer."""
+        lane = place.turn.lane
+        if place.served_at is None:
+            self._unqueue(place)
+        else:
+            self.num_served[lane] -= 1
+            self._num_free += 1
+            took_s = self._clock() - place.served_at
+            known = took_s if self._service_s is None else self._service_s
+            self._service_s = known + SMOOTHING * (took_s - known)
+        self._share.leave(lane, place.turn.tenant)
+        self._serve()
+
+    def retry_after_s(self) -> float:
+        """When it may be worth another try: a round of the places later."""
+        return min(MAX_RETRY_AFTER_S, max(1.0, self._service_s or 0.0))
+
+    def _serve(self) -> None:
+        while self._num_free and (first := self._share.first()) is not None:
+            lane, tenant = first
+            place = next(iter(self._queues[lane][tenant].places))
+            self._unqueue(place)
+            self._num_free -= 1
+            self.num_served[lane] += 1
+            place.served_at = self._clock()
+            self._charge(place, INPUT_COST * place.input_tokens)
+            place.served.set()
+
+    def _unqueue(self, place: Place) -> None:
+        lane, tenant = place.turn.lane, place.turn.tenant
+        queues = self._queues[lane]
+        queue = queues[tenant]
+        del queue.places[place]
+        if not queue.places:
+            del queues[tenant]
+            self._weights[lane] = self._weights[lane] - queue.weight if queues else 0.0
+        self.num_waiting[lane] -= 1
+        self._share.unwait(lane, tenant)
+
+    def _charge(self, place: Place, cost: int) -> None:
+        if cost > place.charged:
+            turn = place.turn
+            self._share.charge(turn.lane, turn.tenant, turn.weight, cost - place.charged)
+            place.charged = cost
+
+    def check_integrity(self) -> None:
+        """AssertionError unless the counts tell one story; for tests."""
+        for lane, queues in self._queues.items():
+            assert all(queue.places for queue in queues.values()), "an empty queue"
+            waiting = sum(len(queue.places) for queue in queues.values())
+            assert self.num_waiting[lane] == waiting <= MAX_WAITING, f"lane {lane}: miscounted"
+            assert self._share.is_waiting(lane) == bool(waiting), f"lane {lane}: who waits?"
+            weights = sum(queue.weight for queue in queues.values())
+            assert abs(self._weights[lane] - weights) < 1e-6, f"lane {lane}: weights"
+        assert self._num_free + sum(self.num_served.values()) == self.max_concurrency
+        assert self._num_free >= 0, "more are served than may be"
+        assert not self._num_free or not any(self.num_waiting.values()), "a free place, and waiters"

@@ -1,0 +1,39 @@
+"""The settings of a Tollgate in front of scripted upstreams, and what one of them costs."""
+
+from __future__ import annotations
+
+BIG_KEY = "sk-upstream-4f1c0ffee-very-secret"
+BIG_PRICES = {"uncached_input": 1_250_003, "cache_read": 125_001, "cache_write": 1_562_507}
+BIG_PRICES["output"] = 10_000_019
+"""Pico-USD per token; no factor in common, so that a sum shows what it is made of."""
+BOOK = """
+[[price]]
+model = "big"
+valid_from = "2026-01-01"
+""" + "\n".join(f'{name} = "{pico / 10**6}"' for name, pico in BIG_PRICES.items())
+CONFIG = """
+price_books = ["{book}"]
+
+[[model]]
+name = "penny"
+path = "models/penny"
+[[model]]
+name = "big"
+upstream = "{big}"
+api_key_env = "BIG_KEY"
+[[model]]
+name = "wide"
+  [[model.replica]]
+  upstream = "{wide}"
+  upstream_model = "Qwen3-32B"
+  api_key_env = "BIG_KEY"
+  weight = 2
+  [[model.replica]]
+  upstream = "{other}"
+  upstream_model = "Qwen3-32B"
+  api_key_env = "BIG_KEY"
+[[model]]
+name = "narrow"
+upstream = "{narrow}"
+max_concurrency = 1
+"""
