@@ -61,7 +61,7 @@ from gateway.fleet.errors import (
 from gateway.inference import NotAccepting, RateLimited
 from gateway.limits.headers import to_headers
 from gateway.limits.limiter import Refusal
-from gateway.limits.verdicts import LimitKind
+from gateway.limits.verdicts import LimitKind, ScopeName
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
     Conflict,
@@ -320,12 +320,16 @@ LIMITED: dict[LimitKind, str] = {
     "streams": "concurrent requests",
 }
 
+LIMITER: dict[ScopeName, str] = {"key_model": "key and model", "client": "OAuth client"}
+"""Where the scope's name does not say it."""
+
 
 def refused(refusal: Refusal) -> Face:
     """429. A request that can never fit gets no Retry-After: waiting would not help."""
     headers = to_headers(refusal.state)
     subject = LIMITED[refusal.kind]
-    limit = f"Rate limit reached for this {refusal.scope} on {subject}: limit {refusal.limit}."
+    owner = LIMITER.get(refusal.scope, refusal.scope)
+    limit = f"Rate limit reached for this {owner} on {subject}: limit {refusal.limit}."
     if refusal.retry_after_s is None:
         headers["x-should-retry"] = "false"
         message = f"Request too large. {limit} It can never fit; ask for fewer tokens."

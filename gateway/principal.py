@@ -68,6 +68,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     org_plan: Plan = UNLIMITED
     model_plans: Mapping[str, Plan] = {}
     """By model, what its project may use of it."""
+    key_model_plans: Mapping[str, Plan] = {}
+    """By model, what the key itself may use of it, within `key_plan`."""
     client_plan: Plan = UNLIMITED
     """Of the OAuth client, over all users it acts for."""
     spend_caps: tuple[SpendCap, ...] = ()

@@ -3,13 +3,13 @@
 Above: `inference` admits and settles, `allowance` extends, `app` starts and closes. Below:
 `scripts` (Redis). It knows no HTTP and no price, and keeps nothing that another gateway would miss.
 
-For each key, OAuth client, project and organization, and for a model in a project, a plan may limit
-tokens, input tokens, output tokens and requests per minute, batch tokens per day, and open leases
-("streams"). `admit` takes the input and the output the key usually writes from all of them or from
-none. The bound: with r = limit / 60 per second and a burst B of a sixth of the limit, any 60
-seconds let pass at most B + 60 r tokens, counting each request at its admission with what it used
-of its reservation. A request larger than B, but not than the limit, passes when the bucket is full
-and leaves debt; its size then stands for B.
+For each key, OAuth client, project and organization, and for a key or a project with one model, a
+plan may limit tokens, input tokens, output tokens and requests per minute, batch tokens per day,
+and open leases ("streams"). `admit` takes the input and the output the key usually writes from all
+of them or from none. The bound: with r = limit / 60 per second and a burst B of a sixth of the
+limit, any 60 seconds let pass at most B + 60 r tokens, counting each request at its admission with
+what it used of its reservation. A request larger than B, but not than the limit, passes when the
+bucket is full and leaves debt; its size then stands for B.
 
 What a request writes beyond its reservation it takes in steps of at most STEP_TOKENS (`extend`),
 each counted when it is taken. A step that is not there becomes debt, and once a scope's debt

@@ -23,8 +23,9 @@ BURST_DIVISOR = 6
 MINUTE_US = 60_000_000
 DAY_US = 24 * 60 * MINUTE_US
 
-ScopeName = Literal["key", "model", "client", "project", "org"]
-"""`model`: what a project may use of one. `client`: an OAuth client."""
+ScopeName = Literal["key", "key_model", "model", "client", "project", "org"]
+"""`key_model`: what a key may use of a model; `model`: what a project may. `client`: an OAuth
+client."""
 LimitKind = Literal[
     "tokens", "input_tokens", "output_tokens", "batch_tokens", "requests", "streams"
 ]
@@ -160,25 +161,31 @@ class Settlement(Enum):
 
 
 def scopes_of(principal: Principal, model: str, lane: Lane) -> tuple[ScopeLimits, ...]:
-    """The owners of `principal` that have any limit on `model` in `lane`, the narrowest first."""
-    owners: list[tuple[ScopeName, str, Plan]] = [
-        ("key", principal.key_id, principal.key_plan),
-        ("model", f"{principal.project_id}/{model}", principal.model_plans.get(model, UNLIMITED)),
-        ("client", principal.client_id or "", principal.client_plan),
-        ("project", principal.project_id, principal.project_plan),
-        ("org", principal.org_id, principal.org_plan),
-    ]
-    scopes = []
-    for scope, owner_id, plan in owners:
-        if plan is UNLIMITED:
-            continue
-        buckets, streams = buckets_of(plan, lane), plan.max_concurrent_streams
-        if buckets or streams is not None:
-            limits = ScopeLimits(
-                scope=scope, owner_id=owner_id, buckets=buckets, max_streams=streams
-            )
-            scopes.append(limits)
+    """The owners of `principal` that have any limit on `model` in `lane`, the narrowest first.
+    Nothing is made for who has none."""
+    scopes: list[ScopeLimits] = []
+    if principal.key_model_plans and (plan := principal.key_model_plans.get(model)):
+        _add(scopes, "key_model", f"{principal.key_id}/{model}", plan, lane)
+    if principal.key_plan is not UNLIMITED:
+        _add(scopes, "key", principal.key_id, principal.key_plan, lane)
+    if principal.model_plans and (plan := principal.model_plans.get(model)):
+        _add(scopes, "model", f"{principal.project_id}/{model}", plan, lane)
+    if principal.client_plan is not UNLIMITED:
+        _add(scopes, "client", principal.client_id or "", principal.client_plan, lane)
+    if principal.project_plan is not UNLIMITED:
+        _add(scopes, "project", principal.project_id, principal.project_plan, lane)
+    if principal.org_plan is not UNLIMITED:
+        _add(scopes, "org", principal.org_id, principal.org_plan, lane)
     return tuple(scopes)
+
+
+def _add(
+    scopes: list[ScopeLimits], scope: ScopeName, owner_id: str, plan: Plan, lane: Lane
+) -> None:
+    buckets, streams = buckets_of(plan, lane), plan.max_concurrent_streams
+    if buckets or streams is not None:
+        limits = ScopeLimits(scope=scope, owner_id=owner_id, buckets=buckets, max_streams=streams)
+        scopes.append(limits)
 
 
 @lru_cache(MAX_PLANS)

@@ -45,6 +45,7 @@ from gateway.wire.admin_keys import (
     KeyWithSecret,
     LeakReport,
     from_seconds,
+    to_patch,
     to_wire,
     to_wire_once,
 )
@@ -83,7 +84,8 @@ async def create(request: Of) -> Response[bytes]:
     check_given(request.user, wanted.scopes)
     found = services(request)
     pepper_id, pepper = found.authenticator.pepper
-    limits = {name: getattr(wanted, name) for name in Restrictions.__struct_fields__}
+    own = {name: getattr(wanted, name) for name in Restrictions.__struct_fields__}
+    own["model_limits"] = to_patch(wanted.model_limits)
     async with tenant(found.db, request.user.org_id) as conn:
         made = await create_key(
             conn,
@@ -93,7 +95,7 @@ async def create(request: Of) -> Response[bytes]:
             scopes=wanted.scopes,
             plan=wanted.plan,
             expires_at=from_seconds(wanted.expires_at),
-            restrictions=Restrictions(**limits),
+            restrictions=Restrictions(**own),
             user_id=wanted.user_id,
             service_account_id=wanted.service_account_id,
             pepper=pepper,
@@ -150,6 +152,8 @@ async def update(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     changes = to_changes(decode(patch_decoder, await plain_body(request)))
     if "expires_at" in changes:
         changes["expires_at"] = from_seconds(changes["expires_at"])
+    if "model_limits" in changes:
+        changes["model_limits"] = to_patch(changes["model_limits"])
     check = allowed(request.user, if_match(request))
     if "scopes" in changes:
         check_given(request.user, changes["scopes"])

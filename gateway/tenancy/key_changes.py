@@ -39,7 +39,7 @@ from gateway.tenancy.keys import (
     public_columns,
     retrieve_key,
 )
-from gateway.tenancy.restrictions import Restrictions, check_restrictions
+from gateway.tenancy.restrictions import Restrictions, check_restrictions, merged_limits
 from gateway.tenancy.tables import api_keys, check_name, check_plan
 
 MAX_GRACE_S = 30 * 86_400
@@ -109,6 +109,8 @@ async def _checked(
         values["plan"] = await check_plan(conn, values["plan"])
     if "expires_at" in values:
         check_expiry(values["expires_at"])
+    if "model_limits" in values:
+        values["model_limits"] = merged_limits(before.model_limits, values["model_limits"])
     own = {name: values[name] for name in Restrictions.__struct_fields__ if name in values}
     row = check_restrictions(Restrictions(**own))
     return values | {name: row[name] for name in own}

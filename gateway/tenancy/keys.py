@@ -45,10 +45,12 @@ from gateway.tenancy.model_limits import limits_by_model, to_plans
 from gateway.tenancy.plans import LIMITS, plan_columns, plan_of
 from gateway.tenancy.restrictions import (
     UNRESTRICTED,
+    ModelLimits,
     ModelPermissions,
     Restrictions,
     check_restrictions,
     narrowed,
+    plans_by_model,
 )
 from gateway.tenancy.spend_caps import hard_caps, to_spend_caps
 from gateway.tenancy.tables import (
@@ -92,6 +94,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
     max_concurrent_streams: int | None = None
+    model_limits: ModelLimits | None = None
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -138,6 +141,8 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     model_plans: dict[str, Plan]
     """The project's own limits by model."""
     spend_caps: tuple[SpendCap, ...] = ()
+    key_model_plans: dict[str, Plan]
+    """The key's."""
     is_operator: bool
     project_models: ModelPermissions
 
@@ -425,8 +430,8 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
         role_of_owner().label("role"),
         owner_is_active().label("owner_active"),
         owned_projects().label("owned_projects"),
-        limits_by_model(api_keys.c.project_id).label("model_limits"),
         hard_caps(orgs.c.id, projects.c.id, api_keys.c.id).label("spend_caps"),
+        limits_by_model(api_keys.c.project_id).label("project_model_limits"),
         orgs.c.is_operator,
         projects.c.models_mode.label("project_mode"),
         projects.c.models.label("project_models"),
@@ -458,8 +463,9 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
         role=values["role"],
         owner_active=values["owner_active"],
         owned_projects=frozenset(values["owned_projects"] or ()),
-        model_plans=to_plans(values["model_limits"]),
         spend_caps=to_spend_caps(values["spend_caps"]),
+        model_plans=to_plans(values["project_model_limits"]),
+        key_model_plans=plans_by_model(key.model_limits),
         key_plan=narrowed(plan_of("key", values), {limit: values[limit] for limit in LIMITS}),
         project_plan=plan_of("project", values),
         org_plan=plan_of("org", values),

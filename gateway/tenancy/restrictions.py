@@ -8,7 +8,7 @@ table: a value that is in order here is stored as it is returned.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from gateway.networks import read_network
 from gateway.principal import UNLIMITED, Plan
 from gateway.tenancy.errors import InvalidField
-from gateway.tenancy.plans import LIMITS, MAX_LIMIT
+from gateway.tenancy.plans import LIMITS, MAX_LIMIT, PLAN_LIMITS
 
 MAX_MODELS = 200
 MAX_MODEL_LENGTH = 512
@@ -29,6 +29,11 @@ ORIGIN_FORM = re.compile(
 )
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 
+ModelLimits = dict[str, dict[str, int]]
+"""By model, which of PLAN_LIMITS a key has there; no model without any."""
+ModelLimitsPatch = Mapping[str, Mapping[str, int | None] | None]
+"""None takes a limit away, or all of a model's."""
+
 
 class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     """None: nothing narrows it there."""
@@ -39,6 +44,8 @@ class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
     max_concurrent_streams: int | None = None
+    model_limits: ModelLimitsPatch | None = None
+    """Of one model each, beside those above."""
 
 
 UNRESTRICTED = Restrictions()
@@ -67,6 +74,7 @@ def check_restrictions(wanted: Restrictions) -> dict[str, Any]:
     row: dict[str, Any] = {
         "models": None if wanted.models is None else check_models(wanted.models, minimum=1),
         "ip_ranges": None if wanted.ip_ranges is None else check_ip_ranges(wanted.ip_ranges),
+        "model_limits": check_model_limits(merged_limits(None, wanted.model_limits)),
     }
     return row | {limit: check_limit(limit, getattr(wanted, limit)) for limit in LIMITS}
 
@@ -77,9 +85,49 @@ def check_models(models: Iterable[str], *, minimum: int = 0) -> list[str]:
     if not minimum <= len(wanted) <= MAX_MODELS:
         raise InvalidField("models", f"must be {minimum} to {MAX_MODELS} models")
     for model in wanted:
-        if not 1 <= len(model) <= MAX_MODEL_LENGTH or not model.isprintable():
-            raise InvalidField("models", f"a name has 1 to {MAX_MODEL_LENGTH} printable characters")
+        check_model("models", model)
     return wanted
+
+
+def check_model(field: str, name: str) -> None:
+    """Raises: InvalidField."""
+    if not 1 <= len(name) <= MAX_MODEL_LENGTH or not name.isprintable():
+        raise InvalidField(field, f"a name has 1 to {MAX_MODEL_LENGTH} printable characters")
+
+
+def merged_limits(known: ModelLimits | None, patch: ModelLimitsPatch | None) -> ModelLimits | None:
+    """`known` after a merge patch (RFC 7396); None: no limit is left."""
+    if patch is None:
+        return None
+    merged: dict[str, Mapping[str, int | None]] = dict(known or {})
+    for model, changes in patch.items():
+        merged[model] = {} if changes is None else {**merged.get(model, {}), **changes}
+    left = {
+        model: {limit: value for limit, value in limits.items() if value is not None}
+        for model, limits in merged.items()
+    }
+    return {model: limits for model, limits in sorted(left.items()) if limits} or None
+
+
+def check_model_limits(wanted: ModelLimits | None) -> ModelLimits | None:
+    """The models need not be served yet. Raises: InvalidField."""
+    if wanted is not None and len(wanted) > MAX_MODELS:
+        raise InvalidField("model_limits", f"must be limits of at most {MAX_MODELS} models")
+    for model, limits in (wanted or {}).items():
+        check_model("model_limits", model)
+        for limit, value in limits.items():
+            if limit not in PLAN_LIMITS:
+                raise InvalidField("model_limits", f"a limit is one of {', '.join(PLAN_LIMITS)}")
+            check_limit(f"model_limits.{limit}", value)
+    return wanted
+
+
+def plans_by_model(limits: ModelLimits | None) -> dict[str, Plan]:
+    """A plan of one model is named for it."""
+    return {
+        model: msgspec.structs.replace(Plan(name=model), **own)
+        for model, own in (limits or {}).items()
+    }
 
 
 def check_ip_ranges(ranges: Iterable[str]) -> list[str]:

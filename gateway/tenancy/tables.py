@@ -11,7 +11,7 @@ import unicodedata
 from datetime import datetime
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.tenancy.errors import InvalidField, NotFound
@@ -106,6 +106,7 @@ api_keys = sa.Table(
     sa.Column("tokens_per_minute", sa.BigInteger, nullable=True),
     sa.Column("requests_per_minute", sa.BigInteger, nullable=True),
     sa.Column("max_concurrent_streams", sa.BigInteger, nullable=True),
+    sa.Column("model_limits", JSONB(none_as_null=True), nullable=True),
     _moment("created_at", nullable=False),
     _moment("expires_at"),
     _moment("revoked_at"),

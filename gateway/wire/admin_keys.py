@@ -14,7 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.principal import SCOPE_INFERENCE
-from gateway.tenancy.key_changes import DEFAULT_GRACE_S
+from gateway.tenancy import restrictions
+from gateway.tenancy.key_changes import DEFAULT_GRACE_S, to_changes
 from gateway.tenancy.keys import KeyRow
 
 Moment = Annotated[int, Meta(ge=0, le=253_402_300_799)]
@@ -27,6 +28,21 @@ Texts = Annotated[list[Text], Meta(max_length=1000)]
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What is not known is refused by name."""
+
+
+class ModelLimitsPatch(Body):
+    """What a key may use of one model, beside its own limits of all (RFC 7396)."""
+
+    tokens_per_minute: Number | None | UnsetType = UNSET
+    requests_per_minute: Number | None | UnsetType = UNSET
+    max_concurrent_streams: Number | None | UnsetType = UNSET
+    input_tokens_per_minute: Number | None | UnsetType = UNSET
+    output_tokens_per_minute: Number | None | UnsetType = UNSET
+    batch_tokens_per_day: Number | None | UnsetType = UNSET
+
+
+ByModel = dict[Text, ModelLimitsPatch | None]
+"""Null takes away all limits of a model."""
 
 
 class KeyCreate(Body):
@@ -43,6 +59,7 @@ class KeyCreate(Body):
     tokens_per_minute: Number | None = None
     requests_per_minute: Number | None = None
     max_concurrent_streams: Number | None = None
+    model_limits: ByModel | None = None
     user_id: Text | None = None
     service_account_id: Text | None = None
 
@@ -59,6 +76,7 @@ class KeyPatch(Body):
     tokens_per_minute: Number | None | UnsetType = UNSET
     requests_per_minute: Number | None | UnsetType = UNSET
     max_concurrent_streams: Number | None | UnsetType = UNSET
+    model_limits: ByModel | None | UnsetType = UNSET
 
 
 class KeyRotate(Body):
@@ -86,6 +104,17 @@ class PreviousSecret(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
 
 
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Those that there are."""
+
+    tokens_per_minute: int | None = None
+    requests_per_minute: int | None = None
+    max_concurrent_streams: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    batch_tokens_per_day: int | None = None
+
+
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "api_key"
     id: str
@@ -99,6 +128,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None
     requests_per_minute: int | None
     max_concurrent_streams: int | None
+    model_limits: dict[str, ModelLimits] | None
     owner: Owner | None
     created_at: int
     expires_at: int | None
@@ -126,7 +156,7 @@ def to_wire_once(row: KeyRow, secret: str) -> KeyWithSecret:
 
 
 def _fields(row: KeyRow) -> dict[str, Any]:
-    owner = None
+    owner, own = None, row.model_limits
     if row.user_id is not None:
         owner = Owner(type="user", id=row.user_id)
     elif row.service_account_id is not None:
@@ -143,9 +173,18 @@ def _fields(row: KeyRow) -> dict[str, Any]:
     return {
         **{name: getattr(row, name) for name in (*same, *limits)},
         **{name: to_seconds(getattr(row, name)) for name in moments},
+        "model_limits": own and {model: ModelLimits(**own[model]) for model in sorted(own)},
         "redacted_value": row.hint,
         "owner": owner,
         "previous": previous,
+    }
+
+
+def to_patch(by_model: ByModel | None) -> restrictions.ModelLimitsPatch | None:
+    if by_model is None:
+        return None
+    return {
+        model: None if limits is None else to_changes(limits) for model, limits in by_model.items()
     }
 
 

@@ -130,14 +130,14 @@ def to_bad_value(text: str, body: bytes | None = None) -> BadField:
     assert found is not None  # the pattern takes any text
     reason, path = found["reason"], found["path"] or ""
     if unknown := _UNKNOWN.match(reason):
-        param = under(path, unknown["field"][:MAX_PATH_CHARS])
+        param = under(path.replace("[...]", ""), unknown["field"][:MAX_PATH_CHARS])
         return BadField(
             f"Unrecognized request argument supplied: {param}",
             param=param,
             detail="This request argument is not recognized.",
         )
     if missing := _MISSING.match(reason):
-        param = under(path, missing["field"])
+        param = under(path.replace("[...]", ""), missing["field"])
         return BadField(
             f"Missing required parameter: '{param}'.",
             param=param,

@@ -237,6 +237,11 @@ async def test_nobody_gives_or_takes_more_than_he_has(here: World) -> None:
         ({"ip_ranges": ["10.0.0.1/8"]}, "ip_ranges"),
         ({"ip_ranges": "10.0.0.0/8"}, "ip_ranges"),
         ({"tokens_per_minute": -1}, "tokens_per_minute"),
+        ({"model_limits": {"m": {"tokens_per_minute": -1}}}, "model_limits.tokens_per_minute"),
+        ({"model_limits": {"m": {"tokens_per_minute": 10**13}}}, "model_limits.tokens_per_minute"),
+        ({"model_limits": {"m": {"weight": 1}}}, "model_limits.weight"),
+        ({"model_limits": {"m": 9}}, "model_limits"),
+        ({"model_limits": {"": {"tokens_per_minute": 1}}}, "model_limits"),
         ({"secret": "mine"}, "secret"),
     ],
 )

@@ -98,6 +98,8 @@ async def test_a_model_must_be_allowed_to_the_key_and_to_its_project(
         {"models": []},
         {"ip_ranges": []},
         {"tokens_per_minute": -1},
+        {"model_limits": {}},
+        {"model_limits": []},
         {"previous_hash": "x"},
         {"previous_hint": "x", "previous_expires_at": datetime.now(tz=UTC)},
     ],
@@ -231,6 +233,7 @@ async def test_no_query_stands_in_the_way_of_a_known_key(db: AsyncEngine, redis:
     """The whole door, with every restriction there is."""
     created = await make_key(db)
     await write(db, api_keys, ip_ranges=["203.0.113.0/24"], models=["a"], tokens_per_minute=9)
+    await write(db, api_keys, model_limits={"a": {"tokens_per_minute": 9}})
     async with authenticating(db, redis) as authenticator:
         found = SimpleNamespace(authenticator=authenticator, trusted_proxies=Networks.of([PEER]))
         headers = [
