@@ -44,7 +44,12 @@ def turn_of(
 ) -> Turn:
     """The narrowest plan that pins a lane says which; an org's plan says what it weighs.
     `deadline_s`: the client's own, which may be sooner than its lane's."""
-    plans = (principal.key_plan, principal.project_plan, principal.org_plan)
+    plans = (
+        principal.key_plan,
+        principal.client_plan,
+        principal.project_plan,
+        principal.org_plan,
+    )
     pinned = (plan.lane for plan in plans if plan.lane is not None)
     lane: Lane = next(pinned, "interactive")
     waits = (deadline_s, getattr(deadlines, lane))

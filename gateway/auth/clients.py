@@ -34,7 +34,7 @@ from gateway.ids import uuid7
 from gateway.principal import SCOPE_USAGE_READ, Principal
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.member_tables import service_accounts
-from gateway.tenancy.tables import orgs, projects
+from gateway.tenancy.tables import check_plan, orgs, projects
 
 SECRET_PEPPER_PURPOSE = "oauth-client-secret"
 SECRET_PREFIX = "tg-secret-"
@@ -60,6 +60,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     """Who is billed for it; None: a project of the user."""
     service_account_id: str | None
     """Whom it acts for when it comes alone (client_credentials)."""
+    plan: str | None
+    """What all that hold its tokens may use together; None: no limits of its own."""
     name: str
     source: Source
     token_endpoint_auth_method: AuthMethod
@@ -173,6 +175,7 @@ async def create_client(
     org_id: str | None,
     project_id: str | None = None,
     service_account_id: str | None = None,
+    plan: str | None = None,
     audit_org: str | None = None,
     by: Principal | None = None,
 ) -> CreatedClient:
@@ -180,7 +183,7 @@ async def create_client(
     log says so. `metadata` has been checked, `scopes` are known ones. `by`: who will have its
     secret, and so what it is given when it comes alone (`auth.delegation`).
 
-    Raises: NotFound (project_id, service_account_id), NotAllowed.
+    Raises: NotFound (project_id, service_account_id, plan), NotAllowed.
     """
     if by is not None:
         check_client(
@@ -198,6 +201,7 @@ async def create_client(
         "org_id": org_id,
         "project_id": project_id,
         "service_account_id": service_account_id,
+        "plan": await check_plan(conn, plan),
         "source": "dynamic" if org_id is None else "admin",
         "secret_hash": peppers.hash(secret) if needs_secret else None,
         "registration_hash": None if token is None else peppers.hash(token),
@@ -251,11 +255,12 @@ async def update_client(
     actor: Actor,
     project_id: str | None,
     service_account_id: str | None,
+    plan: str | None = None,
     check: Check = lambda before: None,
     by: Principal | None = None,
 ) -> Client:
     """All of what can be changed; how it authenticates cannot where that needs another secret.
-    `by`: as `create_client` has it.
+    `by`: as `create_client` has it. To be announced: workers know its plan.
 
     Raises: NotFound, InvalidField, NotAllowed, what `check` raises.
     """
@@ -276,6 +281,7 @@ async def update_client(
         )
     values = _columns(metadata, scopes)
     values |= {"project_id": project_id, "service_account_id": service_account_id}
+    values["plan"] = await check_plan(conn, plan)
     return await _change(conn, before, actor, "oauth_client.updated", values)
 
 
@@ -450,6 +456,7 @@ def from_metadata(client_id: str, metadata: ClientMetadata, scopes: Sequence[str
         org_id=None,
         project_id=None,
         service_account_id=None,
+        plan=None,
         source="document",
         version=1,
         created_at=None,

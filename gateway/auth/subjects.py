@@ -27,7 +27,7 @@ from gateway.tenancy.restrictions import ModelPermissions
 from gateway.tenancy.spend_caps import hard_caps, to_spend_caps
 from gateway.tenancy.tables import orgs, plans, projects
 
-OWNERS = {"project": projects, "org": orgs}
+OWNERS = {"client": oauth_clients, "project": projects, "org": orgs}
 
 
 async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Principal:
@@ -35,8 +35,6 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
     limits = {owner: plans.alias(f"{owner}_plan") for owner in OWNERS}
     of_org = sa.and_(projects.c.id == claims.project_id, projects.c.org_id == orgs.c.id)
     joined = orgs.outerjoin(projects, of_org)
-    for owner, plan in limits.items():
-        joined = joined.outerjoin(plan, OWNERS[owner].c.plan == plan.c.name)
     named = (
         (users, claims.user_id, True),
         (service_accounts, claims.service_account_id, True),
@@ -48,6 +46,8 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
         joined = joined.outerjoin(
             table, sa.and_(found, table.c.org_id == orgs.c.id) if has_org else found
         )
+    for owner, plan in limits.items():
+        joined = joined.outerjoin(plan, OWNERS[owner].c.plan == plan.c.name)
     membership = sa.and_(
         project_members.c.project_id == projects.c.id,
         project_members.c.user_id == users.c.id,
@@ -138,6 +138,7 @@ def _principal(claims: AccessClaims, values: sa.RowMapping) -> Principal:
         key_id=claims.client_id,
         key_hint=f"token {claims.jti[-4:]}",
         scopes=claims.scopes if claims.project_id else claims.scopes - SERVICE_SCOPES,
+        client_plan=plan_of("client", values),
         project_plan=plan_of("project", values),
         org_plan=plan_of("org", values),
         model_plans=to_plans(values["model_limits"]),

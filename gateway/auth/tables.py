@@ -40,6 +40,7 @@ oauth_clients = sa.Table(
     _text("org_id", nullable=True),
     _text("project_id", nullable=True),
     _text("service_account_id", nullable=True),
+    _text("plan", nullable=True),
     _text("name"),
     _text("source"),
     _text("token_endpoint_auth_method"),

@@ -51,6 +51,7 @@ from gateway.routes.chat import plain_body
 from gateway.routes.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
+from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.member_tables import service_accounts
 from gateway.wire.admin_oauth import (
@@ -191,6 +192,7 @@ async def create(request: Of) -> Response[bytes]:
             org_id=request.user.org_id,
             project_id=written.project_id,
             service_account_id=written.service_account_id,
+            plan=written.plan,
             by=request.user,
         )
     return shown_once(made, status=201)
@@ -238,17 +240,19 @@ async def update(request: Of, client_id: FromPath[str]) -> Response[bytes]:
     written = decode(written_decoder, await plain_body(request))
     metadata, precondition = to_metadata(written), if_match(request)
     scopes = check_scopes(request.user, written.scopes)
-    async with tenant(services(request).db, request.user.org_id) as conn:
+    found, org_id = services(request), request.user.org_id
+    async with changing(found.db, found.redis, client_id, org_id=org_id) as conn:
         await check_account(conn, request.user, written.service_account_id)
         client = await update_client(
             conn,
-            org_id=request.user.org_id,
+            org_id=org_id,
             client_id=client_id,
             metadata=metadata,
             scopes=scopes,
             actor=actor_of(request),
             project_id=written.project_id,
             service_account_id=written.service_account_id,
+            plan=written.plan,
             check=unless_changed(precondition),
             by=request.user,
         )

@@ -140,9 +140,9 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of the secret that was looked up."""
     model_plans: dict[str, Plan]
     """The project's own limits by model."""
-    spend_caps: tuple[SpendCap, ...] = ()
     key_model_plans: dict[str, Plan]
     """The key's."""
+    spend_caps: tuple[SpendCap, ...] = ()
     is_operator: bool
     project_models: ModelPermissions
 

@@ -40,6 +40,8 @@ class ClientWritten(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Who is billed; None: a project of the user."""
     service_account_id: Id | None = None
     """Whom it acts for when it comes alone."""
+    plan: Id | None = None
+    """What all that hold its tokens may use together; None: no limits of its own."""
 
 
 class SecretRotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +64,7 @@ class OAuthClient(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any]
     project_id: str | None
     service_account_id: str | None
+    plan: str | None
     created_at: int | None
     archived_at: int | None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gateway.fleet.errors import BadField
@@ -32,6 +33,8 @@ def test_the_narrowest_plan_that_pins_a_lane_says_which() -> None:
     assert turn_of(principal(org=batch), NO_DEADLINES).lane == "batch"
     assert turn_of(principal(key=agentic, org=batch), NO_DEADLINES).lane == "agentic"
     assert turn_of(principal(key=Plan(name="k"), project=agentic), NO_DEADLINES).lane == "agentic"
+    client = msgspec.structs.replace(principal(project=batch), client_plan=agentic)
+    assert turn_of(client, NO_DEADLINES).lane == "agentic"
 
 
 def test_an_orgs_plan_says_what_it_weighs_and_a_keys_does_not() -> None:

@@ -96,9 +96,14 @@ async def test_its_owners_are_of_its_org(
     tenant_db: AsyncEngine, acme: Tenant, other: Tenant
 ) -> None:
     async with tenant(tenant_db, acme.org_id) as conn:
-        for owner in ({"project_id": other.project_id}, {"service_account_id": "svc_acct_x"}):
-            with pytest.raises(NotFound):
+        for owner in (
+            {"project_id": other.project_id},
+            {"service_account_id": "svc_acct_x"},
+            {"plan": "none"},
+        ):
+            with pytest.raises(NotFound) as refused:
                 await make(conn, acme.org_id, **owner)
+            assert {refused.value.field} == owner.keys()
 
 
 async def test_a_rotated_secret_works_on_for_its_grace(
@@ -176,6 +181,9 @@ async def test_a_client_is_changed_but_not_into_another(
         }
         after = await update_client(conn, metadata=changed, project_id=acme.project_id, **options)
         assert (after.name, after.version, after.native) == ("New", 2, True)
+        with pytest.raises(NotFound) as refused:
+            await update_client(conn, metadata=changed, project_id=None, plan="none", **options)
+        assert refused.value.field == "plan"
         assert after.project_id == acme.project_id and after.scopes == ["openid"]
         assert await get_client(conn, org_id=acme.org_id, client_id=made.client.id) == after
         with pytest.raises(InvalidField):
