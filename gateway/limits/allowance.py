@@ -3,6 +3,18 @@
 Above: `inference`, which notes what was used, and pauses who must rest. Below: `limiter`. It knows
 no replica and no HTTP. A step is asked for before it is needed, so that a stream whose tokens are
 there waits for nothing; while the answer is on its way no other step is asked for.
+
+The bound on what passes in any 60 seconds, reservations counted at admission and what is written
+beyond them when it is written (B: the burst, r: the rate):
+
+  - of our engine, whose streams rest: 2 B + 60 r + MAX_AHEAD_TOKENS for each stream (`limiter`);
+  - of upstreams, whose streams cannot: B + 60 r, and for each stream that is open at once what it
+    may write beyond its reservation: B + 60 r + streams * max_tokens at most. For whatever is
+    written beyond becomes debt, at the latest when it is settled; while there is debt nobody is
+    admitted; so all of it was written by those that were open when the last one was. It is paid
+    back in full before the next one. This holds as far as an upstream keeps to the `max_tokens` it
+    was sent (or to what was assumed where none was: `fleet.upstream`), and its count of the input
+    to our estimate: what it counts beyond is debt, too.
 """
 
 from __future__ import annotations

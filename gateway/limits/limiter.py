@@ -15,8 +15,8 @@ What a request writes beyond its reservation it takes in steps of at most STEP_T
 each counted when it is taken. A step that is not there becomes debt, and once a scope's debt
 reaches B its streams rest until it is paid. So in any 60 seconds they write at most 2 B + 60 r and
 MAX_AHEAD_TOKENS for each stream: each may have a step in hand when the minute begins, and may take
-one more before it hears of the debt. An upstream's streams cannot rest: what they write becomes
-debt without bound, which the next requests wait for.
+one more before it hears of the debt. An upstream's streams cannot rest: of those it is
+B + 60 r and what all that are open may write beyond their reservations (`allowance` says why).
 
 The bound has a price: while what is reserved and will not be used exceeds B, part of the rate is
 lost to the tenant. Reserving what a key usually writes, instead of max_tokens, keeps it far below.

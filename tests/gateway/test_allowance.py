@@ -176,6 +176,53 @@ async def test_streams_that_never_end_stay_within_the_stated_bound(new_world: Ne
     assert all(stream.rests for stream in streams)
 
 
+class Upstreams(Stream):
+    """Cannot be told to rest."""
+
+    async def rest(self, resting: bool) -> None:
+        self.rests += resting
+
+
+async def test_what_upstreams_write_is_bounded_by_what_they_were_asked_for(
+    new_world: NewWorld,
+) -> None:
+    """Four streams write what they may all at once, just after somebody has emptied the bucket."""
+    limit, num_streams, max_tokens = 6000, 4, 3000
+    world = new_world(Plan(name="p", tokens_per_minute=limit, max_concurrent_streams=num_streams))
+    streams = []
+    for position in range(num_streams):
+        await world.at(position * 11)
+        await world.limiter.renew()
+        verdict = await world.admit(1, max_tokens)
+        assert isinstance(verdict, Admission)
+        streams.append(Upstreams(world, verdict))
+    start_s = 60.0
+    await world.at(start_s)
+    await streams.pop().settle()  # its slot is for who takes the burst
+    assert isinstance(burst_taken := await world.admit(burst(limit), 0), Admission)
+    await world.limiter.settle(burst_taken, burst_taken.reserved)
+    counted = [start_s] * burst(limit)
+    for step in range(1, 120):
+        await world.at(start_s + step / 10)
+        for stream in streams:
+            for _ in range(100):
+                stream.write()
+        await world.quiet()
+    assert isinstance(await world.admit(1, 0), Refusal), "while there is debt nobody is let in"
+    for stream in streams:
+        assert stream.written == max_tokens and stream.rests
+        counted += stream.written_at[stream.admission.reserved.output_tokens :]
+        assert await stream.settle() is Settlement.SETTLED
+    beyond = sum(max_tokens - stream.admission.reserved.output_tokens for stream in streams)
+    most = most_in_a_minute(counted)
+    assert most <= burst(limit) + limit + beyond
+    assert most > 2 * burst(limit) + limit + len(streams) * MAX_AHEAD_TOKENS, "not the engine's"
+    refused = await world.admit(1, 0)
+    assert isinstance(refused, Refusal) and refused.retry_after_s is not None
+    debt = beyond - (world.now_s - start_s) * limit / 60
+    assert refused.retry_after_s == pytest.approx(debt / (limit / 60), abs=1), "it is all paid back"
+
+
 async def test_a_stream_within_its_limits_never_rests(new_world: NewWorld) -> None:
     world = new_world(Plan(name="p", tokens_per_minute=60_000))
     stream = await world.stream(10, 5_000)
