@@ -21,6 +21,11 @@ COMPONENTS: tuple[Component, ...] = (
 )
 
 
+Tier = Literal["default", "priority", "flex"]
+"""What a request is served as; each may have prices of its own."""
+TIERS: tuple[Tier, ...] = ("default", "priority", "flex")
+
+
 class Quantities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Token counts, disjoint: their sum is prompt + completion."""
 
@@ -66,7 +71,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     model: str
     lane: str = "interactive"
-    tier: str = "default"
+    tier: Tier = "default"
     prices: PriceSet
     """Empty for a model without prices: its usage goes to suspense, never lost."""
     admitted_at: float

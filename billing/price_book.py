@@ -2,6 +2,7 @@
 
     [[price]]
     model = "penny"
+    tier = "priority"                # optional; default, priority or flex
     valid_from = "2026-11-01"        # UTC; a date or a date-time ending in Z
     valid_to = "2027-01-01"          # optional, exclusive; else until the model's next entry
     uncached_input = "0.10"          # every component is optional; one that is missing is unpriced
@@ -13,7 +14,8 @@
 Above: the gateway's admission (`PriceBook.at`), `price_sync`. Below: `money`, `events`. Knows no
 database. There is no wildcard: a model that is not named has no price, and its usage waits in
 suspense. Only a model that is said to be based on another one costs what that one costs, for as
-long as it has no price of its own.
+long as it has no price of its own; and a tier without prices of its own costs what the default
+does.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Any
 import msgspec
 
 from billing.errors import MoneyError, PriceBookError
-from billing.events import Component, Price, PriceSet
+from billing.events import TIERS, Component, Price, PriceSet, Tier
 from billing.money import per_million
 
 SHIPPED = Path(__file__).parent / "price_books"
@@ -44,13 +46,15 @@ COMPONENT_OF_KEY: dict[str, Component] = {
     "cache_write_1h": "cache_write_1h",
     "output": "output",
 }
-KEYS = {"model", "valid_from", "valid_to", *COMPONENT_OF_KEY}
+KEYS = {"model", "tier", "valid_from", "valid_to", *COMPONENT_OF_KEY}
 
 
 class PriceEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The prices of one model from `valid_from` until `valid_to` (exclusive; None: open)."""
+    """The prices of one model, in one tier, from `valid_from` until `valid_to` (exclusive; None:
+    open)."""
 
     model: str
+    tier: Tier = "default"
     valid_from: datetime
     valid_to: datetime | None
     prices: PriceSet
@@ -63,21 +67,21 @@ class PriceEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceBook:
-    """All prices of all times, looked up by model and moment."""
+    """All prices of all times, looked up by model, moment and tier."""
 
     def __init__(
         self, entries: Iterable[PriceEntry], *, bases: Mapping[str, str] | None = None
     ) -> None:
         """`bases`: the model that another one is based on, by the name of the other. Raises:
-        PriceBookError when two entries of a model overlap."""
+        PriceBookError when two entries of a model and a tier overlap."""
         self._bases = dict(bases or {})
-        by_model: dict[str, list[PriceEntry]] = {}
+        by_place: dict[tuple[str, Tier], list[PriceEntry]] = {}
         for entry in entries:
-            by_model.setdefault(entry.model, []).append(entry)
-        self._timelines = {model: _timeline(found) for model, found in by_model.items()}
+            by_place.setdefault((entry.model, entry.tier), []).append(entry)
+        self._timelines = {place: _timeline(found) for place, found in by_place.items()}
         self._starts = {
-            model: [entry.valid_from.timestamp() for entry in timeline]
-            for model, timeline in self._timelines.items()
+            place: [entry.valid_from.timestamp() for entry in timeline]
+            for place, timeline in self._timelines.items()
         }
 
     @classmethod
@@ -96,20 +100,28 @@ class PriceBook:
         )
         return cls(entries, bases=bases)
 
-    def at(self, model: str, unix_time: float) -> PriceSet:
+    def at(self, model: str, unix_time: float, tier: Tier = "default") -> PriceSet:
         """The prices in force, shared and not to be changed; empty when there are none."""
-        found = self._own(model, unix_time)
         base = self._bases.get(model)
-        return found if found or base is None else self._own(base, unix_time)
+        return (
+            self._own(model, unix_time, tier)
+            or self._own(model, unix_time, "default")
+            or (self.at(base, unix_time, tier) if base is not None else {})
+        )
 
-    def _own(self, model: str, unix_time: float) -> PriceSet:
-        starts = self._starts.get(model)
+    def sells(self, model: str, unix_time: float, tier: Tier) -> bool:
+        """Whether the tier has prices of its own there."""
+        found = self.at(model, unix_time, tier)
+        return bool(found) and found is not self.at(model, unix_time)
+
+    def _own(self, model: str, unix_time: float, tier: Tier) -> PriceSet:
+        starts = self._starts.get((model, tier))
         if starts is None:
             return {}
         position = bisect_right(starts, unix_time) - 1
         if position < 0:
             return {}
-        entry = self._timelines[model][position]
+        entry = self._timelines[model, tier][position]
         return entry.prices if entry.covers(unix_time) else {}
 
     def __iter__(self) -> Iterator[PriceEntry]:
@@ -124,7 +136,8 @@ def _timeline(entries: list[PriceEntry]) -> list[PriceEntry]:
         end = following.valid_from if entry.valid_to is None else entry.valid_to
         if entry.valid_from == following.valid_from or end > following.valid_from:
             raise PriceBookError(
-                f"{following.where}: {entry.model} from {following.valid_from:%Y-%m-%d}"
+                f"{following.where}: {entry.model} ({entry.tier})"
+                f" from {following.valid_from:%Y-%m-%d}"
                 f" overlaps the entry at {entry.where}"
             )
         ordered[position] = msgspec.structs.replace(entry, valid_to=end)
@@ -153,6 +166,9 @@ def _entry(table: Mapping[str, Any], where: str) -> PriceEntry:
     model = table.get("model")
     if not isinstance(model, str) or not model:
         raise PriceBookError(f"{where}: model must be a name")
+    tier = table.get("tier", "default")
+    if tier not in TIERS:
+        raise PriceBookError(f"{where}: tier must be {', '.join(TIERS[:-1])} or {TIERS[-1]}")
     valid_from = _moment(table, "valid_from", where)
     valid_to = _moment(table, "valid_to", where) if "valid_to" in table else None
     if valid_to is not None and valid_to <= valid_from:
@@ -161,11 +177,18 @@ def _entry(table: Mapping[str, Any], where: str) -> PriceEntry:
     for key, component in COMPONENT_OF_KEY.items():
         if key in table:
             price_id = f"{model}:{component}:{valid_from:%Y-%m-%dT%H:%M:%SZ}"
+            if tier != "default":  # behind the moment, where no model's name can look like it
+                price_id += f":{tier}"
             prices[component] = Price(price_id, _pico_per_token(table[key], f"{where}: {key}"))
     if not prices:
         raise PriceBookError(f"{where}: {model} has no price at all")
     return PriceEntry(
-        model=model, valid_from=valid_from, valid_to=valid_to, prices=prices, where=where
+        model=model,
+        tier=tier,
+        valid_from=valid_from,
+        valid_to=valid_to,
+        prices=prices,
+        where=where,
     )
 
 

@@ -96,7 +96,7 @@ async def _stands(
 async def _add(
     connection: AsyncConnection, entry: PriceEntry, component: Component, price: Price
 ) -> None:
-    key = {"model": entry.model, "component": component}
+    key = {"model": entry.model, "tier": entry.tier, "component": component}
     await connection.execute(insert(price_keys).values(key).on_conflict_do_nothing())
     key_id = sa.select(price_keys.c.id).filter_by(**key).scalar_subquery()
     await connection.execute(

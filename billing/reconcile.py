@@ -266,4 +266,4 @@ def _rate_suspended(row: sa.Row[tuple[object, ...]], book: PriceBook) -> Rated:
         for component in COMPONENTS
         if component not in attempt.prices
     }
-    return rate(Quantities(**waiting), book.at(attempt.model, attempt.admitted_at))
+    return rate(Quantities(**waiting), book.at(attempt.model, attempt.admitted_at, attempt.tier))

@@ -54,7 +54,7 @@ price_keys = sa.Table(
     "price_keys",
     metadata,
     sa.Column("id", sa.BigInteger, primary_key=True),
-    *_text("model", "component"),
+    *_text("model", "tier", "component"),
 )
 
 prices = sa.Table(

@@ -116,6 +116,9 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: LaneDeadlines = LaneDeadlines()
     open_calls: dict[asyncio.Task[None], Delivery] = msgspec.field(default_factory=dict)
 
+    def sells_priority(self, model: str) -> bool:
+        return self.price_book.sells(model, time.time(), "priority")
+
 
 def start(desk: Desk, call: Call) -> Delivery:
     """Run `generate` in a task of the application's own; the caller reads what it delivers."""
@@ -334,7 +337,8 @@ def new_attempt(desk: Desk, call: Call) -> Attempt:
         key=call.principal.key_id,
         model=call.request.model,
         lane=call.turn.lane,
-        prices=desk.price_book.at(call.request.model, admitted_at),
+        tier=call.turn.tier,
+        prices=desk.price_book.at(call.request.model, admitted_at, call.turn.tier),
         admitted_at=admitted_at,
     )
 

@@ -1,23 +1,33 @@
 """Whose turn it is: what a request is worth to the engine, beside what it asks for.
 
-Above: `inference`, `routes.chat`. Below: `principal`, the engine's protocol. It knows no queue: our
-engine orders what it runs by this (engine/fairness.py).
+Above: `inference`, `routes.chat`. Below: `principal`, the engine's protocol, the names of tiers. It
+knows no queue and no price: our engine orders what it runs by this (engine/fairness.py).
+
+The lane is the one that a plan pins, or else the lowest that anything speaks for: the tier `flex`
+for batch, tools for agentic, the key for the one that it is marked with. The tier is what is served
+and billed, and said in the answer: `flex` in the batch lane alone, `priority` above it and only
+where it has a price of its own, with twice the weight; whatever else was asked for is `default`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from billing.events import Tier
 from engine.protocol import Lane
 from gateway.fleet.errors import BadField
 from gateway.principal import Principal
+from gateway.wire.request import GenerateRequest, ServiceTier
 
 DEADLINE_HEADER = b"x-request-timeout-ms"
 MAX_DEADLINE_MS = 3_600_000
+PRIORITY: tuple[ServiceTier, ...] = ("priority", "fast")
+PRIORITY_WEIGHT = 2.0
+"""Times the tenant's own."""
 DeadlineS = Annotated[float, Meta(gt=0, le=MAX_DEADLINE_MS / 1000)]
 
 
@@ -37,29 +47,56 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Of the tenant, in its lane."""
     deadline_s: float | None = None
     """For the first token, from when the engine gets the request."""
+    tier: Tier = "default"
+    """What it is served and billed as."""
+
+
+def not_sold(_model: str) -> bool:
+    """Where no model has a price for priority."""
+    return False
 
 
 def turn_of(
-    principal: Principal, deadlines: LaneDeadlines, *, deadline_s: float | None = None
+    principal: Principal,
+    deadlines: LaneDeadlines,
+    request: GenerateRequest,
+    *,
+    deadline_s: float | None = None,
+    sells_priority: Callable[[str], bool] = not_sold,
 ) -> Turn:
-    """The narrowest plan that pins a lane says which; an org's plan says what it weighs.
-    `deadline_s`: the client's own, which may be sooner than its lane's."""
+    """An org's plan says what it weighs. `deadline_s`: the client's own, which may be sooner than
+    its lane's. `sells_priority`: whether a model has a price for it now."""
+    lane = lane_of(principal, request)
+    tier: Tier = "default"
+    if request.service_tier == "flex" and lane == "batch":
+        tier = "flex"
+    elif request.service_tier in PRIORITY and lane != "batch" and sells_priority(request.model):
+        tier = "priority"
+    waits = (deadline_s, getattr(deadlines, lane))
+    weight = 1.0 if principal.org_plan.weight is None else principal.org_plan.weight
+    return Turn(
+        lane=lane,
+        tenant=principal.org_id,
+        weight=weight * PRIORITY_WEIGHT if tier == "priority" else weight,
+        deadline_s=min((each for each in waits if each is not None), default=None),
+        tier=tier,
+    )
+
+
+def lane_of(principal: Principal, request: GenerateRequest) -> Lane:
+    """The narrowest plan that pins one says which."""
     plans = (
         principal.key_plan,
         principal.client_plan,
         principal.project_plan,
         principal.org_plan,
     )
-    pinned = (plan.lane for plan in plans if plan.lane is not None)
-    lane: Lane = next(pinned, "interactive")
-    waits = (deadline_s, getattr(deadlines, lane))
-    weight = principal.org_plan.weight
-    return Turn(
-        lane=lane,
-        tenant=principal.org_id,
-        weight=1.0 if weight is None else weight,
-        deadline_s=min((each for each in waits if each is not None), default=None),
-    )
+    for plan in plans:
+        if plan.lane is not None:
+            return plan.lane
+    if request.service_tier == "flex":
+        return "batch"
+    return "agentic" if request.has_tools else "interactive"
 
 
 def read_deadline_s(headers: Iterable[tuple[bytes, bytes]]) -> float | None:

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from billing.events import Tier
 from gateway.fleet.errors import (
     FleetError,
     NoPlace,
@@ -148,10 +149,12 @@ class UpstreamReplica:
         self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """`cache_salt` and `turn` have no equivalent over there: whose cache and whose turn it is,
-        is the upstream's matter. Whose it is here, the room says.
+        is the upstream's matter. Whose it is here, the room says. Who names a tier is told what we
+        serve it as.
         """
         assert attempt_id not in self._attempts
-        attempt = self._attempts[attempt_id] = Attempt(prepared, self._clock)
+        tier = None if prepared.request.service_tier is None else turn.tier
+        attempt = self._attempts[attempt_id] = Attempt(prepared, self._clock, tier)
         run = self._stream if prepared.request.stream else self._whole
         room = self._room
         answer = run(attempt) if room is None else self._in_turn(run, room, turn, attempt)
@@ -392,12 +395,13 @@ class Aborted(Exception):
 class Attempt:
     """One request on its way; `abort` breaks whatever it waits for."""
 
-    def __init__(self, prepared: PreparedRequest, clock: Clock) -> None:
+    def __init__(self, prepared: PreparedRequest, clock: Clock, tier: Tier | None) -> None:
         self.prepared = prepared
         self.meter = UpstreamMeter(
             model=prepared.request.model,
             n=prepared.request.n,
             input_tokens=prepared.input_tokens,
+            service_tier=tier,
         )
         self.connection: Connection | None = None
         self.sent = False

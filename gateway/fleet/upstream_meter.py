@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
+from billing.events import Tier
 from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk
 
 BYTES_PER_TOKEN = 5
@@ -81,8 +82,13 @@ class UpstreamMeter:
     count.
     """
 
-    def __init__(self, *, model: str, n: int, input_tokens: int) -> None:
+    def __init__(
+        self, *, model: str, n: int, input_tokens: int, service_tier: Tier | None = None
+    ) -> None:
+        """`service_tier`: what the client is told that it was served as. None: what the upstream
+        says."""
         self._model = Raw(_encode(model))
+        self._tier = None if service_tier is None else Raw(_encode(service_tier))
         self._n = n
         self._known = MeteredUsage(uncached_input=input_tokens, estimated=True)
         self._num_new_chunks = 0
@@ -181,4 +187,6 @@ class UpstreamMeter:
             if fields.pop("usage", None) is not None:
                 found["x_groq"] = Raw(_encode(fields))
         found["model"] = self._model
+        if self._tier is not None:
+            found["service_tier"] = self._tier
         return _encode(found)

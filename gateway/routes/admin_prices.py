@@ -52,6 +52,7 @@ class PriceView(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "price"
     id: str
     model: str
+    tier: str
     component: str
     pico_usd_per_token: int
     usd_per_million_tokens: str
@@ -65,6 +66,7 @@ def to_views(entry: PriceEntry) -> Iterator[PriceView]:
         yield PriceView(
             id=price.price_id,
             model=entry.model,
+            tier=entry.tier,
             component=component,
             pico_usd_per_token=pico,
             usd_per_million_tokens=f"{Decimal(pico) / PICO_PER_MICRO:f}",

@@ -51,7 +51,6 @@ REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422
 async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
     found = services(request)
     deadline_s = read_deadline_s(request.scope["headers"])
-    turn = turn_of(request.user, found.desk.deadlines, deadline_s=deadline_s)
     body = await plain_body(request)
     peeked = peek(body)
     state = request.scope["state"]
@@ -59,6 +58,13 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
     meter = RequestMeter(found.telemetry, peeked.model)
     route = found.desk.fleet.resolve(peeked.model, request.user)
     generate = from_openai(body, route.kind)
+    turn = turn_of(
+        request.user,
+        found.desk.deadlines,
+        generate,
+        deadline_s=deadline_s,
+        sells_priority=found.desk.sells_priority,
+    )
     request_id = state[REQUEST_ID]
     completion_id = "chatcmpl-" + request_id.removeprefix("req_")
     call = Call(
@@ -66,7 +72,12 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
         principal=request.user,
         request=generate,
         turn=turn,
-        encoder=to_openai(generate, completion_id=completion_id, created=int(time.time())),
+        encoder=to_openai(
+            generate,
+            completion_id=completion_id,
+            created=int(time.time()),
+            service_tier=turn.tier,
+        ),
         meter=meter,
     )
     return Reply(start(found.desk, call), stream=generate.stream)

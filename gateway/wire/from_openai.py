@@ -23,7 +23,7 @@ from gateway.wire.openai import (
     SystemMessage,
     UserMessage,
 )
-from gateway.wire.openai_forward import check_forward
+from gateway.wire.openai_forward import check_forward, without_our_tiers
 from gateway.wire.refusals import check_values, decode, unsupported
 from gateway.wire.request import ChatPrompt, GenerateRequest
 
@@ -79,7 +79,9 @@ def to_forward(body: Any) -> GenerateRequest:
         stream=fields.stream,
         include_usage=fields.include_usage,
         n=fields.n,
-        forward=body,
+        service_tier=fields.service_tier,
+        has_tools=fields.has_tools,
+        forward=without_our_tiers(body),
     )
 
 
@@ -96,6 +98,7 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         n=request.n or 1,
+        service_tier=request.service_tier,
         prompt=ChatPrompt(
             messages=[to_template(message) for message in request.messages],
             max_tokens=max_tokens(request),

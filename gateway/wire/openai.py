@@ -14,6 +14,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from gateway.wire.request import ServiceTier
+
 MAX_CHOICES = 128
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
@@ -49,7 +51,7 @@ NOT_YET = {
     ),
     "modalities[]": frozenset({"audio", "image"}),
     "response_format.type": frozenset({"json_object", "json_schema", "structural_tag"}),
-    "service_tier": frozenset({"flex", "priority", "scale"}),
+    "service_tier": frozenset({"scale"}),
 }
 """Values that OpenAI or vLLM know and our engine cannot honour: refused as such. Others nobody
 knows."""
@@ -137,7 +139,7 @@ class ChatCompletionRequest(Strict):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: ServiceTier | None = None
     store: bool | None = None
 
     # Labels for OpenAI's abuse checks and cache routing: nothing to honour or to break here.

@@ -14,6 +14,7 @@ import msgspec
 from gateway.fleet.errors import BadField
 from gateway.wire.openai import MAX_CHOICES, MAX_MESSAGES, MAX_PARTS
 from gateway.wire.refusals import unsupported
+from gateway.wire.request import ServiceTier
 
 MAX_TOOLS = 10_000
 MAX_TOKENS = 2**31 - 1
@@ -42,7 +43,10 @@ BILLED_OTHERWISE = {
 }
 """Refused by name unless null."""
 
-PLAIN_TIERS = ("auto", "default")
+PLAIN_TIERS: tuple[ServiceTier, ...] = ("auto", "default")
+OUR_TIERS: tuple[ServiceTier, ...] = ("priority", "fast", "flex")
+"""Served by us, at our prices: an upstream hears nothing of them and serves what it always does.
+Asked for its own it would charge otherwise, or otherwise than it was asked: some fall back."""
 PLAIN_TOOLS = ("function", "custom")
 """Tools that the client runs. Every other type is the upstream's own and has a fee."""
 PLAIN_CACHE_TTLS = ("5m", "30m")
@@ -56,6 +60,8 @@ class ForwardFields(msgspec.Struct, frozen=True):
     stream: bool
     include_usage: bool
     n: int
+    service_tier: ServiceTier | None
+    has_tools: bool
 
 
 def check_forward(body: Any) -> ForwardFields:
@@ -72,7 +78,22 @@ def check_forward(body: Any) -> ForwardFields:
     for name in ("max_tokens", "max_completion_tokens"):
         optional_int(body.get(name), name, MAX_TOKENS)
     check_price(body)
-    return ForwardFields(model, stream, include_usage, n or 1)
+    has_tools = bool(body.get("tools") or body.get("functions"))
+    return ForwardFields(model, stream, include_usage, n or 1, service_tier(body), has_tools)
+
+
+def without_our_tiers(body: dict[str, Any]) -> dict[str, Any]:
+    if body.get("service_tier") not in OUR_TIERS:
+        return body
+    return {name: value for name, value in body.items() if name != "service_tier"}
+
+
+def service_tier(body: dict[str, Any]) -> ServiceTier | None:
+    asked = body.get("service_tier")
+    found = next((tier for tier in PLAIN_TIERS + OUR_TIERS if tier == asked), None)
+    if asked is not None and found is None:
+        raise refused("service_tier", "another tier has another price")
+    return found
 
 
 def check_messages(messages: Any) -> None:
@@ -124,9 +145,6 @@ def check_price(body: dict[str, Any]) -> None:
     for name, reason in BILLED_OTHERWISE.items():
         if body.get(name) is not None:
             raise refused(name, reason)
-    tier = body.get("service_tier")
-    if tier is not None and tier not in PLAIN_TIERS:
-        raise refused("service_tier", "another tier has another price")
     modalities = body.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise refused("modalities", "only text has a price here")

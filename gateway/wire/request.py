@@ -5,9 +5,12 @@ Above: the `from_x` conversions. Below: `fleet.Replica.prepare`. Knows no HTTP a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+
+ServiceTier = Literal["auto", "default", "priority", "fast", "flex"]
+"""As a client names what it wants. `fast` is another name of `priority`."""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +45,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool
     """The client asked for the usage chunk of a stream."""
     n: int = 1
+    service_tier: ServiceTier | None = None
+    has_tools: bool = False
+    """Some are offered to the model."""
     prompt: ChatPrompt | None = None
     """For our engine."""
     forward: dict[str, Any] | None = None

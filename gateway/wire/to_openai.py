@@ -13,12 +13,11 @@ from typing import Protocol
 
 import msgspec
 
+from billing.events import Tier
 from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, TextDelta, TokenInfo
 from gateway.wire import sse
 from gateway.wire.openai import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from gateway.wire.request import GenerateRequest
-
-SERVICE_TIER = "default"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -33,11 +32,13 @@ class ChatEncoder(Protocol):
         """The rest, once the attempt is billed."""
 
 
-def to_openai(request: GenerateRequest, *, completion_id: str, created: int) -> ChatEncoder:
+def to_openai(
+    request: GenerateRequest, *, completion_id: str, created: int, service_tier: Tier = "default"
+) -> ChatEncoder:
     """`completion_id`: `chatcmpl-...`; `created`: Unix seconds. An upstream's answer keeps its
-    own of both.
+    own of both. `service_tier`: what it is served as.
     """
-    head = Head(id=completion_id, created=created, model=request.model)
+    head = Head(id=completion_id, created=created, model=request.model, service_tier=service_tier)
     if request.stream:
         if request.forward is not None:
             return RawStream(head, request.include_usage)
@@ -66,7 +67,7 @@ class Head(msgspec.Struct, kw_only=True):
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    service_tier: str | None = SERVICE_TIER
+    service_tier: str | None
     system_fingerprint: str | None = None
 
     def opened(self) -> bytes:

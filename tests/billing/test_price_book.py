@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from billing.errors import PriceBookError
-from billing.events import Price
+from billing.events import Price, Tier
 from billing.price_book import MAX_BOOK_BYTES, PriceBook
 
 FIRST = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
@@ -48,6 +48,48 @@ def test_prices_follow_the_moment_and_the_next_entry_ends_the_one_before(tmp_pat
     assert [entry.model for entry in prices] == ["m", "m"]
 
 
+TIERED = """
+[[price]]
+model = "m"
+valid_from = 2026-11-01
+output = 1
+[[price]]
+model = "m"
+tier = "priority"
+valid_from = 2026-12-01
+valid_to = "2027-01-01"
+output = 2
+"""
+
+
+def test_a_tier_has_prices_of_its_own_or_those_of_the_default(tmp_path: Path) -> None:
+    prices = book(tmp_path, TIERED)
+    dear = prices.at("m", SECOND, "priority")
+    assert dear == {"output": Price("m:output:2026-12-01T00:00:00Z:priority", 2_000_000)}
+    assert prices.at("m", SECOND) == prices.at("m", SECOND, "flex") != dear
+    assert prices.sells("m", SECOND, "priority")
+    over = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
+    unsold: list[tuple[float, Tier]] = [(FIRST, "priority"), (over, "priority"), (SECOND, "flex")]
+    for moment, tier in unsold:
+        assert prices.at("m", moment, tier) == prices.at("m", moment)
+        assert not prices.sells("m", moment, tier)
+    assert prices.at("another", SECOND, "priority") == {}
+    assert not prices.sells("another", SECOND, "priority")
+
+
+def test_what_is_based_on_a_model_is_sold_in_its_tiers_until_it_has_a_price_of_its_own(
+    tmp_path: Path,
+) -> None:
+    own = '[[price]]\nmodel = "legal"\nvalid_from = 2026-12-15\noutput = 3\n'
+    (tmp_path / "0.toml").write_text(TIERED + own)
+    prices = PriceBook.load([tmp_path], bases={"legal": "m"})
+    assert prices.at("legal", SECOND, "priority") == prices.at("m", SECOND, "priority")
+    assert prices.sells("legal", SECOND, "priority")
+    later = datetime(2026, 12, 20, tzinfo=UTC).timestamp()
+    assert prices.sells("m", later, "priority") and not prices.sells("legal", later, "priority")
+    assert prices.at("legal", later, "priority") == prices.at("legal", later)
+
+
 def test_what_is_based_on_a_model_costs_the_same_until_it_has_a_price_of_its_own(
     tmp_path: Path,
 ) -> None:
@@ -76,6 +118,7 @@ HEAD = '[[price]]\nmodel = "m"\n'
     ("text", "message"),
     [
         ("[[price]]\n", "price 1: model must be a name"),
+        ('[[price]]\nmodel = "m"\ntier = "gold"', "tier must be default, priority or flex"),
         (HEAD, "valid_from must be a date"),
         (HEAD + "valid_from = '2026-13-01'\noutput = 1", "valid_from must be a date"),
         (HEAD + "valid_from = '2026-11-01T05:00:00'\noutput = 1", "needs a time zone"),
@@ -112,7 +155,9 @@ def test_a_missing_or_huge_file_is_refused(tmp_path: Path) -> None:
 )
 def test_overlaps_are_refused_across_files(tmp_path: Path, first_ends: str) -> None:
     start = "2026-11-30" if first_ends else "2026-12-01"
-    with pytest.raises(PriceBookError, match=r"1\.toml: price 1: m from 2026-12-01 overlaps"):
+    with pytest.raises(
+        PriceBookError, match=r"1\.toml: price 1: m \(default\) from 2026-12-01 overlaps"
+    ):
         book(
             tmp_path,
             HEAD + f"valid_from = {start}\n{first_ends}output = 1",

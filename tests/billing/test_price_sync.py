@@ -51,6 +51,19 @@ async def test_a_book_loads_once_and_grows(db: AsyncEngine, write: Write) -> Non
     }
 
 
+async def test_tiers_of_a_model_stand_beside_each_other(db: AsyncEngine, write: Write) -> None:
+    dear = FIRST.replace('"m"', '"m"\ntier = "priority"').replace("0.15", "0.35")
+    assert await sync_price_book(db, write(FIRST)) == 2
+    assert await sync_price_book(db, write(FIRST + dear)) == 2
+    assert await sync_price_book(db, write(FIRST + dear)) == 0
+    assert await loaded(db) == {
+        "m:output:2026-11-01T00:00:00Z": (150_000, True),
+        "m:cache_read:2026-11-01T00:00:00Z": (0, True),
+        "m:output:2026-11-01T00:00:00Z:priority": (350_000, True),
+        "m:cache_read:2026-11-01T00:00:00Z:priority": (0, True),
+    }
+
+
 async def test_the_shipped_book_loads_from_many_gateways_at_once(db: AsyncEngine) -> None:
     book = PriceBook.load()
     added = await asyncio.gather(*(sync_price_book(db, book) for _ in range(4)))

@@ -1,15 +1,24 @@
-"""Whose turn it is: by plan, by tenant, and by when the client stops waiting."""
+"""Whose turn it is: by plan, by tier, by tools, by tenant, and by when the client stops waiting."""
 
 from __future__ import annotations
 
-import msgspec
-import pytest
+from typing import Any, get_args, get_type_hints
 
+import pytest
+from msgspec.structs import replace
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
+
+from billing.events import TIERS, Tier
+from engine.protocol import Lane
 from gateway.fleet.errors import BadField
 from gateway.lanes import MAX_DEADLINE_MS, LaneDeadlines, Turn, read_deadline_s, turn_of
 from gateway.principal import UNLIMITED, Plan, Principal
+from gateway.wire.request import GenerateRequest, ServiceTier
 
 NO_DEADLINES = LaneDeadlines(interactive=None, agentic=None)
+PLAIN = GenerateRequest(model="m", stream=True, include_usage=False)
+TOOLS = replace(PLAIN, has_tools=True)
 
 
 def principal(
@@ -29,18 +38,61 @@ def principal(
 
 def test_the_narrowest_plan_that_pins_a_lane_says_which() -> None:
     agentic, batch = Plan(name="a", lane="agentic"), Plan(name="b", lane="batch")
-    assert turn_of(principal(), NO_DEADLINES) == Turn(tenant="org_a")
-    assert turn_of(principal(org=batch), NO_DEADLINES).lane == "batch"
-    assert turn_of(principal(key=agentic, org=batch), NO_DEADLINES).lane == "agentic"
-    assert turn_of(principal(key=Plan(name="k"), project=agentic), NO_DEADLINES).lane == "agentic"
-    client = msgspec.structs.replace(principal(project=batch), client_plan=agentic)
-    assert turn_of(client, NO_DEADLINES).lane == "agentic"
+    assert turn_of(principal(), NO_DEADLINES, PLAIN) == Turn(tenant="org_a")
+    assert turn_of(principal(org=batch), NO_DEADLINES, PLAIN).lane == "batch"
+    assert turn_of(principal(key=agentic, org=batch), NO_DEADLINES, PLAIN).lane == "agentic"
+    silent = principal(key=Plan(name="k"), project=agentic)
+    assert turn_of(silent, NO_DEADLINES, PLAIN).lane == "agentic"
+    client = replace(principal(project=batch), client_plan=agentic)
+    assert turn_of(client, NO_DEADLINES, PLAIN).lane == "agentic"
+
+
+def sold(model: str) -> bool:
+    return model == "m"
+
+
+def asking(tier: ServiceTier | None, **fields: Any) -> GenerateRequest:
+    return replace(PLAIN, service_tier=tier, **fields)
+
+
+def served(who: Principal, request: GenerateRequest) -> tuple[Lane, Tier, float]:
+    turn = turn_of(who, NO_DEADLINES, request, sells_priority=sold)
+    return turn.lane, turn.tier, turn.weight
+
+
+def test_the_tier_and_the_tools_say_which_lane() -> None:
+    for tier in (None, "auto", "default"):
+        assert served(principal(), asking(tier)) == ("interactive", "default", 1.0)
+        assert served(principal(), asking(tier, has_tools=True)) == ("agentic", "default", 1.0)
+    assert served(principal(), asking("flex")) == ("batch", "flex", 1.0)
+    assert served(principal(), asking("flex", has_tools=True)) == ("batch", "flex", 1.0)
+
+
+@pytest.mark.parametrize("name", ["priority", "fast"])
+def test_priority_doubles_the_weight_where_it_has_a_price(name: ServiceTier) -> None:
+    heavy = principal(org=Plan(name="h", weight=4.0))
+    assert served(principal(), asking(name)) == ("interactive", "priority", 2.0)
+    assert served(heavy, asking(name)) == ("interactive", "priority", 8.0)
+    assert served(principal(), asking(name, has_tools=True)) == ("agentic", "priority", 2.0)
+    assert served(heavy, asking(name, model="unsold")) == ("interactive", "default", 4.0)
+    assert turn_of(heavy, NO_DEADLINES, asking(name)).tier == "default"
+
+
+def test_a_plan_that_pins_a_lane_wins_and_the_tier_is_what_that_lane_serves() -> None:
+    batch = principal(org=Plan(name="b", lane="batch"))
+    chats = principal(key=Plan(name="c", lane="interactive"))
+    assert served(batch, asking("priority")) == ("batch", "default", 1.0)
+    assert served(batch, asking(None)) == ("batch", "default", 1.0)
+    assert served(batch, asking("flex")) == ("batch", "flex", 1.0)
+    assert served(chats, asking("flex")) == ("interactive", "default", 1.0)
+    assert served(chats, TOOLS) == ("interactive", "default", 1.0)
+    assert served(chats, asking("priority", has_tools=True)) == ("interactive", "priority", 2.0)
 
 
 def test_an_orgs_plan_says_what_it_weighs_and_a_keys_does_not() -> None:
     heavy = Plan(name="h", weight=4.0)
-    assert turn_of(principal(org=heavy), NO_DEADLINES).weight == 4.0
-    assert turn_of(principal(key=heavy), NO_DEADLINES).weight == 1.0
+    assert turn_of(principal(org=heavy), NO_DEADLINES, PLAIN).weight == 4.0
+    assert turn_of(principal(key=heavy), NO_DEADLINES, PLAIN).weight == 1.0
 
 
 def headers(*values: bytes) -> list[tuple[bytes, bytes]]:
@@ -54,12 +106,12 @@ def test_a_deadline_is_read_in_milliseconds() -> None:
 
 def test_the_sooner_deadline_counts_the_clients_or_its_lanes() -> None:
     deadlines = LaneDeadlines(interactive=10.0)
-    assert turn_of(principal(), deadlines).deadline_s == 10.0
-    assert turn_of(principal(), deadlines, deadline_s=1.5).deadline_s == 1.5
-    assert turn_of(principal(), deadlines, deadline_s=60.0).deadline_s == 10.0
+    assert turn_of(principal(), deadlines, PLAIN).deadline_s == 10.0
+    assert turn_of(principal(), deadlines, PLAIN, deadline_s=1.5).deadline_s == 1.5
+    assert turn_of(principal(), deadlines, PLAIN, deadline_s=60.0).deadline_s == 10.0
     batch = principal(org=Plan(name="b", lane="batch"))
-    assert turn_of(batch, deadlines).deadline_s is None
-    assert turn_of(batch, deadlines, deadline_s=60.0).deadline_s == 60.0
+    assert turn_of(batch, deadlines, PLAIN).deadline_s is None
+    assert turn_of(batch, deadlines, PLAIN, deadline_s=60.0).deadline_s == 60.0
 
 
 @pytest.mark.parametrize(
@@ -73,3 +125,12 @@ def test_what_is_no_deadline_is_refused_by_name(values: list[bytes]) -> None:
     with pytest.raises(BadField) as refused:
         read_deadline_s(headers(*values))
     assert refused.value.param == "x-request-timeout-ms"
+
+
+def test_the_official_sdk_knows_the_tiers_that_are_asked_for_and_those_that_are_served() -> None:
+    asked = get_type_hints(CompletionCreateParamsNonStreaming, include_extras=False)["service_tier"]
+    theirs = {name for part in get_args(asked) for name in get_args(part)}
+    assert set(get_args(ServiceTier)) == theirs - {"scale"}, "what nobody can buy here is refused"
+    for answer in (ChatCompletion, ChatCompletionChunk):
+        said = get_args(answer.model_fields["service_tier"].annotation)
+        assert set(TIERS) <= {name for part in said for name in get_args(part)}

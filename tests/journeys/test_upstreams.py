@@ -23,21 +23,23 @@ from tests.gateway.fleet.scripted_upstream import (
     usage_chunk,
 )
 from tests.journeys.reports import costs_pico, events, eventually, next_event, usage_of_today
-from tests.journeys.upstream_settings import BIG_KEY, BIG_PRICES, BOOK, CONFIG
+from tests.journeys.upstream_settings import BIG_KEY, BIG_PRICES, BOOK, CONFIG, PRIORITY_TIMES
 from tests.journeys.upstreams import (
+    HELLO,
     LiveUpstream,
     answers,
+    ask,
     dies_at_once,
     good,
     holds_the_holder,
     live_upstreams,
+    post,
     sends_an_error_event,
+    text_of,
 )
 from tests.stack import Stack, running
 
 pytestmark = pytest.mark.slow
-
-HELLO: Any = [{"role": "user", "content": "Say hello to the world."}]
 
 
 @pytest.fixture(scope="module")
@@ -78,27 +80,6 @@ def stack(
 @pytest.fixture
 def client(stack: Stack) -> OpenAI:
     return stack.client(max_retries=0)
-
-
-def ask(client: OpenAI, model: str, **options: Any) -> Any:
-    return client.chat.completions.create(model=model, messages=HELLO, **options)
-
-
-def text_of(answer: Any) -> str:
-    if isinstance(answer, openai.Stream):
-        return "".join(c.choices[0].delta.content or "" for c in answer if c.choices)
-    return str(answer.choices[0].message.content)
-
-
-def post(stack: Stack, **fields: Any) -> Any:
-    """A streaming request without the SDK: a context that gives the response."""
-    return httpx.stream(
-        "POST",
-        f"{stack.base_url}/v1/chat/completions",
-        headers={"authorization": f"Bearer {stack.credentials['api_key']}"},
-        json={"messages": HELLO, **fields},
-        timeout=30,
-    )
 
 
 def test_all_models_are_listed_and_penny_answers_beside_the_upstreams(client: OpenAI) -> None:
@@ -173,7 +154,7 @@ def test_a_chunk_is_passed_on_before_the_next_one_is_there(
 @pytest.mark.parametrize(
     ("field", "value", "param"),
     [
-        ("service_tier", "priority", "service_tier"),
+        ("service_tier", "scale", "service_tier"),
         ("web_search_options", {}, "web_search_options"),
         ("tools", [{"type": "web_search"}], "tools[0].type"),
         ("modalities", ["text", "audio"], "modalities"),
@@ -208,6 +189,27 @@ def test_the_costs_agree_with_the_price_book_to_the_pico(
     assert usage_of_today(client, models=["big"]) == expected
     last = events(stack, "big")[-1]
     assert (last.estimated, last.suspended, last.finish) == (False, False, "done")
+
+
+def test_who_asks_for_a_tier_is_served_told_and_billed_it(
+    stack: Stack, client: OpenAI, big: LiveUpstream
+) -> None:
+    big.play(good)
+    events(stack, "big")
+    before = costs_pico(client)
+    answer = ask(client, "big", service_tier="priority")
+    assert answer.service_tier == "priority"
+    chunks = list(ask(client, "big", service_tier="flex", stream=True))
+    assert {chunk.service_tier for chunk in chunks} == {"flex"}
+    assert ask(client, "big").service_tier is None, "what the upstream says, who names no tier"
+    assert all("service_tier" not in exchange.body for exchange in big.exchanges)
+    one = 8 * (BIG_PRICES["uncached_input"] + BIG_PRICES["cache_read"])
+    one += 4 * BIG_PRICES["cache_write"] + 5 * BIG_PRICES["output"]
+    eventually(lambda: costs_pico(client), before + (PRIORITY_TIMES + 2) * one)
+    booked = [(event.tier, event.lane) for event in events(stack, "big")[-3:]]
+    assert booked == [("priority", "interactive"), ("flex", "batch"), ("default", "interactive")]
+    unsold = ask(client, "penny", service_tier="priority", max_tokens=4)
+    assert unsold.service_tier == "default"
 
 
 async def test_a_model_without_a_price_is_counted_costs_nothing_and_waits_in_suspense(

@@ -6,11 +6,19 @@ BIG_KEY = "sk-upstream-4f1c0ffee-very-secret"
 BIG_PRICES = {"uncached_input": 1_250_003, "cache_read": 125_001, "cache_write": 1_562_507}
 BIG_PRICES["output"] = 10_000_019
 """Pico-USD per token; no factor in common, so that a sum shows what it is made of."""
+PRIORITY_TIMES = 3
+"""As much for priority."""
 BOOK = """
 [[price]]
 model = "big"
 valid_from = "2026-01-01"
 """ + "\n".join(f'{name} = "{pico / 10**6}"' for name, pico in BIG_PRICES.items())
+BOOK += """
+[[price]]
+model = "big"
+tier = "priority"
+valid_from = "2026-01-01"
+""" + "\n".join(f'{name} = "{PRIORITY_TIMES * pico / 10**6}"' for name, pico in BIG_PRICES.items())
 CONFIG = """
 price_books = ["{book}"]
 

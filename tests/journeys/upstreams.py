@@ -11,6 +11,10 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import httpx
+import openai
+from openai import OpenAI
+
 from bench.ports import free_port
 from tests.gateway.fleet.scripted_upstream import (
     Exchange,
@@ -20,7 +24,9 @@ from tests.gateway.fleet.scripted_upstream import (
     completion,
     good_stream,
 )
+from tests.stack import Stack
 
+HELLO: Any = [{"role": "user", "content": "Say hello to the world."}]
 T = TypeVar("T")
 CALL_TIMEOUT_S = 30.0
 
@@ -133,3 +139,24 @@ def answers(status: int, message: str = "not now") -> Script:
         await exchange.answer({"error": {"message": message}}, status, retry_after="2")
 
     return script
+
+
+def ask(client: OpenAI, model: str, **options: Any) -> Any:
+    return client.chat.completions.create(model=model, messages=HELLO, **options)
+
+
+def text_of(answer: Any) -> str:
+    if isinstance(answer, openai.Stream):
+        return "".join(c.choices[0].delta.content or "" for c in answer if c.choices)
+    return str(answer.choices[0].message.content)
+
+
+def post(stack: Stack, **fields: Any) -> Any:
+    """A streaming request without the SDK: a context that gives the response."""
+    return httpx.stream(
+        "POST",
+        f"{stack.base_url}/v1/chat/completions",
+        headers={"authorization": f"Bearer {stack.credentials['api_key']}"},
+        json={"messages": HELLO, **fields},
+        timeout=30,
+    )

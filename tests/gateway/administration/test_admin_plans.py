@@ -203,6 +203,7 @@ async def test_the_price_list_says_what_is_priced(world: World) -> None:
     assert by_component["output"]["usd_per_million_tokens"] == "0.4"
     assert by_component["output"]["pico_usd_per_token"] == 400_000
     assert by_component["output"]["valid_to"] is None
+    assert by_component["output"]["tier"] == "default"
     walked: list[str] = []
     after = ""
     while True:

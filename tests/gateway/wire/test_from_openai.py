@@ -183,7 +183,6 @@ def test_what_means_nothing_here_is_accepted() -> None:
         safety_identifier="s",
         prompt_cache_key="k",
         store=False,
-        service_tier="auto",
         response_format={"type": "text"},
         modalities=["text"],
     )
@@ -296,7 +295,9 @@ REFUSED = [
     ({"stream": True, "stream_options": {"more": 1}}, "stream_options.more"),
     ({"stream": "yes"}, "stream"),
     ({"store": True}, "store"),
-    ({"service_tier": "flex"}, "service_tier"),
+    ({"service_tier": "scale"}, "service_tier"),
+    ({"service_tier": "soonest"}, "service_tier"),
+    ({"service_tier": ["flex"]}, "service_tier"),
     ({"response_format": {"type": "json_object"}}, "response_format.type"),
     ({"modalities": ["text", "audio"]}, "modalities[1]"),
     ({"tools": []}, "tools"),
@@ -360,7 +361,7 @@ NOT_YET = [
         "response_format.json_schema",
     ),
     ({"modalities": ["text", "audio"]}, "modalities[1]"),
-    ({"service_tier": "flex"}, "service_tier"),
+    ({"service_tier": "scale"}, "service_tier"),
     ({"store": True}, "store"),
 ]
 
@@ -398,6 +399,22 @@ def test_everything_unknown_is_forwarded() -> None:
     assert (request.n, request.stream, request.include_usage) == (3, True, True)
 
 
+@pytest.mark.parametrize("tier", ["priority", "fast", "flex"])
+def test_a_tier_of_ours_is_understood_and_no_upstream_hears_of_it(tier: str) -> None:
+    ours = from_openai(encode(service_tier=tier), "engine")
+    theirs = from_openai(encode(service_tier=tier), "upstream")
+    assert ours.service_tier == theirs.service_tier == tier
+    assert theirs.forward == {"model": "m", "messages": HELLO}
+
+
+def test_who_offers_tools_is_known() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert from_openai(encode(tools=[tool]), "upstream").has_tools
+    assert from_openai(encode(functions=[{"name": "f"}]), "upstream").has_tools
+    for none in ({}, {"tools": []}, {"tools": None}):
+        assert not from_openai(encode(**none), "upstream").has_tools
+
+
 PART = {"type": "text", "text": "x"}
 NOT_FORWARDED = [
     ({"messages": None}, "messages"),
@@ -428,7 +445,8 @@ NOT_FORWARDED = [
     ({"n": 129}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
-    ({"service_tier": "priority"}, "service_tier"),
+    ({"service_tier": "scale"}, "service_tier"),
+    ({"service_tier": "on_demand"}, "service_tier"),
     ({"service_tier": ["auto"]}, "service_tier"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from billing.events import Tier
 from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, TextDelta, TokenInfo, TokenTop
 from gateway.wire.from_openai import from_openai
 from gateway.wire.to_openai import ChatEncoder, to_openai
@@ -22,10 +23,12 @@ INFO = TokenInfo(
 HEAD = {"created": 1_700_000_000, "model": "penny", "service_tier": "default"}
 
 
-def encoder(*, upstream: bool = False, **fields: Any) -> ChatEncoder:
+def encoder(*, upstream: bool = False, served: Tier = "default", **fields: Any) -> ChatEncoder:
     body = {"model": "penny", "messages": [{"role": "user", "content": "x"}], **fields}
     request = from_openai(json.dumps(body).encode(), "upstream" if upstream else "engine")
-    return to_openai(request, completion_id="chatcmpl-1", created=1_700_000_000)
+    return to_openai(
+        request, completion_id="chatcmpl-1", created=1_700_000_000, service_tier=served
+    )
 
 
 def sdk(answer: bytes, media_type: str) -> OpenAI:
@@ -55,6 +58,15 @@ def payloads(answer: bytes) -> list[Any]:
     assert events.pop() == ""
     assert events.pop() == "data: [DONE]"
     return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_the_tier_that_was_served_stands_in_the_answer_and_in_every_chunk() -> None:
+    said = [TextDelta(index=0, text="a", finish_reason="stop")]
+    stream = encoder(stream=True, served="flex", stream_options={"include_usage": True})
+    chunks = list(streamed(stream.encode(said) + stream.finish(USAGE)))
+    assert [chunk.service_tier for chunk in chunks] == ["flex"] * 4
+    body = encoder(served="priority")
+    assert whole(body.encode(said) + body.finish(USAGE)).service_tier == "priority"
 
 
 def test_a_stream_is_openais_to_the_letter() -> None:
