@@ -55,7 +55,6 @@ class Settlement:
                 event.attempt.org,
                 event.attempt.request_id,
                 Units(input_tokens=used.input_total, output_tokens=used.output),
-                admitted_at=event.attempt.admitted_at,
             )
             self._tasks.spawn(work, name="settle a recovered attempt")
 

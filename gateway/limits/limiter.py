@@ -27,8 +27,8 @@ minute and within one microsecond's refill above that.
 A lease is renewed while its gateway lives, with what it has used so far. One that is not expires by
 itself, at the next script that runs for its organization: its slot comes back, and of its tokens
 what it is not known to have used. A settle that comes after all (the spool's recovery) is debited
-for the difference, once: for SETTLED_TTL_S a settled lease is remembered, and no later settle is
-made (`settle_lease`). Without any limit there is no lease, and Redis is not asked.
+for the difference, once: a settled lease is remembered as such for a while, and one without a
+record is nobody's (`settle_lease`). Without any limit there is no lease, and Redis is not asked.
 
 While Redis is away each gateway lets pass its share by itself (`local`), so that all of them pass
 at most a fifth of B more than the bound; what they let pass is debited when Redis is back, and
@@ -83,8 +83,6 @@ LEASE_TTL_S = 60.0
 RENEW_INTERVAL_S = LEASE_TTL_S / 3
 RENEW_BATCH = 256
 RETRY_S = 1.0
-SETTLED_TTL_S = 900.0
-"""As in `ledger.lua`. What a crash left open for longer than that has refilled since."""
 STEP_TOKENS = 32
 MAX_AHEAD_TOKENS = 2 * STEP_TOKENS
 """Of one stream: a step that nobody has written yet, and one beyond the debt at which all rest."""
@@ -240,13 +238,9 @@ class Limiter:
         """Nothing ran: give back the tokens and the request."""
         return await self._close(admission, NOTHING, requests=0)
 
-    async def settle_lease(
-        self, org_id: str, lease_id: str, used: Units, *, admitted_at: float
-    ) -> Settlement:
-        """Settle what another process admitted, at `admitted_at` (Unix seconds), and did not live
-        to settle."""
-        if self._clock() - admitted_at > SETTLED_TTL_S:
-            return Settlement.UNKNOWN  # nobody could tell it from one that was settled
+    async def settle_lease(self, org_id: str, lease_id: str, used: Units) -> Settlement:
+        """Settle what another process admitted, and did not live to settle. Its record says what is
+        to be debited, however long ago that was; of what has none nothing is known."""
         asked: Any = (lease_id, bounded(used).by_kind(requests=1), [])
         return await self._settle(lease_id, Call(org_keys(org_id), asked))
 
@@ -285,8 +279,9 @@ class Limiter:
 
     async def count_gateways(self) -> None:
         """How many share the limits, this one included. Raises: LimiterUnavailable."""
-        call, now = self._scripts.pipeline.call, self._clock()
+        call = self._scripts.pipeline.call
         try:
+            now = int((await call(("TIME",)))[0])
             await call(("ZADD", GATEWAYS, str(now), self._id))
             await call(("ZREMRANGEBYSCORE", GATEWAYS, "-inf", str(now - 3 * RENEW_INTERVAL_S)))
             counted = await call(("ZCARD", GATEWAYS))

@@ -292,21 +292,25 @@ async def test_an_expired_lease_keeps_what_was_used_and_a_late_settle_adds_the_r
     )
     late = Units(input_tokens=100, output_tokens=400)
     settle = world.limiter.settle_lease
-    lease_id, now = stream.admission.lease_id, world.limiter._clock()
-    assert await settle("org_a", lease_id, late, admitted_at=now) is Settlement.LATE
-    assert await settle("org_a", lease_id, late, admitted_at=now) is Settlement.REPLAYED
+    lease_id = stream.admission.lease_id
+    assert await settle("org_a", lease_id, late) is Settlement.LATE
+    assert await settle("org_a", lease_id, late) is Settlement.REPLAYED
     assert await deficit() == 9_000 + 100, "of 400, 300 were known"
 
 
-async def test_what_nobody_could_tell_from_a_settled_lease_is_not_settled(
-    new_world: NewWorld,
-) -> None:
+async def test_a_stream_of_hours_that_died_is_debited_all_the_same(new_world: NewWorld) -> None:
     world = new_world(Plan(name="p", tokens_per_minute=60_000))
-    stream = await world.stream(100)
-    long_ago = world.limiter._clock() - limiter.SETTLED_TTL_S - 1
-    settle = world.limiter.settle_lease
-    done = await settle("org_a", stream.admission.lease_id, Units(), admitted_at=long_ago)
-    assert done is Settlement.UNKNOWN
+    stream = await world.stream(100, 100_000)
+    for minute in range(0, 3 * 60 * 60, 30):
+        await world.at(minute)
+        await world.limiter.renew()
+    await world.at(world.now_s + limiter.LEASE_TTL_S)
+    used = Units(input_tokens=100, output_tokens=9_000)
+    settled = await world.limiter.settle_lease("org_a", stream.admission.lease_id, used)
+    assert settled is Settlement.LATE
+    refused = await world.admit(1_000, 0)
+    assert isinstance(refused, Refusal) and refused.state.tokens is not None
+    assert refused.state.tokens.remaining == burst(60_000) - 9_100
 
 
 async def test_input_and_output_have_limits_of_their_own(new_world: NewWorld) -> None:

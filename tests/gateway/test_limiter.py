@@ -273,9 +273,7 @@ async def test_what_an_upstream_claims_is_bounded(redis: redis.asyncio.Redis, cl
     settled = await caller.limiter.settle(first, of(much))
     await clock.set(86_400)
     lease_id = (await caller.admitted(1)).lease_id
-    recovered = await caller.limiter.settle_lease(
-        "org_a", lease_id, of(much), admitted_at=time.time()
-    )
+    recovered = await caller.limiter.settle_lease("org_a", lease_id, of(much))
     assert settled is recovered is Settlement.SETTLED
 
 
@@ -311,14 +309,9 @@ async def test_leases_that_nobody_renews_heal_themselves(
     assert (await living.refused(1)).kind == "streams"
     # the spool's recovery comes late, and once
     settle = living.limiter.settle_lease
-    assert (
-        await settle("org_a", orphan.lease_id, of(90), admitted_at=time.time()) == Settlement.LATE
-    )
-    assert (
-        await settle("org_a", orphan.lease_id, of(90), admitted_at=time.time())
-        == Settlement.REPLAYED
-    )
-    assert await settle("org_a", "nobody's", of(90), admitted_at=time.time()) == Settlement.UNKNOWN
+    assert await settle("org_a", orphan.lease_id, of(90)) == Settlement.LATE
+    assert await settle("org_a", orphan.lease_id, of(90)) == Settlement.REPLAYED
+    assert await settle("org_a", "nobody's", of(90)) == Settlement.UNKNOWN
     assert await living.limiter.void(kept) == Settlement.SETTLED
     assert (await living.refused(11)).retry_after_s == pytest.approx(0.2)
     assert await lost.limiter.renew() == 0

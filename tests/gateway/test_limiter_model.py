@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -248,9 +247,7 @@ class Machine(RuleBasedStateMachine):
     @rule(lease_id=leases, used=st.integers(0, 100))
     def settle_after_a_crash(self, lease_id: str, used: int) -> None:
         units = Units(output_tokens=used)
-        limiter = self.gateways[0]
-        now = time.time()
-        done = self.run(limiter.settle_lease, ORG, lease_id, units, admitted_at=now)
+        done = self.run(self.gateways[0].settle_lease, ORG, lease_id, units)
         self.oracle.heal()
         self.check_settled(done, self.oracle.settle(lease_id, units.by_kind(requests=1)))
 
