@@ -22,6 +22,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 from typing import Any
 from urllib.parse import urlencode, urljoin
 
@@ -134,6 +135,12 @@ class Turns:
             self._waiting -= 1
 
 
+@cache
+def public_trust() -> ssl.SSLContext:
+    """The system's certificates, read once: it takes tens of milliseconds."""
+    return ssl.create_default_context()
+
+
 class Egress:
     """One for each kind of whom is asked, so that none waits behind another kind; to be closed.
     `per_host`: how many exchanges with one at once. `allow_loopback`: for tests and development
@@ -160,7 +167,7 @@ class Egress:
             resolve or self._look_up,
             allow_loopback=allow_loopback,
         )
-        self._trust = trust or ssl.create_default_context()
+        self._trust = trust or public_trust()
         self._turns = Turns(per_host)
 
     def close(self) -> None:

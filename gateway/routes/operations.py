@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -61,6 +62,7 @@ def described() -> tuple[Any, ...]:
     return tuple(dict.fromkeys(_described))
 
 
+@cache
 def refers_to(kind: Any) -> Reference | JsonSchema:
     """The name of a component is msgspec's, which knows generic structs too."""
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=TEMPLATE)

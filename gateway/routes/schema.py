@@ -7,6 +7,8 @@ How routes refuse is added by `statuses`.
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 from litestar import Litestar, Router
 from litestar.openapi.config import OpenAPIConfig
@@ -20,6 +22,7 @@ from gateway.routes.statuses import add_refusals
 VERSION = "0.1.0"
 
 
+@cache
 def bodies() -> dict[str, Schema]:
     _, found = msgspec.json.schema_components(described(), ref_template=TEMPLATE)
     return {name: JsonSchema(content=content) for name, content in found.items()}
