@@ -33,6 +33,7 @@ from gateway.command import (
     run,
     with_options,
 )
+from gateway.principal import KEY_LANES
 from gateway.settings import Settings, load, restore
 from gateway.settings_file import SettingsError
 
@@ -225,6 +226,7 @@ def keys() -> None:
 @click.option("--tokens-per-minute", type=int, help="Of its own, beside those of its plan.")
 @click.option("--requests-per-minute", type=int)
 @click.option("--max-concurrent-streams", type=int)
+@click.option("--lane", type=click.Choice(KEY_LANES), help="Its requests are in no lane above.")
 def create(
     name: str,
     org: str,
@@ -237,6 +239,7 @@ def create(
     tokens_per_minute: int | None,
     requests_per_minute: int | None,
     max_concurrent_streams: int | None,
+    lane: str | None,
     as_json: bool,
     **flags: Flags,
 ) -> None:
@@ -273,6 +276,7 @@ def create(
                     tokens_per_minute=tokens_per_minute,
                     requests_per_minute=requests_per_minute,
                     max_concurrent_streams=max_concurrent_streams,
+                    lane=lane,
                 ),
                 actor=COMMAND_LINE,
             )

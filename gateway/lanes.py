@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from billing.events import Tier
+from engine.fairness import LANE_RANKS
 from engine.protocol import Lane
 from gateway.fleet.errors import BadField
 from gateway.principal import Principal
@@ -94,9 +95,14 @@ def lane_of(principal: Principal, request: GenerateRequest) -> Lane:
     for plan in plans:
         if plan.lane is not None:
             return plan.lane
+    asked: list[Lane] = ["interactive"]
+    if request.has_tools:
+        asked.append("agentic")
     if request.service_tier == "flex":
-        return "batch"
-    return "agentic" if request.has_tools else "interactive"
+        asked.append("batch")
+    if principal.key_lane is not None:
+        asked.append(principal.key_lane)
+    return max(asked, key=LANE_RANKS.__getitem__)
 
 
 def read_deadline_s(headers: Iterable[tuple[bytes, bytes]]) -> float | None:

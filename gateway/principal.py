@@ -4,7 +4,7 @@ data."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -17,6 +17,9 @@ SCOPE_ADMIN = "admin:*"
 
 
 CredentialKind = Literal["key", "token"]
+KeyLane = Literal["agentic", "batch"]
+"""A key can be marked for a lower lane than its requests would be in, never for a higher one."""
+KEY_LANES: tuple[KeyLane, ...] = get_args(KeyLane)
 Role = Literal["owner", "admin", "developer", "billing", "reader"]
 
 
@@ -63,6 +66,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     key_hint: str
     """Prefix and last four, for people and logs; never the key."""
     scopes: frozenset[str]
+    key_lane: KeyLane | None = None
+    """Its requests are in no lane above."""
     key_plan: Plan = UNLIMITED
     project_plan: Plan = UNLIMITED
     org_plan: Plan = UNLIMITED

@@ -277,6 +277,7 @@ def to_principal(record: KeyRecord) -> Principal:
         key_id=row.id,
         key_hint=record.hint,
         scopes=frozenset(row.scopes),
+        key_lane=row.lane,
         key_plan=record.key_plan,
         project_plan=record.project_plan,
         org_plan=record.org_plan,

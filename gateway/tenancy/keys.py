@@ -36,7 +36,7 @@ from gateway.auth.delegation import (
 from gateway.auth.policy import KEY_SCOPES
 from gateway.ids import uuid7
 from gateway.networks import Networks
-from gateway.principal import Plan, Principal, Role, SpendCap
+from gateway.principal import KeyLane, Plan, Principal, Role, SpendCap
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.key_owners import owned_projects, owner_is_active, role_of_owner, with_owners
@@ -94,6 +94,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
     max_concurrent_streams: int | None = None
+    lane: KeyLane | None = None
     model_limits: ModelLimits | None = None
     created_at: datetime
     expires_at: datetime | None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.networks import read_network
-from gateway.principal import UNLIMITED, Plan
+from gateway.principal import KEY_LANES, UNLIMITED, Plan
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.plans import LIMITS, MAX_LIMIT, PLAN_LIMITS
 
@@ -44,6 +44,8 @@ class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
     max_concurrent_streams: int | None = None
+    lane: str | None = None
+    """A `KeyLane`."""
     model_limits: ModelLimitsPatch | None = None
     """Of one model each, beside those above."""
 
@@ -74,6 +76,7 @@ def check_restrictions(wanted: Restrictions) -> dict[str, Any]:
     row: dict[str, Any] = {
         "models": None if wanted.models is None else check_models(wanted.models, minimum=1),
         "ip_ranges": None if wanted.ip_ranges is None else check_ip_ranges(wanted.ip_ranges),
+        "lane": check_lane(wanted.lane),
         "model_limits": check_model_limits(merged_limits(None, wanted.model_limits)),
     }
     return row | {limit: check_limit(limit, getattr(wanted, limit)) for limit in LIMITS}
@@ -93,6 +96,13 @@ def check_model(field: str, name: str) -> None:
     """Raises: InvalidField."""
     if not 1 <= len(name) <= MAX_MODEL_LENGTH or not name.isprintable():
         raise InvalidField(field, f"a name has 1 to {MAX_MODEL_LENGTH} printable characters")
+
+
+def check_lane(lane: str | None) -> str | None:
+    """Raises: InvalidField."""
+    if lane is not None and lane not in KEY_LANES:
+        raise InvalidField("lane", f"must be {' or '.join(KEY_LANES)}")
+    return lane
 
 
 def merged_limits(known: ModelLimits | None, patch: ModelLimitsPatch | None) -> ModelLimits | None:

@@ -106,6 +106,7 @@ api_keys = sa.Table(
     sa.Column("tokens_per_minute", sa.BigInteger, nullable=True),
     sa.Column("requests_per_minute", sa.BigInteger, nullable=True),
     sa.Column("max_concurrent_streams", sa.BigInteger, nullable=True),
+    sa.Column("lane", sa.Text, nullable=True),
     sa.Column("model_limits", JSONB(none_as_null=True), nullable=True),
     _moment("created_at", nullable=False),
     _moment("expires_at"),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.principal import SCOPE_INFERENCE
+from gateway.principal import SCOPE_INFERENCE, KeyLane
 from gateway.tenancy import restrictions
 from gateway.tenancy.key_changes import DEFAULT_GRACE_S, to_changes
 from gateway.tenancy.keys import KeyRow
@@ -59,6 +59,7 @@ class KeyCreate(Body):
     tokens_per_minute: Number | None = None
     requests_per_minute: Number | None = None
     max_concurrent_streams: Number | None = None
+    lane: KeyLane | None = None
     model_limits: ByModel | None = None
     user_id: Text | None = None
     service_account_id: Text | None = None
@@ -76,6 +77,7 @@ class KeyPatch(Body):
     tokens_per_minute: Number | None | UnsetType = UNSET
     requests_per_minute: Number | None | UnsetType = UNSET
     max_concurrent_streams: Number | None | UnsetType = UNSET
+    lane: KeyLane | None | UnsetType = UNSET
     model_limits: ByModel | None | UnsetType = UNSET
 
 
@@ -128,6 +130,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None
     requests_per_minute: int | None
     max_concurrent_streams: int | None
+    lane: KeyLane | None
     model_limits: dict[str, ModelLimits] | None
     owner: Owner | None
     created_at: int
@@ -167,7 +170,7 @@ def _fields(row: KeyRow) -> dict[str, Any]:
         previous = PreviousSecret(
             redacted_value=row.previous_hint, expires_at=int(until.timestamp())
         )
-    same = ("id", "name", "project_id", "scopes", "plan", "models", "ip_ranges")
+    same = ("id", "name", "project_id", "scopes", "plan", "models", "ip_ranges", "lane")
     limits = ("tokens_per_minute", "requests_per_minute", "max_concurrent_streams")
     moments = ("created_at", "expires_at", "revoked_at", "last_used_at")
     return {

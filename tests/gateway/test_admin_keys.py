@@ -59,7 +59,7 @@ async def test_a_keys_life(here: World) -> None:
     assert shown.headers["etag"]
 
     until_s = int(time.time()) + 3600
-    changes = {"name": "desk", "models": ["big", "gone"], "expires_at": until_s}
+    changes = {"name": "desk", "models": ["big", "gone"], "expires_at": until_s, "lane": "batch"}
     updated = await here.call(
         "PATCH", path, here.acme.admin, changes, headers={"if-match": shown.headers["etag"]}
     )
@@ -243,6 +243,8 @@ async def test_nobody_gives_or_takes_more_than_he_has(here: World) -> None:
         ({"model_limits": {"m": 9}}, "model_limits"),
         ({"model_limits": {"": {"tokens_per_minute": 1}}}, "model_limits"),
         ({"secret": "mine"}, "secret"),
+        ({"lane": "interactive"}, "lane"),
+        ({"lane": 1}, "lane"),
     ],
 )
 async def test_a_mistake_is_named(here: World, fields: dict[str, Any], param: str) -> None:

@@ -66,6 +66,7 @@ async def test_a_key_is_made_with_all_that_narrows_it(db: AsyncEngine) -> None:
         ip_ranges=["192.0.2.1", "2001:db8::/32"],
         tokens_per_minute=5,
         max_concurrent_streams=0,
+        lane="agentic",
     )
     async with tenant(db, created.row.org_id) as conn:
         made = await create_key(
@@ -82,7 +83,7 @@ async def test_a_key_is_made_with_all_that_narrows_it(db: AsyncEngine) -> None:
     assert row == made.row
     assert (row.models, row.ip_ranges) == (["a", "b"], ["192.0.2.1/32", "2001:db8::/32"])
     assert (row.tokens_per_minute, row.requests_per_minute) == (5, None)
-    assert row.max_concurrent_streams == 0
+    assert (row.max_concurrent_streams, row.lane) == (0, "agentic")
     action, actor, before, after = (await audited(db))[-1]
     assert (action, actor, before) == ("api_key.created", "user_alice", None)
     assert after is not None and "192.0.2.1/32" in after
@@ -101,6 +102,7 @@ async def test_a_key_is_made_with_all_that_narrows_it(db: AsyncEngine) -> None:
         ({"ip_ranges": [f"10.0.{n}.0/24" for n in range(65)]}, "ip_ranges"),
         ({"tokens_per_minute": -1}, "tokens_per_minute"),
         ({"requests_per_minute": 10**13}, "requests_per_minute"),
+        ({"lane": "interactive"}, "lane"),
     ],
 )
 async def test_what_narrows_nothing_is_refused_by_name(
@@ -154,12 +156,14 @@ async def test_an_update_reaches_workers_and_the_log(db: AsyncEngine, redis: Red
     async with authenticating(db, redis) as authenticator:
         assert (await authenticator.authenticate(created.secret)).allowed_models is None
         changes = {"name": "desk", "models": ["m"], "plan": "small", "expires_at": until}
+        changes["lane"] = "batch"
         row = await update_key(db, redis, created.row.id, changes, org_id=org_id, actor=ALICE)
         assert row == await row_of(db, created)
         assert (row.name, row.models, row.plan, row.expires_at) == ("desk", ["m"], "small", until)
         async with asyncio.timeout(SECOND_S):
             while (await authenticator.authenticate(created.secret)).allowed_models != {"m"}:
                 await asyncio.sleep(0.005)
+        assert (await authenticator.authenticate(created.secret)).key_lane == "batch"
         wider = {"models": None, "plan": None, "scopes": ["usage:read", "inference"]}
         row = await update_key(db, redis, created.row.id, wider, org_id=org_id, actor=COMMAND_LINE)
         assert (row.models, row.plan, row.scopes) == (None, None, ["inference", "usage:read"])

@@ -68,6 +68,17 @@ def test_the_tier_and_the_tools_say_which_lane() -> None:
     assert served(principal(), asking("flex", has_tools=True)) == ("batch", "flex", 1.0)
 
 
+def test_a_key_may_be_marked_for_a_lower_lane() -> None:
+    agent, nightly = (replace(principal(), key_lane=lane) for lane in ("agentic", "batch"))
+    assert served(agent, PLAIN) == served(agent, TOOLS) == ("agentic", "default", 1.0)
+    assert served(agent, asking("flex")) == ("batch", "flex", 1.0)
+    assert served(agent, asking("priority")) == ("agentic", "priority", 2.0)
+    assert served(nightly, TOOLS) == ("batch", "default", 1.0)
+    assert served(nightly, asking("priority")) == ("batch", "default", 1.0)
+    pinned = replace(nightly, org_plan=Plan(name="c", lane="interactive"))
+    assert served(pinned, PLAIN)[0] == "interactive"
+
+
 @pytest.mark.parametrize("name", ["priority", "fast"])
 def test_priority_doubles_the_weight_where_it_has_a_price(name: ServiceTier) -> None:
     heavy = principal(org=Plan(name="h", weight=4.0))

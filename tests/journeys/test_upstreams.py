@@ -201,13 +201,14 @@ def test_who_asks_for_a_tier_is_served_told_and_billed_it(
     assert answer.service_tier == "priority"
     chunks = list(ask(client, "big", service_tier="flex", stream=True))
     assert {chunk.service_tier for chunk in chunks} == {"flex"}
-    assert ask(client, "big").service_tier is None, "what the upstream says, who names no tier"
+    plain = ask(client, "big", tools=[{"type": "function", "function": {"name": "f"}}])
+    assert plain.service_tier is None, "what the upstream says, who names no tier"
     assert all("service_tier" not in exchange.body for exchange in big.exchanges)
     one = 8 * (BIG_PRICES["uncached_input"] + BIG_PRICES["cache_read"])
     one += 4 * BIG_PRICES["cache_write"] + 5 * BIG_PRICES["output"]
     eventually(lambda: costs_pico(client), before + (PRIORITY_TIMES + 2) * one)
     booked = [(event.tier, event.lane) for event in events(stack, "big")[-3:]]
-    assert booked == [("priority", "interactive"), ("flex", "batch"), ("default", "interactive")]
+    assert booked == [("priority", "interactive"), ("flex", "batch"), ("default", "agentic")]
     unsold = ask(client, "penny", service_tier="priority", max_tokens=4)
     assert unsold.service_tier == "default"
 
