@@ -3,6 +3,9 @@
 Above: `routes.reply` reads. Below: `inference` writes. A bounded queue of wire-ready bytes, and two
 one-way signals: `fail` (driver to reader: nothing more will come, and why) and `abandon` (reader to
 driver: nobody listens). It knows no HTTP and no model. One event loop, no locks.
+
+Once the queue is full the writer rests, and what writes for it (our engine's sequence is paused, an
+upstream is not read from), until the reader has taken all of it or is given up.
 """
 
 from __future__ import annotations
@@ -13,8 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.limits.limiter import RateState
+from gateway.rests import Rest
 
 MAX_QUEUED_CHUNKS = 64
+MAX_QUEUED_BYTES = 256 * 1024
+"""And one chunk."""
 
 
 class Delivery:
@@ -28,6 +34,7 @@ class Delivery:
         self.failure: Exception | None = None
         """Why the reader gets no more, where that was not the reader's own leaving."""
         self._chunks: deque[bytes] = deque()
+        self._num_bytes = 0
         self._ended = False
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
@@ -40,21 +47,31 @@ class Delivery:
         """What the response headers will say; called before the first chunk."""
         self.rate_state = rate_state
 
-    async def put(self, chunk: bytes) -> None:
-        """Wait for room. A chunk for a reader that is gone is dropped: it was generated and is
-        billed."""
-        if not self._writable.is_set():
-            try:
-                async with asyncio.timeout(self.stalled_reader_s):
-                    await self._writable.wait()
-            except TimeoutError:
-                self.abandon()
-        if self.abandoned:
+    async def put(self, chunk: bytes, rest: Rest) -> None:
+        """Queue it; if that was the last room there is, `rest` until there is some again. A chunk
+        for a reader that is gone is dropped: it was generated and is billed."""
+        self.put_last(chunk)
+        if len(self._chunks) < MAX_QUEUED_CHUNKS and self._num_bytes < MAX_QUEUED_BYTES:
             return
-        self._chunks.append(chunk)
-        if len(self._chunks) >= MAX_QUEUED_CHUNKS:
-            self._writable.clear()
-        self._readable.set()
+        self._writable.clear()
+        await asyncio.sleep(0)  # a reader that waits for nothing else takes it now
+        if self._writable.is_set():
+            return
+        await rest(True)
+        try:
+            async with asyncio.timeout(self.stalled_reader_s):
+                await self._writable.wait()
+        except TimeoutError:
+            self.abandon()
+        if not self.abandoned:
+            await rest(False)
+
+    def put_last(self, chunk: bytes) -> None:
+        """Nothing follows it, so it waits for nobody."""
+        if not self.abandoned:
+            self._chunks.append(chunk)
+            self._num_bytes += len(chunk)
+            self._readable.set()
 
     def end(self) -> None:
         self._ended = True
@@ -90,6 +107,7 @@ class Delivery:
             await self._readable.wait()
         ready = b"".join(self._chunks)
         self._chunks.clear()
+        self._num_bytes = 0
         self._writable.set()
         return ready
 
@@ -101,6 +119,7 @@ class Delivery:
         self.abandoned = True
         self.failure = reason
         self._chunks.clear()
+        self._num_bytes = 0
         self._writable.set()
         self._readable.set()
         if self._on_abandon is not None:

@@ -45,6 +45,7 @@ from gateway.limits.limiter import (
 )
 from gateway.limits.verdicts import Units
 from gateway.principal import Principal
+from gateway.rests import Rests
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter
 from gateway.wire.request import GenerateRequest
@@ -227,6 +228,7 @@ class Run:
         self.delivery, self.allowance = generation.delivery, generation.allowance
         self.replica, self.prepared = replica, prepared
         self.attempt = new_attempt(self.desk, self.call)
+        self.rests = Rests(self.rest)
         self.usage: MeteredUsage | None = None
         self.checkpoint_due = 0.0
 
@@ -251,7 +253,7 @@ class Run:
                 await self.replica.acknowledge(self.attempt.id)
             if last is not None and not self.delivery.abandoned:
                 tail = self.call.encoder.encode(last.items) + self.call.encoder.finish(self.usage)
-                await self.delivery.put(tail)
+                self.delivery.put_last(tail)
         except Exception as error:
             failure = failure or error
         charged = None if self.is_our_loss(failure) else self.usage
@@ -282,7 +284,7 @@ class Run:
                         if event.finished:
                             return event
                         if chunk := self.call.encoder.encode(event.items):
-                            await self.delivery.put(chunk)
+                            await self.delivery.put(chunk, self.rests.for_reader)
         if not self.delivery.abandoned:
             raise ReplicaLost("the stream ended without a last event")
         return None
@@ -293,14 +295,14 @@ class Run:
         self.desk.tasks.spawn(self.replica.abort(self.attempt.id), name="abort")
 
     async def rest(self, resting: bool) -> None:
-        """The tenant's limits have no more tokens, or have some again."""
+        """The tenant's limits have no more tokens or the reader takes none, or neither any more."""
         await self.replica.rest(self.attempt.id, resting=resting)
 
     def note(self, usage: MeteredUsage | None) -> None:
         if usage is None:
             return
         self.usage = usage
-        self.allowance.note(to_units(usage), self.rest)
+        self.allowance.note(to_units(usage), self.rests.for_limits)
         now = time.monotonic()
         if now >= self.checkpoint_due:
             self.checkpoint_due = now + CHECKPOINT_INTERVAL_S

@@ -24,15 +24,13 @@ from collections.abc import Awaitable, Callable
 from gateway.limits.limiter import NOTHING, STEP_TOKENS, Extension, Limiter
 from gateway.limits.scripts import LimiterUnavailable
 from gateway.limits.verdicts import Admission, Units
+from gateway.rests import Rest
 from gateway.tasks import TaskSet
 
 AHEAD_TOKENS = STEP_TOKENS // 2
 """How much of what was granted may be left when the next step is asked for."""
 MIN_REST_S, MAX_REST_S = 0.005, 5.0
 """Between two looks at a debt: others may pay it sooner, or add to it."""
-
-Rest = Callable[[bool], Awaitable[None]]
-"""True: stop writing, as soon as may be; False: go on."""
 
 
 class Allowance:

@@ -7,6 +7,7 @@ import itertools
 import random
 import time
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -170,10 +171,16 @@ class Office:
         *,
         stream: bool = True,
         encoder: Encoder | None = None,
+        max_tokens: int | None = None,
+        forward: dict[str, Any] | None = None,
         turn: Turn = ANYBODYS,
     ) -> Delivery:
         request = GenerateRequest(
-            model="m", stream=stream, include_usage=True, prompt=ChatPrompt(messages=[])
+            model="m",
+            stream=stream,
+            include_usage=True,
+            prompt=None if forward else ChatPrompt(messages=[], max_tokens=max_tokens),
+            forward=forward,
         )
         principal = Principal(
             org_id=self.org,

@@ -3,63 +3,124 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.delivery import MAX_QUEUED_CHUNKS, Delivery
+from gateway.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
+from gateway.rests import Rests
 
 STALLED_S = 60.0
 
 
-async def test_what_is_ready_is_read_together_and_in_order() -> None:
+class Rested:
+    """What it was told, as a `Rest`."""
+
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+
+    async def __call__(self, resting: bool) -> None:
+        self.told.append(resting)
+
+
+@pytest.fixture
+def rest() -> Rested:
+    return Rested()
+
+
+async def test_what_is_ready_is_read_together_and_in_order(rest: Rested) -> None:
     box = Delivery(STALLED_S)
     for word in (b"a", b"b", b"c"):
-        await box.put(word)
+        await box.put(word, rest)
     assert await box.next() == b"abc"
     box.end()
     assert await box.next() is None
+    assert rest.told == []
 
 
-async def test_a_failure_comes_after_what_was_queued() -> None:
+async def test_a_failure_comes_after_what_was_queued(rest: Rested) -> None:
     box = Delivery(STALLED_S)
-    await box.put(b"so far")
+    await box.put(b"so far", rest)
     box.fail(ValueError("lost"))
     assert await box.next() == b"so far"
     with pytest.raises(ValueError, match="lost"):
         await box.next()
 
 
-async def test_the_writer_waits_for_a_slow_reader() -> None:
+@pytest.mark.parametrize(
+    "chunks", [[b"."] * MAX_QUEUED_CHUNKS, [b"x" * (MAX_QUEUED_BYTES // 4)] * 4]
+)
+async def test_the_writer_rests_while_the_reader_is_slow(rest: Rested, chunks: list[bytes]) -> None:
     box = Delivery(STALLED_S)
-    for _ in range(MAX_QUEUED_CHUNKS):
-        await box.put(b".")
-    late = asyncio.create_task(box.put(b"!"))
+    for chunk in chunks[1:]:
+        await box.put(chunk, rest)
+    assert rest.told == []
+    late = asyncio.create_task(box.put(chunks[0], rest))
     await asyncio.sleep(0.01)
-    assert not late.done()
-    assert await box.next() == b"." * MAX_QUEUED_CHUNKS
+    assert not late.done() and rest.told == [True]
+    assert await box.next() == b"".join(chunks)
     await asyncio.wait_for(late, 1)
+    assert rest.told == [True, False]
+    await box.put(b"!", rest)
     assert await box.next() == b"!"
 
 
-async def test_a_reader_that_stalls_is_given_up() -> None:
+async def test_a_reader_that_waits_for_nothing_else_lets_nobody_rest(rest: Rested) -> None:
+    box = Delivery(STALLED_S)
+    reading = asyncio.create_task(box.next())
+    for _ in range(MAX_QUEUED_CHUNKS):
+        await box.put(b".", rest)
+    assert await reading == b"." * MAX_QUEUED_CHUNKS
+    assert rest.told == []
+
+
+async def test_the_last_chunk_waits_for_nobody(rest: Rested) -> None:
+    box = Delivery(STALLED_S)
+    for _ in range(MAX_QUEUED_CHUNKS - 1):
+        await box.put(b".", rest)
+    box.put_last(b"!")
+    box.end()
+    assert rest.told == []
+    assert (await box.next() or b"").endswith(b".!")
+    assert await box.next() is None
+
+
+async def test_a_reader_that_stalls_is_given_up_and_nothing_written_again(rest: Rested) -> None:
     box = Delivery(stalled_reader_s=0.02)
     for _ in range(MAX_QUEUED_CHUNKS + 1):
-        await asyncio.wait_for(box.put(b"."), 1)
+        await asyncio.wait_for(box.put(b".", rest), 1)
     assert box.abandoned
+    assert rest.told == [True], "it is aborted as it is"
 
 
-async def test_abandoning_frees_a_waiting_writer_and_calls_back_once() -> None:
+async def test_abandoning_frees_a_waiting_writer_and_calls_back_once(rest: Rested) -> None:
     box, calls = Delivery(STALLED_S), []
     with box.on_abandon(lambda: calls.append("gone")):
-        for _ in range(MAX_QUEUED_CHUNKS):
-            await box.put(b".")
-        late = asyncio.create_task(box.put(b"!"))
-        await asyncio.sleep(0)
+        for _ in range(MAX_QUEUED_CHUNKS - 1):
+            await box.put(b".", rest)
+        late = asyncio.create_task(box.put(b"!", rest))
+        await asyncio.sleep(0.01)
         box.abandon()
         box.abandon()
         await asyncio.wait_for(late, 1)
     assert calls == ["gone"]
     assert await box.next() is None
+
+
+@given(wishes=st.lists(st.tuples(st.booleans(), st.booleans())))
+async def test_it_rests_while_either_wants_it_to(wishes: list[tuple[bool, bool]]) -> None:
+    halt = Rested()
+    rests = Rests(halt)
+    wants = {True: False, False: False}
+    for by_limits, resting in wishes:
+        before = any(wants.values())
+        wants[by_limits] = resting
+        told = len(halt.told)
+        await (rests.for_limits if by_limits else rests.for_reader)(resting)
+        assert halt.told[told:] == ([any(wants.values())] if any(wants.values()) != before else [])
+    assert all(one != other for one, other in pairwise(halt.told))
 
 
 async def test_who_comes_late_to_an_abandoned_delivery_is_told_at_once() -> None:
@@ -71,7 +132,7 @@ async def test_who_comes_late_to_an_abandoned_delivery_is_told_at_once() -> None
 
 async def test_after_the_end_nobody_can_abandon() -> None:
     box = Delivery(STALLED_S)
-    await box.put(b"all of it")
+    box.put_last(b"all of it")
     box.end()
     box.abandon()
     assert not box.abandoned

@@ -25,8 +25,11 @@ async def produce(delivery: Delivery) -> None:
     for _ in range(MAX_CHUNKS):
         if delivery.abandoned:
             return
-        await delivery.put(CHUNK)
+        await delivery.put(CHUNK, nobody_rests)
     delivery.end()
+
+
+async def nobody_rests(resting: bool) -> None: ...
 
 
 class Server:
