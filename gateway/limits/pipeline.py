@@ -1,9 +1,11 @@
-"""Redis commands of one loop tick in one write, and their answers in one go.
+"""Commands to Redis, batched: all that are called in one turn of the loop are one write, and one
+read brings many answers.
 
-Above: `scripts`. Below: redis-py's pool and connections; its own commands and pipelines cost
-several times as much. What is called while a batch is on its way makes the next one, so that under
-load a connection is never idle and a command costs little more than its packing. It knows no
-script.
+Above: `scripts`, `epochs`. Below: redis-py, which makes the connection and speaks for it until it
+is ready (TLS, AUTH, SELECT), and hiredis. From then on it is ours: redis-py's own way is a task,
+several timeouts and a stream reader for each exchange. Commands called while batches are on their
+way make the next one, so that under load a connection is never idle and a command costs little more
+than its packing. It knows no script.
 
 A command that fails is its caller's matter. A connection that fails takes with it all that was sent
 over it and all that waits: Redis is away, and who asks next finds out anew.
@@ -13,24 +15,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from hiredis import pack_command
+import hiredis
+import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ConnectionError as NotConnected
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 MAX_BATCH = 64
-MAX_CONNECTIONS = 2
-"""One is answered while the other is read."""
-BATCHES_PER_CONNECTION = 8
-"""Commands that must wait before the second connection is worth its cost."""
+MAX_BATCHES = 2
+"""On their way at a time: one is answered while the other is read."""
+WORTH_A_BATCH = 8
+"""Commands that must wait before they go out behind a batch that is not answered yet."""
 MAX_QUEUED = 4096
 BATCH_TIMEOUT_S = 2.0
-"""From taking a connection to the last answer; beyond it Redis counts as away."""
+"""From asking for a connection, or from a batch's leaving, to its last answer; beyond it Redis
+counts as away."""
 
 Command = tuple[Any, ...]
 """Texts, bytes and whole numbers."""
+Answer = asyncio.Future[Any]
+NOT_YET = object()
 
 
 class QueueFull(Exception):
@@ -38,79 +46,166 @@ class QueueFull(Exception):
 
 
 class Pipeline:
-    """On the connections of `redis`, which must not decode responses."""
+    """On one connection of `redis`, which must not decode responses; it is kept until it fails or
+    `redis` is closed."""
 
     def __init__(self, redis: Redis) -> None:
         self._pool = redis.connection_pool
-        self._queue: deque[tuple[bytes, asyncio.Future[Any]]] = deque()
-        self._drivers: set[asyncio.Task[None]] = set()
-        self._driving: set[asyncio.Task[None] | None] = set()
-        """Those of them that will yet look into the queue."""
+        self._queue: deque[tuple[bytes, Answer]] = deque()
+        self._wire: Wire | None = None
+        self._lost: AbstractConnection | None = None
+        """To be given back before another is asked for."""
+        self._connecting: asyncio.Task[None] | None = None
 
     async def call(self, command: Command) -> Any:
         """The answer. Raises: RedisError (ResponseError: what Redis says of this command), OSError,
         QueueFull."""
         if len(self._queue) >= MAX_QUEUED:
             raise QueueFull(f"{MAX_QUEUED} commands are waiting")
-        answer = asyncio.get_running_loop().create_future()
-        self._queue.append((pack_command(command), answer))
-        wanted = 1 if len(self._queue) < BATCHES_PER_CONNECTION else MAX_CONNECTIONS
-        if len(self._driving) < wanted:
-            driver = asyncio.create_task(self._drive(), name="redis pipeline")
-            self._drivers.add(driver)
-            self._driving.add(driver)
-            driver.add_done_callback(self._drivers.discard)
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._queue.append((hiredis.pack_command(command), answer))
+        if self._wire is not None:
+            self._wire.wake_up()
+        elif self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect(), name="redis pipeline")
+            self._connecting.add_done_callback(self._on_connected)
         return await answer
 
-    async def _drive(self) -> None:
-        """Until nothing waits."""
-        sent: list[asyncio.Future[Any]] = []
+    async def _connect(self) -> None:
         try:
-            async with asyncio.timeout(BATCH_TIMEOUT_S) as deadline:
+            async with asyncio.timeout(BATCH_TIMEOUT_S):
+                await self._give_back()
                 connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
-                try:
-                    while self._queue:
-                        deadline.reschedule(asyncio.get_running_loop().time() + BATCH_TIMEOUT_S)
-                        sent.clear()
-                        await self._exchange(connection, sent)
-                    # At once: who calls from now on needs another driver.
-                    self._driving.discard(asyncio.current_task())
-                finally:
-                    await self._pool.release(connection)
+            self._wire = Wire(connection, self._queue, self._on_lost)
+            self._wire.wake_up()
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            self._fail(sent, error)
+            self._fail(error)
             await self._pool.disconnect(inuse_connections=False)  # the idle ones are as dead
-        except asyncio.CancelledError:
-            self._fail(sent, ConnectionAbortedError("the pipeline was closed"))
-            raise
 
-    def _fail(self, sent: list[asyncio.Future[Any]], error: Exception) -> None:
-        """Whoever waits, and the driver is gone."""
-        self._driving.discard(asyncio.current_task())
-        for answer in [*sent, *(answer for _, answer in self._queue)]:
-            if not answer.done():
-                answer.set_exception(error)
+    def _on_connected(self, task: asyncio.Task[None]) -> None:
+        self._connecting = None
+        if self._wire is None:  # cancelled, or it has said already why not
+            self._fail(ConnectionAbortedError("the pipeline was closed"))
+
+    def _fail(self, error: Exception) -> None:
+        fail([answer for _, answer in self._queue], error)
         self._queue.clear()
 
-    async def _exchange(
-        self, connection: AbstractConnection, sent: list[asyncio.Future[Any]]
+    async def _give_back(self) -> None:
+        if self._lost is None:
+            return
+        lost, self._lost = self._lost, None
+        await lost.disconnect(nowait=True)
+        await self._pool.release(lost)
+        await self._pool.disconnect(inuse_connections=False)
+
+    def _on_lost(self, connection: AbstractConnection) -> None:
+        self._wire, self._lost = None, connection
+
+
+class Wire(asyncio.Protocol):
+    """A connection of redis-py's, taken over. `queue` is sent; answers come in its order."""
+
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        queue: deque[tuple[bytes, Answer]],
+        on_lost: Callable[[AbstractConnection], None],
     ) -> None:
-        """One batch; `sent` is told whose commands are in it."""
-        batch = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
-        sent += [answer for _, answer in batch]
-        packed = b"".join([command for command, _ in batch])
-        await connection.send_packed_command(packed, check_health=False)
-        for answer in sent:
-            await read_into(answer, connection)
+        self._connection, self._queue, self._on_lost = connection, queue, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(replyError=to_error, notEnoughData=NOT_YET)
+        self._sent: deque[Answer] = deque()
+        self._batches: deque[Batch] = deque()
+        self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: Exception = NotConnected("the connection to Redis was lost")
+        writer = connection._writer  # no public way leads to it
+        assert writer is not None, "redis-py has just connected"
+        self._transport = writer.transport
+        self._theirs = self._transport.get_protocol()
+        self._transport.set_protocol(self)
+
+    def wake_up(self) -> None:
+        """Something was put into the queue; what else is in this turn of the loop goes with it."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._write)
+
+    def _write(self) -> None:
+        self._is_due = False
+        num_out, num_queued = len(self._batches), len(self._queue)
+        if not num_queued or num_out >= MAX_BATCHES or (num_out and num_queued < WORTH_A_BATCH):
+            return
+        taken = [self._queue.popleft() for _ in range(min(MAX_BATCH, num_queued))]
+        self._sent.extend([answer for _, answer in taken])
+        self._batches.append(Batch(self._loop.time() + BATCH_TIMEOUT_S, len(taken)))
+        if self._timer is None:
+            self._timer = self._loop.call_later(BATCH_TIMEOUT_S, self._look)
+        self._transport.write(b"".join([packed for packed, _ in taken]))
+        if self._queue:
+            self.wake_up()
+
+    def _look(self) -> None:
+        """One timer for all batches: it looks when the first would be late, and then again."""
+        self._timer = None
+        if not self._batches:
+            return
+        expires = self._batches[0].expires
+        if self._loop.time() < expires:
+            self._timer = self._loop.call_at(expires, self._look)
+        else:
+            self._error = TimeoutError("Redis did not answer")
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (found := self._reader.gets(False)) is not NOT_YET:
+                if not isinstance(found, hiredis.PushNotification):
+                    self._answer(found)
+        except (hiredis.ProtocolError, IndexError) as error:  # no answer, or one too many
+            self._error = NotConnected(f"not Redis: {type(error).__name__}")
+            self._transport.abort()
+        if self._queue:
+            self.wake_up()
+
+    def _answer(self, found: Any) -> None:
+        answer = self._sent.popleft()
+        batch = self._batches[0]
+        batch.num_left -= 1
+        if not batch.num_left:
+            self._batches.popleft()
+        if answer.done():
+            return  # nobody waits for it any more
+        if isinstance(found, RedisError):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._on_lost(self._connection)
+        fail([*self._sent, *(answer for _, answer in self._queue)], self._error)
+        self._queue.clear()
+        self._theirs.connection_lost(exc)  # who closes it waits for that
 
 
-async def read_into(answer: asyncio.Future[Any], connection: AbstractConnection) -> None:
-    """The next answer on `connection`, which may be nobody's any more."""
-    try:
-        found = await connection.read_response(disable_decoding=True, disconnect_on_error=True)
-    except ResponseError as error:
+class Batch(msgspec.Struct):
+    expires: float
+    """By the loop's clock."""
+    num_left: int
+
+
+def fail(answers: Iterable[Answer], error: Exception) -> None:
+    for answer in answers:
         if not answer.done():
             answer.set_exception(error)
-    else:
-        if not answer.done():
-            answer.set_result(found)
+
+
+def to_error(text: str) -> RedisError:
+    """As redis-py would."""
+    return NoScriptError(text) if text.startswith("NOSCRIPT") else ResponseError(text)

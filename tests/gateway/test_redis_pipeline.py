@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import pytest
 import redis.asyncio
@@ -17,7 +16,7 @@ async def test_each_gets_its_own_answer(redis: redis.asyncio.Redis) -> None:
     made = Pipeline(redis)
     echoes = [made.call((b"ECHO", str(number))) for number in range(1000)]
     assert await asyncio.gather(*echoes) == [str(number).encode() for number in range(1000)]
-    assert len(redis.connection_pool._in_use_connections) == 0
+    assert len(redis.connection_pool._in_use_connections) == 1
 
 
 async def test_a_command_that_fails_fails_alone(redis: redis.asyncio.Redis) -> None:
@@ -62,13 +61,38 @@ async def test_a_queue_too_long_takes_no_more(redis: redis.asyncio.Redis) -> Non
     assert set(await asyncio.gather(*calls)) == {b"x"}
 
 
-async def test_a_caller_whose_driver_is_cancelled_is_told(redis: redis.asyncio.Redis) -> None:
+async def test_a_caller_whose_connecting_is_cancelled_is_told(
+    redis: redis.asyncio.Redis,
+) -> None:
     made = Pipeline(redis)
-    call = asyncio.create_task(made.call((b"BLPOP", b"nothing", b"0")))
-    await asyncio.sleep(0.05)
-    (driver,) = made._drivers
-    driver.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await driver
+    call = asyncio.create_task(made.call((b"ECHO", b"x")))
+    await asyncio.sleep(0)
+    assert made._connecting is not None
+    made._connecting.cancel()
     with pytest.raises(ConnectionAbortedError):
         await call
+    assert await made.call((b"ECHO", b"again")) == b"again"
+
+
+async def test_a_lost_connection_fails_who_waits_and_is_replaced(
+    redis: redis.asyncio.Redis,
+) -> None:
+    made = Pipeline(redis)
+    number = await made.call((b"CLIENT", b"ID"))
+    stuck = asyncio.create_task(made.call((b"BLPOP", b"nothing", b"0")))
+    await asyncio.sleep(0.05)
+    await redis.client_kill_filter(_id=number)
+    with pytest.raises(RedisError):
+        await stuck
+    assert await made.call((b"CLIENT", b"ID")) != number
+    assert len(redis.connection_pool._in_use_connections) == 1
+
+
+async def test_who_closes_redis_does_not_wait_for_it(redis: redis.asyncio.Redis) -> None:
+    made = Pipeline(redis)
+    stuck = asyncio.create_task(made.call((b"BLPOP", b"nothing", b"0")))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(1):
+        await redis.connection_pool.disconnect()
+    with pytest.raises(RedisError):
+        await stuck

@@ -1,0 +1,94 @@
+"""What an answer costs at the least here: a passthrough without keys, limits, spool or metering.
+
+`python -m bench.floor PORT UPSTREAM_URL [--litestar]`: each POST goes to the upstream as it came,
+and the answer comes back as it is read. On the gateway's own server, event loop and HTTP client, as
+bare ASGI or as the one route of a bare Litestar application. What the gateway costs beyond that is
+its own.
+
+Above: `bench.gateway`. Below: uvicorn, Litestar and `gateway.fleet.http1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import uvicorn
+from litestar import Litestar, Request, post
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from gateway.connection import Connection
+from gateway.fleet.http1 import Pool
+from gateway.fleet.upstream import completions_url, request_headers
+
+TIMEOUT_S = 60.0
+PATH = "/v1/chat/completions"
+PASSED_ON = ("content-type", "content-length")
+
+
+class Passthrough:
+    """An ASGI application for one answer."""
+
+    def __init__(self, pool: Pool, body: bytes) -> None:
+        self._pool, self._body = pool, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = self._pool.take_idle() or await self._pool.connect()
+        try:
+            self._pool.post(connection, self._body)
+            status, headers = await connection.head(TIMEOUT_S)
+            passed_on = [
+                (name.encode(), headers[name].encode()) for name in PASSED_ON if name in headers
+            ]
+            await send({"type": "http.response.start", "status": status, "headers": passed_on})
+            while data := await connection.read(TIMEOUT_S):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._pool.release(connection)
+
+
+def bare(pool: Pool) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message: Any = await receive()
+            body += message["body"]
+            more = message["more_body"]
+        await Passthrough(pool, body)(scope, receive, send)
+
+    return app
+
+
+def on_litestar(pool: Pool) -> ASGIApp:
+    @post(PATH, status_code=200)
+    async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
+        return Passthrough(pool, await request.body())
+
+    return Litestar([chat_completions], openapi_config=None, logging_config=None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("port", type=int)
+    parser.add_argument("upstream_url", help="its base URL, /v1 included")
+    parser.add_argument("--litestar", action="store_true", help="as a route, not as bare ASGI")
+    options = parser.parse_args()
+    pool = Pool(completions_url(options.upstream_url), request_headers(None))
+    uvicorn.run(
+        on_litestar(pool) if options.litestar else bare(pool),
+        host="127.0.0.1",
+        port=options.port,
+        loop="uvloop",
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+    )
+
+
+if __name__ == "__main__":
+    main()
