@@ -36,6 +36,8 @@ ADOPT_INTERVAL_S = 1.0
 """How long what a dead neighbour left may lie unseen: its bill is late by as much. A process that
 comes back for its own directory waits for an adopter (`billing.spool.LOCK_WAIT_S`)."""
 DRAIN_POLL_S = 0.02
+GATHER_S = 0.5
+"""Between two batches that are not full: a batch costs some ten times as much as an event in it."""
 
 
 class Alarms(msgspec.Struct):
@@ -66,6 +68,7 @@ class Shipper:
         self._spool, self._db, self._adopt_from = spool, db, adopt_from
         self._on_recovered = on_recovered
         self._tasks: list[asyncio.Task[None]] = []
+        self._hurried = asyncio.Event()
         self.alarms = Alarms()
 
     def start(self) -> None:
@@ -77,11 +80,15 @@ class Shipper:
     async def drain(self, timeout_s: float) -> bool:
         """Wait until everything closed so far is in Postgres; False when time is up."""
         deadline = time.monotonic() + timeout_s
-        while self._spool.backlog:
-            if time.monotonic() >= deadline:
-                return False
-            await asyncio.sleep(DRAIN_POLL_S)
-        return True
+        self._hurried.set()
+        try:
+            while self._spool.backlog:
+                if time.monotonic() >= deadline:
+                    return False
+                await asyncio.sleep(DRAIN_POLL_S)
+            return True
+        finally:
+            self._hurried.clear()
 
     async def stop(self) -> None:
         """What has not shipped stays in the spool for the next start, or for an adopter."""
@@ -97,11 +104,21 @@ class Shipper:
             try:
                 await ship_batch(self._db, self._spool, self.alarms)
                 backoff_s = FIRST_BACKOFF_S
+                if self._spool.backlog < MAX_BATCH:
+                    await self._gather()
             except Exception as error:
                 # Whatever went wrong, the events are on disk and stay there until it goes right.
                 log.warning("shipping failed, %d events wait: %r", self._spool.backlog, error)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _gather(self) -> None:
+        """Let events come together, unless somebody waits for them."""
+        try:
+            async with asyncio.timeout(GATHER_S):
+                await self._hurried.wait()
+        except TimeoutError:
+            return
 
     async def _adopt_forever(self, parent: Path) -> None:
         while True:
