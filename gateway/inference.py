@@ -279,7 +279,7 @@ class Run:
                 )
                 async with aclosing(events):
                     async for event in events:
-                        self.note(event.usage)
+                        self.note(event)
                         self.call.meter.received(event)
                         if event.finished:
                             return event
@@ -298,10 +298,13 @@ class Run:
         """The tenant's limits have no more tokens or the reader takes none, or neither any more."""
         await self.replica.rest(self.attempt.id, resting=resting)
 
-    def note(self, usage: MeteredUsage | None) -> None:
+    def note(self, event: ReplicaEvent) -> None:
+        usage = event.usage
         if usage is None:
             return
         self.usage = usage
+        if event.finished:
+            return  # nothing more will be written, and what was is closed and settled at once
         self.allowance.note(to_units(usage), self.rests.for_limits)
         now = time.monotonic()
         if now >= self.checkpoint_due:
