@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -30,6 +31,8 @@ ITL_BUCKETS_S = (
     *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 UNKNOWN_MODEL = "-"
+MAX_CHILDREN = 4096
+"""Of one metric that are remembered by their labels."""
 
 
 class Telemetry:
@@ -73,6 +76,12 @@ class Telemetry:
             buckets=TTFT_BUCKETS_S,
             registry=registry,
         )
+        # What every request asks for: `labels` takes longer than to count.
+        self.requests_of = lru_cache(MAX_CHILDREN)(self.requests.labels)
+        self.tokens_of = lru_cache(MAX_CHILDREN)(self.tokens.labels)
+        self.ttft_of = lru_cache(MAX_CHILDREN)(self.ttft.labels)
+        self.itl_of = lru_cache(MAX_CHILDREN)(self.itl.labels)
+        self.queue_time_of = lru_cache(MAX_CHILDREN)(self.queue_time.labels)
         self.running = self._engine_gauge("num_requests_running", "Requests in the batch.")
         self.waiting = self._engine_gauge("num_requests_waiting", "Requests queued.")
         self.kv_usage = self._engine_gauge("kv_cache_usage_perc", "KV blocks held, 0 to 1.")
@@ -154,14 +163,19 @@ class Telemetry:
         self, model: str, *, uncached: int, cache_read: int, cache_write: int, output: int
     ) -> None:
         """What was billed, whoever billed it."""
-        count, label = self.tokens.labels, self.label(model)
-        count(label, "uncached").inc(uncached)
-        count(label, "cache_read").inc(cache_read)
-        count(label, "cache_write").inc(cache_write)
-        count(label, "output").inc(output)
+        label = self.label(model)
+        for kind, count in (
+            ("uncached", uncached),
+            ("cache_read", cache_read),
+            ("cache_write", cache_write),
+            ("output", output),
+        ):
+            counted = self.tokens_of(label, kind)
+            if count:
+                counted.inc(count)
 
     def answered(self, *, route: str, model: str, status: str) -> None:
-        self.requests.labels(route, self.label(model), status).inc()
+        self.requests_of(route, self.label(model), status).inc()
 
     def label(self, model: str) -> str:
         return model if model in self.models else UNKNOWN_MODEL
@@ -194,7 +208,7 @@ class RequestMeter:
         """What a replica's step brought, whether or not the client is shown it yet."""
         if event.queue_time_s is not None and not self._queue_seen:
             self._queue_seen = True
-            self._telemetry.queue_time.labels(self._model).observe(event.queue_time_s)
+            self._telemetry.queue_time_of(self._model).observe(event.queue_time_s)
         usage = event.usage
         if usage is None or is_told_at_once(event):
             return
@@ -204,9 +218,9 @@ class RequestMeter:
         self._num_tokens = num_tokens
         now = time.perf_counter()
         if self._last_at is None:
-            self._telemetry.ttft.labels(self._model).observe(now - self._received_at)
+            self._telemetry.ttft_of(self._model).observe(now - self._received_at)
         else:
-            self._telemetry.itl.labels(self._model).observe(now - self._last_at)
+            self._telemetry.itl_of(self._model).observe(now - self._last_at)
         self._last_at = now
 
     def used(self, usage: MeteredUsage) -> None:
