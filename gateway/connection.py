@@ -76,6 +76,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.refusal: Face | None = None
+        self._max_connections = max_connections()
         self._running: RequestResponseCycle | None = None
         """What is being answered, or was last."""
         self._in_head = True
@@ -94,7 +95,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > max_connections() + SPARE_CONNECTIONS:
+        if len(self.connections) > self._max_connections + SPARE_CONNECTIONS:
             transport.abort()
             return
         self._expect_head()
@@ -162,7 +163,7 @@ class Connection(HttpToolsProtocol):
         if size_bytes > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
             raise _Refused
-        if len(self.connections) > max_connections():
+        if len(self.connections) > self._max_connections:
             self._refuse(TOO_MANY)
             raise _Refused
         super().on_headers_complete()
