@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from litestar import Request, post
+from litestar import Request
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
@@ -13,7 +13,7 @@ from gateway.errors import EncodedBody
 from gateway.inference import Call, start
 from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s, turn_of
 from gateway.principal import SCOPE_INFERENCE, Principal
-from gateway.routes.access import needs, services
+from gateway.routes.access import HotRoute, needs, services
 from gateway.routes.counted import MODEL
 from gateway.routes.envelope import REQUEST_ID
 from gateway.routes.operations import ErrorEnvelope, describes
@@ -35,8 +35,9 @@ REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422
 """Beside those of every route: an upstream's own refusals keep their status."""
 
 
-@post(
+@HotRoute(
     "/v1/chat/completions",
+    http_method="POST",
     opt=needs(SCOPE_INFERENCE),
     status_code=200,
     tags=["Chat"],
@@ -85,9 +86,11 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
 
 async def plain_body(request: Request[Principal, Any, Any]) -> bytes:
     """Raises EncodedBody."""
-    codings = request.headers.get("content-encoding", "").lower().split(",")
-    if any(coding.strip() not in ("", "identity") for coding in codings):
-        raise EncodedBody
+    for name, value in request.scope["headers"]:
+        if name == b"content-encoding":
+            codings = value.decode("latin-1").lower().split(",")
+            if any(coding.strip() not in ("", "identity") for coding in codings):
+                raise EncodedBody
     return await request.body()
 
 
