@@ -8,6 +8,7 @@ streams have `drain_timeout_s` to end, then the application shuts down and what 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import os
@@ -40,6 +41,9 @@ DRAIN_MARGIN_S = 5.0
 BROKEN_SPOOL_STATUS = 3
 """Exit status of a worker that left because its spool broke."""
 BACKLOG = 2048
+GC_THRESHOLD = 10_000
+"""Objects made and not freed before the collector looks at the youngest: a request's are gone by
+then."""
 
 
 class _Server(uvicorn.Server):
@@ -63,6 +67,9 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what there is now stays, and need not be looked through again and again
+        gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
         if self.started:
             self._on_started()
 
