@@ -5,7 +5,7 @@ nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, ItemsView
+from collections.abc import Callable, ItemsView, ValuesView
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -47,6 +47,9 @@ class Lru(Generic[K, V]):
     def items(self) -> ItemsView[K, V]:
         """The longest unused first; not a use."""
         return self._items.items()
+
+    def values(self) -> ValuesView[V]:
+        return self._items.values()
 
     def clear(self) -> None:
         self._items.clear()

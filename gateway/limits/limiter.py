@@ -31,9 +31,9 @@ for the difference, once: a settled lease is remembered as such for a while, and
 record is nobody's (`settle_lease`). Without any limit there is no lease, and Redis is not asked.
 
 While Redis is away each gateway lets pass its share by itself (`local`), so that all of them pass
-at most a fifth of B more than the bound; what they let pass is debited when Redis is back, and
-settles that came meanwhile follow (`outage`). A Redis that comes back empty does not read as full
-buckets (`epochs`).
+at most a fifth of B more than the bound; what of it has not refilled is debited when Redis is
+back, and settles that came meanwhile follow (`outage`). A Redis that comes back empty does not
+read as full buckets (`epochs`).
 """
 
 from __future__ import annotations
@@ -253,9 +253,12 @@ class Limiter:
         units = bounded(used).by_kind(requests=requests)
         if admission.is_local:
             taken = admission.reserved.by_kind(requests=1)
-            self._local.settle(names, admission.scopes, taken, units)
             if self._scripts.is_away:
+                self._local.settle(names, admission.scopes, taken, units)
                 return Settlement.SETTLED  # the debit will say it
+            self._local.settle(names, admission.scopes, taken, taken)
+            # The debit has said what was taken.
+            units = {kind: max(0, units[kind] - taken[kind]) for kind in units}
         buckets = [[each for each in scope.buckets if each.limit] for scope in admission.scopes]
         call = Call([*org_keys(admission.org_id), *names], (admission.lease_id, units, buckets))
         return await self._settle(admission.lease_id, call)

@@ -5,6 +5,12 @@ of which SHARE is used, and its buckets hold a quarter of what that share's burs
 the others do, and however empty the buckets in Redis were when it went away, all of them together
 let pass at most a fifth of a burst and SHARE of the rate beyond that.
 
+Redis, meanwhile, refills its buckets as if nobody used anything. So what is posted when it is back
+is not only what is missing here: a bucket that was empty when Redis went away has refilled from
+what was used here all the same. How full it was nobody knows, so each gateway takes it that its
+share of it was empty, and posts what would be missing of that share by now; never more than it let
+pass.
+
 A lease here lives as long as its request: a gateway that dies takes its buckets along.
 """
 
@@ -37,12 +43,21 @@ class Grant(msgspec.Struct, frozen=True):
     """What is still missing of one bucket: as much must be taken in Redis."""
 
     bucket: BucketLimit
-    units: int
+    least: int
+    """Of the bucket here, which was full."""
+    most: int
+    """Of its share of the bucket in Redis, had that been empty."""
+    passed: int
+    """All of which this is what has not refilled."""
 
 
 class _Bucket(msgspec.Struct):
     limit: BucketLimit
     full_at: float = 0.0
+    passed: int = 0
+    """Units that Redis knows nothing of."""
+    owed_until: float = 0.0
+    """When the share of the bucket in Redis would be full, had it been empty then."""
 
 
 Clock = Callable[[], float]
@@ -54,8 +69,15 @@ class LocalBuckets:
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.num_gateways = 1
         self._clock = clock
+        self._away_since = clock()
         self._buckets: Lru[tuple[str, str], _Bucket] = Lru(MAX_BUCKETS)
         self._streams: dict[str, int] = {}
+
+    def begins(self) -> None:
+        """Redis is away from now on."""
+        self._away_since = self._clock()
+        for bucket in self._buckets.values():
+            bucket.passed, bucket.owed_until = 0, 0.0
 
     def admit(
         self, keys: Sequence[str], scopes: Sequence[ScopeLimits], units: dict[BucketKind, int]
@@ -86,7 +108,8 @@ class LocalBuckets:
         taken: dict[BucketKind, int],
         used: dict[BucketKind, int],
     ) -> None:
-        """The end of what `admit` let pass with `taken`."""
+        """The end of what `admit` let pass with `taken`. `used` is as much where Redis is told of
+        the difference."""
         for key, scope in zip(keys, scopes, strict=True):
             left = self._streams.get(key, 1) - 1
             self._streams[key] = left
@@ -96,24 +119,32 @@ class LocalBuckets:
                 self._take(key, bucket, used[bucket.kind] - taken[bucket.kind])
 
     def grants(self) -> dict[str, list[Grant]]:
-        """By scope key, what was let pass and has not refilled since."""
+        """By scope key, what was let pass and has not refilled since Redis went away."""
         now = self._clock()
         found: dict[str, list[Grant]] = {}
         for (key, _), bucket in self._buckets.items():
-            units = round((bucket.full_at - now) * self._rate(bucket.limit))
-            if units > 0:
-                found.setdefault(key, []).append(Grant(bucket.limit, units))
+            missing = round((bucket.full_at - now) * self._rate(bucket.limit))
+            owed = round((bucket.owed_until - now) * self._whole_rate(bucket.limit))
+            least, most = (min(bucket.passed, each) for each in (missing, max(missing, owed)))
+            if most > 0:
+                grant = Grant(bucket.limit, max(0, least), most, bucket.passed)
+                found.setdefault(key, []).append(grant)
         return found
 
     def taken(self, key: str, grants: Sequence[Grant]) -> None:
-        """Redis has these now."""
+        """Redis has these now. What may pass here is no more for that."""
         for grant in grants:
-            self._take(key, grant.bucket, -grant.units)
+            bucket = self._buckets.get((key, grant.bucket.kind))
+            if bucket is not None:
+                bucket.passed -= grant.passed
 
     def _rate(self, bucket: BucketLimit) -> float:
         """Units per second."""
-        share = SHARE / max(1, self.num_gateways)
-        return bucket.limit * share / (bucket.window_us / 1_000_000)
+        return SHARE * self._whole_rate(bucket)
+
+    def _whole_rate(self, bucket: BucketLimit) -> float:
+        """Of this gateway's share, of which `SHARE` is used."""
+        return bucket.limit / max(1, self.num_gateways) / (bucket.window_us / 1_000_000)
 
     def _capacity(self, bucket: BucketLimit) -> float:
         return bucket.burst * SHARE / max(1, self.num_gateways) / BURST_PARTS
@@ -148,3 +179,7 @@ class LocalBuckets:
             bucket = _Bucket(limit, full_at)
             self._buckets.put(place, bucket)
         bucket.full_at = max(now, max(now, bucket.full_at) + units / self._rate(limit))
+        bucket.passed += units
+        emptied = self._away_since + limit.burst / (limit.limit / (limit.window_us / 1_000_000))
+        since = max(now, emptied, bucket.owed_until)
+        bucket.owed_until = since + units / self._whole_rate(limit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable
 from typing import Any
@@ -17,13 +18,16 @@ import msgspec
 
 from gateway.ids import uuid7
 from gateway.limits.keys import org_keys, org_of
-from gateway.limits.local import Grant, LocalBuckets
+from gateway.limits.local import BURST_PARTS, SHARE, Grant, LocalBuckets
 from gateway.limits.scripts import LimiterUnavailable, Scripts
 from gateway.tasks import end
 
 log = logging.getLogger(__name__)
 
 FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
+OTHERS = 1.5
+"""Waits between two probes until the other gateways have heard of Redis, too, and posted what they
+let pass: who asked it before would be given what they have used."""
 MAX_DEFERRED = 100_000
 """Settles that wait; beyond it the oldest are left to their leases' expiry."""
 DEFERRED_AT_A_TIME = 64
@@ -51,9 +55,18 @@ class Debit(msgspec.Struct, frozen=True):
     grants: list[Grant]
 
     def to_call(self) -> Call:
-        charges = [(*msgspec.structs.astuple(each.bucket), each.units) for each in self.grants]
+        charges = [
+            (*msgspec.structs.astuple(each.bucket), each.least, each.most, owed_at_most(each))
+            for each in self.grants
+        ]
         keys = [*org_keys(org_of(self.key)), self.key]
         return Call(keys, (self.id, DEBIT_TTL_MS, [charges]))
+
+
+def owed_at_most(grant: Grant) -> int:
+    """What a bucket may come to lack by what is posted, where it would lack less without: what it
+    holds, and what all gateways let pass at once."""
+    return math.ceil(grant.bucket.burst * (1 + SHARE / BURST_PARTS))
 
 
 class Outage:
@@ -66,6 +79,7 @@ class Outage:
         self._mending: asyncio.Task[None] | None = None
 
     def begins(self) -> None:
+        self._local.begins()
         if self._mending is None or self._mending.done():
             self._mending = asyncio.create_task(self._mend(), name="wait for Redis")
 
@@ -88,14 +102,17 @@ class Outage:
             wait_s = min(MAX_PROBE_S, 2 * wait_s)
             try:
                 if self._scripts.is_away:
+                    await self._scripts.probe("renew", NOBODY, (0, []))
                     await self._post_grants()
+                    await asyncio.sleep(OTHERS * wait_s)
+                    await self._post_grants()
+                    self._scripts.closed()
                 await self._settle_deferred()
             except LimiterUnavailable as error:
                 log.debug("still away: %s", error)
 
     async def _post_grants(self) -> None:
         """Raises: LimiterUnavailable; what is left is posted by the next probe, under its id."""
-        await self._scripts.probe("renew", NOBODY, (0, []))
         for _ in range(MAX_ROUNDS):
             if not self._debits:
                 found = self._local.grants()
@@ -110,7 +127,6 @@ class Outage:
                 await self._scripts.probe("debit", call.keys, call.asked)
                 self._local.taken(debit.key, debit.grants)
                 del self._debits[0]
-        self._scripts.closed()
 
     async def _settle_deferred(self) -> None:
         """Raises: LimiterUnavailable."""
