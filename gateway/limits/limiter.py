@@ -194,7 +194,7 @@ class Limiter:
             wait_s = None if wait_us < 0 else wait_us / 1_000_000
             return _refusal(wanted.scopes[place - 1], kind.decode(), wait_s, state)
         admission = msgspec.structs.replace(wanted, state=state)
-        self._open[wanted.lease_id] = (admission, NOTHING)
+        self._open.setdefault(wanted.lease_id, (admission, NOTHING))
         return admission
 
     def _admit_locally(self, wanted: Admission) -> Admission | Refusal:
