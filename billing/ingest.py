@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.events import COMPONENTS, UsageEvent
 from billing.ledger import CREDIT, DEBIT, POST_LEGS, SUSPENSE, roll_up
 from billing.rating import rate
+from billing.spent import hold_booking
 from billing.tables import AMOUNTS, to_moment, usage_conflicts, usage_events
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ _INGEST = sa.text(f"""
             AS t({_COLUMNS})
     ),
     fresh AS (
-        INSERT INTO usage_events ({_COLUMNS}) SELECT {_COLUMNS} FROM incoming ORDER BY id
+        INSERT INTO usage_events ({_COLUMNS}, ingested_at)
+        SELECT {_COLUMNS}, clock_timestamp() FROM incoming ORDER BY id
         ON CONFLICT (id) DO NOTHING RETURNING *
     ),
     used AS (SELECT * FROM fresh WHERE {_TOKENS} > 0),
@@ -91,6 +93,7 @@ async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
     rows = [_row(event) for event in events]
     columns = {name: [row[name] for row in rows] for name in _ARRAYS}
     async with db.begin() as connection:
+        await hold_booking(connection)
         inserted = len((await connection.execute(_INGEST, columns)).all())
         complete = inserted == len(events)
         conflicts = () if complete else await _keep_conflicts(connection, events)

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -50,6 +50,11 @@ class Alarms(msgspec.Struct):
 
 
 OnRecovered = Callable[[list[UsageEvent]], None]
+OnBooked = Callable[[Sequence[UsageEvent]], Awaitable[None]]
+
+
+async def nobody(_: Sequence[UsageEvent]) -> None:
+    """Wants to know."""
 
 
 class Shipper:
@@ -62,11 +67,13 @@ class Shipper:
         *,
         adopt_from: Path | None = None,
         on_recovered: OnRecovered = lambda events: None,
+        on_booked: OnBooked = nobody,
     ) -> None:
         """`on_recovered` gets the attempts that an adoption billed at their last checkpoint, once
-        and as soon as they are on disk: Postgres may be down for long."""
+        and as soon as they are on disk: Postgres may be down for long. `on_booked` gets what
+        Postgres has by then, at least once; it must not raise."""
         self._spool, self._db, self._adopt_from = spool, db, adopt_from
-        self._on_recovered = on_recovered
+        self._on_recovered, self._on_booked = on_recovered, on_booked
         self._tasks: list[asyncio.Task[None]] = []
         self._hurried = asyncio.Event()
         self.alarms = Alarms()
@@ -102,7 +109,7 @@ class Shipper:
         while True:
             await self._spool.wait_readable()
             try:
-                await ship_batch(self._db, self._spool, self.alarms)
+                await ship_batch(self._db, self._spool, self.alarms, self._on_booked)
                 backoff_s = FIRST_BACKOFF_S
                 if self._spool.backlog < MAX_BATCH:
                     await self._gather()
@@ -134,7 +141,7 @@ class Shipper:
             return
         for lock in sorted(parent.glob("*/lock")):
             try:
-                await adopt(self._db, lock.parent, self.alarms, self._on_recovered)
+                await adopt(self._db, lock.parent, self.alarms, self._on_recovered, self._on_booked)
             except SpoolLocked:
                 continue  # alive, this process's own among them
             except Exception as error:
@@ -142,7 +149,11 @@ class Shipper:
 
 
 async def adopt(
-    db: AsyncEngine, directory: Path, alarms: Alarms, on_recovered: OnRecovered
+    db: AsyncEngine,
+    directory: Path,
+    alarms: Alarms,
+    on_recovered: OnRecovered,
+    on_booked: OnBooked = nobody,
 ) -> None:
     """Recover, ship and remove a directory whose process is gone.
 
@@ -156,18 +167,21 @@ async def adopt(
         if spool.recovered:
             on_recovered(spool.recovered)
         while spool.backlog:
-            await ship_batch(db, spool, alarms)
+            await ship_batch(db, spool, alarms, on_booked)
     except BaseException:
         await spool.shutdown()
         raise
     await spool.remove()
 
 
-async def ship_batch(db: AsyncEngine, spool: Spool, alarms: Alarms) -> None:
+async def ship_batch(
+    db: AsyncEngine, spool: Spool, alarms: Alarms, on_booked: OnBooked = nobody
+) -> None:
     """Book the oldest events that have not shipped, then move the cursor behind them."""
     batch = await spool.read_closed(MAX_BATCH)
     await _book(db, spool, batch.events, alarms)
     await settle_late(db, batch.events)
+    await on_booked(batch.events)
     await spool.commit(batch)
     alarms.refused += batch.lost
 

@@ -35,6 +35,7 @@ from engine.tokenizer import Tokenizer
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.auth.guards import authenticate
 from gateway.auth.wiring import open_auth
+from gateway.books import PostgresBooks
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.errors import to_face
 from gateway.fleet.engine_replica import EngineReplica
@@ -204,21 +205,14 @@ async def open_services(
     telemetry = Telemetry(models=settings.model_names, shared_folder=metrics)
     stack.callback(telemetry.close, os.getpid())
     price_book = PriceBook.load(settings.price_books, bases=settings.bases)
-    spools = Home(settings.home).spool
-    spool = await Spool.open(spools / worker_id)
+    spool = await Spool.open(Home(settings.home).spool / worker_id)
     stack.push_async_callback(spool.shutdown)
-    used = partial(last_use, system_db, spool)
-    limiter = Limiter(store, last_use=used, num_gateways=settings.workers)
-    await limiter.start()
-    stack.push_async_callback(limiter.close)
+    limiter = await open_limiter(settings, stack, store, system_db, spool)
     settlement = Settlement(
         db=system_db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
     )
     settlement.recovered(spool.recovered)
-    shipper = Shipper(spool, system_db, adopt_from=spools, on_recovered=settlement.recovered)
-    shipper.start()
-    stack.push_async_callback(shipper.stop)
-    stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
+    shipper = start_shipper(stack, spool, system_db, settlement, limiter)
     auth = await open_auth(
         stack,
         issuer=settings.issuer,
@@ -261,6 +255,44 @@ async def open_services(
         trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),
     )
+
+
+def start_shipper(
+    stack: AsyncExitStack,
+    spool: Spool,
+    system_db: AsyncEngine,
+    settlement: Settlement,
+    limiter: Limiter,
+) -> Shipper:
+    shipper = Shipper(
+        spool,
+        system_db,
+        adopt_from=spool.directory.parent,
+        on_recovered=settlement.recovered,
+        on_booked=limiter.counters.book,
+    )
+    shipper.start()
+    stack.push_async_callback(shipper.stop)
+    stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
+    return shipper
+
+
+async def open_limiter(
+    settings: Settings,
+    stack: AsyncExitStack,
+    store: redis.asyncio.Redis,
+    system_db: AsyncEngine,
+    spool: Spool,
+) -> Limiter:
+    limiter = Limiter(
+        store,
+        last_use=partial(last_use, system_db, spool),
+        num_gateways=settings.workers,
+        books=PostgresBooks(system_db),
+    )
+    await limiter.start()
+    stack.push_async_callback(limiter.close)
+    return limiter
 
 
 async def open_fleet(

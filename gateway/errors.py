@@ -15,6 +15,9 @@
     fleet: ReplicaUnavailable          503     server_error            service_unavailable
     fleet: ReplicaLost                 500     server_error            (null)
     RateLimited                        429     tokens | requests       rate_limit_exceeded
+    RateLimited by a spend cap         429     insufficient_quota      insufficient_quota
+    limits: UnpricedModel              400     invalid_request_error   model_without_price
+    limits: SpentUnknown               503     server_error            service_unavailable
     NotAccepting                       503     server_error            service_unavailable
     EncodedBody                        415     invalid_request_error   unsupported_content_encoding
     RequestConflict                    412, 409, 422  invalid_request_error  its own
@@ -43,6 +46,7 @@ from typing import ClassVar
 import msgspec
 
 from billing.errors import ReportQueryError
+from billing.money import format_usd
 from billing.spool import SpoolError
 from gateway.audit.errors import CredentialInAudit
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
@@ -59,8 +63,10 @@ from gateway.fleet.errors import (
     UpstreamRefused,
 )
 from gateway.inference import NotAccepting, RateLimited
+from gateway.limits.counters import SpentUnknown
 from gateway.limits.headers import to_headers
 from gateway.limits.limiter import Refusal
+from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
 from gateway.limits.verdicts import LimitKind, ScopeName
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
@@ -155,6 +161,7 @@ class Face(msgspec.Struct, frozen=True, kw_only=True):
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+QUOTA = "insufficient_quota"
 UNAVAILABLE = "service_unavailable"
 LACKS_SCOPE = "This credential lacks a scope that this needs."
 HOLDS_CREDENTIAL = "it holds a credential"
@@ -196,6 +203,8 @@ def to_face(error: Exception) -> Face:
             return from_auth(error)
         case RateLimited():
             return refused(error.refusal)
+        case UnpricedModel() | SpentUnknown():
+            return from_spending(error)
         case NotAccepting() | SpoolError():
             return unavailable("This gateway cannot take requests at the moment.")
         case ReportQueryError():
@@ -318,7 +327,33 @@ LIMITED: dict[LimitKind, str] = {
     "batch_tokens": "batch tokens per day (TPD)",
     "requests": "requests per minute (RPM)",
     "streams": "concurrent requests",
+    "money": "spending",
 }
+PERIODS = {"day": " of today (UTC)", "month": " of this month (UTC)", "total": ""}
+
+
+def from_spending(error: UnpricedModel | SpentUnknown) -> Face:
+    match error:
+        case UnpricedModel():
+            message = (
+                f"The model {error.model!r} has no price, and what may be spent here is capped:"
+                " nobody could say what a request costs."
+            )
+            return face(400, message, INVALID, code="model_without_price", param="model")
+        case _:
+            return unavailable("What was spent under a hard cap cannot be known at the moment.")
+
+
+def overspent(refusal: Refusal) -> Face:
+    """429 as OpenAI's: there is no Retry-After, waiting would not help."""
+    headers = to_headers(refusal.state) | {"x-should-retry": "false"}
+    limit = format_usd(refusal.limit * PICO_PER_NANO)
+    message = (
+        f"The spend cap of this {refusal.scope}{PERIODS[refusal.period or 'total']} does not allow"
+        f" this request: {limit} USD."
+    )
+    return face(429, message, QUOTA, code=QUOTA, headers=headers)
+
 
 LIMITER: dict[ScopeName, str] = {"key_model": "key and model", "client": "OAuth client"}
 """Where the scope's name does not say it."""
@@ -326,6 +361,8 @@ LIMITER: dict[ScopeName, str] = {"key_model": "key and model", "client": "OAuth 
 
 def refused(refusal: Refusal) -> Face:
     """429. A request that can never fit gets no Retry-After: waiting would not help."""
+    if refusal.kind == "money":
+        return overspent(refusal)
     headers = to_headers(refusal.state)
     subject = LIMITED[refusal.kind]
     owner = LIMITER.get(refusal.scope, refusal.scope)

@@ -19,8 +19,9 @@ from typing import Protocol
 
 import msgspec
 
-from billing.events import Attempt, Quantities, UsageEvent, stop_waste_id
+from billing.events import Attempt, PriceSet, Quantities, Tier, UsageEvent, stop_waste_id
 from billing.price_book import PriceBook
+from billing.rating import rate
 from billing.spool import Spool
 from engine.protocol import Usage
 from gateway.delivery import Delivery
@@ -43,12 +44,13 @@ from gateway.limits.limiter import (
     Limiter,
     Refusal,
 )
+from gateway.limits.spending import to_nano
 from gateway.limits.verdicts import Units
 from gateway.principal import Principal
 from gateway.rests import Rests
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter
-from gateway.wire.request import GenerateRequest
+from gateway.wire.request import GenerateRequest, bounded_to
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,19 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     meter: RequestMeter
 
 
+class Terms(msgspec.Struct, frozen=True):
+    """Chosen at admission, and never again: the moment, and the prices of that moment."""
+
+    admitted_at: float
+    """Unix seconds."""
+    prices: PriceSet
+
+    @classmethod
+    def of_now(cls, book: PriceBook, model: str, tier: Tier) -> Terms:
+        now = time.time()
+        return cls(now, book.at(model, now, tier))
+
+
 CacheSalts = Callable[[str], str]
 """org id -> prefix-cache namespace that no tenant can guess."""
 
@@ -148,6 +163,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     if delivery.abandoned:
         return
     refuse_what_comes_too_late(call.turn, replicas[0].predicted_ttft_s(prepared, call.turn))
+    terms = Terms.of_now(desk.price_book, call.request.model, call.turn.tier)
     verdict = await desk.limiter.admit(
         call.principal,
         call.request.model,
@@ -155,6 +171,9 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
         max_output_tokens=prepared.max_output_tokens,
         lease_id=call.request_id,
         lane=call.turn.lane,
+        prices=terms.prices,
+        min_output_tokens=0 if prepared.max_tokens_given else call.request.n,
+        admitted_at=terms.admitted_at,
     )
     if isinstance(verdict, Refusal):
         raise RateLimited(verdict)
@@ -162,10 +181,15 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     allowance = Allowance(desk.limiter, verdict, desk.tasks, sleep=asyncio.sleep)
     outcome = Outcome()
     try:
-        outcome = await Generation(desk, call, delivery, allowance).run(replicas, prepared)
+        if verdict.max_output_tokens < prepared.max_output_tokens:
+            call = msgspec.structs.replace(
+                call, request=bounded_to(call.request, verdict.max_output_tokens)
+            )
+            prepared = await replicas[0].prepare(call.request)
+        outcome = await Generation(desk, call, delivery, allowance, terms).run(replicas, prepared)
     finally:
         allowance.end()
-        await settle(desk.limiter, verdict, outcome.usage)
+        await settle(desk.limiter, verdict, outcome.usage, terms.prices)
     if outcome.failure is not None:
         raise outcome.failure
 
@@ -187,6 +211,7 @@ class Generation(msgspec.Struct, frozen=True):
     call: Call
     delivery: Delivery
     allowance: Allowance
+    terms: Terms
 
     async def run(self, replicas: Sequence[Replica], prepared: PreparedRequest) -> Outcome:
         """Try replicas in order until one has begun; after its first event there is no other."""
@@ -212,12 +237,18 @@ class Generation(msgspec.Struct, frozen=True):
         return outcome
 
 
-async def settle(limiter: Limiter, admission: Admission, usage: MeteredUsage | None) -> None:
+async def settle(
+    limiter: Limiter, admission: Admission, usage: MeteredUsage | None, prices: PriceSet
+) -> None:
     """Give back what was reserved and not used."""
     if usage is None:
         await limiter.void(admission)
-    else:
-        await limiter.settle(admission, to_units(usage))
+        return
+    used = to_units(usage)
+    if admission.spending is not None:
+        cost = to_nano(rate(to_quantities(usage), prices).amount_pico)
+        used = msgspec.structs.replace(used, cost_nano=cost)
+    await limiter.settle(admission, used)
 
 
 class Run:
@@ -227,7 +258,7 @@ class Run:
         self.desk, self.call = generation.desk, generation.call
         self.delivery, self.allowance = generation.delivery, generation.allowance
         self.replica, self.prepared = replica, prepared
-        self.attempt = new_attempt(self.desk, self.call)
+        self.attempt = new_attempt(self.call, generation.terms)
         self.rests = Rests(self.rest)
         self.usage: MeteredUsage | None = None
         self.checkpoint_due = 0.0
@@ -331,9 +362,7 @@ class Run:
             self.call.meter.used(usage)
 
 
-def new_attempt(desk: Desk, call: Call) -> Attempt:
-    """Prices are chosen here, at admission, and never again."""
-    admitted_at = time.time()
+def new_attempt(call: Call, terms: Terms) -> Attempt:
     return Attempt(
         id=str(uuid7()),
         request_id=call.request_id,
@@ -343,8 +372,8 @@ def new_attempt(desk: Desk, call: Call) -> Attempt:
         model=call.request.model,
         lane=call.turn.lane,
         tier=call.turn.tier,
-        prices=desk.price_book.at(call.request.model, admitted_at, call.turn.tier),
-        admitted_at=admitted_at,
+        prices=terms.prices,
+        admitted_at=terms.admitted_at,
     )
 
 

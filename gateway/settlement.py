@@ -13,10 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import UsageEvent
 from billing.price_book import PriceBook
+from billing.rating import rate
 from billing.reconcile import settle_orphan
 from engine.protocol import OrphanedUsage
 from gateway.inference import from_engine
 from gateway.limits.limiter import Limiter
+from gateway.limits.spending import to_nano
 from gateway.limits.verdicts import Units
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
@@ -54,7 +56,11 @@ class Settlement:
             work = self._limiter.settle_lease(
                 event.attempt.org,
                 event.attempt.request_id,
-                Units(input_tokens=used.input_total, output_tokens=used.output),
+                Units(
+                    input_tokens=used.input_total,
+                    output_tokens=used.output,
+                    cost_nano=to_nano(rate(used, event.attempt.prices).amount_pico),
+                ),
             )
             self._tasks.spawn(work, name="settle a recovered attempt")
 

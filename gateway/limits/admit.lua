@@ -1,23 +1,37 @@
 -- Admit over every scope, or over none. A refused request changes nothing (but expired leases are healed first).
 --
 -- KEYS  the org's open leases (sorted set: id -> expiry), prefix of lease keys, its epoch, the scopes, the counters
--- ARGV  msgpack of {lease id, lease TTL in microseconds, units by kind, scopes, caps}; of each scope {open leases it may
---       have (-1: any number), list of {kind, limit, burst, window}}; of each cap {nano-USD, nano-USD to hold, the
---       counter's TTL in milliseconds (-1: for ever)}
--- Returns {outcome, place, kind, wait, now, then per scope: open leases and each bucket's full moment}
+-- ARGV  msgpack of {lease id, lease TTL in microseconds, units by kind, scopes, caps, money}; of each scope {open leases it
+--       may have (-1: any number), list of {kind, limit, burst, window}}; of each cap nano-USD; money {nano-USD to hold, of
+--       them for the input, pico-USD of a token of output, the fewest tokens to write (0: as many as were asked for)}
+-- Returns {outcome, place, kind, wait, now, tokens, what is left under each cap, then per scope: open leases and each
+--       bucket's full moment}
 --       outcome 0 refused: `place` is that of the scope or cap, `kind` that of the bucket ('s': open leases, 'm':
 --       money), wait in microseconds, -1 for ever; 1 admitted; 2 this lease is open already and nothing was done;
---       3 this lease id was used up before; 4 the org has no epoch
+--       3 this lease id was used up before; 4 the org has no epoch; 5 there is no counter, at `place`
+--       tokens: what money lets it write, -1: what was asked for
 
 local FOREVER = -1
 local UNKNOWN = 1000000 -- until a stream ends, which nobody knows
 
 local leases_key, prefix = KEYS[1], KEYS[2]
-local lease_id, lease_ttl, units, asked, caps = unpack(cmsgpack.unpack(ARGV[1]))
+local lease_id, lease_ttl, units, asked, caps, money = unpack(cmsgpack.unpack(ARGV[1]))
 if not read_epoch(KEYS[3]) then
   return {4, 0, '', 0, now}
 end
 heal(leases_key, prefix)
+
+local left, least, tightest = {}, math.huge, 0
+for j, cap in ipairs(caps) do
+  local spent = tonumber(redis.call('HGET', KEYS[3 + #asked + j], 'n'))
+  if not spent then
+    return {5, j, '', 0, now}
+  end
+  left[j] = cap - spent
+  if left[j] < least then
+    least, tightest = left[j], j
+  end
+end
 
 local scopes = {}
 for i = 1, #asked do
@@ -66,15 +80,30 @@ for i, scope in ipairs(scopes) do
   end
   consider(i, 's', wait_for_lease(scope.s, streams))
 end
-for j, cap in ipairs(caps) do
-  local spent = tonumber(redis.call('GET', KEYS[3 + #asked + j]) or 0)
-  consider(j, 'm', spent + cap[2] > cap[1] and FOREVER or 0)
+
+-- Where nobody said how much may be written, it is what is left.
+local hold, tokens = money[1], -1
+if #caps > 0 and hold > least then
+  local _, input, price, step = unpack(money)
+  if step > 0 and price > 0 then
+    tokens = math.floor((least - input) * 1000 / price / step) * step
+    hold = input + math.ceil(tokens * price / 1000)
+    while tokens > 0 and hold > least do
+      tokens = tokens - step
+      hold = input + math.ceil(tokens * price / 1000)
+    end
+  end
+  if tokens < 1 then
+    consider(tightest, 'm', FOREVER)
+  end
 end
 
-if redis.call('EXISTS', prefix .. lease_id) == 1 then
+local known = record_of(prefix, lease_id)
+if known then
   outcome = redis.call('ZSCORE', leases_key, lease_id) and 2 or 3
+  tokens = known.t or -1
 elseif outcome == 1 then
-  local parts, held = {}, {}
+  local parts, posts = {}, {}
   for i, scope in ipairs(scopes) do
     local charges = {}
     for _, each in ipairs(asked[i][2]) do
@@ -93,20 +122,18 @@ elseif outcome == 1 then
     save_scope(KEYS[i + 3], scope)
     table.insert(parts, {KEYS[i + 3], charges})
   end
-  for j, cap in ipairs(caps) do
-    local key = KEYS[3 + #asked + j]
-    redis.call('INCRBY', key, cap[2])
-    if cap[3] > 0 then
-      redis.call('PEXPIRE', key, cap[3])
-    end
-    table.insert(held, {key, cap[2]})
+  local lease = {c = parts, m = posts, u = {}, t = tokens}
+  for j = 1, #caps do
+    posts[j] = {KEYS[3 + #asked + j], 0, 0, 0, hold}
+    put(lease, posts[j], hold, 0)
+    left[j] = left[j] - hold
   end
-  save_lease(prefix, lease_id, {c = parts, m = held, u = {}})
+  save_lease(prefix, lease_id, lease)
   redis.call('ZADD', leases_key, now + lease_ttl, lease_id)
   redis.call('PEXPIRE', leases_key, RECORD_TTL_MS)
 end
 
-local reply = {outcome, at, by_kind, longest, now}
+local reply = {outcome, at, by_kind, longest, now, tokens, left}
 for i, scope in ipairs(scopes) do
   table.insert(reply, scope.s)
   for _, each in ipairs(asked[i][2]) do

@@ -48,6 +48,7 @@ class Allowance:
         self._sleep = sleep
         self._granted = admission.reserved.output_tokens
         self._is_limited = admission.limits_tokens
+        self._is_told = self._is_limited or admission.spending is not None
         self._used = NOTHING
         self._asking = False
         self._over = False
@@ -55,9 +56,10 @@ class Allowance:
     def note(self, used: Units, rest: Rest) -> None:
         """What was used so far. `rest` is told when the stream must stop, and when it may go on."""
         self._used = used
+        if self._is_told:
+            self._limiter.progress(self._admission, used)
         if not self._is_limited:
             return
-        self._limiter.progress(self._admission, used)
         if self._lacks_a_step() and not self._asking and not self._over:
             self._asking = True
             self._tasks.spawn(self._ask(rest), name="extend a reservation")

@@ -43,13 +43,15 @@ class Epochs:
         self._pipeline, self._last_use, self._clock = pipeline, last_use, clock
 
     async def begin(self, org_key: str) -> None:
-        """Give an organization its epoch. Raises: LimiterUnavailable."""
+        """Give an organization its epoch, unless Redis is emptied meanwhile. Raises:
+        LimiterUnavailable."""
         try:
             epoch_us = await self._pipeline.call(("GET", OF_ALL))
             if epoch_us is None:
                 await self._pipeline.call(("SET", OF_ALL, await self._of_all_us(), "NX"))
                 epoch_us = await self._pipeline.call(("GET", OF_ALL))
-            await self._pipeline.call(("SET", org_key, epoch_us, "NX", "PX", KEPT_MS))
+            if epoch_us is not None:
+                await self._pipeline.call(("SET", org_key, epoch_us, "NX", "PX", KEPT_MS))
         except (RedisError, OSError, QueueFull) as error:
             raise LimiterUnavailable(f"epoch: {type(error).__name__}") from error
 

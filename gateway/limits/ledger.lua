@@ -15,9 +15,15 @@
 --
 -- SCOPE {s, n, b}: open leases, events so far, buckets by kind: t tokens, i of the input, o of the output, d of batches
 -- (a day's), r requests. One key per scope. A bucket that is full and unmarked is left out.
--- LEASE {x, u, k, c, m}: x = 1 once expired; u: units used by kind, as far as its gateway has said; k: those of them that
--- were settled before, where it was opened again; c: list of {scope key, list of CHARGE}; m: list of {counter key,
--- nano-USD held}. A settled lease is the string "settled".
+-- COUNTER, a hash {n, w, b}: n nano-USD that are spent or held; w its watermark: what stood in the books of Postgres before
+-- that moment of theirs is in it from the beginning; b when it was built, by Redis' clock. Of an org that has spent nothing
+-- there is one all the same: where there is none, nobody knows.
+-- LEASE {x, u, k, c, m, g, t}: x = 1 once expired; u: units used by kind, as far as its gateway has said; k: those of them
+-- that were settled before, where it was opened again; c: list of {scope key, list of CHARGE}; m: list of POST; g, n: when the
+-- books had it, and what it cost by them; t: tokens it may write, where money says so. A settled lease is the string "settled", or with any POST
+-- {z = 1, m, g}; one of which only the books told is {q = 1, m, g}.
+-- POST {counter key, nano-USD held, nano-USD spent, watermark of the counter that has them spent, nano-USD to hold}: an open
+-- lease's are in its counter, or will be when that is built.
 -- CHARGE {kind, limit, burst, window, takes}, takes: list of {event, cost}, ascending.
 
 local DAY = 86400000000
@@ -172,6 +178,21 @@ local function adjust(scope, charge, units, kept)
   end
 end
 
+-- In the counter of `post`, what its lease holds becomes `held` and what it has spent `nano`, but for what the counter had of
+-- the books when it was built.
+local function put(lease, post, held, nano)
+  local mark = tonumber(redis.call('HGET', post[1], 'w'))
+  if mark then
+    local spent = lease.g and lease.g < mark and 0 or lease.n or nano
+    local more = held + spent - post[2] - (post[4] == mark and post[3] or 0)
+    if more ~= 0 then
+      redis.call('HINCRBY', post[1], 'n', more)
+    end
+    post[3], post[4] = spent, mark
+  end
+  post[2] = held
+end
+
 -- Close an open lease: of what it took, `used` stays taken.
 local function close_lease(lease, used)
   local kept = lease.k or {}
@@ -187,8 +208,8 @@ local function close_lease(lease, used)
     end
     save_scope(key, scope)
   end
-  for _, held in ipairs(lease.m) do
-    redis.call('INCRBY', held[1], (used.m or 0) - (kept.m or 0) - held[2])
+  for _, post in ipairs(lease.m) do
+    put(lease, post, 0, used.m or 0)
   end
 end
 
@@ -206,13 +227,31 @@ local function debit(lease, used, kept)
     end
     save_scope(key, scope)
   end
-  for _, held in ipairs(lease.m) do
-    redis.call('INCRBY', held[1], (used.m or 0) - (kept.m or 0))
+  for _, post in ipairs(lease.m) do
+    put(lease, post, 0, used.m or 0)
   end
 end
 
 local function save_lease(prefix, lease_id, lease)
   redis.call('SET', prefix .. lease_id, cmsgpack.pack(lease), 'PX', RECORD_TTL_MS)
+end
+
+-- What is known of a lease, open or not; a settled one has `z`. nil: nothing.
+local function record_of(prefix, lease_id)
+  local packed = redis.call('GET', prefix .. lease_id)
+  if packed == 'settled' then
+    return {z = 1, m = {}}
+  end
+  return packed and cmsgpack.unpack(packed) or nil
+end
+
+-- For SETTLED_TTL_MS: nothing more is done for it, but that the books may say which counters have it.
+local function bury(prefix, lease_id, lease)
+  local record = 'settled'
+  if #lease.m > 0 then
+    record = cmsgpack.pack({z = 1, m = lease.m, g = lease.g})
+  end
+  redis.call('SET', prefix .. lease_id, record, 'PX', SETTLED_TTL_MS)
 end
 
 -- The record of a lease that is open; nil where there is none.

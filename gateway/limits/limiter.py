@@ -30,6 +30,11 @@ what it is not known to have used. A settle that comes after all (the spool's re
 for the difference, once: a settled lease is remembered as such for a while, and one without a
 record is nobody's (`settle_lease`). Without any limit there is no lease, and Redis is not asked.
 
+A hard cap on spending holds the whole cost of the input, and of all that may be written, at the
+dearest prices; where the client did not say how much that is, it is what is left of the cap
+(`spending`). Settled is what it cost. Counters that Redis has forgotten are built anew
+(`counters`). While Redis is away, only what is far below its caps goes on (`comfort`).
+
 While Redis is away each gateway lets pass its share by itself (`local`), so that all of them pass
 at most a fifth of B more than the bound; what of it has not refilled is debited when Redis is
 back, and settles that came meanwhile follow (`outage`). A Redis that comes back empty does not
@@ -49,8 +54,11 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from billing.events import PriceSet
 from engine.protocol import Lane
 from gateway.ids import uuid7
+from gateway.limits.comfort import Comfort
+from gateway.limits.counters import GRACE_S, WATCH_S, Books, Counters, NoBooks, SpentUnknown
 from gateway.limits.epochs import Epochs, LastUse, never
 from gateway.limits.expected_output import ExpectedOutput
 from gateway.limits.keys import GATEWAYS, epoch_key, org_keys, scope_keys
@@ -58,6 +66,7 @@ from gateway.limits.local import LocalBuckets
 from gateway.limits.outage import Call, Outage
 from gateway.limits.pipeline import QueueFull
 from gateway.limits.scripts import LimiterUnavailable, Scripts
+from gateway.limits.spending import Spending, counter_keys, spending_of
 from gateway.limits.verdicts import (
     KINDS,
     Admission,
@@ -68,6 +77,7 @@ from gateway.limits.verdicts import (
     ScopeLimits,
     Settlement,
     Units,
+    holds_of,
     rate_window,
     scopes_of,
     tightest,
@@ -90,6 +100,8 @@ MAX_TOKENS = 100_000_000
 """Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which
 only an upstream's own count may claim, stands for this many."""
 NOTHING = Units()
+MAX_MISSING = 4
+"""How often an admission may find that Redis lacks what it needs: its epoch, its counters."""
 
 
 class Extension(msgspec.Struct, frozen=True):
@@ -103,8 +115,8 @@ class Extension(msgspec.Struct, frozen=True):
 
 class Limiter:
     """One per process. `redis` must not decode responses. `last_use`: when anybody last used
-    anything, as far as Postgres knows. `num_gateways`: at least so many share the limits. `clock`:
-    Unix seconds."""
+    anything, as far as Postgres knows. `num_gateways`: at least so many share the limits. `books`:
+    what was spent. `clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -112,6 +124,8 @@ class Limiter:
         *,
         last_use: LastUse = never,
         num_gateways: int = 1,
+        books: Books | None = None,
+        grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._id = uuid7().hex
@@ -121,21 +135,26 @@ class Limiter:
         self._local = LocalBuckets()
         self._local.num_gateways = num_gateways
         self._scripts = Scripts(redis, on_away=self._on_away)
+        self._comfort = Comfort()
         self._outage = Outage(self._scripts, self._local)
         self._epochs = Epochs(self._scripts.pipeline, last_use, clock=clock)
+        self.counters = Counters(self._scripts, books or NoBooks(), last_use, grace_s=grace_s)
         self._open: dict[str, tuple[Admission, Units]] = {}
         """By lease id, what this process renews, and what it has used so far."""
-        self._renewing: asyncio.Task[None] | None = None
+        self._running: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._renewing = asyncio.create_task(self._renew_forever(), name="renew leases")
+        self._running = [
+            asyncio.create_task(self._renew_forever(), name="renew leases"),
+            asyncio.create_task(self._watch_forever(), name="watch for lost counters"),
+        ]
 
     async def close(self) -> None:
         """Leases that are still open are left to expire."""
         await self._outage.close()
-        if self._renewing is not None:
-            await end(self._renewing)
-            self._renewing = None
+        while self._running:
+            await end(self._running.pop())
+        await self.counters.close()
 
     def _on_away(self) -> None:
         self._outage.begins()
@@ -149,11 +168,31 @@ class Limiter:
         max_output_tokens: int,
         lease_id: str,
         lane: Lane = "interactive",
+        prices: PriceSet | None = None,
+        min_output_tokens: int = 0,
+        admitted_at: float | None = None,
     ) -> Admission | Refusal:
         """Reserve over every scope or none. `lease_id` is made by the server, once per admission;
-        repeating a call whose answer was lost reserves nothing twice."""
+        repeating a call whose answer was lost reserves nothing twice. `prices`: those of the model
+        at `admitted_at` (Unix seconds; None: now). `min_output_tokens`: where the client did not
+        say how much may be written, the fewest tokens that make sense; then a hard cap lets it
+        write what is left. 0: it did.
+
+        Raises: UnpricedModel, SpentUnknown (a hard cap binds it).
+        """
         expected = self._outputs.expected(principal.key_id, model)
         scopes = scopes_of(principal, model, lane)
+        spending = None
+        if principal.spend_caps:
+            spending = spending_of(
+                principal,
+                model,
+                prices or {},
+                input_tokens=input_tokens,
+                max_output_tokens=max_output_tokens,
+                min_output_tokens=min_output_tokens,
+                admitted_at=self._clock() if admitted_at is None else admitted_at,
+            )
         wanted = Admission(
             lease_id=lease_id,
             org_id=principal.org_id,
@@ -163,8 +202,9 @@ class Limiter:
             max_output_tokens=max_output_tokens,
             scopes=scopes,
             state=RateState(),
+            spending=spending,
         )
-        if not scopes:
+        if not wanted.has_lease:
             return wanted
         try:
             return await self._admit(wanted)
@@ -172,33 +212,57 @@ class Limiter:
             return self._admit_locally(wanted)
 
     async def _admit(self, wanted: Admission) -> Admission | Refusal:
-        """Raises: LimiterUnavailable."""
+        """Raises: LimiterUnavailable, SpentUnknown."""
         keys = [*org_keys(wanted.org_id), *scope_keys(wanted.org_id, wanted.scopes)]
+        spending = wanted.spending
         asked: Any = (
             wanted.lease_id,
             int(LEASE_TTL_S * 1_000_000),
             wanted.reserved.by_kind(requests=1),
             [_to_script(scope) for scope in wanted.scopes],
-            [],
+            *(([], []) if spending is None else spending.to_script()),
         )
+        if spending is not None:
+            keys += counter_keys(wanted.org_id, spending.caps)
         reply = await self._scripts.call("admit", keys, asked)
-        if reply[0] == 4:
-            await self._epochs.begin(epoch_key(wanted.org_id))
+        for _ in range(MAX_MISSING):
+            if reply[0] == 4:
+                await self._epochs.begin(epoch_key(wanted.org_id))
+            elif reply[0] == 5 and spending is not None:
+                missing = [cap.counter for cap in spending.caps]
+                await self.counters.build(wanted.org_id, missing, self.renew)
+            else:
+                break
             reply = await self._scripts.call("admit", keys, asked)
-        outcome, place, kind, wait_us, now_us, *buckets = reply
+        outcome, place, kind, wait_us, now_us, tokens, left, *buckets = reply
         if outcome == 4:
             raise LimiterUnavailable("Redis forgets its epochs")
+        if outcome == 5:
+            raise SpentUnknown("Redis forgets its counters")
         assert outcome != 3, "a lease id is made once"
         state = _rate_state(wanted.scopes, buckets, now_us)
+        if spending is not None:
+            self._comfort.note(counter_keys(wanted.org_id, spending.caps), left)
         if outcome == 0:
+            if kind == b"m":
+                assert spending is not None
+                return _overspent(spending, place, state)
             wait_s = None if wait_us < 0 else wait_us / 1_000_000
             return _refusal(wanted.scopes[place - 1], kind.decode(), wait_s, state)
         admission = msgspec.structs.replace(wanted, state=state)
+        if tokens >= 0:
+            admission = msgspec.structs.replace(admission, max_output_tokens=tokens)
         self._open.setdefault(wanted.lease_id, (admission, NOTHING))
         return admission
 
     def _admit_locally(self, wanted: Admission) -> Admission | Refusal:
-        """What this gateway may let pass by itself."""
+        """What this gateway may let pass by itself. Raises: SpentUnknown."""
+        if wanted.spending is not None:
+            names = counter_keys(wanted.org_id, wanted.spending.caps)
+            hold = wanted.spending.hold_nano
+            if not self._comfort.allows(names, hold, self._local.num_gateways):
+                raise SpentUnknown("Redis is away")
+            self._comfort.take(names, hold)
         keys, units = scope_keys(wanted.org_id, wanted.scopes), wanted.reserved.by_kind(requests=1)
         refused = self._local.admit(keys, wanted.scopes, units)
         if refused is not None:
@@ -224,12 +288,15 @@ class Limiter:
     def progress(self, admission: Admission, used: Units) -> None:
         """What a running request has used so far: should its gateway die, this is kept."""
         if admission.lease_id in self._open:
+            if admission.spending is not None:
+                cost = admission.spending.cost_nano(used.input_tokens, used.output_tokens)
+                used = msgspec.structs.replace(used, cost_nano=cost)
             self._open[admission.lease_id] = (admission, used)
 
     async def settle(self, admission: Admission, used: Units) -> Settlement:
         """Refund what was reserved and not used, or take what was used beyond it. Idempotent by
         lease. While Redis is away it is DEFERRED."""
-        if not admission.scopes or admission.is_local or admission.lease_id in self._open:
+        if not admission.has_lease or admission.is_local or admission.lease_id in self._open:
             # a repeated call notes nothing again
             self._outputs.note(admission.key_id, admission.model, used.output_tokens)
         return await self._close(admission, used, requests=1)
@@ -245,7 +312,7 @@ class Limiter:
         return await self._settle(lease_id, Call(org_keys(org_id), asked))
 
     async def _close(self, admission: Admission, used: Units, *, requests: int) -> Settlement:
-        if not admission.scopes:
+        if not admission.has_lease:
             return Settlement.UNLIMITED
         # Whatever comes of the call, this process is done with the lease.
         self._open.pop(admission.lease_id, None)
@@ -260,6 +327,8 @@ class Limiter:
             # The debit has said what was taken.
             units = {kind: max(0, units[kind] - taken[kind]) for kind in units}
         buckets = [[each for each in scope.buckets if each.limit] for scope in admission.scopes]
+        if admission.spending is not None:
+            names += counter_keys(admission.org_id, admission.spending.caps)
         call = Call([*org_keys(admission.org_id), *names], (admission.lease_id, units, buckets))
         return await self._settle(admission.lease_id, call)
 
@@ -279,6 +348,17 @@ class Limiter:
             except LimiterUnavailable as error:
                 log.warning("leases not renewed: %s", error)
                 await asyncio.sleep(RETRY_S)
+
+    async def _watch_forever(self) -> None:
+        """Redis that has lost what it knew is told what runs here, and of what is in the books."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                if await self.counters.has_changed():
+                    await self.renew()
+                await self.counters.book_the_rest()
+            except (LimiterUnavailable, OSError) as error:
+                log.debug("not watched: %s", error)
 
     async def count_gateways(self) -> None:
         """How many share the limits, this one included. Raises: LimiterUnavailable."""
@@ -300,7 +380,7 @@ class Limiter:
         """
         by_org: dict[str, list[Any]] = {}
         for lease_id, (admission, used) in self._open.items():
-            lease = (lease_id, used.by_kind(), _to_charges(admission))
+            lease = (lease_id, used.by_kind(), _to_charges(admission), holds_of(admission))
             by_org.setdefault(admission.org_id, []).append(lease)
         renewed = 0
         for org_id, leases in by_org.items():
@@ -327,7 +407,11 @@ def bounded(used: Units) -> Units:
     if used.tokens <= MAX_TOKENS:
         return used
     input_tokens = min(used.input_tokens, MAX_TOKENS)
-    return Units(input_tokens=input_tokens, output_tokens=MAX_TOKENS - input_tokens)
+    return Units(
+        input_tokens=input_tokens,
+        output_tokens=MAX_TOKENS - input_tokens,
+        cost_nano=used.cost_nano,
+    )
 
 
 def _to_script(scope: ScopeLimits) -> tuple[int, Sequence[Any]]:
@@ -341,6 +425,18 @@ def _to_charges(admission: Admission) -> list[tuple[str, list[BucketLimit]]]:
         (key, [bucket for bucket in scope.buckets if bucket.limit])
         for key, scope in zip(keys, admission.scopes, strict=True)
     ]
+
+
+def _overspent(spending: Spending, place: int, state: RateState) -> Refusal:
+    cap = spending.caps[place - 1]
+    return Refusal(
+        scope=cap.counter.scope,
+        kind="money",
+        limit=cap.amount_nano,
+        retry_after_s=None,
+        state=state,
+        period=cap.counter.period,
+    )
 
 
 def _rate_state(scopes: Sequence[ScopeLimits], reply: list[int], now_us: int) -> RateState:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gateway.limits.verdicts import BucketKind, BucketLimit, ScopeLimits
+from gateway.limits.verdicts import BucketLimit, ScopeLimits, UnitKind
 from gateway.lru import Lru
 
 SHARE = 0.8
@@ -80,7 +80,7 @@ class LocalBuckets:
             bucket.passed, bucket.owed_until = 0, 0.0
 
     def admit(
-        self, keys: Sequence[str], scopes: Sequence[ScopeLimits], units: dict[BucketKind, int]
+        self, keys: Sequence[str], scopes: Sequence[ScopeLimits], units: dict[UnitKind, int]
     ) -> LocalRefusal | None:
         """Take from all or from none."""
         refusal: LocalRefusal | None = None
@@ -105,8 +105,8 @@ class LocalBuckets:
         self,
         keys: Sequence[str],
         scopes: Sequence[ScopeLimits],
-        taken: dict[BucketKind, int],
-        used: dict[BucketKind, int],
+        taken: dict[UnitKind, int],
+        used: dict[UnitKind, int],
     ) -> None:
         """The end of what `admit` let pass with `taken`. `used` is as much where Redis is told of
         the difference."""

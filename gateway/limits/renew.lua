@@ -4,7 +4,7 @@
 --
 -- KEYS  the org's open leases, prefix of lease keys, its epoch
 -- ARGV  msgpack of {lease TTL in microseconds, list of {lease id, units used so far by kind, its charges: list of {scope
---       key, list of {kind, limit, burst, window}}}}
+--       key, list of {kind, limit, burst, window}}, what it holds: list of {counter key, nano-USD}}}
 -- Returns how many were open
 
 local leases_key, prefix = KEYS[1], KEYS[2]
@@ -12,12 +12,18 @@ local lease_ttl, leases = unpack(cmsgpack.unpack(ARGV[1]))
 assume_epoch(KEYS[3])
 heal(leases_key, prefix)
 
-local function reopened(packed, used, parts)
-  local lease = packed and cmsgpack.unpack(packed) or {c = parts, m = {}, u = used}
+local function reopened(lease, used, parts, holds)
+  if not lease or lease.q then
+    lease = {c = parts, m = {}, u = {t = used.t, i = used.i, o = used.o, d = used.d}}
+    for i, hold in ipairs(holds) do
+      lease.m[i] = {hold[1], 0, 0, 0, hold[2]}
+    end
+  end
   lease.x, lease.k = nil, lease.u
   lease.k.r = 1
-  for _, held in ipairs(lease.m) do
-    held[2] = 0
+  for _, post in ipairs(lease.m) do
+    local spent = lease.u.m or 0
+    put(lease, post, math.max(0, post[5] - spent), spent)
   end
   for _, part in ipairs(lease.c) do
     for _, charge in ipairs(part[2]) do
@@ -32,14 +38,13 @@ end
 
 local open = 0
 for _, each in ipairs(leases) do
-  local lease_id, used, parts = unpack(each)
-  local packed = redis.call('GET', prefix .. lease_id)
-  if packed ~= 'settled' then
-    local lease
-    if packed and redis.call('ZSCORE', leases_key, lease_id) then
-      lease, open = cmsgpack.unpack(packed), open + 1
+  local lease_id, used, parts, holds = unpack(each)
+  local lease = record_of(prefix, lease_id)
+  if not lease or not lease.z then
+    if lease and redis.call('ZSCORE', leases_key, lease_id) then
+      open = open + 1
     else
-      lease = reopened(packed, used, parts)
+      lease = reopened(lease, used, parts, holds)
     end
     lease.u = used
     save_lease(prefix, lease_id, lease)

@@ -14,33 +14,35 @@ heal(leases_key, prefix)
 
 -- A lease with this request's scopes and counters, that has taken nothing.
 local function forgotten()
-  local parts, held = {}, {}
+  local parts, posts = {}, {}
   for i, buckets in ipairs(scopes) do
     table.insert(parts, {KEYS[i + 3], buckets})
   end
   for i = 4 + #scopes, #KEYS do
-    table.insert(held, {KEYS[i], 0})
+    table.insert(posts, {KEYS[i], 0, 0, 0, 0})
   end
-  return {c = parts, m = held}
+  return {c = parts, m = posts}
 end
 
 local outcome
-local packed = redis.call('GET', prefix .. lease_id)
-if packed == 'settled' then
+local lease = record_of(prefix, lease_id)
+if lease and lease.z then
   return 0
-elseif not packed then
-  debit(forgotten(), used, {})
-  outcome = #KEYS > 3 and 2 or 3
-else
-  local lease = cmsgpack.unpack(packed)
-  if lease.x then
-    outcome = 2
-    debit(lease, used, lease.u)
-  else
-    outcome = 1
-    close_lease(lease, used)
-    redis.call('ZREM', leases_key, lease_id)
+elseif not lease or lease.q then
+  local booked = lease
+  lease = forgotten()
+  if booked then
+    lease.m, lease.g = booked.m, booked.g
   end
+  debit(lease, used, {})
+  outcome = #KEYS > 3 and 2 or 3
+elseif lease.x then
+  outcome = 2
+  debit(lease, used, lease.u)
+else
+  outcome = 1
+  close_lease(lease, used)
+  redis.call('ZREM', leases_key, lease_id)
 end
-redis.call('SET', prefix .. lease_id, 'settled', 'PX', SETTLED_TTL_MS)
+bury(prefix, lease_id, lease)
 return outcome

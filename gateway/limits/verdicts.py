@@ -13,7 +13,8 @@ from typing import Literal
 import msgspec
 
 from engine.protocol import Lane
-from gateway.principal import UNLIMITED, Plan, Principal
+from gateway.limits.spending import Spending, counter_keys
+from gateway.principal import UNLIMITED, CapPeriod, Plan, Principal
 
 MAX_PLANS = 4096
 """Different ones at a time, of which the buckets are remembered."""
@@ -27,10 +28,12 @@ ScopeName = Literal["key", "key_model", "model", "client", "project", "org"]
 """`key_model`: what a key may use of a model; `model`: what a project may. `client`: an OAuth
 client."""
 LimitKind = Literal[
-    "tokens", "input_tokens", "output_tokens", "batch_tokens", "requests", "streams"
+    "tokens", "input_tokens", "output_tokens", "batch_tokens", "requests", "streams", "money"
 ]
 BucketKind = Literal["t", "i", "o", "d", "r"]
 """As the scripts name them."""
+UnitKind = Literal["t", "i", "o", "d", "r", "m"]
+"""`m`: money, in nano-USD, which no bucket holds."""
 KINDS: dict[str, LimitKind] = {
     "t": "tokens",
     "i": "input_tokens",
@@ -38,6 +41,7 @@ KINDS: dict[str, LimitKind] = {
     "d": "batch_tokens",
     "r": "requests",
     "s": "streams",
+    "m": "money",
 }
 
 
@@ -51,12 +55,14 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
     input_tokens: int = 0
     output_tokens: int = 0
+    cost_nano: int = 0
+    """Of what was used, where spending is capped."""
 
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
-    def by_kind(self, *, requests: int = 0) -> dict[BucketKind, int]:
+    def by_kind(self, *, requests: int = 0) -> dict[UnitKind, int]:
         """As the scripts read it. Which of a batch's tokens count is the scope's matter: a bucket
         that was not reserved from is left alone."""
         return {
@@ -65,6 +71,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
             "o": self.output_tokens,
             "d": self.tokens,
             "r": requests,
+            "m": self.cost_nano,
         }
 
 
@@ -109,7 +116,8 @@ class ScopeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """The request may run. Without `scopes` nothing limits it and there is no lease."""
+    """The request may run. Without `scopes` and `spending` nothing limits it and there is no
+    lease."""
 
     lease_id: str
     org_id: str
@@ -117,11 +125,16 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     reserved: Units
     max_output_tokens: int
-    """The most it may write."""
+    """The most it may write, which may be less than was asked for: what is left of a cap."""
     scopes: tuple[ScopeLimits, ...]
     state: RateState
+    spending: Spending | None = None
     is_local: bool = False
     """Redis was away, and knows nothing of it."""
+
+    @property
+    def has_lease(self) -> bool:
+        return bool(self.scopes) or self.spending is not None
 
     @property
     def limits_tokens(self) -> bool:
@@ -129,6 +142,15 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
         return not self.is_local and any(
             bucket.kind in "tod" for scope in self.scopes for bucket in scope.buckets
         )
+
+
+def holds_of(admission: Admission) -> list[tuple[str, int]]:
+    """Counters, and what its lease holds of each: for one that must be opened again."""
+    spending = admission.spending
+    if spending is None:
+        return []
+    hold = min(spending.hold_nano, spending.most_nano(admission.max_output_tokens))
+    return [(key, hold) for key in counter_keys(admission.org_id, spending.caps)]
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +163,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_s: float | None
     """None: it can never fit."""
     state: RateState
+    period: CapPeriod | None = None
+    """Of a cap on spending; then `limit` is nano-USD."""
 
 
 class Settlement(Enum):

@@ -52,3 +52,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """For our engine."""
     forward: dict[str, Any] | None = None
     """For an OpenAI-compatible upstream: the client's body as decoded, unknown fields and all."""
+
+
+def bounded_to(request: GenerateRequest, max_output_tokens: int) -> GenerateRequest:
+    """The same, of one that did not say how much may be written: no more than that, over all
+    choices. An upstream is told by the older of the two names, which all of them know."""
+    per_choice = max_output_tokens // request.n
+    if request.prompt is not None:
+        prompt = msgspec.structs.replace(request.prompt, max_tokens=per_choice)
+        return msgspec.structs.replace(request, prompt=prompt)
+    forward = {**(request.forward or {}), "max_tokens": per_choice}
+    return msgspec.structs.replace(request, forward=forward)

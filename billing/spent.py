@@ -1,0 +1,102 @@
+"""What was spent, as the books have it up to a watermark: what counters of spending begin with.
+
+Above: the gateway's limiter. Below: `tables`. Knows no cap and no Redis. Whoever books usage holds
+`BOOKING` shared until its commit, and notes behind it when that was (`usage_events.ingested_at`);
+who adds up holds it alone and reads the same clock first. So what was booked before the watermark
+is in the sums, and nothing else, whatever runs at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.money import Pico
+from billing.tables import AMOUNTS, usage_events, usage_hourly
+
+BOOKING = 0x626F6F6B696E6701
+SHARED = sa.select(sa.func.pg_advisory_xact_lock_shared(BOOKING))
+ALONE = sa.select(sa.func.pg_advisory_xact_lock(BOOKING))
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an org, or of one project or key of it; of whole hours from `start` to `end`."""
+
+    project: str | None = None
+    key: str | None = None
+    start: datetime | None = None
+    end: datetime | None = None
+
+
+class Spent(msgspec.Struct, frozen=True):
+    watermark: float
+    """Unix seconds, by Postgres' clock."""
+    amounts_pico: list[Pico]
+
+
+class Booked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in the books. Moments are Unix seconds."""
+
+    request_id: str
+    org: str
+    project: str
+    key: str
+    admitted_at: float
+    occurred_at: float
+    ingested_at: float
+    amount_pico: Pico
+
+
+async def hold_booking(conn: AsyncConnection) -> None:
+    """Until the transaction ends, nobody adds up what it books."""
+    await conn.execute(SHARED)
+
+
+async def spent(db: AsyncEngine, org: str, accounts: Sequence[Account]) -> Spent:
+    """Raises: what SQLAlchemy raises where Postgres is away."""
+    own, amounts = usage_hourly.c, []
+    total = sum((own[name] for name in AMOUNTS), sa.literal(0))
+    async with db.begin() as conn:
+        await conn.execute(ALONE)
+        watermark = (await conn.execute(sa.select(sa.func.clock_timestamp()))).scalar_one()
+        for account in accounts:
+            found = sa.select(sa.func.coalesce(sa.func.sum(total), 0)).where(own.org == org)
+            if account.project is not None:
+                found = found.where(own.project == account.project)
+            if account.key is not None:
+                found = found.where(own.key == account.key)
+            if account.start is not None:
+                found = found.where(own.hour >= account.start)
+            if account.end is not None:
+                found = found.where(own.hour < account.end)
+            amounts.append(int((await conn.execute(found)).scalar_one()))
+    return Spent(watermark.timestamp(), amounts)
+
+
+async def booked(db: AsyncEngine, ids: Sequence[str]) -> list[Booked]:
+    """Of these events those that tenants are billed for. Raises: as `spent`."""
+    own = usage_events.c
+    amount = sum((own[name] for name in AMOUNTS), sa.literal(0))
+    columns = (own.request_id, own.org, own.project, own.key)
+    moments = (own.admitted_at, own.occurred_at, own.ingested_at)
+    found = sa.select(*columns, *moments, amount.label("amount"))
+    found = found.where(own.id.in_(list(ids)), own.kind == "usage")
+    async with db.connect() as conn:
+        rows = (await conn.execute(found)).all()
+    return [
+        Booked(
+            request_id=row.request_id,
+            org=row.org,
+            project=row.project,
+            key=row.key,
+            admitted_at=row.admitted_at.astimezone(UTC).timestamp(),
+            occurred_at=row.occurred_at.astimezone(UTC).timestamp(),
+            ingested_at=row.ingested_at.astimezone(UTC).timestamp(),
+            amount_pico=int(row.amount),
+        )
+        for row in rows
+    ]

@@ -1,0 +1,52 @@
+"""The books of Postgres, as the limiter's counters ask them.
+
+Above: `app`. Below: `billing.spent`, `limits.counters`, which it joins: billing knows no cap, the
+limiter no table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.spent import Account, booked, spent
+from gateway.limits.counters import BookedRequest
+from gateway.limits.spending import Counter
+
+TIMEOUT_S = 5.0
+
+
+class PostgresBooks:
+    """`db`: of a role that sees every org's rows."""
+
+    def __init__(self, db: AsyncEngine) -> None:
+        self._db = db
+
+    async def spent(self, org_id: str, counters: Sequence[Counter]) -> tuple[float, list[int]]:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                found = await spent(self._db, org_id, [to_account(each) for each in counters])
+        except SQLAlchemyError as error:
+            raise OSError(type(error).__name__) from error
+        return found.watermark, found.amounts_pico
+
+    async def booked(self, event_ids: Sequence[str]) -> Sequence[BookedRequest]:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                rows = await booked(self._db, event_ids)
+        except SQLAlchemyError as error:
+            raise OSError(type(error).__name__) from error
+        return [BookedRequest(**msgspec.structs.asdict(row)) for row in rows]
+
+
+def to_account(counter: Counter) -> Account:
+    return Account(
+        project=counter.owner_id if counter.scope == "project" else None,
+        key=counter.owner_id if counter.scope == "key" else None,
+        start=counter.start,
+        end=counter.end,
+    )

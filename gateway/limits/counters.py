@@ -1,0 +1,271 @@
+"""Counters of spending: how they begin, and how each request comes into each of them once.
+
+Above: `limiter`, and `app`, which hands over what the shipper has booked. Below: `scripts`, and the
+books of Postgres (`Books`). A counter of which Redis knows nothing (a new cap, a new period, a loss
+of data) is not zero: while it stands missing nothing is admitted, and one gateway under a lock
+builds it from what the books say was spent up to a watermark and from what open leases hold.
+
+Why nothing is counted twice or left out. Each request is known by its lease's id, and its record
+says which counter has it, by that counter's watermark. When its event has been booked in Postgres
+its gateway says so (`book`), with the moment: of a counter whose watermark is later, the books had
+it in the sum, and it is taken out if its lease had been settled into it; into one whose watermark
+is earlier it is put, unless its lease was. So in whatever order a loss, a build, a settle and a
+booking come, a moment after its booking each request is in each counter once. Until then it may be
+in none: what was closed and is not booked at the watermark, and whose settle was lost with Redis,
+is missing for as long as the shipper takes. And what requests of other gateways hold that has been
+lost is back when they renew their leases.
+
+Both take less than GRACE_S: each gateway looks for a loss every WATCH_S, and then renews at once. A
+counter is built no sooner than that after a loss, so admitted money exceeds a cap by no more than
+what a gateway has that cannot reach Redis or Postgres meanwhile. Without the wait it is at most
+what was running and what was not yet shipped at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from redis.exceptions import RedisError
+
+from billing.events import UsageEvent
+from gateway.ids import uuid7
+from gateway.limits.epochs import LastUse
+from gateway.limits.keys import org_keys
+from gateway.limits.pipeline import QueueFull
+from gateway.limits.scripts import LimiterUnavailable, Scripts
+from gateway.limits.spending import Counter, counters_of, to_nano
+
+log = logging.getLogger(__name__)
+
+SINCE = "tollgate:since"
+"""When this Redis began to know anything, by its own clock in microseconds; 0: before anything was
+ever used."""
+WATCH_S = 0.5
+GRACE_S = 2.0
+LOCK_MS = 10_000
+POLL_S = 0.05
+MAX_ASKED = 3
+"""How often it may be emptied between two commands."""
+BUILD_TIMEOUT_S = 8.0
+"""Beyond it nobody can say what was spent, and nothing is admitted."""
+BOOK_BATCH = 100
+MAX_UNBOOKED = 100_000
+"""Events that Redis could not be told of; beyond it the oldest are left out of their counters."""
+
+
+class SpentUnknown(Exception):
+    """Nobody can say what was spent, so a hard cap lets nothing pass."""
+
+
+class BookedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Moments are Unix seconds; `ingested_at` and the watermark are of one clock."""
+
+    request_id: str
+    org: str
+    project: str
+    key: str
+    admitted_at: float
+    occurred_at: float
+    ingested_at: float
+    amount_pico: int
+
+
+class Books(Protocol):
+    """What Postgres knows. Both raise OSError where it does not answer."""
+
+    async def spent(self, org_id: str, counters: Sequence[Counter]) -> tuple[float, list[int]]:
+        """A watermark (Unix seconds), and of each counter pico-USD."""
+        ...
+
+    async def booked(self, event_ids: Sequence[str]) -> Sequence[BookedRequest]:
+        """Those of them that a tenant is billed for."""
+        ...
+
+
+class NoBooks:
+    """Where nothing was ever spent."""
+
+    async def spent(self, org_id: str, counters: Sequence[Counter]) -> tuple[float, list[int]]:
+        return 0.0, [0] * len(counters)
+
+    async def booked(self, event_ids: Sequence[str]) -> Sequence[BookedRequest]:
+        return ()
+
+
+class Counters:
+    """One per limiter. `last_use`: None where nothing was ever used."""
+
+    def __init__(
+        self,
+        scripts: Scripts,
+        books: Books,
+        last_use: LastUse,
+        *,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._scripts, self._books, self._last_use = scripts, books, last_use
+        self._grace_s = grace_s
+        self._building: dict[str, asyncio.Task[None]] = {}
+        """By org; the counters that are missing are those of whoever came first, others ask
+        again."""
+        self._unbooked: OrderedDict[str, str] = OrderedDict()
+        """Event id -> org."""
+        self._since: int | None = None
+
+    async def close(self) -> None:
+        for task in list(self._building.values()):
+            task.cancel()
+        await asyncio.gather(*self._building.values(), return_exceptions=True)
+
+    # ---- how they begin
+
+    async def build(
+        self, org_id: str, counters: Sequence[Counter], renew: Callable[[], Awaitable[int]]
+    ) -> None:
+        """Until somebody has made those that are missing. `renew`: lets this gateway's open leases
+        stand in Redis. Raises: SpentUnknown."""
+        task = self._building.get(org_id)
+        if task is None:
+            work = self._build(org_id, counters, renew)
+            task = asyncio.create_task(work, name=f"build counters of {org_id}")
+            self._building[org_id] = task
+            task.add_done_callback(lambda _: self._building.pop(org_id, None))
+        # Shielded: others wait for it too.
+        await asyncio.shield(task)
+
+    async def _build(
+        self, org_id: str, counters: Sequence[Counter], renew: Callable[[], Awaitable[int]]
+    ) -> None:
+        try:
+            async with asyncio.timeout(BUILD_TIMEOUT_S):
+                keys = [counter.key(org_id) for counter in counters]
+                lock, token = f"tollgate:{{{org_id}}}:build", uuid7().hex
+                while await self._are_missing(keys):
+                    await self._wait_for_others()
+                    await renew()
+                    if await self._call("SET", lock, token, "NX", "PX", LOCK_MS) is not None:
+                        await self._from_books(org_id, counters, keys, lock, token)
+                    else:
+                        await asyncio.sleep(POLL_S)
+        except (LimiterUnavailable, OSError) as error:  # TimeoutError is an OSError
+            log.warning("what %s has spent is not known: %r", org_id, error)
+            raise SpentUnknown(org_id) from error
+
+    async def _wait_for_others(self) -> None:
+        """After a loss of data, until all have seen it."""
+        since_us = await self.since_us()
+        if since_us:
+            age_s = (await self._now_us() - since_us) / 1_000_000
+            await asyncio.sleep(max(0.0, self._grace_s - age_s))
+
+    async def _are_missing(self, keys: Iterable[str]) -> bool:
+        found = [await self._call("EXISTS", key) for key in keys]
+        return not all(found)
+
+    async def _from_books(
+        self, org_id: str, counters: Sequence[Counter], keys: list[str], lock: str, token: str
+    ) -> None:
+        watermark, made = 0.0, list[tuple[str, int, int]]()
+        try:
+            watermark, amounts = await self._books.spent(org_id, counters)
+            made += [
+                (key, to_nano(amount), counter.kept_until_ms)
+                for key, amount, counter in zip(keys, amounts, counters, strict=True)
+            ]
+        finally:  # the lock goes, whether or not there is anything to build with
+            asked = (token, round(watermark * 1_000_000), made)
+            await self._scripts.call("build", [*org_keys(org_id), lock, index_key(org_id)], asked)
+        log.info("counters of %s begin with %s nano-USD", org_id, [nano for _, nano, _ in made])
+
+    # ---- how each request comes into each once
+
+    async def book(self, events: Sequence[UsageEvent]) -> None:
+        """Postgres has these. Never raises: what Redis cannot be told now it is told by
+        `book_the_rest`."""
+        for event in events:
+            if event.kind == "usage":
+                self._unbooked[event.id] = event.attempt.org
+        while len(self._unbooked) > MAX_UNBOOKED:
+            dropped, org_id = self._unbooked.popitem(last=False)
+            log.error("the event %s of %s may be missing in its counters", dropped, org_id)
+        try:
+            await self.book_the_rest()
+        except (LimiterUnavailable, OSError) as error:
+            log.debug("counters hear of %d events later: %r", len(self._unbooked), error)
+
+    async def book_the_rest(self) -> None:
+        """Raises: LimiterUnavailable, OSError."""
+        by_org: dict[str, list[str]] = {}
+        for event_id, org_id in list(self._unbooked.items()):
+            by_org.setdefault(org_id, []).append(event_id)
+        for org_id, ids in by_org.items():
+            if self._scripts.is_away:
+                raise LimiterUnavailable("Redis is away")
+            known = {key.decode() for key in await self._call("SMEMBERS", index_key(org_id))}
+            if known:
+                for position in range(0, len(ids), BOOK_BATCH):
+                    await self._book(org_id, ids[position : position + BOOK_BATCH], known)
+            for event_id in ids:
+                self._unbooked.pop(event_id, None)
+
+    async def _book(self, org_id: str, event_ids: Sequence[str], known: set[str]) -> None:
+        asked = []
+        for each in await self._books.booked(event_ids):
+            counters = counters_of(
+                org_id=org_id,
+                project_id=each.project,
+                key_id=each.key,
+                admitted_at=each.admitted_at,
+            )
+            keys = [key for counter in counters if (key := counter.key(org_id)) in known]
+            moments = (round(each.ingested_at * 1_000_000), round(each.occurred_at * 1_000_000))
+            if keys:
+                asked.append((each.request_id, to_nano(each.amount_pico), *moments, keys))
+        if asked:
+            await self._scripts.call("book", org_keys(org_id), asked)
+
+    # ---- a loss of data
+
+    async def has_changed(self) -> bool:
+        """Whether Redis has lost what it knew since this was asked last. Raises:
+        LimiterUnavailable."""
+        before, self._since = self._since, await self.since_us()
+        return before is not None and before != self._since
+
+    async def since_us(self) -> int:
+        """Raises: LimiterUnavailable."""
+        for _ in range(MAX_ASKED):
+            found = await self._call("GET", SINCE)
+            if found is not None:
+                return int(found)
+            await self._call("SET", SINCE, await self._beginning_us(), "NX")
+        raise LimiterUnavailable("Redis forgets what it is told")
+
+    async def _beginning_us(self) -> int:
+        try:
+            if await self._last_use() is None:
+                return 0
+        except Exception as error:  # whatever keeps it from being known, something may have been
+            log.warning("whether anything was ever used is not known: %r", error)
+        return await self._now_us()
+
+    async def _now_us(self) -> int:
+        seconds, microseconds = await self._call("TIME")
+        return int(seconds) * 1_000_000 + int(microseconds)
+
+    async def _call(self, *command: str | int) -> Any:
+        """Raises: LimiterUnavailable."""
+        try:
+            return await self._scripts.pipeline.call(command)
+        except (RedisError, OSError, QueueFull) as error:
+            raise LimiterUnavailable(f"{command[0]}: {type(error).__name__}") from error
+
+
+def index_key(org_id: str) -> str:
+    """The set of its counters."""
+    return f"tollgate:{{{org_id}}}:counters"

@@ -1,0 +1,169 @@
+"""What hard caps on spending mean for one request: which counters it must fit in, and how much of
+each it holds. Pure.
+
+Above: `limiter`, `counters`. Below: `principal`, billing's prices. Counters are nano-USD, rounded
+up; periods are days and months of UTC, and follow the admission.
+
+Held is the worst case: the whole input at the dearest price of any input, and all that may be
+written at the price of output. Settled is what it cost by the same prices. A component that the
+price book leaves out costs nothing until it is priced; the input and the output must have a price,
+or nobody could bound what a request costs (`UnpricedModel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from billing.events import PriceSet
+from gateway.principal import CapPeriod, CapScope, Principal, SpendCap
+
+PICO_PER_NANO = 1000
+MAX_NANO = 2**53 - 1
+"""Up to which Lua counts exactly; no cap is larger (`tenancy.spend_caps`)."""
+MAX_PICO_PER_TOKEN = 10**12
+"""A dollar; `admit.lua` does not say how many tokens of dearer ones fit."""
+KEPT = timedelta(days=2)
+"""A counter outlives its period by so much: requests end later than they begin."""
+SCOPES: tuple[CapScope, ...] = ("key", "project", "org")
+PERIODS: tuple[CapPeriod, ...] = ("day", "month", "total")
+
+
+class UnpricedModel(Exception):
+    """It has no price, and what may be spent is capped: nobody could bound what it costs."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.model = model
+
+
+class Counter(msgspec.Struct, frozen=True):
+    """What one owner spends in one period, `start` to `end` (None: from ever, for ever)."""
+
+    scope: CapScope
+    owner_id: str
+    period: CapPeriod
+    start: datetime | None
+    end: datetime | None
+
+    def key(self, org_id: str) -> str:
+        begun = "" if self.start is None else f":{self.start:%Y-%m-%d}"
+        tag = f"tollgate:{{{org_id}}}:spent"
+        return f"{tag}:{self.scope}:{self.owner_id}:{self.period}{begun}"
+
+    @property
+    def kept_until_ms(self) -> int:
+        """0: for ever."""
+        return 0 if self.end is None else int((self.end + KEPT).timestamp() * 1000)
+
+
+class Cap(msgspec.Struct, frozen=True):
+    counter: Counter
+    amount_nano: int
+
+
+class Spending(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request may cost, and which caps it must fit under."""
+
+    caps: tuple[Cap, ...]
+    input_pico: int
+    """Of a token of the input, at the dearest."""
+    output_pico: int
+    hold_nano: int
+    input_nano: int
+    """Of `hold_nano`."""
+    min_output_tokens: int
+    """The fewest that are worth running it for, where nobody said how many; 0: as many as were
+    asked for, or none."""
+
+    def cost_nano(self, input_tokens: int, output_tokens: int) -> int:
+        """At most; exact is only the bill."""
+        return to_nano(input_tokens * self.input_pico + output_tokens * self.output_pico)
+
+    def most_nano(self, max_output_tokens: int) -> int:
+        """Of what was admitted, if it may write so much."""
+        return self.input_nano + self.cost_nano(0, max_output_tokens)
+
+    def to_script(self) -> tuple[list[int], list[int]]:
+        """What is capped, and what is to be held of it: as `admit.lua` reads them."""
+        amounts = [cap.amount_nano for cap in self.caps]
+        held = [self.hold_nano, self.input_nano, self.output_pico, self.min_output_tokens]
+        return amounts, held
+
+
+def to_nano(pico: int) -> int:
+    """Rounded up."""
+    return -(-pico // PICO_PER_NANO)
+
+
+def counter_of(scope: CapScope, owner_id: str, period: CapPeriod, admitted_at: float) -> Counter:
+    """`admitted_at`: Unix seconds."""
+    if period == "total":
+        return Counter(scope, owner_id, period, None, None)
+    day = datetime.fromtimestamp(admitted_at, UTC).replace(
+        hour=0, minute=0, second=0, microsecond=0
+    )
+    if period == "day":
+        return Counter(scope, owner_id, period, day, day + timedelta(days=1))
+    first = day.replace(day=1)
+    following = (first + timedelta(days=32)).replace(day=1)
+    return Counter(scope, owner_id, period, first, following)
+
+
+def counters_of(
+    *, org_id: str, project_id: str, key_id: str, admitted_at: float
+) -> tuple[Counter, ...]:
+    """All that a request of these could be counted in."""
+    owners: dict[CapScope, str] = {"key": key_id, "project": project_id, "org": org_id}
+    return tuple(
+        counter_of(scope, owners[scope], period, admitted_at)
+        for scope in SCOPES
+        for period in PERIODS
+    )
+
+
+def caps_of(caps: Iterable[SpendCap], admitted_at: float) -> tuple[Cap, ...]:
+    """Of each counter the tightest."""
+    least: dict[Counter, int] = {}
+    for cap in caps:
+        counter = counter_of(cap.scope, cap.owner_id, cap.period, admitted_at)
+        least[counter] = min(cap.amount_nano, least.get(counter, MAX_NANO))
+    return tuple(Cap(counter, amount) for counter, amount in least.items())
+
+
+def dearest_input_pico(prices: PriceSet) -> int:
+    return max(price.pico_per_token for name, price in prices.items() if name != "output")
+
+
+def spending_of(
+    principal: Principal,
+    model: str,
+    prices: PriceSet,
+    *,
+    input_tokens: int,
+    max_output_tokens: int,
+    min_output_tokens: int,
+    admitted_at: float,
+) -> Spending | None:
+    """None: no cap binds it. Raises: UnpricedModel."""
+    caps = caps_of(principal.spend_caps, admitted_at)
+    if not caps:
+        return None
+    if "uncached_input" not in prices or "output" not in prices:
+        raise UnpricedModel(model)
+    input_pico, output_pico = dearest_input_pico(prices), prices["output"].pico_per_token
+    input_total = input_tokens * input_pico
+    return Spending(
+        caps=caps,
+        input_pico=input_pico,
+        output_pico=output_pico,
+        hold_nano=min(MAX_NANO, to_nano(input_total + max_output_tokens * output_pico)),
+        input_nano=min(MAX_NANO, to_nano(input_total)),
+        min_output_tokens=min_output_tokens if output_pico <= MAX_PICO_PER_TOKEN else 0,
+    )
+
+
+def counter_keys(org_id: str, caps: Sequence[Cap]) -> list[str]:
+    return [cap.counter.key(org_id) for cap in caps]
