@@ -183,11 +183,16 @@ def face(
     return Face(status=status, body=body, headers=headers or {}, detail=detail)
 
 
+def rounded_up(amount: float) -> int:
+    """To a whole one, but for what the arithmetic of floats has added."""
+    return math.ceil(round(amount, 6))
+
+
 def retry_headers(delay_s: float) -> dict[str, str]:
     """`retry-after` in whole seconds, rounded up; `retry-after-ms` wins where the SDK knows it."""
     return {
-        "retry-after": str(max(1, math.ceil(delay_s))),
-        "retry-after-ms": str(max(1, math.ceil(delay_s * 1000))),
+        "retry-after": str(max(1, rounded_up(delay_s))),
+        "retry-after-ms": str(max(1, rounded_up(delay_s * 1000))),
         "x-should-retry": "true",
     }
 
@@ -372,7 +377,8 @@ def refused(refusal: Refusal) -> Face:
         message = f"Request too large. {limit} It can never fit; ask for fewer tokens."
     else:
         headers |= retry_headers(refusal.retry_after_s)
-        message = f"{limit} Please try again in {refusal.retry_after_s:.3f}s."
+        wait_ms = rounded_up(refusal.retry_after_s * 1000)
+        message = f"{limit} Please try again in {wait_ms / 1000:.3f}s."
     return face(429, message, refusal.kind, code="rate_limit_exceeded", headers=headers)
 
 
