@@ -142,9 +142,10 @@ def check_stream_options(options: Any, stream: bool) -> bool:
 
 
 def check_price(body: dict[str, Any]) -> None:
-    for name, reason in BILLED_OTHERWISE.items():
-        if body.get(name) is not None:
-            raise refused(name, reason)
+    if not BILLED_OTHERWISE.keys().isdisjoint(body):
+        for name, reason in BILLED_OTHERWISE.items():
+            if body.get(name) is not None:
+                raise refused(name, reason)
     modalities = body.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise refused("modalities", "only text has a price here")
