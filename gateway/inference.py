@@ -31,6 +31,7 @@ from gateway.fleet.replica import (
     PreparedRequest,
     RawBody,
     RawChunk,
+    RawRun,
     Replica,
     ReplicaEvent,
     TextDelta,
@@ -78,7 +79,7 @@ class NotAccepting(Exception):
 class Encoder(Protocol):
     """Events to wire bytes, one instance per request (`wire.openai`)."""
 
-    def encode(self, items: Sequence[TextDelta | RawChunk | RawBody]) -> bytes: ...
+    def encode(self, items: Sequence[TextDelta | RawChunk | RawRun | RawBody]) -> bytes: ...
 
     def finish(self, usage: MeteredUsage) -> bytes: ...
 

@@ -74,6 +74,18 @@ class RawChunk(msgspec.Struct, frozen=True):
     payload: bytes
 
 
+class RawRun(msgspec.Struct, frozen=True):
+    """Such chunks, one behind the other, that differ in one text alone: before, text, after."""
+
+    before: bytes
+    texts: list[bytes]
+    after: bytes
+
+    @property
+    def last(self) -> bytes:
+        return self.before + self.texts[-1] + self.after
+
+
 class RawBody(msgspec.Struct, frozen=True):
     """An upstream's whole `chat.completion`, as JSON under our model name."""
 
@@ -87,7 +99,7 @@ class ReplicaEvent(msgspec.Struct, frozen=True, kw_only=True):
     The last event of an attempt has `finished=True` and its final usage.
     """
 
-    items: tuple[TextDelta | RawChunk | RawBody, ...] = ()
+    items: tuple[TextDelta | RawChunk | RawRun | RawBody, ...] = ()
     usage: MeteredUsage | None = None
     finished: bool = False
     queue_time_s: float | None = None

@@ -40,6 +40,7 @@ from gateway.fleet.replica import (
     MeteredUsage,
     PreparedRequest,
     RawChunk,
+    RawRun,
     ReplicaEvent,
     ReplicaHealth,
 )
@@ -48,7 +49,7 @@ from gateway.fleet.upstream_meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
 from gateway.lanes import Turn
 from gateway.wire.request import GenerateRequest
-from gateway.wire.sse import Event, EventParser, EventTooLarge
+from gateway.wire.sse import END, Event, EventParser, EventTooLarge
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class UpstreamReplica:
         """What waits here, where anything does; an upstream does not say what waits there."""
         return None if self._room is None else self._room.predicted_ttft_s(turn)
 
-    async def stream(
+    def stream(
         self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """`cache_salt` and `turn` have no equivalent over there: whose cache and whose turn it is,
@@ -154,16 +155,10 @@ class UpstreamReplica:
         """
         assert attempt_id not in self._attempts
         tier = None if prepared.request.service_tier is None else turn.tier
-        attempt = self._attempts[attempt_id] = Attempt(prepared, self._clock, tier)
+        attempt = Attempt(attempt_id, prepared, self._clock, tier)
         run = self._stream if prepared.request.stream else self._whole
         room = self._room
-        answer = run(attempt) if room is None else self._in_turn(run, room, turn, attempt)
-        try:
-            async with aclosing(answer) as events:
-                async for event in events:
-                    yield event
-        finally:
-            del self._attempts[attempt_id]
+        return run(attempt) if room is None else self._in_turn(run, room, turn, attempt)
 
     async def abort(self, attempt_id: str) -> None:
         attempt = self._attempts.get(attempt_id)
@@ -183,6 +178,7 @@ class UpstreamReplica:
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """Raises NoPlace, and what `run` raises."""
         place = room.join(turn, attempt.prepared.input_tokens)
+        self._attempts[attempt.id] = attempt
         try:
             if not place.served.is_set():
                 await self._wait(room, place, attempt)
@@ -201,6 +197,7 @@ class UpstreamReplica:
         except Aborted:
             yield ReplicaEvent(finished=True)
         finally:
+            self._let_go(attempt)
             room.leave(place)
 
     async def _wait(self, room: WaitingRoom, place: Place, attempt: Attempt) -> None:
@@ -234,10 +231,10 @@ class UpstreamReplica:
             return max(1, self._context_window - input_tokens), False
         return DEFAULT_MAX_OUTPUT_TOKENS, False
 
-    @asynccontextmanager
-    async def _post(self, attempt: Attempt, timeout_s: float) -> AsyncIterator[Connection]:
-        """The connection once the answer's head is good. Raises ReplicaUnavailable,
-        UpstreamRefused, Aborted."""
+    async def _post(self, attempt: Attempt, timeout_s: float) -> Connection:
+        """The connection once the answer's head is good, to be given back with `_let_go`, whatever
+        comes. Raises ReplicaUnavailable, UpstreamRefused, Aborted."""
+        self._attempts[attempt.id] = attempt
         try:
             connection = self._pool.take_idle()
             if connection is None:
@@ -247,17 +244,20 @@ class UpstreamReplica:
             raise ReplicaOverloaded(f"{self.name}: {error}") from error
         except (HttpError, TimeoutError) as error:
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
-        try:
-            attempt.begin(connection)
-            self._pool.post(connection, attempt.prepared.payload)
-            status, headers = await connection.head(timeout_s)
-            if status != 200:
-                raise await self._refusal(attempt, connection, status, headers)
-            if headers.get("content-encoding", "identity") != "identity":
-                raise ReplicaUnavailable(f"{self.name} compresses, unasked")
-            yield connection
-        finally:
-            attempt.connection = None  # the next one's, from now on
+        attempt.begin(connection)
+        self._pool.post(connection, attempt.prepared.payload)
+        status, headers = await connection.head(timeout_s)
+        if status != 200:
+            raise await self._refusal(attempt, connection, status, headers)
+        if headers.get("content-encoding", "identity") != "identity":
+            raise ReplicaUnavailable(f"{self.name} compresses, unasked")
+        return connection
+
+    def _let_go(self, attempt: Attempt) -> None:
+        """Of its connection, which is the next one's from now on. Idempotent."""
+        self._attempts.pop(attempt.id, None)
+        if attempt.connection is not None:
+            connection, attempt.connection = attempt.connection, None
             self._pool.release(connection)
 
     async def _refusal(
@@ -287,25 +287,27 @@ class UpstreamReplica:
     async def _whole(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
         """One event. Until it is there nothing is lost by trying another replica."""
         try:
-            async with self._post(attempt, BODY_TIMEOUT_S) as connection:
-                item = attempt.meter.read_body(await self._read_body(attempt, connection))
+            connection = await self._post(attempt, BODY_TIMEOUT_S)
+            item = attempt.meter.read_body(await self._read_body(connection))
         except Aborted:
             yield ReplicaEvent(usage=self._guess(attempt), finished=True)
             return
         except (HttpError, TimeoutError, BrokenAnswer) as error:
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}: {error}") from error
+        finally:
+            self._let_go(attempt)
         self._measure(attempt)
         yield ReplicaEvent(items=(item,), usage=attempt.meter.usage, finished=True)
 
-    async def _read_body(self, attempt: Attempt, connection: Connection) -> bytes:
+    async def _read_body(self, connection: Connection) -> bytes:
         pieces: list[bytes] = []
         size_bytes = 0
-        async with attempt.waiting(BODY_TIMEOUT_S):
-            while data := await connection.read(BODY_TIMEOUT_S):
-                pieces.append(data)
-                size_bytes += len(data)
-                if size_bytes > MAX_BODY_BYTES:
-                    raise BrokenAnswer(f"a body of more than {MAX_BODY_BYTES} bytes")
+        expires = time.monotonic() + BODY_TIMEOUT_S
+        while data := await connection.read(expires - time.monotonic()):
+            pieces.append(data)
+            size_bytes += len(data)
+            if size_bytes > MAX_BODY_BYTES:
+                raise BrokenAnswer(f"a body of more than {MAX_BODY_BYTES} bytes")
         return b"".join(pieces)
 
     def _guess(self, attempt: Attempt) -> MeteredUsage | None:
@@ -327,15 +329,23 @@ class UpstreamReplica:
     # ---- an answer as a stream
 
     async def _stream(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
-        """Raises ReplicaUnavailable until something has been yielded, ReplicaLost from then on."""
-        meter = attempt.meter
-        begun = False
+        """What each read brings, without waiting for more. Raises ReplicaUnavailable until
+        something has been yielded, ReplicaLost from then on."""
+        meter, parser = attempt.meter, EventParser()
+        begun = ended = False
         try:
-            async with self._post(attempt, STREAM_IDLE_TIMEOUT_S) as connection:
-                async with aclosing(self._chunks(attempt, connection)) as batches:
-                    async for items in batches:
-                        begun = True
-                        yield ReplicaEvent(items=items, usage=meter.usage)
+            connection = await self._post(attempt, STREAM_IDLE_TIMEOUT_S)
+            while not (meter.done or ended):
+                data = await connection.read(STREAM_IDLE_TIMEOUT_S)
+                ended = not data
+                items, fault = read_all(meter, parser, data)
+                if items:
+                    begun = True
+                    yield ReplicaEvent(items=items, usage=meter.usage)
+                if fault is not None:
+                    raise fault
+            if not ended:
+                await self._to_the_end(connection)
             if not meter.complete:
                 raise BrokenAnswer("the stream broke off")
         except Aborted:
@@ -345,47 +355,54 @@ class UpstreamReplica:
         except (HttpError, TimeoutError, BrokenAnswer, EventTooLarge) as error:
             kind = ReplicaLost if begun else ReplicaUnavailable
             raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
+        finally:
+            self._let_go(attempt)
         self._measure(attempt)
         yield ReplicaEvent(usage=meter.usage, finished=True)
 
-    async def _chunks(
-        self, attempt: Attempt, connection: Connection
-    ) -> AsyncGenerator[tuple[RawChunk, ...], None]:
-        """What each read brought, without waiting for more."""
-        parser = EventParser()
-        while not attempt.meter.done:
-            data = await connection.read(STREAM_IDLE_TIMEOUT_S)
-            items, fault = read_all(attempt.meter, parser.feed(data) if data else parser.close())
-            if items:
-                yield items
-            if fault is not None:
-                raise fault
-            if not data:
-                return
-        await self._to_the_end(connection)
-
     async def _to_the_end(self, connection: Connection) -> None:
+        expires = time.monotonic() + AFTER_DONE_TIMEOUT_S
         try:
-            async with asyncio.timeout(AFTER_DONE_TIMEOUT_S):
-                while await connection.read(AFTER_DONE_TIMEOUT_S):
-                    continue
+            while await connection.read(expires - time.monotonic()):
+                continue
         except (TimeoutError, HttpError) as error:
             log.debug("%s: no clean end after [DONE]: %s", self.name, type(error).__name__)
 
 
 def read_all(
-    meter: UpstreamMeter, events: Sequence[Event]
-) -> tuple[tuple[RawChunk, ...], BrokenAnswer | None]:
-    """What is good is passed on, also where something broken comes right behind it."""
-    items: list[RawChunk] = []
+    meter: UpstreamMeter, parser: EventParser, data: bytes
+) -> tuple[tuple[RawChunk | RawRun, ...], BrokenAnswer | None]:
+    """What came, or with no `data` what ends the stream. What is good is passed on, also where
+    something broken comes right behind it."""
+    items: list[RawChunk | RawRun] = []
+    if not data:
+        return tuple(items), read_events(meter, parser.close(), items)
+    while data:
+        run = meter.read_run(data) if parser.is_between_events else None
+        if run is not None:
+            items.append(run[0])
+            data = data[run[1] :]
+            continue
+        end = data.find(END) if meter.compares else -1
+        size = len(data) if end < 0 else end + len(END)  # one event: the next may be like it
+        fault = read_events(meter, parser.feed(data[:size]), items)
+        if fault is not None:
+            return tuple(items), fault
+        data = data[size:]
+    return tuple(items), None
+
+
+def read_events(
+    meter: UpstreamMeter, events: Sequence[Event], items: list[RawChunk | RawRun]
+) -> BrokenAnswer | None:
     for event in events:
         try:
             item = meter.read_event(event.data)
         except BrokenAnswer as fault:
-            return tuple(items), fault
+            return fault
         if item is not None:
             items.append(item)
-    return tuple(items), None
+    return None
 
 
 class Aborted(Exception):
@@ -395,7 +412,10 @@ class Aborted(Exception):
 class Attempt:
     """One request on its way; `abort` breaks whatever it waits for."""
 
-    def __init__(self, prepared: PreparedRequest, clock: Clock, tier: Tier | None) -> None:
+    def __init__(
+        self, attempt_id: str, prepared: PreparedRequest, clock: Clock, tier: Tier | None
+    ) -> None:
+        self.id = attempt_id
         self.prepared = prepared
         self.meter = UpstreamMeter(
             model=prepared.request.model,

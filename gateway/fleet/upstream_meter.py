@@ -14,13 +14,16 @@ import msgspec
 from msgspec import Meta, Raw
 
 from billing.events import Tier
-from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk
+from gateway.fleet.chunk_form import ChunkForm
+from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, RawRun
 
 BYTES_PER_TOKEN = 5
 """Of text in chunks of several tokens. A little more than English has, so that chunks of one token,
 which are the rule, are counted as chunks; where it errs, it errs for the client."""
 MAX_COUNT = 2**40
 DONE = b"[DONE]"
+MAX_MISSES = 8
+"""Chunks in a row that were not like the one before; then none is compared any more."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None
 
@@ -77,6 +80,24 @@ _decode_usage = msgspec.json.Decoder(UpstreamUsage, strict=False).decode  # some
 _encode = msgspec.json.Encoder().encode
 
 
+def _to_form(data: bytes, shown: bytes, choices: list[_Choice]) -> ChunkForm | None:
+    """None: it has not one text, or ends a choice."""
+    if len(choices) != 1 or choices[0].finish_reason or not choices[0].delta:
+        return None
+    written = [value for _, value in _written(choices[0]) if len(value) > 2]
+    if len(written) != 1 or written[0][:1] != b'"':
+        return None
+    return ChunkForm.of(data, written[0], shown)
+
+
+def _written(choice: _Choice) -> list[tuple[str, bytes]]:
+    """Whatever the model wrote counts, whatever the vendor calls it: content, reasoning,
+    arguments."""
+    fields = choice.delta or choice.message or {}
+    values = ((name, bytes(raw)) for name, raw in fields.items() if name != "role")
+    return [(name, value) for name, value in values if value[:1] in b'"[{']
+
+
 class UpstreamMeter:
     """One attempt. `usage` is monotone but for the step from the estimate to the upstream's own
     count.
@@ -97,6 +118,14 @@ class UpstreamMeter:
         self._finished: set[int] = set()
         self.done = False
         """`[DONE]` was read."""
+        self.form: ChunkForm | None = None
+        """Of the last chunk that was parsed, where it has one and the next are worth comparing."""
+        self._misses = 0
+
+    @property
+    def compares(self) -> bool:
+        """Chunks of this stream are like the one before often enough."""
+        return self._misses <= MAX_MISSES
 
     @property
     def complete(self) -> bool:
@@ -122,9 +151,25 @@ class UpstreamMeter:
             self.done = True
             return None
         chunk, choices = self._open(data)
-        if self._take_usage(chunk) and not choices:
+        tells_usage = self._take_usage(chunk)
+        if tells_usage and not choices:
             return None
-        return RawChunk(self._close(chunk))
+        shown = self._close(chunk)
+        self._misses += 1
+        self.form = None
+        if self.compares and not tells_usage:
+            self.form = _to_form(data, shown, choices)
+        return RawChunk(shown)
+
+    def read_run(self, stream: bytes) -> tuple[RawRun, int] | None:
+        """Of a stream that begins with an event: chunks like the one before, and the bytes that
+        they took. None: the next event has to be parsed."""
+        if self.form is None or self.done or (run := self.form.take(stream)) is None:
+            return None
+        self._misses = 0
+        self._num_new_chunks += len(run.texts) - run.texts.count(b"")
+        self._new_bytes += sum(map(len, run.texts))
+        return RawRun(self.form.shown_before, run.texts, self.form.shown_after), run.size_bytes
 
     def read_body(self, data: bytes) -> RawBody:
         """A whole `chat.completion`. Raises BrokenAnswer."""
@@ -149,20 +194,14 @@ class UpstreamMeter:
         return found, choices
 
     def _count(self, choice: _Choice) -> None:
-        """Whatever the model wrote counts, whatever the vendor calls it: content, reasoning,
-        arguments.
-        """
-        written = choice.delta or choice.message or {}
-        size = sum(
-            len(value) - 2  # quotes or brackets
-            for name, value in ((name, bytes(raw)) for name, raw in written.items())
-            if name != "role" and value[:1] in b'"[{'
-        )
-        if size:
-            self._num_new_chunks += 1
-            self._new_bytes += size
+        self._note(sum(len(value) - 2 for _, value in _written(choice)))  # quotes or brackets
         if choice.finish_reason:
             self._finished.add(choice.index)
+
+    def _note(self, size_bytes: int) -> None:
+        if size_bytes:
+            self._num_new_chunks += 1
+            self._new_bytes += size_bytes
 
     def _take_usage(self, found: dict[str, Raw]) -> bool:
         """Keep it where it says something; False where there is none."""

@@ -6,12 +6,16 @@ Payloads are bytes; whether they are UTF-8 is for the one who reads them to say.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 """Of one line, and of one event's data. A completion chunk has a few hundred."""
 
-DONE = b"data: [DONE]\n\n"
+DATA, END = b"data: ", b"\n\n"
+BETWEEN = END + DATA
+"""Two events of one line each."""
+DONE = DATA + b"[DONE]" + END
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -27,6 +31,11 @@ class Event(NamedTuple):
 def encode(data: bytes) -> bytes:
     """One unnamed event."""
     return b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
+
+
+def encode_run(before: bytes, texts: Sequence[bytes], after: bytes) -> bytes:
+    """An event for each text. Nothing of it holds a line feed."""
+    return DATA + before + (after + BETWEEN + before).join(texts) + after + END
 
 
 class EventParser:
@@ -60,13 +69,23 @@ class EventParser:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         events = []
         *ended, rest = chunk.split(b"\n")
-        for piece in ended:
-            self._extend_line(piece)
-            event = self._end_line()
-            if event is not None:
-                events.append(event)
+        for line in ended:
+            if self._line or self._at_start or len(line) > self._max_event_bytes:
+                self._extend_line(line)
+                line = self._take_line()
+            if line:
+                self._read_field(line)
+            elif self._data or self._name:
+                event = self._dispatch()
+                if event is not None:
+                    events.append(event)
         self._extend_line(rest)
         return events
+
+    @property
+    def is_between_events(self) -> bool:
+        """What comes next is the beginning of a line that begins an event."""
+        return not (self._line or self._data or self._name or self._at_start or self._after_cr)
 
     def close(self) -> list[Event]:
         """The stream has ended. Its last event counts even where the blank line behind it is
@@ -81,25 +100,25 @@ class EventParser:
             if self._line_bytes > self._max_event_bytes:
                 raise EventTooLarge(f"a line of more than {self._max_event_bytes} bytes")
 
-    def _end_line(self) -> Event | None:
+    def _take_line(self) -> bytes:
         line = b"".join(self._line)
         self._line.clear()
         self._line_bytes = 0
         if self._at_start:
             line = line.removeprefix(BYTE_ORDER_MARK)
             self._at_start = False
-        if not line:
-            return self._dispatch()
+        return line
+
+    def _read_field(self, line: bytes) -> None:
         field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
         if field == b"data":
+            value = value.removeprefix(b" ")
             self._data.append(value)
             self._data_bytes += len(value) + 1
             if self._data_bytes > self._max_event_bytes:
                 raise EventTooLarge(f"an event of more than {self._max_event_bytes} bytes")
         elif field == b"event":
-            self._name = value
-        return None
+            self._name = value.removeprefix(b" ")
 
     def _dispatch(self) -> Event | None:
         data, name = self._data, self._name

@@ -14,14 +14,14 @@ from typing import Protocol
 import msgspec
 
 from billing.events import Tier
-from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, TextDelta, TokenInfo
+from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, RawRun, TextDelta, TokenInfo
 from gateway.wire import sse
 from gateway.wire.openai import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from gateway.wire.request import GenerateRequest
 
 _encode = msgspec.json.Encoder().encode
 
-Items = Sequence[TextDelta | RawChunk | RawBody]
+Items = Sequence[TextDelta | RawChunk | RawRun | RawBody]
 
 
 class ChatEncoder(Protocol):
@@ -217,13 +217,17 @@ class RawStream:
     def encode(self, items: Items) -> bytes:
         chunks: list[bytes] = []
         for item in items:
-            assert isinstance(item, RawChunk)
-            self._last = item.payload
-            payload = item.payload
-            if self._include_usage:
-                payload = payload[:-1] + b',"usage":null}'
-            chunks.append(sse.encode(payload))
+            if isinstance(item, RawRun):
+                self._last = item.last
+                chunks.append(sse.encode_run(item.before, item.texts, self._closed(item.after)))
+            else:
+                assert isinstance(item, RawChunk)
+                self._last = item.payload
+                chunks.append(sse.encode(self._closed(item.payload)))
         return b"".join(chunks)
+
+    def _closed(self, payload: bytes) -> bytes:
+        return payload[:-1] + b',"usage":null}' if self._include_usage else payload
 
     def finish(self, usage: MeteredUsage) -> bytes:
         if not self._include_usage:

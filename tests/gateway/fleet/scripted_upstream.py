@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.fleet.replica import MeteredUsage, RawChunk, ReplicaEvent
+from gateway.fleet.replica import MeteredUsage, RawChunk, RawRun, ReplicaEvent
 from gateway.fleet.upstream import UpstreamReplica
 from gateway.wire.request import GenerateRequest
 
@@ -182,8 +182,13 @@ async def run(
 
 
 def chunks(events: list[ReplicaEvent]) -> list[Any]:
-    items = [item for event in events for item in event.items]
-    return [json.loads(item.payload) for item in items if isinstance(item, RawChunk)]
+    payloads: list[bytes] = []
+    for item in (item for event in events for item in event.items):
+        if isinstance(item, RawRun):
+            payloads += [item.before + text + item.after for text in item.texts]
+        elif isinstance(item, RawChunk):
+            payloads.append(item.payload)
+    return [json.loads(payload) for payload in payloads]
 
 
 def texts(events: list[ReplicaEvent]) -> list[str]:
