@@ -4,6 +4,7 @@ and tenant, as long as their deadlines say, and leave nothing behind."""
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
@@ -141,6 +142,66 @@ async def test_who_leaves_while_waiting_frees_the_place_and_costs_nothing(
     assert (await waiters[2])[-1].usage == COUNTED, "the place that came free was its"
     assert len(upstream.exchanges) == 2 and room.backlog == 0.0
     room.check_integrity()
+
+
+async def test_random_leavers_leave_an_empty_room(
+    upstream: Upstream, make_replica: Make, chat: Chat
+) -> None:
+    """Cut off, cancelled and late, at any moment, waiting or served."""
+    rng = random.Random(2)
+
+    async def takes_its_time(exchange: Exchange) -> None:
+        await asyncio.sleep(rng.random() * 0.004)
+        await (good_stream if exchange.body.get("stream") else whole)(exchange)
+
+    upstream.script = takes_its_time
+    room = WaitingRoom(3)
+    replica = make_replica(room=room)
+    ended: Counter[str] = Counter()
+
+    async def client(name: str) -> None:
+        turn = Turn(
+            lane=rng.choice(sorted(LANE_WEIGHTS)),
+            tenant=rng.choice("ab"),
+            deadline_s=rng.choice([None, None, 0.01]),
+        )
+        asking = asyncio.create_task(ask(replica, chat(stream=rng.random() < 0.5), name, turn))
+        how = rng.choice(["stays", "is cut off", "is cancelled"])
+        if how != "stays":
+            await asyncio.sleep(rng.random() * 0.05)
+            ended[f"{how} {'too late' if asking.done() else 'in time'}"] += 1
+            await replica.abort(name) if how == "is cut off" else asking.cancel()
+        (outcome,) = await asyncio.gather(asking, return_exceptions=True)
+        room.check_integrity()
+        if isinstance(outcome, list):
+            assert outcome[-1].finished
+            ended["had an answer" if outcome[-1].usage == COUNTED else "had none"] += 1
+        else:
+            assert isinstance(outcome, NoPlace | asyncio.CancelledError), repr(outcome)
+            ended[type(outcome).__name__] += 1
+
+    for wave in range(8):
+        await asyncio.gather(*(client(f"{wave}-{number}") for number in range(40)))
+        assert sum(room.num_waiting.values()) == sum(room.num_served.values()) == 0
+        assert room.backlog == 0.0 and replica._attempts == {}
+    wanted = ("NoPlace", "CancelledError", "had an answer", "had none", "is cut off in time")
+    assert min(ended[each] for each in wanted) > 10, ended
+
+
+async def test_what_waits_here_is_what_is_predicted(
+    upstream: Upstream, make_replica: Make, chat: Chat
+) -> None:
+    turn, room = Turn(), WaitingRoom(1)
+    bounded, free = make_replica(room=room), make_replica()
+    prepared = await bounded.prepare(chat())
+    assert free.predicted_ttft_s(prepared, turn) is None, "nothing waits here, nobody knows"
+    upstream.script = whole
+    await ask(bounded, chat(), "a", turn)
+    assert bounded.predicted_ttft_s(prepared, turn) == 0.0
+    held = room.join(turn, 1)
+    predicted = bounded.predicted_ttft_s(prepared, turn)
+    assert predicted is not None and 0.0 < predicted < 5.0, "as long as the one before took"
+    room.leave(held)
 
 
 async def test_an_upstream_that_fails_gives_its_place_back(
