@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from engine.fairness import INPUT_COST, FairShare
 from engine.lanes import LaneLimits, Lanes
-from engine.pace import LONG_PROMPT, Pace
+from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
 from engine.protocol import Lane
 from engine.running import Running
@@ -173,7 +173,7 @@ class Planner:
 
     def _put_chunk(self, step: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
         step.put(seq, num_new_tokens)
-        if _is_long(seq):
+        if seq.is_long:
             step.long_budget -= num_new_tokens
         charged = min(step.scheduled[seq.order].end, seq.num_prompt_tokens)
         if charged > seq.num_charged_tokens:
@@ -186,7 +186,7 @@ class Planner:
         will not be through leaves a part to a shorter one behind it."""
         missing = seq.num_missing
         room = self._room(step, seq.lane)
-        if _is_long(seq):
+        if seq.is_long:
             room = max(0, min(room, step.long_budget))
         if missing <= room:
             return missing
@@ -215,12 +215,12 @@ class Planner:
             if not entry.answers:
                 seq = entry.seq
                 more = self._room(step, seq.lane)
-                if _is_long(seq):
+                if seq.is_long:
                     more = max(0, min(more, step.long_budget))
                 num_new_tokens = min(seq.num_missing, entry.num_new_tokens + more)
                 if self._cache.grow(seq, entry.start + num_new_tokens):
                     step.remove(seq)
-                    step.long_budget += entry.num_new_tokens * _is_long(seq)
+                    step.long_budget += entry.num_new_tokens * seq.is_long
                     self._put_chunk(step, seq, num_new_tokens)
 
     def _pressed(self, step: StepPlan) -> dict[Lane, int]:
@@ -353,8 +353,3 @@ class Planner:
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
             self._on_start(seq)
-
-
-def _is_long(seq: Sequence) -> bool:
-    """Once it runs that does not change."""
-    return seq.num_prompt_tokens - (seq.num_cached_tokens or 0) > LONG_PROMPT

@@ -77,6 +77,15 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
     prompt_tokens: dict[Lane, int] = {}
     """Computed of prompts, in lanes of which some prompts have to wait."""
 
+    @property
+    def num_long_tokens(self) -> int:
+        """In chunks of long prompts."""
+        return sum(
+            entry.num_new_tokens
+            for entry in self.scheduled
+            if not entry.decodes and entry.seq.is_long
+        )
+
 
 class StepPlan:
     """A step's batch while schedule() fills it."""

@@ -35,6 +35,9 @@ FREED = -1
 entry stays, so that entry i always stands for tokens [i * block_size, (i + 1) * block_size)."""
 
 
+LONG_PROMPT = 4096
+"""Tokens that are not cached; what is shorter is over in a few steps."""
+
 Key = tuple[str, int]
 """A choice by its request's id and its index."""
 SampledTokens = list[tuple[int, TokenLogprobs | None]]
@@ -170,6 +173,11 @@ class Sequence:
     @property
     def embeds(self) -> bool:
         return self.pooling is not None
+
+    @property
+    def is_long(self) -> bool:
+        """Of its prompt; once it runs that does not change."""
+        return self.num_prompt_tokens - (self.num_cached_tokens or 0) > LONG_PROMPT
 
     @property
     def num_missing(self) -> int:

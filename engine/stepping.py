@@ -147,7 +147,8 @@ class Stepper:
         parts = step.parts
         decodes, num_prompt_tokens = parts.decodes, parts.num_prompt_tokens
         if step.is_usual and parts.num_verified == 0:
-            self._scheduler.pace.observe(len(decodes), num_prompt_tokens, step_s)
+            pace = self._scheduler.pace
+            pace.observe(len(decodes), num_prompt_tokens, step_s, parts.num_long_tokens)
         else:
             self._scheduler.pace.overlook(len(decodes))
         if self._guesser is not None:
@@ -162,12 +163,15 @@ class _Parts:
     decodes: list[ScheduledSequence]
     num_verified: int
     num_prompt_tokens: int
+    num_long_tokens: int
 
     @staticmethod
     def of(output: SchedulerOutput) -> _Parts:
         decodes = [entry for entry in output.scheduled if entry.decodes]
         num_verified = sum(len(entry.draft_token_ids) for entry in decodes)
-        return _Parts(decodes, num_verified, output.num_tokens - len(decodes) - num_verified)
+        num_prompt_tokens = output.num_tokens - len(decodes) - num_verified
+        num_long_tokens = output.num_long_tokens if num_prompt_tokens else 0
+        return _Parts(decodes, num_verified, num_prompt_tokens, num_long_tokens)
 
 
 def _part(output: SchedulerOutput, entries: list[ScheduledSequence]) -> SchedulerOutput:

@@ -19,9 +19,9 @@ import msgspec
 from bench.record import record
 from bench.sim.cost import FOLDER, Cost, floor, load, save
 from bench.sim.orderings import FAIR, ORDERINGS
-from bench.sim.report import Report, report
-from bench.sim.scenarios import SCENARIOS, short
-from bench.sim.world import World
+from bench.sim.report import Report, moved, report
+from bench.sim.scenarios import SCENARIOS, Scenario, short
+from bench.sim.world import Session, World
 
 COST = FOLDER / "cost_penny-cpu.json"
 SIZE = 3000
@@ -58,8 +58,8 @@ def main() -> None:
         names = arguments.scenarios or list(SCENARIOS)
         # A prompt of a million tokens would take a CPU the better part of a day.
         costs = dict.fromkeys(names, cost)
-        if arguments.cost is None and "long" in costs:
-            costs["long"] = floor()
+        if arguments.cost is None:
+            costs |= {name: floor() for name in names if name.startswith("long")}
         result, name = _compare(costs, arguments.seed, arguments.size), "sim"
     if arguments.record:
         print(f"recorded in {record(name, result)}")
@@ -112,16 +112,29 @@ def _compare(costs: Mapping[str, Cost], seed: int, size: int) -> dict[str, Any]:
             took_s = time.process_time() - began_s
             found[ordering.name] = msgspec.to_builtins(outcome)
             print("\n".join(table(ordering.name, outcome)) + f"   ({took_s:.1f} s to simulate)")
+            if scenario.without is not None and ordering is FAIR:
+                found["moved"] = _hold_against(scenario, scenario.without, cost, outcome)
         result[name] = found
     return result
 
 
+def _hold_against(
+    scenario: Scenario, without: list[Session], cost: Cost, beside: Report
+) -> dict[str, float]:
+    alone = report(World(cost, FAIR, scenario.setup).run(without, scenario.horizon_s))
+    found = moved("interactive", beside, alone)
+    said = ", ".join(f"{name.removesuffix('_s')} {times:.2f}" for name, times in found.items())
+    print(f"    interactive, times what it is without: {said}")
+    print(f"    ({scenario.note})")
+    return found
+
+
 def table(name: str, outcome: Report) -> list[str]:
-    head = "requests    done  TTFT p50      p99  TPOT p50      p99  good/s    good"
+    head = "requests    done  TTFT p50      p99  TPOT p50      p99  ITL p99  good/s    good"
     lines = [f"  {name:<12} {head}"]
     for lane, row in outcome.lanes.items():
         ttft = f"{row.ttft_p50_s:9.3f} {row.ttft_p99_s:8.3f}"
-        tpot = f"{row.tpot_p50_s:9.4f} {row.tpot_p99_s:8.4f}"
+        tpot = f"{row.tpot_p50_s:9.4f} {row.tpot_p99_s:8.4f} {row.itl_p99_s:8.4f}"
         good = f"{row.goodput_per_s:7.2f} {row.goodput:7.1%}"
         lines.append(f"    {lane:<11} {row.requests:7d} {row.done:7d} {ttft} {tpot} {good}")
     lines.append(

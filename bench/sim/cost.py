@@ -4,9 +4,11 @@ Above: `world.py` and `fit.py`. Below: the engine's `schedule.py`; `bench.gpu.fl
 
     seconds = step + decode * decodes + prompt_token * prompt tokens
             + context_token * context tokens of decodes + pair * pairs of prompts
+            + chunk_context_token * context tokens of chunks
 
 A decode reads all its context once. A token of a prompt is paired with each one before it; what a
-pair takes there is a constant of its own, for a chunk reads its context once for all its tokens.
+pair takes there is a constant of its own, for a chunk reads its context once for all its tokens:
+that it does so is the last term, of which a processor, slow at pairs, has none.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ class Parts(msgspec.Struct, frozen=True):
     prompt_tokens: int
     context_tokens: int
     pairs: float
+    chunk_context_tokens: int = 0
 
     @staticmethod
     def of(scheduled: Iterable[ScheduledSequence]) -> Parts:
-        decodes = prompt_tokens = context_tokens = 0
+        decodes = prompt_tokens = context_tokens = chunk_context_tokens = 0
         pairs = 0.0
         for entry in scheduled:
             num_tokens, start = entry.num_new_tokens, entry.start
@@ -43,8 +46,9 @@ class Parts(msgspec.Struct, frozen=True):
                 context_tokens += start + 1
             else:
                 prompt_tokens += num_tokens
+                chunk_context_tokens += start
                 pairs += num_tokens * (start + (num_tokens + 1) / 2)
-        return Parts(decodes, prompt_tokens, context_tokens, pairs)
+        return Parts(decodes, prompt_tokens, context_tokens, pairs, chunk_context_tokens)
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_s: float
     context_token_s: float
     pair_s: float
+    chunk_context_token_s: float = 0.0
     fitted: dict[str, Any] = {}
     """To what and where, for who reads the file."""
 
@@ -65,6 +70,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
             + self.prompt_token_s * parts.prompt_tokens
             + self.context_token_s * parts.context_tokens
             + self.pair_s * parts.pairs
+            + self.chunk_context_token_s * parts.chunk_context_tokens
         )
 
     def request_s(self, prompt: int, answer: int, *, cached: int = 0, beside: int = 32) -> float:
@@ -94,6 +100,7 @@ def floor(roofline: Roofline = H200, shape: Shape | None = None) -> Cost:
         decode_s=2 * weights / flops,
         prompt_token_s=2 * shape.layer_parameters / flops,
         context_token_s=shape.kv_bytes(1, 2) / roofline.bytes_per_s,
+        chunk_context_token_s=shape.kv_bytes(1, 2) / roofline.bytes_per_s,
         pair_s=4 * shape.num_heads * shape.head_dim * shape.num_layers / flops,
         fitted={"computed": "from the roofline of an H200, for Llama-3.1-8B in bfloat16"},
     )

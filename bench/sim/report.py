@@ -7,7 +7,7 @@ first token by then has waited for so long at least, and counts as that.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -38,6 +38,8 @@ class LaneReport(msgspec.Struct, frozen=True):
     ttft_p99_s: float
     tpot_p50_s: float
     tpot_p99_s: float
+    itl_p99_s: float
+    """Of the time from one token to the next, over all of them."""
     goodput_per_s: float
     """Requests done within their SLO."""
     goodput: float
@@ -60,7 +62,10 @@ def report(outcome: Outcome) -> Report:
         if fates:
             by_lane[lane] = fates
     return Report(
-        lanes={lane: _lane(fates, SLOS[lane], outcome) for lane, fates in by_lane.items()},
+        lanes={
+            lane: _lane(fates, outcome.gaps_s[lane], SLOS[lane], outcome)
+            for lane, fates in by_lane.items()
+        },
         jain=_fairness(outcome.fates),
         utilisation=outcome.busy_s / outcome.horizon_s,
         steps=outcome.num_steps,
@@ -68,15 +73,24 @@ def report(outcome: Outcome) -> Report:
     )
 
 
-def percentile(values: list[float], part: float) -> float:
+def moved(lane: Lane, beside: Report, without: Report) -> dict[str, float]:
+    """How many times as long it takes from token to token in a lane."""
+    by, than = beside.lanes[lane], without.lanes[lane]
+    return {
+        name: getattr(by, name) / getattr(than, name)
+        for name in ("tpot_p50_s", "tpot_p99_s", "itl_p99_s")
+    }
+
+
+def percentile(values: Iterable[float], part: float) -> float:
     """The smallest that so many are not above; 0 of none."""
-    if not values:
-        return 0.0
     ranked = sorted(values)
+    if not ranked:
+        return 0.0
     return ranked[max(0, -int(-part * len(ranked) // 1) - 1)]
 
 
-def _lane(fates: list[Fate], slo: Slo, outcome: Outcome) -> LaneReport:
+def _lane(fates: list[Fate], gaps_s: Iterable[float], slo: Slo, outcome: Outcome) -> LaneReport:
     end_s = outcome.horizon_s
     ttft = [(end_s if f.first_s is None else f.first_s) - f.arrival_s for f in fates]
     tpot = [_tpot_s(fate) for fate in fates if fate.said > 1]
@@ -89,6 +103,7 @@ def _lane(fates: list[Fate], slo: Slo, outcome: Outcome) -> LaneReport:
         ttft_p99_s=percentile(ttft, 0.99),
         tpot_p50_s=percentile(tpot, 0.5),
         tpot_p99_s=percentile(tpot, 0.99),
+        itl_p99_s=percentile(gaps_s, 0.99),
         goodput_per_s=good / end_s,
         goodput=good / judged if judged else 0.0,
     )

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bench.sim.cost import Cost
+from bench.sim.cost import Cost, Parts
 from bench.sim.world import Session, Setup, Turn
 from engine.protocol import Lane
 
 LONG_PROMPT = 1_000_000
-LONG_TIMES = 3
+LONG_TIMES = 6
 """As long as it takes alone: beside decodes a long prompt has less than half of the machine."""
+LONG_ANSWER = 64
 NUM_CHATS = 8
 """Tenants that chat."""
 _DAYS = 2
@@ -30,6 +31,10 @@ class Scenario:
     sessions: list[Session]
     horizon_s: float
     setup: Setup
+    without: list[Session] | None = None
+    """The others, to be held against them beside what the scenario is about."""
+    note: str = ""
+    """What no order of things can change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +133,10 @@ def swarm(cost: Cost, seed: int, size: int) -> Scenario:
 
 def long_prompt(cost: Cost, seed: int, size: int, *, length: int = LONG_PROMPT) -> Scenario:
     """size is not looked at: there are as many chats as come while the prompt is computed."""
-    alone_s = cost.request_s(length, 64)
-    setup = Setup(num_blocks=length // 16 + 8192, max_model_len=length + 64)
+    alone_s = cost.request_s(length, LONG_ANSWER)
+    setup = Setup(num_blocks=length // 16 + 8192, max_model_len=length + LONG_ANSWER)
     scenario = _scenario(
-        "long",
+        f"long{length}",
         f"a prompt of {length:,} tokens among chats at 0.1",
         [_chats(0.1)],
         cost,
@@ -139,9 +144,19 @@ def long_prompt(cost: Cost, seed: int, size: int, *, length: int = LONG_PROMPT) 
         horizon_s=alone_s * LONG_TIMES,
         setup=setup,
     )
-    writer = Session(alone_s * 0.05, "agentic", "writer", (Turn(length, 64),))
-    scenario.sessions.append(writer)
-    return scenario
+    writer = Session(alone_s * 0.05, "agentic", "writer", (Turn(length, LONG_ANSWER),))
+    read_s, decode_s = cost.chunk_context_token_s * length, cost.of(Parts(1, 0, 256, 0.0))
+    return replace(
+        scenario,
+        sessions=[*scenario.sessions, writer],
+        without=scenario.sessions,
+        note=f"at its end a chunk of it takes {1000 * read_s:.1f} ms to read what comes before,"
+        f" and a step without any {1000 * decode_s:.1f} ms",
+    )
+
+
+def long_100k(cost: Cost, seed: int, size: int) -> Scenario:
+    return long_prompt(cost, seed, size, length=100_000)
 
 
 def diurnal(cost: Cost, seed: int, size: int) -> Scenario:
@@ -168,5 +183,6 @@ SCENARIOS: dict[str, Callable[[Cost, int, int], Scenario]] = {
     "flood": flood,
     "swarm": swarm,
     "long": long_prompt,
+    "long-100k": long_100k,
     "diurnal": diurnal,
 }

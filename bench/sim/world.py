@@ -11,6 +11,7 @@ engine.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -92,6 +93,10 @@ class Outcome:
     num_steps: int = 0
     num_preemptions: int = 0
     busy_s: float = 0.0
+    gaps_s: dict[Lane, array[float]] = field(
+        default_factory=lambda: {lane: array("d") for lane in LANE_WEIGHTS}
+    )
+    """Between two tokens of a turn."""
 
 
 class World:
@@ -132,7 +137,7 @@ class World:
                 self.now_s = coming[0][0]
                 continue
             for output in self._step(outcome):
-                fate = self._hear(output)
+                fate = self._hear(output, outcome.gaps_s)
                 if fate.is_done and fate.turn + 1 < len(fate.session.turns):
                     number, turn = int(output.request_id.partition(".")[0]), fate.turn + 1
                     at_s = self.now_s + fate.session.turns[turn].after_s
@@ -175,16 +180,19 @@ class World:
         self.now_s += step_s
         outcome.num_steps += 1
         outcome.busy_s += step_s
-        scheduler.pace.observe(parts.decodes, parts.prompt_tokens, step_s)
+        num_long_tokens = output.num_long_tokens if parts.prompt_tokens else 0
+        scheduler.pace.observe(parts.decodes, parts.prompt_tokens, step_s, num_long_tokens)
         return scheduler.update(output, {e.key: _SAID for e in output.scheduled if e.samples})
 
-    def _hear(self, output: EngineOutput) -> Fate:
+    def _hear(self, output: EngineOutput, gaps_s: dict[Lane, array[float]]) -> Fate:
         name = output.request_id
         fate = self.open[name]
         if fate.first_s is None:
             fate.first_s = self.now_s
             fate.cached = output.usage.cached_tokens
             fate.num_computed = fate.asked.prompt - fate.cached
+        else:
+            gaps_s[fate.session.lane].append(self.now_s - fate.last_s)
         fate.last_s = self.now_s
         fate.said += 1
         if output.finished:

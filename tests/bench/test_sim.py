@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,15 +14,15 @@ from bench.gpu.models import LLAMA_8B, shape_of
 from bench.sim.__main__ import main
 from bench.sim.cost import Cost, Parts, floor, load, save
 from bench.sim.orderings import FAIR, FCFS, ORDERINGS, STRICT, Ordering
-from bench.sim.report import Report, jain, max_min, percentile, report
+from bench.sim.report import Report, jain, max_min, moved, percentile, report
 from bench.sim.scenarios import SCENARIOS, Scenario, flood, long_prompt
 from bench.sim.world import Session, Setup, Turn, World
 
 COST = Cost(step_s=4e-3, decode_s=2e-4, prompt_token_s=1e-4, context_token_s=3e-7, pair_s=1e-10)
 
 
-def simulate(scenario: Scenario, ordering: Ordering) -> Report:
-    return report(World(COST, ordering, scenario.setup).run(scenario.sessions, scenario.horizon_s))
+def simulate(scenario: Scenario, ordering: Ordering, cost: Cost = COST) -> Report:
+    return report(World(cost, ordering, scenario.setup).run(scenario.sessions, scenario.horizon_s))
 
 
 def test_a_flood_of_batch_leaves_those_who_chat_alone() -> None:
@@ -68,11 +69,14 @@ def test_every_scenario_starts(name: str) -> None:
     assert longest <= scenario.setup.max_model_len
 
 
-def test_a_long_prompt_is_computed_beside_chats() -> None:
-    scenario = long_prompt(COST, 1, 0, length=20_000)
-    found = simulate(scenario, FAIR).lanes
-    assert found["agentic"].done == 1
-    assert 0 < found["interactive"].done <= found["interactive"].requests
+def test_a_long_prompt_is_computed_beside_chats_and_moves_none_of_them_by_half() -> None:
+    scenario = long_prompt(floor(), 1, 0, length=100_000)
+    beside = simulate(scenario, FAIR, floor())
+    assert beside.lanes["agentic"].done == 1
+    assert 0 < beside.lanes["interactive"].done <= beside.lanes["interactive"].requests
+    assert scenario.without is not None and len(scenario.without) > 100
+    alone = simulate(replace(scenario, sessions=scenario.without), FAIR, floor())
+    assert 1 < max(moved("interactive", beside, alone).values()) <= 1.5
 
 
 def test_an_agents_turns_find_what_was_said_in_the_cache() -> None:
@@ -114,5 +118,5 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: ob
     main()
     assert isinstance(capsys, pytest.CaptureFixture)
     said = capsys.readouterr().out
-    assert len(re.findall(r"^    interactive +\d+ +\d+( +[0-9.]+%?){6}$", said, re.MULTILINE)) == 3
+    assert len(re.findall(r"^    interactive +\d+ +\d+( +[0-9.]+%?){7}$", said, re.MULTILINE)) == 3
     assert said.count("Jain") == 3

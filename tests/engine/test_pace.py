@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -77,13 +78,23 @@ def test_a_slower_machine_is_noticed() -> None:
 # A long prompt beside others' decodes, on virtual time
 
 
-def intervals(pace: Pace, prompt: int, *, base: float, each: float, token: float) -> list[float]:
+def intervals(
+    pace: Pace,
+    prompt: int,
+    *,
+    base: float,
+    each: float,
+    token: float,
+    twice_after: int = 50_000,
+    reading: float = 0.0,
+) -> list[float]:
     """Seconds between two tokens of those that decode, from the step on in which another tenant's
     prompt arrives until it is computed (and for 600 steps without one). A token of the prompt takes
-    the longer the more come before it."""
+    the longer the more come before it, and a chunk takes `reading` for each of those, whatever its
+    size."""
     clock, rng = Clock(), random.Random(3)
     scheduler = make(
-        2000, block_size=64, max_num_batched_tokens=2048, max_model_len=120_000,
+        4000, block_size=64, max_num_batched_tokens=2048, max_model_len=120_000,
         clock=clock, pace=pace,
     )  # fmt: skip
     for number in range(6):
@@ -98,10 +109,11 @@ def intervals(pace: Pace, prompt: int, *, base: float, each: float, token: float
         num_decodes = len(output.scheduled) - len(chunks)
         num_prompt_tokens = output.num_tokens - num_decodes
         step_s = base + each * num_decodes
-        step_s += sum(token * e.num_new_tokens * (1 + e.start / 50_000) for e in chunks)
+        step_s += sum(token * e.num_new_tokens * (1 + e.start / twice_after) for e in chunks)
+        step_s += sum(reading * e.start for e in chunks)
         step_s *= rng.uniform(0.97, 1.03)
         clock.now += step_s
-        pace.observe(num_decodes, num_prompt_tokens, step_s)
+        pace.observe(num_decodes, num_prompt_tokens, step_s, output.num_long_tokens)
         answers = scheduler.update(
             output, {s.key: [(1, None)] for s in output.scheduled if s.samples}
         )
@@ -130,6 +142,40 @@ def test_a_prompt_of_100k_tokens_delays_nobody_by_half(
     assert p99(beside) <= 1.5 * alone
     # What is left to it is used: at a fifth of the decodes' time at least, on average.
     assert sum(beside) / len(beside) >= 1.2 * base
+
+
+def test_a_chunk_is_a_time_however_much_comes_before_it() -> None:
+    """At its end two tokens take what is left to it."""
+    costs: dict[str, Any] = {"base": 0.01, "each": 0.0, "token": 2e-5, "twice_after": 300}
+    alone = p99(intervals(Pace(0.2), 0, **costs))
+    beside = intervals(Pace(0.2), 30_000, **costs)
+    assert p99(beside) <= 1.5 * alone
+    assert p99(beside[-1000:]) <= 1.5 * alone
+    assert sum(beside) / len(beside) >= 1.2 * 0.01
+
+
+def test_where_a_token_takes_too_long_the_decodes_get_it_back() -> None:
+    """Ten times the share, for reading alone, at its end: it is not each step that is held to the
+    share then, but all of them together."""
+    costs: dict[str, Any] = {"base": 0.01, "each": 0.0, "token": 2e-5, "reading": 2e-6}
+    beside = intervals(Pace(0.2), 20_000, **costs)
+    assert sum(beside) / len(beside) <= 1.5 * 0.01
+    assert sum(beside) / len(beside) >= 1.2 * 0.01
+    assert max(beside) > 0.04, "or nothing was too long"
+
+
+def test_short_prompts_do_not_make_a_long_one_look_cheap() -> None:
+    pace = Pace(0.2)
+    pace.observe(4, 0, 0.01)
+    for _ in range(20):
+        pace.observe(4, 200, 0.01 + 200 * 2e-5)
+    for _ in range(20):
+        pace.observe(4, 2, 0.01 + 2 * 1.5e-3, 2)
+    alone = pace.long_prompt_tokens(4, BUDGET)
+    for _ in range(20):
+        pace.observe(4, 202, 0.01 + 200 * 2e-5 + 2 * 1.5e-3, 2)
+    assert pace.long_prompt_tokens(4, BUDGET) == alone == 2
+    assert pace.prompt_tokens(4, BUDGET) > BUDGET / 2, "nor a long one the short ones dear"
 
 
 def test_with_the_target_alone_it_would() -> None:
