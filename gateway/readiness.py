@@ -52,9 +52,15 @@ class Readiness:
         replicas = (replica for route in self._fleet.routes for replica in route.replicas)
         if not any(replica.health().available for replica in replicas):
             found.append("replicas")
+        if not await self.has_seen_redis():
+            found.append("redis")
+        return found
+
+    async def has_seen_redis(self) -> bool:
+        """Since the start, or now."""
         if not self._redis_seen:
             try:
                 self._redis_seen = bool(await self._redis.ping())
             except (RedisError, OSError):
-                found.append("redis")
-        return found
+                return False
+        return self._redis_seen

@@ -65,6 +65,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
                 self.telemetry.engine_status(engine.status)
         for model, rooms in self.rooms.items():
             self.telemetry.waiting_rooms(model, rooms)
+        self.telemetry.open_calls.set(len(self.desk.open_calls))
+        self.telemetry.tasks.set(len(asyncio.all_tasks()))
         self.telemetry.spool_backlog.set(self.spool.backlog)
         self.telemetry.usage_conflicts.set(self.shipper.alarms.conflicts)
         self.telemetry.usage_refused.set(self.shipper.alarms.refused)
@@ -73,4 +75,5 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
         """Runs in every worker until it is cancelled."""
         while True:
             self.observe()
+            await self.readiness.has_seen_redis()
             await asyncio.sleep(OBSERVE_INTERVAL_S)

@@ -117,6 +117,8 @@ class Telemetry:
         self.spool_backlog = self._worker_gauge(
             "spool_backlog_events", "Usage events on disk that Postgres does not have yet."
         )
+        self.open_calls = self._worker_gauge("open_calls", "Requests for a model under way.")
+        self.tasks = self._worker_gauge("tasks", "Tasks of the event loops.")
         self.usage_conflicts = self._worker_gauge(
             "usage_conflicts", "Alarm: events that came again under their id with other content."
         )

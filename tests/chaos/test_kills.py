@@ -57,33 +57,6 @@ def check_given_up(streams: list[Seen]) -> None:
         assert seen.error is not None and seen.error["type"] == "server_error"
 
 
-async def test_a_killed_gateway_bills_each_open_stream_at_its_last_checkpoint(
-    stack: Stack,
-) -> None:
-    rng = random.Random(3)
-    async with client(stack) as http:
-        done = [await read_stream(http, words(rng), max_tokens=30) for _ in range(3)]
-        cut = [
-            asyncio.create_task(read_stream(http, words(rng), max_tokens=3000)) for _ in range(12)
-        ]
-        await asyncio.sleep(3)
-        (worker,) = stack.pids("gateway", "worker")
-        os.kill(worker, signal.SIGKILL)
-        lost = await asyncio.gather(*cut)
-    assert all(seen.done for seen in done)
-    assert all(not seen.done and seen.error for seen in lost)
-    stack.wait_ready()
-    await balance(stack)
-    rows = await stack.sql(
-        "SELECT finish, output, uncached_input FROM usage_events WHERE kind = 'usage'"
-    )
-    recovered = [row for row in rows if row.finish == "recovered"]
-    assert sorted(row.output for row in rows if row.finish == "done") == [30, 30, 30]
-    assert len(recovered) == 12
-    assert all(row.output > 0 and row.uncached_input > 0 for row in recovered)
-    assert await billed(stack, "waste") > 0, "what came after the last checkpoint"
-
-
 async def test_a_killed_postgres_costs_no_request_and_no_event(stack: Stack) -> None:
     rng, seen = random.Random(4), []
     async with client(stack) as http:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -85,7 +86,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
     db = create_async_engine(NOWHERE)
     unused: Any = None
     worker = Services(
-        desk=unused,
+        desk=cast(Any, SimpleNamespace(open_calls={1: None, 2: None})),
         telemetry=Telemetry(models=["penny"]),
         readiness=Readiness(fleet=fleet, redis=redis, spool=spool),
         authenticator=unused,
@@ -109,8 +110,11 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
     async with asyncio.timeout(5):
         while value("tollgate_spool_backlog_events") != 1 or value("tollgate_usage_conflicts") != 2:
             await asyncio.sleep(0.01)
+    assert value("tollgate_open_calls") == 2
+    assert value("tollgate_tasks") == len(asyncio.all_tasks())
+    monkeypatch.setattr(redis, "ping", nobody_answers)
     penny.available = False
-    assert await worker.readiness.missing() == [], "an engine was seen though nobody asked"
+    assert await worker.readiness.missing() == [], "they were seen though nobody asked"
     observing.cancel()
     await asyncio.gather(observing, return_exceptions=True)
     await db.dispose()

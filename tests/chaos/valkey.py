@@ -1,0 +1,65 @@
+"""A Redis of the test's own that Tollgate is told of, so that nobody but the test starts it again
+once it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+
+from gateway import embedded
+from gateway.children import Child
+from gateway.home import Home
+
+DATA = (".aof", ".rdb", ".manifest")
+
+
+class Valkey:
+    """Durable, as the embedded one is."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self.url = embedded.redis_url(home)
+        self._server: Child | None = None
+
+    async def start(self, *, empty: bool = False) -> None:
+        if empty:
+            for path in self._home.redis.glob("**/*"):
+                if path.suffix in DATA:
+                    path.unlink()
+        self._server = await embedded.start_redis(self._home)
+
+    async def kill(self) -> None:
+        """kill -9."""
+        assert self._server is not None
+        self._server.send_signal(signal.SIGKILL)
+        assert await self._server.wait() == -signal.SIGKILL
+        self._server = None
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self.kill()
+
+    def open_leases(self) -> int:
+        """Reservations that nobody has settled."""
+        with redis.Redis.from_url(self.url) as store:
+            return sum(store.zcard(key) for key in store.scan_iter("tollgate:{*}:leases"))
+
+
+@contextmanager
+def valkey() -> Iterator[Valkey]:
+    """One that is not started yet; ended and gone at the end."""
+    home = Home(Path(tempfile.mkdtemp(prefix="tgv-", dir="/tmp")))
+    home.create()
+    made = Valkey(home)
+    try:
+        yield made
+    finally:
+        asyncio.run(made.close())
+        shutil.rmtree(home.root)
