@@ -15,6 +15,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.events import COMPONENTS
 from billing.money import Pico
 from billing.tables import AMOUNTS, usage_events, usage_hourly
 
@@ -75,6 +76,27 @@ async def spent(db: AsyncEngine, org: str, accounts: Sequence[Account]) -> Spent
                 found = found.where(own.hour < account.end)
             amounts.append(int((await conn.execute(found)).scalar_one()))
     return Spent(watermark.timestamp(), amounts)
+
+
+async def batch_tokens(
+    db: AsyncEngine,
+    org: str,
+    *,
+    project: str | None = None,
+    key: str | None = None,
+    model: str | None = None,
+    since: datetime,
+) -> list[tuple[float, int]]:
+    """By hour (Unix seconds), in order. Raises: as `spent`."""
+    own = usage_hourly.c
+    tokens = sa.func.sum(sum((own[name] for name in COMPONENTS), sa.literal(0)))
+    found = sa.select(own.hour, tokens).where(own.org == org, own.batch, own.hour >= since)
+    for column, value in ((own.project, project), (own.key, key), (own.model, model)):
+        if value is not None:
+            found = found.where(column == value)
+    async with db.connect() as conn:
+        rows = await conn.execute(found.group_by(own.hour).order_by(own.hour))
+        return [(hour.timestamp(), int(count)) for hour, count in rows]
 
 
 async def booked(db: AsyncEngine, ids: Sequence[str]) -> list[Booked]:

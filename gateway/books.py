@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.spent import Account, booked, spent
+from billing.spent import Account, batch_tokens, booked, spent
 from gateway.limits.counters import BookedRequest
 from gateway.limits.spending import Counter
+from gateway.limits.verdicts import ScopeName
 
 TIMEOUT_S = 5.0
 
@@ -41,6 +43,31 @@ class PostgresBooks:
         except SQLAlchemyError as error:
             raise OSError(type(error).__name__) from error
         return [BookedRequest(**msgspec.structs.asdict(row)) for row in rows]
+
+    async def batch_tokens(
+        self, org_id: str, scope: ScopeName, owner_id: str, since: float
+    ) -> Sequence[tuple[float, int]]:
+        whose = to_owner(scope, owner_id)
+        moment = datetime.fromtimestamp(since, UTC)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await batch_tokens(self._db, org_id, **whose, since=moment)
+        except SQLAlchemyError as error:
+            raise OSError(type(error).__name__) from error
+
+
+def to_owner(scope: ScopeName, owner_id: str) -> dict[str, str]:
+    """A client stands in the books where a key would."""
+    match scope:
+        case "key_model" | "model":
+            owner, _, model = owner_id.partition("/")
+            return {"key" if scope == "key_model" else "project": owner, "model": model}
+        case "key" | "client":
+            return {"key": owner_id}
+        case "project":
+            return {"project": owner_id}
+        case "org":
+            return {}
 
 
 def to_account(counter: Counter) -> Account:

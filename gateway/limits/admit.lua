@@ -8,7 +8,8 @@
 --       bucket's full moment}
 --       outcome 0 refused: `place` is that of the scope or cap, `kind` that of the bucket ('s': open leases, 'm':
 --       money), wait in microseconds, -1 for ever; 1 admitted; 2 this lease is open already and nothing was done;
---       3 this lease id was used up before; 4 the org has no epoch; 5 there is no counter, at `place`
+--       3 this lease id was used up before; 4 the org has no epoch; 5 there is no counter, at `place`;
+--       6 what a day's bucket holds is not known
 --       tokens: what money lets it write, -1: what was asked for
 
 local FOREVER = -1
@@ -41,7 +42,16 @@ end
 -- What a bucket is, without making it one of the scope's.
 local function bucket_for(scope, each)
   local kind, limit, burst, window = unpack(each)
-  return scope.b[kind] or (limit > 0 and fresh(limit, burst, window)) or {f = 0}
+  return scope.b[kind] or (limit > 0 and fresh(scope, kind, limit, burst, window)) or {f = 0}
+end
+
+for i, scope in ipairs(scopes) do
+  for _, each in ipairs(asked[i][2]) do
+    local kind, limit, burst, window = unpack(each)
+    if kind == 'd' and limit > 0 and not scope.b.d and not fresh(scope, kind, limit, burst, window) then
+      return {6, i, kind, 0, now}
+    end
+  end
 end
 
 -- Microseconds until `wanted` units fit; 0: now. More than the burst fits into a full bucket and leaves debt.

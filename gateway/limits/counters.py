@@ -39,6 +39,7 @@ from gateway.limits.keys import org_keys
 from gateway.limits.pipeline import QueueFull
 from gateway.limits.scripts import LimiterUnavailable, Scripts
 from gateway.limits.spending import Counter, counters_of, to_nano
+from gateway.limits.verdicts import ScopeName
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class BookedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Books(Protocol):
-    """What Postgres knows. Both raise OSError where it does not answer."""
+    """What Postgres knows. All raise OSError where it does not answer."""
 
     async def spent(self, org_id: str, counters: Sequence[Counter]) -> tuple[float, list[int]]:
         """A watermark (Unix seconds), and of each counter pico-USD."""
@@ -84,6 +85,12 @@ class Books(Protocol):
 
     async def booked(self, event_ids: Sequence[str]) -> Sequence[BookedRequest]:
         """Those of them that a tenant is billed for."""
+        ...
+
+    async def batch_tokens(
+        self, org_id: str, scope: ScopeName, owner_id: str, since: float
+    ) -> Sequence[tuple[float, int]]:
+        """(hour, tokens) in the lane of batches, in order; both moments in Unix seconds."""
         ...
 
 
@@ -94,6 +101,11 @@ class NoBooks:
         return 0.0, [0] * len(counters)
 
     async def booked(self, event_ids: Sequence[str]) -> Sequence[BookedRequest]:
+        return ()
+
+    async def batch_tokens(
+        self, org_id: str, scope: ScopeName, owner_id: str, since: float
+    ) -> Sequence[tuple[float, int]]:
         return ()
 
 

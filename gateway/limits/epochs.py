@@ -2,7 +2,8 @@
 
 Above: `limiter`. Below: redis-py's pipeline. A bucket of which Redis knows nothing is full, unless
 the epoch says otherwise: then it was empty at that moment, and refills since. So after a loss of
-data every window lets pass no more than before it. Without an epoch nothing is admitted; one that
+data every window of a minute lets pass no more than before it; a day's is asked of the books
+(`day_buckets`). Without an epoch nothing is admitted; one that
 is found missing is made by whoever finds it first. It is 0, and buckets are full, where nobody can
 have used anything lately: in a new installation, and after a quiet minute.
 

@@ -87,16 +87,25 @@ local function refund(bucket, event, amount)
   end
 end
 
+local key_of = {} -- by scope
+
 local function load_scope(key)
   local packed = redis.call('GET', key)
-  return packed and cmsgpack.unpack(packed) or {s = 0, n = 0, b = {}}
+  local scope = packed and cmsgpack.unpack(packed) or {s = 0, n = 0, b = {}}
+  key_of[scope] = key
+  return scope
 end
 
 -- Where nothing is known of a bucket it is full, or as full as it can be since the epoch: the moment at which Redis was
 -- empty and somebody may have used something before.
 local epoch = 0
 
-local function fresh(limit, burst, window)
+-- A day's bucket is as full as the books say, which somebody has noted beside its scope; nil: nobody has, yet.
+local function fresh(scope, kind, limit, burst, window)
+  if kind == 'd' and epoch > 0 and now < epoch + DAY then
+    local noted = tonumber(redis.call('GET', key_of[scope] .. ':day'))
+    return noted and {f = noted, m = {}}
+  end
   return {f = epoch > 0 and epoch + cost(burst, limit, window) or 0, m = {}}
 end
 
@@ -138,12 +147,19 @@ local function save_scope(key, scope)
   end
 end
 
+local strays = {} -- by scope: a day's bucket of which nothing is known; the books will have what is taken of it
+
 local function bucket_of(scope, charge)
   local kind, limit, burst, window = unpack(charge)
-  local bucket = scope.b[kind]
-  if not bucket then
-    bucket = fresh(limit, burst, window)
-    scope.b[kind] = bucket
+  local bucket = scope.b[kind] or strays[scope]
+  if not bucket or (kind ~= 'd' and not scope.b[kind]) then
+    bucket = fresh(scope, kind, limit, burst, window)
+    if bucket then
+      scope.b[kind] = bucket
+    else
+      bucket = {f = 0, m = {}}
+      strays[scope] = bucket
+    end
   end
   return bucket
 end

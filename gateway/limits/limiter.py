@@ -59,6 +59,7 @@ from engine.protocol import Lane
 from gateway.ids import uuid7
 from gateway.limits.comfort import Comfort
 from gateway.limits.counters import GRACE_S, WATCH_S, Books, Counters, NoBooks, SpentUnknown
+from gateway.limits.day_buckets import DayBuckets
 from gateway.limits.epochs import Epochs, LastUse, never
 from gateway.limits.expected_output import ExpectedOutput
 from gateway.limits.keys import GATEWAYS, epoch_key, org_keys, scope_keys
@@ -138,7 +139,9 @@ class Limiter:
         self._comfort = Comfort()
         self._outage = Outage(self._scripts, self._local)
         self._epochs = Epochs(self._scripts.pipeline, last_use, clock=clock)
-        self.counters = Counters(self._scripts, books or NoBooks(), last_use, grace_s=grace_s)
+        known = books or NoBooks()
+        self.counters = Counters(self._scripts, known, last_use, grace_s=grace_s)
+        self._days = DayBuckets(self._scripts.pipeline, known)
         self._open: dict[str, tuple[Admission, Units]] = {}
         """By lease id, what this process renews, and what it has used so far."""
         self._running: list[asyncio.Task[None]] = []
@@ -231,14 +234,17 @@ class Limiter:
             elif reply[0] == 5 and spending is not None:
                 missing = [cap.counter for cap in spending.caps]
                 await self.counters.build(wanted.org_id, missing, self.renew)
+            elif reply[0] == 6:
+                place = reply[1] - 1
+                await self._days.note(wanted.org_id, wanted.scopes[place], keys[3 + place])
             else:
                 break
             reply = await self._scripts.call("admit", keys, asked)
-        outcome, place, kind, wait_us, now_us, tokens, left, *buckets = reply
-        if outcome == 4:
-            raise LimiterUnavailable("Redis forgets its epochs")
-        if outcome == 5:
+        if reply[0] == 5:
             raise SpentUnknown("Redis forgets its counters")
+        if reply[0] in (4, 6):
+            raise LimiterUnavailable("Redis forgets its epochs")
+        outcome, place, kind, wait_us, now_us, tokens, left, *buckets = reply
         assert outcome != 3, "a lease id is made once"
         state = _rate_state(wanted.scopes, buckets, now_us)
         if spending is not None:
