@@ -1,8 +1,9 @@
 """Usage events into Postgres, each exactly once, in one statement: event, transfers, balances and
-hourly rollup stand together or not at all.
+hourly rollup stand together or not at all; and in its transaction the alerts of what was spent.
 
 The event's id is the primary key, and only rows that the insert returned reach the ledger: a batch
-may come twice, or from two places at once. Above: `worker`, `reconcile`. Below: `ledger`, `rating`.
+may come twice, or from two places at once. Above: `worker`, `reconcile`. Below: `ledger`, `rating`,
+`alerts`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.alerts import raise_for_spend
 from billing.events import COMPONENTS, UsageEvent
 from billing.ledger import CREDIT, DEBIT, POST_LEGS, SUSPENSE, roll_up
 from billing.rating import rate
@@ -94,7 +96,10 @@ async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
     columns = {name: [row[name] for row in rows] for name in _ARRAYS}
     async with db.begin() as connection:
         await hold_booking(connection)
-        inserted = len((await connection.execute(_INGEST, columns)).all())
+        fresh = list(await connection.scalars(_INGEST, columns))
+        if fresh:
+            await raise_for_spend(connection, fresh)
+        inserted = len(fresh)
         complete = inserted == len(events)
         conflicts = () if complete else await _keep_conflicts(connection, events)
     if conflicts:

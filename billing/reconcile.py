@@ -25,6 +25,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.alerts import raise_for_spend
 from billing.events import (
     COMPONENTS,
     Attempt,
@@ -235,6 +236,8 @@ async def reprice_suspense(db: AsyncEngine, book: PriceBook) -> int:
                 for component, amount in zip(COMPONENTS, AMOUNTS, strict=True):
                     columns[amount] = [it.amount_of(component) for it in priced.values()]
                 await connection.execute(_REPRICE, columns)
+                booked = [it.amount_pico for it in priced.values()]
+                await raise_for_spend(connection, list(priced), booked)
         repriced += len(priced)
         if len(rows) < REPRICE_BATCH:
             return repriced

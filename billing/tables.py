@@ -1,4 +1,5 @@
-"""Billing's tables, as migration 0002 makes them. Above: the package's verbs. Below: Postgres.
+"""Billing's tables, as migrations 0002 and 0019 make them. Above: the package's verbs. Below:
+Postgres.
 
 Money is whole pico-USD, moments are UTC. `usage_events`, `transfers` and `prices` never change; the
 view `entries` shows each transfer's two sides.
@@ -123,4 +124,35 @@ balances = sa.Table(
     sa.Column("account", sa.Text, primary_key=True),
     sa.Column("debits_pico", MONEY, nullable=False),
     sa.Column("credits_pico", MONEY, nullable=False),
+)
+
+alerts = sa.Table(
+    "alerts",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    *_text("org_id", "scope", "scope_id", "measure", "cap_id", "period"),
+    _moment("period_start"),
+    sa.Column("threshold", sa.SmallInteger, nullable=False),
+    sa.Column("ceiling", MONEY, nullable=False),
+    sa.Column("used", MONEY, nullable=False),
+    _moment("occurred_at"),
+    sa.Column("dispatched_at", sa.TIMESTAMP(timezone=True), nullable=True),
+)
+
+spend_to_date = sa.Table(
+    "spend_to_date",
+    metadata,
+    *(sa.Column(name, sa.Text, primary_key=True) for name in ("org_id", "scope", "scope_id")),
+    sa.Column("period", sa.Text, primary_key=True),
+    sa.Column("period_start", sa.TIMESTAMP(timezone=True), primary_key=True),
+    sa.Column("spent_pico", MONEY, nullable=False),
+)
+
+ceiling_minutes = sa.Table(
+    "ceiling_minutes",
+    metadata,
+    *(sa.Column(name, sa.Text, primary_key=True) for name in ("org_id", "scope", "scope_id")),
+    sa.Column("measure", sa.Text, primary_key=True),
+    sa.Column("minute", sa.TIMESTAMP(timezone=True), primary_key=True),
+    sa.Column("used", sa.BigInteger, nullable=False),
 )

@@ -90,6 +90,9 @@ __all__ = ["Admission", "Limiter", "LimiterUnavailable", "RateState", "Refusal",
 
 log = logging.getLogger(__name__)
 
+OnUse = Callable[[str, Sequence[ScopeLimits], Units, Units], None]
+"""Of an org, what was taken from scopes, and what of it was given back."""
+
 LEASE_TTL_S = 60.0
 RENEW_INTERVAL_S = LEASE_TTL_S / 3
 RENEW_BATCH = 256
@@ -117,7 +120,8 @@ class Extension(msgspec.Struct, frozen=True):
 class Limiter:
     """One per process. `redis` must not decode responses. `last_use`: when anybody last used
     anything, as far as Postgres knows. `num_gateways`: at least so many share the limits. `books`:
-    what was spent. `clock`: Unix seconds."""
+    what was spent. `clock`: Unix seconds. `on_use` hears of what is taken and given back, and waits
+    for nothing."""
 
     def __init__(
         self,
@@ -128,8 +132,10 @@ class Limiter:
         books: Books | None = None,
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.time,
+        on_use: OnUse = lambda org_id, scopes, taken, given_back: None,
     ) -> None:
         self._id = uuid7().hex
+        self._on_use = on_use
         self._num_gateways = num_gateways
         self._clock = clock
         self._outputs = ExpectedOutput()
@@ -158,6 +164,11 @@ class Limiter:
         while self._running:
             await end(self._running.pop())
         await self.counters.close()
+
+    @property
+    def num_gateways(self) -> int:
+        """How many share the limits, as far as this one knows."""
+        return self._local.num_gateways
 
     def _on_away(self) -> None:
         self._outage.begins()
@@ -258,8 +269,14 @@ class Limiter:
         admission = msgspec.structs.replace(wanted, state=state)
         if tokens >= 0:
             admission = msgspec.structs.replace(admission, max_output_tokens=tokens)
-        self._open.setdefault(wanted.lease_id, (admission, NOTHING))
+        self._begin(admission)
         return admission
+
+    def _begin(self, admission: Admission) -> None:
+        """Once, however often it is asked for."""
+        if admission.lease_id not in self._open:
+            self._open[admission.lease_id] = (admission, NOTHING)
+            self._on_use(admission.org_id, admission.scopes, admission.reserved, NOTHING)
 
     def _admit_locally(self, wanted: Admission) -> Admission | Refusal:
         """What this gateway may let pass by itself. Raises: SpentUnknown."""
@@ -274,6 +291,7 @@ class Limiter:
         if refused is not None:
             by = wanted.scopes[refused.place]
             return _refusal(by, refused.kind, refused.wait_s, wanted.state)
+        self._on_use(wanted.org_id, wanted.scopes, wanted.reserved, NOTHING)
         return msgspec.structs.replace(wanted, is_local=True)
 
     async def extend(
@@ -321,7 +339,8 @@ class Limiter:
         if not admission.has_lease:
             return Settlement.UNLIMITED
         # Whatever comes of the call, this process is done with the lease.
-        self._open.pop(admission.lease_id, None)
+        if self._open.pop(admission.lease_id, None) is not None or admission.is_local:
+            self._on_use(admission.org_id, admission.scopes, used, admission.reserved)
         names = scope_keys(admission.org_id, admission.scopes)
         units = bounded(used).by_kind(requests=requests)
         if admission.is_local:

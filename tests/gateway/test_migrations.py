@@ -16,10 +16,12 @@ import gateway.auth.tables
 import gateway.auth.token_tables
 import gateway.tenancy.member_tables
 import gateway.tenancy.tables
+import gateway.webhooks.tables
 from migrations.runner import MigrationError, migrate
 
 ROOMS = (
     gateway.tenancy.tables.metadata,
+    gateway.webhooks.tables.metadata,
     billing.tables.metadata,
     gateway.auth.tables.metadata,
     gateway.audit.tables.metadata,

@@ -72,6 +72,7 @@ SYSTEM = {
     "auth.revocations.Denylist.denies": "of the token that is shown",
     "auth.signing_keys.KeyRing.verifier": "signing keys are of the whole installation",
     "auth.signing_keys.KeyRing.withdraw": "signing keys are of the whole installation",
+    "limits.ceilings.Ceilings.note": "of the request that was admitted",
     "settlement.Settlement.orphaned": "bills what engines counted, whosever it was",
     "settlement.Settlement.recovered": "bills what a spool holds, whosever it was",
 }

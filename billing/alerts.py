@@ -1,0 +1,253 @@
+"""Alerts: a scope has used so much of what it may, said once per period and threshold.
+
+Above: `ingest` and `reconcile`, of what was spent (`raise_for_spend`); the gateway, which notes
+what rate limits see (`note_ceilings`) and sends what stands here. Below: `tables`, Postgres; of
+spend caps it knows the table. It knows no webhook: a row that was not dispatched yet is the outbox.
+That a row is one of its kind is its table's unique constraint, so whoever comes second, or again,
+adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.tables import AMOUNTS, alerts, to_moment
+
+THRESHOLDS = (50, 80, 100)
+"""Percent."""
+SPEND: Literal["spend"] = "spend"
+TokenMeasure = Literal["tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute"]
+MINUTE_S = 60
+FORGET_MINUTES_S = 2 * 3600
+FORGET_HOURS_S = 90 * 86_400
+"""After which alerts of a rate limit's hour are deleted; those of budgets are kept."""
+SWEEP_BATCH = 1000
+
+# UUIDv7 (RFC 9562), in the order of the thresholds of one statement.
+NEW_ID = """
+    'alert_' || lpad(to_hex(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        + array_position(CAST(:thresholds AS smallint[]), threshold)), 12, '0')
+        || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14)
+"""
+RAISE = f"""
+    INSERT INTO alerts
+        (id, org_id, scope, scope_id, measure, cap_id, period, period_start, threshold, ceiling,
+        used)
+    SELECT {NEW_ID}, org_id, scope, scope_id, measure, cap_id, period, period_start, threshold,
+        ceiling, used
+    FROM reached CROSS JOIN unnest(CAST(:thresholds AS smallint[])) AS threshold
+    WHERE used > 0 AND used * 100 >= ceiling * threshold
+    ORDER BY org_id, scope, scope_id, measure, cap_id, period, period_start, threshold
+    ON CONFLICT ON CONSTRAINT alerts_once DO NOTHING
+"""
+"""Of a CTE `reached`, the alerts that are not there yet."""
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    org_id: str
+    scope: str
+    scope_id: str
+    measure: str
+    cap_id: str
+    """Empty of a rate limit."""
+    period: str
+    period_start: datetime
+    threshold: int
+    ceiling: int
+    """Pico-USD, or tokens."""
+    used: int
+    """So much of it, when it was noticed."""
+    occurred_at: datetime
+
+
+COLUMNS = [alerts.c[name] for name in Alert.__struct_fields__]
+
+
+def to_alerts(rows: Iterable[sa.Row[Any]]) -> list[Alert]:
+    return [
+        Alert(**{**row._mapping, "ceiling": int(row.ceiling), "used": int(row.used)})
+        for row in rows
+    ]
+
+
+def select_alerts(org_id: str) -> sa.Select[Any]:
+    """Those of an org, for a page of them."""
+    return sa.select(*COLUMNS).where(alerts.c.org_id == org_id)
+
+
+async def undispatched(connection: AsyncConnection, limit: int) -> list[Alert]:
+    """The oldest ones, and nobody else's until the transaction ends."""
+    waiting = sa.select(*COLUMNS).where(alerts.c.dispatched_at.is_(None))
+    locked = waiting.order_by(alerts.c.id).limit(limit).with_for_update(skip_locked=True)
+    return to_alerts(await connection.execute(locked))
+
+
+async def mark_dispatched(connection: AsyncConnection, ids: Sequence[str]) -> None:
+    done = sa.update(alerts).where(alerts.c.id.in_(ids))
+    await connection.execute(done.values(dispatched_at=sa.func.now()))
+
+
+# What each (scope, period) of these events has spent by now. The sum of its past is read once, when
+# it is first looked at; from then on it grows with what is booked, capped or not.
+_SPENT = sa.text(f"""
+    WITH spent AS (
+        SELECT org, project, key, date_trunc('day', admitted_at, 'UTC') AS day,
+            sum(coalesce(amount_pico, {" + ".join(AMOUNTS)})) AS amount_pico
+        FROM unnest(CAST(:ids AS text[]), CAST(:amounts AS numeric[])) AS i(id, amount_pico)
+            JOIN usage_events USING (id)
+        WHERE kind = 'usage'
+        GROUP BY 1, 2, 3, 4
+    ),
+    caps AS (
+        SELECT id AS cap_id, org_id, scope, coalesce(key_id, project_id, org_id) AS scope_id,
+            period, amount_pico AS ceiling
+        FROM spend_caps WHERE archived_at IS NULL AND org_id IN (SELECT org FROM spent)
+    ),
+    grows AS (
+        SELECT org AS org_id, scope, scope_id, period,
+            CASE period WHEN 'total' THEN to_timestamp(0)
+                ELSE date_trunc(period, day, 'UTC') END AS period_start,
+            sum(amount_pico) AS amount_pico
+        FROM spent
+            CROSS JOIN LATERAL (VALUES ('org', org), ('project', project), ('key', key))
+                AS s(scope, scope_id)
+            CROSS JOIN unnest(ARRAY['day', 'month', 'total']) AS period
+        WHERE amount_pico > 0
+        GROUP BY 1, 2, 3, 4, 5
+    ),
+    known AS (
+        SELECT g.*, s.org_id IS NOT NULL AS is_known
+        FROM grows g
+            LEFT JOIN spend_to_date s USING (org_id, scope, scope_id, period, period_start)
+        WHERE s.org_id IS NOT NULL OR (org_id, scope, scope_id, period)
+            IN (SELECT org_id, scope, scope_id, period FROM caps)
+    ),
+    grown AS (
+        INSERT INTO spend_to_date AS s (org_id, scope, scope_id, period, period_start, spent_pico)
+        SELECT org_id, scope, scope_id, period, period_start,
+            CASE WHEN is_known THEN amount_pico ELSE (
+                SELECT coalesce(sum({" + ".join(AMOUNTS)}), 0) FROM usage_hourly h
+                WHERE h.org = known.org_id
+                    AND known.scope_id = CASE known.scope
+                        WHEN 'org' THEN h.org WHEN 'project' THEN h.project ELSE h.key END
+                    AND (known.period = 'total' OR (h.hour >= known.period_start
+                        AND h.hour < (known.period_start AT TIME ZONE 'UTC'
+                            + CASE known.period WHEN 'day' THEN interval '1 day'
+                                ELSE interval '1 month' END) AT TIME ZONE 'UTC'))
+            ) END
+        FROM known ORDER BY org_id, scope, scope_id, period, period_start
+        ON CONFLICT (org_id, scope, scope_id, period, period_start)
+            DO UPDATE SET spent_pico = s.spent_pico + EXCLUDED.spent_pico
+        RETURNING *
+    ),
+    reached AS (
+        SELECT caps.*, '{SPEND}' AS measure, grown.period_start, grown.spent_pico AS used
+        FROM grown JOIN caps USING (org_id, scope, scope_id, period)
+    )
+    {RAISE}
+""")
+
+
+async def raise_for_spend(
+    connection: AsyncConnection, ids: Sequence[str], amounts: Sequence[int | None] | None = None
+) -> None:
+    """Raise what the events `ids` bring a cap's scope to: in the transaction that booked them, once
+    it has. `amounts`, pico-USD: of each event what is booked now; None: all that it costs.
+
+    Two transactions that book for an org wait for each other at its balance, before this, so the
+    second sees what the first has spent."""
+    given = amounts or [None] * len(ids)
+    wanted = {"ids": list(ids), "amounts": list(given), "thresholds": list(THRESHOLDS)}
+    await connection.execute(_SPENT, wanted)
+
+
+class CeilingUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gateway saw a scope use of a limit in a minute, since it last said so."""
+
+    org_id: str
+    scope: str
+    scope_id: str
+    measure: TokenMeasure
+    minute: int
+    """Unix seconds of its start."""
+    tokens: int
+    """Negative where more was given back than taken."""
+    limit: int
+
+
+_NOTE = sa.text(f"""
+    WITH noted AS (
+        SELECT * FROM unnest(CAST(:org_id AS text[]), CAST(:scope AS text[]),
+            CAST(:scope_id AS text[]), CAST(:measure AS text[]), CAST(:minute AS timestamptz[]),
+            CAST(:tokens AS bigint[]), CAST(:limit AS bigint[]))
+            AS n(org_id, scope, scope_id, measure, minute, tokens, ceiling)
+    ),
+    grown AS (
+        INSERT INTO ceiling_minutes AS c (org_id, scope, scope_id, measure, minute, used)
+        SELECT org_id, scope, scope_id, measure, minute, tokens FROM noted
+        ORDER BY org_id, scope, scope_id, measure, minute
+        ON CONFLICT (org_id, scope, scope_id, measure, minute)
+            DO UPDATE SET used = c.used + EXCLUDED.used
+        RETURNING *
+    ),
+    reached AS (
+        SELECT grown.org_id, grown.scope, grown.scope_id, grown.measure, '' AS cap_id,
+            'hour' AS period, date_trunc('hour', grown.minute, 'UTC') AS period_start,
+            noted.ceiling, max(grown.used) AS used
+        FROM grown JOIN noted USING (org_id, scope, scope_id, measure, minute)
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+    )
+    {RAISE}
+""")
+
+
+async def note_ceilings(db: AsyncEngine, uses: Sequence[CeilingUse]) -> None:
+    """Add to what all gateways saw in these minutes, and raise what that comes to: of the fullest
+    minute of an hour, each threshold once an hour. One `CeilingUse` for each scope, measure and
+    minute. `db`: of a role that sees every org's rows."""
+    columns = {
+        name: [getattr(each, name) for each in uses]
+        for name in CeilingUse.__struct_fields__
+        if name != "minute"
+    }
+    moments = [to_moment(each.minute) for each in uses]
+    async with db.begin() as connection:
+        await connection.execute(
+            _NOTE, {**columns, "minute": moments, "thresholds": list(THRESHOLDS)}
+        )
+
+
+_FORGET = (
+    (
+        f"""
+    DELETE FROM ceiling_minutes WHERE ctid IN (
+        SELECT ctid FROM ceiling_minutes
+        WHERE minute < now() - interval '{FORGET_MINUTES_S} seconds'
+        LIMIT {SWEEP_BATCH} FOR UPDATE SKIP LOCKED)
+    """
+    ),
+    (
+        f"""
+    DELETE FROM alerts WHERE id IN (
+        SELECT id FROM alerts
+        WHERE period = 'hour' AND occurred_at < now() - interval '{FORGET_HOURS_S} seconds'
+        LIMIT {SWEEP_BATCH} FOR UPDATE SKIP LOCKED)
+    """
+    ),
+)
+
+
+async def sweep(db: AsyncEngine) -> None:
+    """Delete what is too old to be asked for. `db`: of a role that sees every org's rows."""
+    for statement in _FORGET:
+        deleted = SWEEP_BATCH
+        while deleted == SWEEP_BATCH:
+            async with db.begin() as connection:
+                deleted = (await connection.execute(sa.text(statement))).rowcount

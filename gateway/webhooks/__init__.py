@@ -1,0 +1,1 @@
+"""Webhooks: who is told of events over HTTP, and what became of it."""
