@@ -46,10 +46,12 @@ from gateway.fleet.waiting_room import WaitingRoom
 from gateway.home import Home
 from gateway.idempotency_keys import IdempotencyKeys, answer_keys
 from gateway.inference import Desk, drain
+from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
 from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.routes import (
+    admin_alerts,
     admin_issuers,
     admin_keys,
     admin_members,
@@ -61,6 +63,7 @@ from gateway.routes import (
     admin_prices,
     admin_projects,
     admin_spend_caps,
+    admin_webhooks,
     audit_logs,
     chat,
     external_login,
@@ -95,6 +98,7 @@ from gateway.settings import Settings, read_secret
 from gateway.settlement import Settlement
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
+from gateway.webhooks.wiring import open_webhooks
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +144,8 @@ def create_app(
             *admin_spend_caps.routes,
             *admin_models.routes,
             *admin_prices.routes,
+            *admin_alerts.routes,
+            *admin_webhooks.routes,
             *oauth_authorize.routes,
             *oauth_login.routes,
             *oauth_account_key.routes,
@@ -222,6 +228,9 @@ async def open_services(
         secret=secret,
         allow_loopback=settings.egress_to_loopback,
     )
+    webhooks = open_webhooks(
+        stack, secret, system_db, telemetry, allow_loopback=settings.egress_to_loopback
+    )
     engines = connect_engines(settings, settlement)
     fleet = await open_fleet(settings, engines, stack)
     desk = Desk(
@@ -252,6 +261,7 @@ async def open_services(
         rooms={route.model: route.rooms for route in fleet.routes if route.rooms},
         authorization=auth.authorization,
         federation=auth.federation,
+        webhooks=webhooks,
         trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),
     )
@@ -284,11 +294,15 @@ async def open_limiter(
     system_db: AsyncEngine,
     spool: Spool,
 ) -> Limiter:
+    ceilings = Ceilings(system_db, num_gateways=lambda: limiter.num_gateways)
+    ceilings.start()
+    stack.push_async_callback(ceilings.close)
     limiter = Limiter(
         store,
         last_use=partial(last_use, system_db, spool),
         num_gateways=settings.workers,
         books=PostgresBooks(system_db),
+        on_use=ceilings.note,
     )
     await limiter.start()
     stack.push_async_callback(limiter.close)

@@ -1,5 +1,5 @@
 """One HTTP client for addresses that a tenant or a stranger named: client metadata documents, keys
-of clients and issuers, token endpoints of issuers.
+of clients and issuers, token endpoints of issuers, receivers of webhooks.
 
 Above: whatever must fetch such a URL. Below: `egress_targets` says where it may go; httpcore speaks
 HTTP and TLS. It dials an address that it has checked, not a name that could mean another one by
@@ -217,6 +217,15 @@ class Egress:
         async with self._bounded(url):
             return await self._ask("POST", url, sent, urlencode(form).encode(), max_body_bytes)
 
+    async def post_json(self, url: str, body: bytes, *, headers: Mapping[str, str]) -> Fetched:
+        """Never redirected. Only the head of the answer is read, its body is empty here.
+
+        Raises: EgressError.
+        """
+        sent = {"content-type": "application/json", **headers}
+        async with self._bounded(url):
+            return await self._ask("POST", url, sent, body, None)
+
     @asynccontextmanager
     async def _bounded(self, url: str) -> AsyncIterator[None]:
         async with self._turns.take(self._target(url).host, self._wait_s):
@@ -233,9 +242,14 @@ class Egress:
             raise ForbiddenTarget(str(error)) from None
 
     async def _ask(
-        self, method: str, url: str, headers: Mapping[str, str], content: bytes, max_bytes: int
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        content: bytes,
+        max_bytes: int | None,
     ) -> Fetched:
-        """One exchange on a connection of its own."""
+        """One exchange on a connection of its own. `max_bytes` None: nobody wants the body."""
         target = self._target(url)
         sent = {
             "host": target.authority,
@@ -283,9 +297,11 @@ def to_url(target: Target) -> httpcore.URL:
     )
 
 
-async def read(url: str, response: httpcore.Response, max_bytes: int) -> Fetched:
+async def read(url: str, response: httpcore.Response, max_bytes: int | None) -> Fetched:
     """Streamed: a body without end costs `max_bytes` and no more."""
     headers = {name.decode("latin-1").lower(): v.decode("latin-1") for name, v in response.headers}
+    if max_bytes is None:
+        return Fetched(url=url, status=response.status, headers=headers, body=b"")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise EgressFailed("a content coding that was not asked for")
     body = bytearray()

@@ -24,6 +24,7 @@ from gateway.inference import Desk
 from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.telemetry import Telemetry
+from gateway.webhooks.wiring import Webhooks
 
 OBSERVE_INTERVAL_S = 1.0
 """A scrape asks one worker and hears of all: what the others say is at most so old."""
@@ -53,6 +54,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """The pages of the authorization server, and clients."""
     federation: Federation
     """Issuers and clients that others run."""
+    webhooks: Webhooks
     trusted_proxies: Networks = Networks()
     started_at: int
     """Unix seconds."""

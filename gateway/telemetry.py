@@ -119,6 +119,12 @@ class Telemetry:
         )
         self.open_calls = self._worker_gauge("open_calls", "Requests for a model under way.")
         self.tasks = self._worker_gauge("tasks", "Tasks of the event loops.")
+        self.webhook_attempts = Counter(
+            "tollgate_webhook_attempts",
+            "Attempts to deliver an event: delivered, failed (tried again), dead (given up).",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.usage_conflicts = self._worker_gauge(
             "usage_conflicts", "Alarm: events that came again under their id with other content."
         )

@@ -108,6 +108,7 @@ async def issue_over_http(app: Litestar, call: Caller, operator_key: str) -> Non
     project_id = await issue_keys(admin)
     await issue_invites(admin)
     await list_issuer(admin, project_id)
+    await add_webhook(admin)
     await issue_to_application(app, call, operator)
     await reset_password(app, call, operator)
     await issue_to_strangers(call)
@@ -164,6 +165,19 @@ async def issue_invites(admin: Admin) -> None:
     await admin.issue(f"{ORGANIZATION}/invites", body, in_header)
     body = {"email": "b@initech.example", "role": "billing"}
     await admin.issue(f"{ADMIN}/invites", body, in_body("url"))
+
+
+async def add_webhook(admin: Admin) -> None:
+    body = {"url": "https://hooks.example/in", "event_types": ["budget.threshold_reached"]}
+    secret, made = await admin.issue(f"{ADMIN}/webhooks", body, in_body("secret"))
+    path = f"{ADMIN}/webhooks/{made['id']}"
+    await admin.issue(f"{path}/rotate-secret", {"grace_s": 60}, in_body("secret"))
+    pasted = await admin.ask(f"{ADMIN}/webhooks", {**body, "url": f"https://x.example/?s={secret}"})
+    assert pasted.status_code == 400 and secret not in pasted.text
+    sent = await admin.ask(f"{path}/ping", None)
+    assert sent.status_code == 201, sent.text
+    for seen in (path, f"{ADMIN}/webhooks", f"{path}/deliveries"):
+        assert (await admin.call("GET", seen, admin.key)).status_code == 200
 
 
 async def reset_password(app: Litestar, call: Caller, operator: Admin) -> None:

@@ -20,6 +20,7 @@ from joserfc.jwk import RSAKey
 
 import gateway
 from gateway.tenancy import key_changes, keys
+from gateway.webhooks import endpoints
 
 ROOT = Path(gateway.__file__).parent
 MAKERS = {"random_secret", "new_secret", "generate_key"}
@@ -35,6 +36,7 @@ NO_SECRETS = {
     "secret._create": "the installation's own, in a file of its own: no request reaches it",
     "supervisor._start_worker": "names a process",
     "tenancy.keys.new_secret": "draws for its callers",
+    "webhooks.standard_webhooks.new_secret": "draws for its callers",
 }
 
 
@@ -111,4 +113,5 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Witness:
     monkeypatch.setattr(secrets, "token_urlsafe", noting(secrets.token_urlsafe))
     for module in (keys, key_changes):
         monkeypatch.setattr(module, "new_secret", noting(keys.new_secret))
+    monkeypatch.setattr(endpoints, "new_secret", noting(endpoints.new_secret))
     return witness

@@ -54,6 +54,7 @@ from tests.gateway.secret_search import TOKENS, Caller, Search
 ACTOR = Actor(kind="system", id="test")
 REFUSED = (400, 401, 429)
 KEYS = "/v1/admin/keys"
+EVENT = "budget.threshold_reached"
 BROKEN = "the log of audit is broken"
 
 
@@ -268,6 +269,7 @@ async def break_down(app: Litestar, call: Caller, operator: str) -> None:
         ("/v1/admin/orgs", {"name": "broken", "owner_email": "z@x.example"}),
         ("/v1/admin/oauth/clients", client),
         ("/v1/organization/admin_api_keys", {"name": "broken"}),
+        ("/v1/admin/webhooks", {"url": "https://hooks.example", "event_types": [EVENT]}),
         (f"{KEYS}/{key}/rotate", {"grace_s": 60}),
         (f"/v1/admin/users/{users.json()['data'][0]['id']}/password-reset", None),
     ]

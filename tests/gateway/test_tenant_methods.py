@@ -75,6 +75,7 @@ SYSTEM = {
     "limits.ceilings.Ceilings.note": "of the request that was admitted",
     "settlement.Settlement.orphaned": "bills what engines counted, whosever it was",
     "settlement.Settlement.recovered": "bills what a spool holds, whosever it was",
+    "webhooks.sender.Sender.attempt": "of the delivery that it is given",
 }
 """Methods that are no tenant's, and whose they are."""
 

@@ -41,7 +41,7 @@ from tests.gateway.two_tenants import ALICE, IDS, MALLORY, id_of, populate, rows
 
 Verb = Callable[..., Awaitable[Any]]
 
-ROOMS = ("tenancy", "auth", "audit")
+ROOMS = ("tenancy", "auth", "audit", "webhooks")
 SYSTEM = {
     "audit.log.record": "in the transaction of a verb, about what that found",
     "audit.verify.verify": "the command line checks the logs of all orgs, or of those it names",
@@ -85,6 +85,11 @@ SYSTEM = {
     "tenancy.plans.sync_plans": "plans are of the whole installation",
     "tenancy.plans.update_plan": "plans are of the whole installation",
     "tenancy.tables.check_plan": "plans are of the whole installation",
+    "webhooks.deliveries.add_deliveries": "of the events that it is given",
+    "webhooks.deliveries.end_attempt": "of the delivery that it is given",
+    "webhooks.deliveries.lease": "the sender serves all tenants",
+    "webhooks.deliveries.sweep": "of what is old, whosever it was",
+    "webhooks.outbox.fan_out": "the sender serves all tenants",
 }
 """Verbs that are no tenant's, and whose they are."""
 SECRET = Secret(version=1, keys=(SecretKey(id="1", secret="A" * 44),))
@@ -110,7 +115,10 @@ VALUES: dict[str, object] = {
     "actor": Actor(kind="system", id="test"),
     "amr": ["pwd"],
     "because": "test",
+    "description": "taken over",
     "email": "taken@over.example",
+    "event_types": ["budget.threshold_reached"],
+    "fields": {"description": "taken over"},
     "changes": {"name": "taken over"},
     "grace_s": 60,
     "model": "penny",
@@ -133,6 +141,7 @@ VALUES: dict[str, object] = {
     "secret": SECRET,
     "state": "taken over",
     "target": "x",
+    "url": "https://taken.example/over",
     "user_ids": [id_of("users")],
     "values": {"name": "taken over"},
     "wanted": {"tokens_per_minute": 1},

@@ -175,6 +175,8 @@ IDS = {
     "api_key_id": id_of("api_keys"),
     "cap_id": id_of("spend_caps"),
     "client_id": id_of("oauth_clients"),
+    "delivery_id": id_of("webhook_deliveries"),
+    "endpoint_id": id_of("webhook_endpoints"),
     "grant_id": id_of("oauth_grants"),
     "invite_id": id_of("invites"),
     "issuer_id": id_of("issuers"),

@@ -101,6 +101,18 @@ class Maker:
         made = await self.post(f"{ADMIN}/oauth/clients", self.client_body())
         return f"{ADMIN}/oauth/clients/{made['id']}"
 
+    def endpoint_body(self) -> dict[str, Any]:
+        url = f"https://hooks.example/{self.name()}"
+        return {"url": url, "event_types": ["budget.threshold_reached"]}
+
+    async def endpoint(self) -> str:
+        made = await self.post(f"{ADMIN}/webhooks", self.endpoint_body())
+        return f"{ADMIN}/webhooks/{made['id']}"
+
+    async def delivery(self) -> str:
+        path = await self.endpoint()
+        return f"{path}/deliveries/{(await self.post(f'{path}/ping'))['id']}"
+
     async def grant(self) -> str:
         client_id = (await self.client()).rpartition("/")[2]
         user_id = await self.user()
@@ -226,6 +238,7 @@ async def issuer_with_a_secret(maker: Maker) -> Change:
     return Change(path=f"{ADMIN}/issuers/{made['id']}", body=other)
 
 
+ENDPOINT = f"{ADMIN}/webhooks/{{endpoint_id}}"
 PROJECT = f"{ORG}/projects/{{project_id}}"
 ACCOUNT = f"{PROJECT}/service_accounts/{{service_account_id}}"
 CLIENT = f"{ADMIN}/oauth/clients/{{client_id}}"
@@ -263,6 +276,15 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("POST", f"{ADMIN}/spend-caps/{{cap_id}}/archive"): at(Maker.cap, "/archive"),
     ("POST", f"{ADMIN}/users/{{user_id}}/password-reset"): at(own_user, "/password-reset"),
     ("PATCH", f"{ADMIN}/users/{{user_id}}"): at(own_user, body={"role": "billing"}),
+    ("POST", f"{ADMIN}/webhooks"): new(f"{ADMIN}/webhooks", Maker.endpoint_body),
+    ("PATCH", ENDPOINT): at(
+        Maker.endpoint,
+        body=lambda m: {"description": m.name(), "event_types": ["rate_limit.threshold_reached"]},
+    ),
+    ("POST", f"{ENDPOINT}/archive"): at(Maker.endpoint, "/archive"),
+    ("POST", f"{ENDPOINT}/rotate-secret"): at(Maker.endpoint, "/rotate-secret", {}),
+    ("POST", f"{ENDPOINT}/ping"): at(Maker.endpoint, "/ping"),
+    ("POST", f"{ENDPOINT}/deliveries/{{delivery_id}}/redeliver"): at(Maker.delivery, "/redeliver"),
     ("POST", f"{ORG}/admin_api_keys"): new(f"{ORG}/admin_api_keys", lambda m: {"name": "k"}),
     ("DELETE", f"{ORG}/admin_api_keys/{{key_id}}"): at(admin_key),
     ("POST", f"{ORG}/invites"): new(
@@ -301,6 +323,10 @@ UNSEEN: dict[str, tuple[tuple[str, str], Recipe]] = {
     "secret of a client": (
         ("POST", f"{CLIENT}/rotate-secret"),
         at(Maker.client, "/rotate-secret", {"grace_s": 60}),
+    ),
+    "secret of a webhook": (
+        ("POST", f"{ENDPOINT}/rotate-secret"),
+        at(Maker.endpoint, "/rotate-secret", {}),
     ),
     "secret at an issuer": (("PUT", ISSUER), issuer_with_a_secret),
 }

@@ -32,6 +32,11 @@ NO_CREDENTIAL = {
 """Changes that nobody is asked for a credential for: a key of idempotency would be anybody's."""
 UNCONDITIONAL = {
     ("POST", f"{ADMIN}/signing_keys/rotate"): "makes the next key, of which nobody has a tag",
+    ("POST", f"{ADMIN}/webhooks/{{endpoint_id}}/ping"): "makes a delivery",
+    (
+        "POST",
+        f"{ADMIN}/webhooks/{{endpoint_id}}/deliveries/{{delivery_id}}/redeliver",
+    ): "whatever became of it",
     ("DELETE", "/v1/organization/invites/{invite_id}"): "an invite never changes",
     ("POST", "/v1/organization/projects/{project_id}/model_permissions"): "OpenAI's whole list",
     ("DELETE", "/v1/organization/projects/{project_id}/model_permissions"): "OpenAI's whole list",

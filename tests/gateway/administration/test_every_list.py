@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from litestar.routes import HTTPRoute
 
+from billing.alerts import CeilingUse, note_ceilings
 from gateway.auth.issuers import MAX_ISSUERS_PER_ORG
 from gateway.auth.token_tables import signing_keys
 from gateway.routes.idempotency import PREFIXES
@@ -56,6 +57,16 @@ async def add_grant(maker: Maker, _path: str) -> None:
     await maker.grant()
 
 
+async def add_delivery(maker: Maker, path: str) -> None:
+    await maker.post(path.replace("/deliveries", "/ping"))
+
+
+async def add_alert(maker: Maker, _path: str) -> None:
+    used = {"scope": "key", "scope_id": maker.name(), "minute": 0, "tokens": 50, "limit": 100}
+    use = CeilingUse(org_id=maker.org_id, measure="tokens_per_minute", **used)  # type: ignore[arg-type]
+    await note_ceilings(maker.world.db, [use])
+
+
 async def add_admin_key(maker: Maker, _path: str) -> None:
     await admin_key(maker)
 
@@ -79,6 +90,7 @@ async def nothing(maker: Maker, _path: str) -> None:
 
 HERE = f"{ORG}/projects/{{project_id}}"
 LISTS: dict[str, Fill] = {
+    f"{ADMIN}/alerts": add_alert,
     f"{ADMIN}/issuers": posts(Maker.issuer_body),
     f"{ADMIN}/keys": add_key,
     f"{ADMIN}/models": nothing,
@@ -91,6 +103,8 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/projects": posts(lambda maker: {"name": maker.name()}),
     f"{ADMIN}/signing_keys": add_signing_key,
     f"{ADMIN}/spend-caps": add_cap,
+    f"{ADMIN}/webhooks": posts(Maker.endpoint_body),
+    f"{ADMIN}/webhooks/{{endpoint_id}}/deliveries": add_delivery,
     f"{ORG}/admin_api_keys": add_admin_key,
     f"{ORG}/audit_logs": nothing,
     f"{ORG}/invites": posts(lambda maker: {"email": maker.email(), "role": "reader"}),
@@ -146,6 +160,8 @@ def maker(world: World, org_id: str, project_id: str) -> Maker:
 async def test_every_list_is_walked_without_loss(world: World, maker: Maker) -> None:
     for template, fill in sorted(LISTS.items(), key=lambda each: each[0] == f"{ORG}/audit_logs"):
         path = template.replace("{project_id}", maker.project_id).replace("{price_list}", "default")
+        if "{endpoint_id}" in path:
+            path = path.replace(f"{ADMIN}/webhooks/{{endpoint_id}}", await maker.endpoint())
         rows = min(ROWS, AT_MOST.get(template, ROWS))
         for _ in range(rows):
             await fill(maker, path)

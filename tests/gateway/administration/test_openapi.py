@@ -8,6 +8,7 @@ import jsonschema_rs
 import pytest
 
 from gateway.routes import (
+    admin_alerts,
     admin_members,
     admin_models,
     admin_organization,
@@ -16,13 +17,17 @@ from gateway.routes import (
     admin_prices,
     admin_projects,
     admin_spend_caps,
+    admin_webhooks,
     audit_logs,
 )
 from tests.gateway.administration.conftest import World
 
 CAPS = "/v1/admin/spend-caps"
+WEBHOOKS = "/v1/admin/webhooks"
+HOOK = {"url": "https://hooks.example/x", "event_types": ["rate_limit.threshold_reached"]}
 PROBLEM = "application/problem+json"
 MODULES = (
+    admin_alerts,
     admin_members,
     admin_models,
     admin_organization,
@@ -31,6 +36,7 @@ MODULES = (
     admin_prices,
     admin_projects,
     admin_spend_caps,
+    admin_webhooks,
     audit_logs,
 )
 DESCRIBED = [
@@ -99,6 +105,10 @@ async def test_answers_match_their_schemas(world: World, document: dict[str, Any
         ("post", CAPS, CAPS, {"period": "day", "amount_usd": "0.000000001"}),
         ("post", CAPS, CAPS, {"period": "day", "amount_usd": "-1"}),
         ("get", CAPS, CAPS, None),
+        ("get", "/v1/admin/alerts", "/v1/admin/alerts", None),
+        ("post", WEBHOOKS, WEBHOOKS, HOOK),
+        ("post", WEBHOOKS, WEBHOOKS, {**HOOK, "url": "http://169.254.169.254/"}),
+        ("get", WEBHOOKS, WEBHOOKS, None),
         ("get", "/v1/admin/models", "/v1/admin/models", None),
         ("get", "/v1/admin/price_lists", "/v1/admin/price_lists", None),
         (

@@ -230,6 +230,13 @@ class Running:
         amount = {"period": "day", "amount_usd": "1"}
         return self.made("/v1/admin/spend-caps", project_id=self.make_project(), **amount)
 
+    def make_endpoint(self, *_: Any) -> str:
+        url = f"https://hooks{next(self._numbers)}.example/in"
+        return self.made("/v1/admin/webhooks", url=url, event_types=["budget.threshold_reached"])
+
+    def make_delivery(self, _: str, found: dict[str, str]) -> str:
+        return self.made(f"/v1/admin/webhooks/{found['endpoint_id']}/ping")
+
     def make_model(self, *_: Any) -> str:
         return "far"
 

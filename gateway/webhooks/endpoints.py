@@ -1,0 +1,285 @@
+"""Webhook endpoints of an organization: where its events are sent, and under which secret.
+
+Above: `routes.admin_webhooks` changes them, `deliveries` reads them. Below: Postgres; migration
+0019. A secret must come back to sign, so it stands encrypted, bound to its row; people see it once.
+While a rotation's grace lasts both secrets sign. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor, record
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.egress_targets import Forbidden, parse_target
+from gateway.ids import uuid7
+from gateway.tenancy.errors import InvalidField, NotFound, ReadOnly
+from gateway.webhooks.standard_webhooks import new_secret
+from gateway.webhooks.tables import deliveries, endpoints
+
+CIPHER_PURPOSE = "webhook-endpoint-secret"
+MAX_ENDPOINTS_PER_ORG = 50
+"""Live ones: so many deliveries one event can make."""
+MAX_GRACE_S = 7 * 86_400
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    org_id: str
+    url: str
+    description: str | None
+    event_types: list[str]
+    older_secret_expires_at: datetime | None
+    """Until then the secret before this one signs, too."""
+    version: int
+    created_at: datetime
+    disabled_at: datetime | None
+    """Nothing is sent: somebody said so, or its receiver answered 410."""
+    archived_at: datetime | None
+
+
+class EndpointOnce(msgspec.Struct, frozen=True):
+    endpoint: Endpoint
+    secret: str
+    """For this once."""
+
+    def __repr__(self) -> str:
+        return f"EndpointOnce({self.endpoint.id})"
+
+
+COLUMNS = [endpoints.c[name] for name in Endpoint.__struct_fields__]
+Check = Callable[[Endpoint], None]
+"""Of the row under its lock, before it is changed; raises where that must not be."""
+
+
+async def create_endpoint(
+    conn: AsyncConnection,
+    cipher: Cipher,
+    *,
+    org_id: str,
+    url: str,
+    description: str | None,
+    event_types: Sequence[str],
+    actor: Actor,
+    allow_loopback: bool = False,
+) -> EndpointOnce:
+    """`event_types` are known ones. Raises: InvalidField."""
+    check_url(url, allow_loopback=allow_loopback)
+    check_description(description)
+    live = sa.select(sa.func.count()).select_from(endpoints)
+    live = live.where(endpoints.c.org_id == org_id, endpoints.c.archived_at.is_(None))
+    if (await conn.scalar(live) or 0) >= MAX_ENDPOINTS_PER_ORG:
+        raise InvalidField("url", f"an organization has at most {MAX_ENDPOINTS_PER_ORG} endpoints")
+    endpoint_id, secret = f"whe_{uuid7().hex}", new_secret()
+    sealed = cipher.seal(secret.encode(), endpoint_id.encode())
+    row = {
+        "id": endpoint_id,
+        "org_id": org_id,
+        "url": url,
+        "description": description,
+        "event_types": sorted(set(event_types)),
+        "secret_sealed": sealed.data,
+        "secret_id": sealed.secret_id,
+    }
+    added = sa.insert(endpoints).values(**row).returning(*COLUMNS)
+    made = Endpoint(**(await conn.execute(added)).one()._mapping)
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="webhook_endpoint.created",
+        target=made.id,
+        after=_seen(made),
+    )
+    return EndpointOnce(made, secret)
+
+
+async def get_endpoint(conn: AsyncConnection, *, org_id: str, endpoint_id: str) -> Endpoint:
+    """A live or an archived one. Raises: NotFound."""
+    return await _find(conn, org_id, endpoint_id)
+
+
+def select_endpoints(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
+    """Those of an org, for a page of them; archived: those too."""
+    listed = sa.select(*COLUMNS).where(endpoints.c.org_id == org_id)
+    return listed if archived else listed.where(endpoints.c.archived_at.is_(None))
+
+
+def to_endpoints(rows: Iterable[sa.Row[Any]]) -> list[Endpoint]:
+    return [Endpoint(**row._mapping) for row in rows]
+
+
+async def update_endpoint(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    endpoint_id: str,
+    fields: Mapping[str, Any],
+    actor: Actor,
+    check: Check = lambda before: None,
+    allow_loopback: bool = False,
+) -> Endpoint:
+    """`fields`: of url, description, event_types, enabled.
+
+    Raises: NotFound, InvalidField, ReadOnly, what `check` raises.
+    """
+    before = await _hold(conn, org_id, endpoint_id, check)
+    wanted = dict(fields)
+    if "url" in wanted:
+        check_url(wanted["url"], allow_loopback=allow_loopback)
+    check_description(wanted.get("description"))
+    if "event_types" in wanted:
+        wanted["event_types"] = sorted(set(wanted["event_types"]))
+    enabled = wanted.pop("enabled", before.disabled_at is None)
+    changed = {key: value for key, value in wanted.items() if getattr(before, key) != value}
+    if enabled != (before.disabled_at is None):
+        changed["disabled_at"] = None if enabled else sa.func.now()
+    if not changed:
+        return before
+    return await _change(conn, before, changed, "webhook_endpoint.updated", actor)
+
+
+async def rotate_secret(
+    conn: AsyncConnection,
+    cipher: Cipher,
+    *,
+    org_id: str,
+    endpoint_id: str,
+    grace_s: int,
+    actor: Actor,
+    check: Check = lambda before: None,
+) -> EndpointOnce:
+    """A new secret; the one before signs beside it for `grace_s` more.
+
+    Raises: NotFound, InvalidField, ReadOnly, what `check` raises.
+    """
+    before = await _hold(conn, org_id, endpoint_id, check)
+    if not 0 <= grace_s <= MAX_GRACE_S:
+        raise InvalidField("grace_s", f"must be 0 to {MAX_GRACE_S}")
+    secret = new_secret()
+    sealed = cipher.seal(secret.encode(), endpoint_id.encode())
+    values: dict[str, Any] = {"secret_sealed": sealed.data, "secret_id": sealed.secret_id}
+    values |= dict.fromkeys(
+        ("older_secret_sealed", "older_secret_id", "older_secret_expires_at"), None
+    )
+    if grace_s:
+        values["older_secret_sealed"] = endpoints.c.secret_sealed
+        values["older_secret_id"] = endpoints.c.secret_id
+        values["older_secret_expires_at"] = sa.func.now() + sa.func.make_interval(
+            0, 0, 0, 0, 0, 0, grace_s
+        )
+    after = await _change(conn, before, values, "webhook_endpoint.secret_rotated", actor)
+    return EndpointOnce(after, secret)
+
+
+async def archive_endpoint(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    endpoint_id: str,
+    actor: Actor,
+    check: Check = lambda before: None,
+) -> Endpoint:
+    """It is told nothing from now on, not even what waits. Idempotent.
+
+    Raises: NotFound, what `check` raises.
+    """
+    known = await _find(conn, org_id, endpoint_id, lock=True)
+    check(known)
+    if known.archived_at is not None:
+        return known
+    waiting = sa.update(deliveries).where(
+        deliveries.c.org_id == org_id,
+        deliveries.c.endpoint_id == endpoint_id,
+        deliveries.c.state == "pending",
+    )
+    ended = {"state": "dead", "failure": "endpoint archived", "ended_at": sa.func.now()}
+    await conn.execute(waiting.values(**ended))
+    values = {"archived_at": sa.func.now()}
+    return await _change(conn, known, values, "webhook_endpoint.archived", actor)
+
+
+async def disable_endpoint(
+    conn: AsyncConnection, *, org_id: str, endpoint_id: str, actor: Actor
+) -> None:
+    """Send it nothing until somebody enables it. Raises: NotFound."""
+    before = await _find(conn, org_id, endpoint_id, lock=True)
+    if before.disabled_at is None and before.archived_at is None:
+        disabled = {"disabled_at": sa.func.now()}
+        await _change(conn, before, disabled, "webhook_endpoint.disabled", actor)
+
+
+def check_url(url: str, *, allow_loopback: bool) -> None:
+    """What can never be sent to is refused at the door; where its name leads, each time it is.
+
+    Raises: InvalidField.
+    """
+    try:
+        parse_target(url, allow_loopback=allow_loopback)
+    except Forbidden as error:
+        raise InvalidField(
+            "url", f"cannot be sent to: {error}", detail="cannot be sent to"
+        ) from None
+
+
+def check_description(description: str | None) -> None:
+    """Raises: InvalidField."""
+    if any(unicodedata.category(c)[0] == "C" for c in description or ""):
+        raise InvalidField("description", "must be printable")
+
+
+async def _find(
+    conn: AsyncConnection, org_id: str, endpoint_id: str, *, lock: bool = False
+) -> Endpoint:
+    """Raises: NotFound."""
+    found = sa.select(*COLUMNS).where(endpoints.c.id == endpoint_id, endpoints.c.org_id == org_id)
+    row = (await conn.execute(found.with_for_update() if lock else found)).one_or_none()
+    if row is None:
+        raise NotFound("endpoint_id", f"no webhook endpoint {endpoint_id!r}")
+    return Endpoint(**row._mapping)
+
+
+async def _hold(conn: AsyncConnection, org_id: str, endpoint_id: str, check: Check) -> Endpoint:
+    """Under its lock, to be changed. Raises: NotFound, ReadOnly, what `check` raises."""
+    found = await _find(conn, org_id, endpoint_id, lock=True)
+    check(found)
+    if found.archived_at is not None:
+        raise ReadOnly("endpoint_id", "an archived endpoint cannot be changed")
+    return found
+
+
+async def _change(
+    conn: AsyncConnection,
+    before: Endpoint,
+    values: Mapping[str, Any],
+    action: str,
+    actor: Actor,
+) -> Endpoint:
+    changed = sa.update(endpoints).where(
+        endpoints.c.id == before.id, endpoints.c.org_id == before.org_id
+    )
+    changed = changed.values(**values, version=endpoints.c.version + 1).returning(*COLUMNS)
+    after = Endpoint(**(await conn.execute(changed)).one()._mapping)
+    await record(
+        conn,
+        org_id=before.org_id,
+        actor=actor,
+        action=action,
+        target=before.id,
+        before=_seen(before),
+        after=_seen(after),
+    )
+    return after
+
+
+def _seen(endpoint: Endpoint) -> dict[str, Any]:
+    """For the audit log."""
+    fields = ("url", "description", "event_types", "disabled_at", "archived_at", "version")
+    return {name: getattr(endpoint, name) for name in fields}

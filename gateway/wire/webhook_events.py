@@ -1,0 +1,130 @@
+"""What a webhook's body says, and what `/v1/admin/alerts` shows: structs, and alerts as either.
+
+Above: `webhooks.outbox`, `routes.admin_alerts`. Below: msgspec, `billing.alerts`. Quantities are
+decimal texts beside their unit: no reader's floats round money. Moments are ISO 8601 in an event,
+as Standard Webhooks has them, and Unix seconds in administration.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from billing.alerts import SPEND, Alert
+from billing.money import format_usd
+
+EventType = Literal["budget.threshold_reached", "rate_limit.threshold_reached"]
+"""What an endpoint can ask for."""
+BUDGET: EventType = "budget.threshold_reached"
+RATE_LIMIT: EventType = "rate_limit.threshold_reached"
+PING = "webhook.ping"
+"""Sent when somebody asks for it, to any endpoint."""
+
+
+class Quantity(msgspec.Struct, frozen=True, kw_only=True):
+    value: str
+    unit: str
+    """`usd`, or `tokens` a minute."""
+
+
+class EventScope(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    """org, project, key, client; model, whose id is the project's, a slash and its name; key_model,
+    the same of a key."""
+    id: str
+
+
+class EventPeriod(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    """day, month or total of a budget, in UTC; hour of a rate limit."""
+    start: datetime | None
+    """Null of `total`."""
+
+
+class ThresholdReached(msgspec.Struct, frozen=True, kw_only=True):
+    alert_id: str
+    organization_id: str
+    scope: EventScope
+    measure: str
+    """`spend`, or the limit of a plan."""
+    cap_id: str | None
+    """Which of the scope's caps; null of a rate limit."""
+    period: EventPeriod
+    threshold_percent: int
+    limit: Quantity
+    used: Quantity
+
+
+class Pinged(msgspec.Struct, frozen=True, kw_only=True):
+    organization_id: str
+    endpoint_id: str
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    timestamp: datetime
+    data: ThresholdReached | Pinged
+
+
+class AlertView(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "alert"
+    id: str
+    type: str
+    """Of the event that tells of it."""
+    scope: EventScope
+    measure: str
+    cap_id: str | None
+    period: str
+    period_start: int | None
+    threshold_percent: int
+    limit: Quantity
+    used: Quantity
+    occurred_at: int
+
+
+def event_type(alert: Alert) -> EventType:
+    return BUDGET if alert.measure == SPEND else RATE_LIMIT
+
+
+def quantity(alert: Alert, amount: int) -> Quantity:
+    if alert.measure == SPEND:
+        return Quantity(value=format_usd(amount), unit="usd")
+    return Quantity(value=str(amount), unit="tokens")
+
+
+def to_event(alert: Alert) -> Event:
+    total = alert.period == "total"
+    return Event(
+        type=event_type(alert),
+        timestamp=alert.occurred_at,
+        data=ThresholdReached(
+            alert_id=alert.id,
+            organization_id=alert.org_id,
+            scope=EventScope(type=alert.scope, id=alert.scope_id),
+            measure=alert.measure,
+            cap_id=alert.cap_id or None,
+            period=EventPeriod(type=alert.period, start=None if total else alert.period_start),
+            threshold_percent=alert.threshold,
+            limit=quantity(alert, alert.ceiling),
+            used=quantity(alert, alert.used),
+        ),
+    )
+
+
+def to_view(alert: Alert) -> AlertView:
+    total = alert.period == "total"
+    return AlertView(
+        id=alert.id,
+        type=event_type(alert),
+        scope=EventScope(type=alert.scope, id=alert.scope_id),
+        measure=alert.measure,
+        cap_id=alert.cap_id or None,
+        period=alert.period,
+        period_start=None if total else int(alert.period_start.timestamp()),
+        threshold_percent=alert.threshold,
+        limit=quantity(alert, alert.ceiling),
+        used=quantity(alert, alert.used),
+        occurred_at=int(alert.occurred_at.timestamp()),
+    )
