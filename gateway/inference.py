@@ -226,7 +226,7 @@ class Generation(msgspec.Struct, frozen=True):
                 outcome = await Run(self, replica, prepared).relay()
             except ReplicaUnavailable as error:
                 outcome = Outcome(failure=error)
-            if isinstance(outcome.failure, NoPlace):  # it was the one with most room
+            if isinstance(outcome.failure, NoPlace):
                 break
             turned_away = isinstance(outcome.failure, ReplicaUnavailable) and outcome.usage is None
             if not turned_away and not self.delivery.abandoned:

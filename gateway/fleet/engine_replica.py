@@ -29,6 +29,7 @@ from gateway.fleet.errors import (
     BadField,
     ContextTooLong,
     FleetError,
+    NoPlace,
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
@@ -211,7 +212,9 @@ class EngineReplica:
         self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded
     ) -> FleetError:
         match error:
-            case EngineOverloaded() | DeadlineExceeded():
+            case DeadlineExceeded():
+                return NoPlace(f"{self.name}: {error.message}")
+            case EngineOverloaded():
                 return ReplicaOverloaded(f"{self.name}: {error.message}")
             case ContextLengthExceeded():
                 return ContextTooLong("The messages are too long for this model.", param="messages")

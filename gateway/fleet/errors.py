@@ -7,7 +7,7 @@ FleetError                  code
 │   └── UnknownModel        model_not_found
 ├── ReplicaUnavailable      replica_unavailable nothing ran; another replica may be tried
 │   └── ReplicaOverloaded   replica_overloaded  its bounded queue is full
-│       └── NoPlace         no_place            in this gateway's room for it, or not in time
+│       └── NoPlace         no_place            it did not get its turn, or not in time
 ├── UpstreamRefused         upstream_refused    an upstream's 4xx, for the client to read
 └── ReplicaLost             replica_lost        after the first event; usage so far stands
 """
@@ -67,7 +67,7 @@ class ReplicaOverloaded(ReplicaUnavailable):
 
 
 class NoPlace(ReplicaOverloaded):
-    """Says nothing against the replica, which was not asked."""
+    """Says nothing against the replica, and another one would come no sooner."""
 
     code = "no_place"
 
