@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from itertools import chain
 from typing import Any
 
 from uvicorn._types import ASGI3Application
@@ -157,9 +158,8 @@ class Connection(HttpToolsProtocol):
         self._begun = False
         self._head_bytes = 0
         self._num_heads += 1
-        size_bytes = len(self.url) + sum(
-            len(name) + len(value) + SEPARATORS_BYTES for name, value in self.headers
-        )
+        size_bytes = len(self.url) + SEPARATORS_BYTES * len(self.headers)
+        size_bytes += sum(map(len, chain.from_iterable(self.headers)))
         if size_bytes > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
             raise _Refused
