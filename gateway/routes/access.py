@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import HTTPRouteHandler
+from litestar.types import ExceptionHandlersMap
 
 from gateway.audit.log import Actor
 from gateway.auth.policy import PROJECT_OWNER, SCOPES
@@ -29,10 +30,18 @@ PUBLIC: dict[str, Any] = {SCOPE: None}
 
 
 class HotRoute(HTTPRouteHandler):
-    """A handler whose guards get the handler itself. Litestar shows each a copy, of some sixty
-    attributes, for each request; ours read it and change nothing."""
+    """A handler for which Litestar does some things once that it would do for each request."""
+
+    _handlers: ExceptionHandlersMap | None = None
+
+    def resolve_exception_handlers(self) -> ExceptionHandlersMap:
+        if self._handlers is None:
+            self._handlers = super().resolve_exception_handlers()
+        return self._handlers
 
     async def authorize_connection(self, connection: ASGIConnection[Any, Any, Any, Any]) -> None:
+        """The guards get the handler itself, not a copy of its sixty attributes each: ours read it
+        and change nothing."""
         for guard in self.resolve_guards():
             await guard(connection, self)  # type: ignore[misc]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from litestar import Request
+from litestar.exceptions import InternalServerException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
@@ -52,7 +56,7 @@ REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422
 async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
     found = services(request)
     deadline_s = read_deadline_s(request.scope["headers"])
-    body = await plain_body(request)
+    body = await read_once(request)
     peeked = peek(body)
     state = request.scope["state"]
     state[MODEL] = peeked.model
@@ -86,12 +90,40 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
 
 async def plain_body(request: Request[Principal, Any, Any]) -> bytes:
     """Raises EncodedBody."""
-    for name, value in request.scope["headers"]:
+    refuse_coded(request.scope["headers"])
+    return await request.body()
+
+
+def refuse_coded(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises EncodedBody."""
+    for name, value in headers:
         if name == b"content-encoding":
             codings = value.decode("latin-1").lower().split(",")
             if any(coding.strip() not in ("", "identity") for coding in codings):
                 raise EncodedBody
-    return await request.body()
+
+
+async def read_once(request: Request[Principal, Any, Any]) -> bytes:
+    """As `plain_body`, which can be asked again, and for that takes an object of all headers and a
+    generator. Raises: EncodedBody, RequestEntityTooLarge."""
+    headers = request.scope["headers"]
+    refuse_coded(headers)
+    most = request.route_handler.resolve_request_max_body_size() or math.inf
+    for name, value in headers:
+        if name == b"content-length" and int(value) > most:  # the server has read it, too
+            raise RequestEntityTooLarge
+    pieces: list[bytes] = []
+    size_bytes, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] != "http.request":
+            raise InternalServerException("the client left before its body had come")
+        pieces.append(message["body"])
+        size_bytes += len(message["body"])
+        if size_bytes > most:
+            raise RequestEntityTooLarge
+        more = message.get("more_body", False)
+    return b"".join(pieces)
 
 
 routes = [chat_completions]
