@@ -1,10 +1,14 @@
-"""Requests per second and added latency of the gateway, in front of an upstream that costs nothing.
+"""What the gateway costs in front of an upstream that costs nothing, beside the least possible.
 
-`python -m bench.gateway [--seconds S] [--dry]`: starts `bench.stub_upstream` and, in a home
-of its own, `tollgate up` with one worker, everything on: keys, limits, spool, Postgres, Redis. The
-same load then goes straight to the stub and through the gateway, in the same run. Where there are
-two cores or more, stub and load generator get the last one and the gateway with its stores the
-others.
+`python -m bench.gateway [--seconds S] [--workers N] [--dry]`: starts `bench.stub_upstream`, the two
+passthroughs of `bench.floor` (bare ASGI, and a bare Litestar route: the same server, loop and HTTP
+client, and nothing else) and, in a home of its own, `tollgate up`, everything on: keys, limits,
+spool, Postgres, Redis. The same load goes straight to the stub and through each, in the same run;
+one table shows them with ratios to the bare passthrough. Where there are two cores or more, stub
+and load generator get the last one and what is measured the others.
+
+Processor time is that of the process which serves, whatever else ran on the machine meanwhile; it
+is the figure to compare. Rates and latencies are only as good as the machine was quiet.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import httpx
 import psutil
 import uvloop
 
+from bench.floor import PATH
 from bench.load import Tally, Target, closed_loop, open_loop
 from bench.ports import free_port
 from bench.record import record
@@ -38,10 +43,21 @@ WARM_UP_S = 2.0
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 UNLIMITED = 1_000_000_000_000
+SIDES = {
+    "straight": "the stub itself",
+    "bare": "bare ASGI",
+    "litestar": "bare Litestar",
+    "gateway": "gateway",
+}
+COLUMNS = (
+    *("req/s", "CPU ms/req", "events/s", "CPU ms/stream"),
+    *("added p50 ms", "added p99 ms", "added TTFT ms", "memory MB"),
+)
+""""Added": to the stub's own answer, at RATE_PER_S requests a second."""
 CONFIG = """
 [[model]]
 name = "{model}"
-upstream = "http://127.0.0.1:{port}/v1"
+upstream = "{url}"
 
 [plan.default]
 tokens_per_minute = {limit}
@@ -87,20 +103,25 @@ def wait_until_ready(url: str, started: subprocess.Popen[bytes], log: Path) -> N
 
 
 class Meter:
-    """Processor time of the gateway's worker and of everything else that `tollgate up` runs."""
+    """Processor time and memory of who serves, and the time of the stores behind it."""
 
-    def __init__(self, up: int) -> None:
-        tree = psutil.Process(up).children(recursive=True)
-        self._groups = {
-            "worker": [child for child in tree if "worker" in child.cmdline()],
-            "stores": [child for child in tree if "worker" not in child.cmdline()],
-        }
+    def __init__(self, root: int) -> None:
+        tree = psutil.Process(root).children(recursive=True)
+        workers = [child for child in tree if "worker" in child.cmdline()]
+        self._serving = workers or [psutil.Process(root)]
+        self._stores = [child for child in tree if child not in workers] if workers else []
 
     def cpu_s(self) -> dict[str, float]:
+        groups = {"serving": self._serving, "stores": self._stores}
         return {
-            group: sum(sum(child.cpu_times()[:2]) for child in members if child.is_running())
-            for group, members in self._groups.items()
+            name: sum(sum(each.cpu_times()[:2]) for each in group if each.is_running())
+            for name, group in groups.items()
         }
+
+    def memory_mb(self) -> float:
+        """Of each process that serves."""
+        sizes = [each.memory_info().rss for each in self._serving]
+        return round(sum(sizes) / len(sizes) / 1e6, 1)
 
 
 async def measure(
@@ -119,12 +140,13 @@ async def measure(
         result[kind] = {
             f"closed_c{CONNECTIONS}": checked(closed),
             f"open_{RATE_PER_S:.0f}_per_s": checked(opened),
+            "cpu_ms": {
+                group: round(1000 * (after[group] - before[group]) / len(closed.latencies_s), 4)
+                for group in after
+            },
         }
-        if meter:
-            thousands = len(closed.latencies_s) / 1000
-            result[kind]["cpu_s_per_1000"] = {
-                group: round((after[group] - before[group]) / thousands, 3) for group in after
-            }
+    if meter:
+        result["memory_mb"] = meter.memory_mb()
     return result
 
 
@@ -149,45 +171,88 @@ def added_ms(straight: dict[str, Any], gateway: dict[str, Any]) -> dict[str, Any
     }
 
 
-def run(duration_s: float, folder: Path) -> dict[str, Any]:
+def figures(side: dict[str, Any], straight: dict[str, Any]) -> list[float]:
+    """As `COLUMNS` names them."""
+    closed, added = f"closed_c{CONNECTIONS}", added_ms(straight, side)
+    return [
+        side["whole"][closed]["requests_per_s"],
+        side["whole"]["cpu_ms"].get("serving", 0.0),
+        side["stream"][closed]["events_per_s"],
+        side["stream"]["cpu_ms"].get("serving", 0.0),
+        added["whole"]["p50"],
+        added["whole"]["p99"],
+        added["stream"]["p50"],
+        side.get("memory_mb", 0.0),
+    ]
+
+
+def table(result: dict[str, Any]) -> str:
+    """A line for each side, and below it how many times the bare passthrough's figures its are."""
+    floor = figures(result["bare"], result["straight"])
+    lines = ["".join([f"{'':16}", *(f"{name:>14}" for name in COLUMNS)])]
+    for name, title in SIDES.items():
+        mine = figures(result[name], result["straight"])
+        lines.append("".join([f"{title:16}", *(f"{each:14,.3f}" for each in mine)]))
+        if name not in ("straight", "bare"):
+            ratios = [
+                f"{a / b:13.2f}x" if b else f"{'':14}" for a, b in zip(mine, floor, strict=True)
+            ]
+            lines.append("".join([f"{'':16}", *ratios]))
+    return "\n".join(lines)
+
+
+def run(duration_s: float, workers: int, folder: Path) -> dict[str, Any]:
     load_average = round(os.getloadavg()[0], 2)
     theirs, ours = share_cores()
-    stub_port, port = free_port(), free_port()
-    stub_url, url = f"http://127.0.0.1:{stub_port}/v1", f"http://127.0.0.1:{port}/v1"
-    home, config = folder / "home", folder / "tollgate.toml"
-    config.write_text(CONFIG.format(model=MODEL, port=stub_port, limit=UNLIMITED))
-    stub_log, up_log = folder / "stub.log", folder / "up.log"
-    stub_command = [sys.executable, "-m", "bench.stub_upstream", str(stub_port)]
-    up_command = [str(Path(sys.executable).parent / "tollgate"), "up", "--home", str(home)]
-    up_command += ["--port", str(port), "--config", str(config), "--workers", "1"]
+    stub_url, home = f"http://127.0.0.1:{free_port()}/v1", folder / "home"
+    config = folder / "tollgate.toml"
+    config.write_text(CONFIG.format(model=MODEL, url=stub_url, limit=UNLIMITED))
+    ports = {name: free_port() for name in ("bare", "litestar", "gateway")}
+    python = [sys.executable, "-m"]
+    floor = [*python, "bench.floor"]
+    commands = {
+        "bare": [*floor, str(ports["bare"]), stub_url],
+        "litestar": [*floor, str(ports["litestar"]), stub_url, "--litestar"],
+        "gateway": [str(Path(sys.executable).parent / "tollgate"), "up", "--home", str(home)]
+        + ["--port", str(ports["gateway"]), "--config", str(config), "--workers", str(workers)],
+    }
     os.sched_setaffinity(0, ours)
-    with (
-        process(stub_command, stub_log, ours) as stub,
-        process(up_command, up_log, theirs) as up,
-    ):
-        wait_until_ready(stub_url, stub, stub_log)
-        wait_until_ready(f"http://127.0.0.1:{port}/health/ready", up, up_log)
-        api_key = json.loads((home / "credentials.json").read_text())["api_key"]
-        straight = uvloop.run(measure(stub_url, None, duration_s))
-        through = uvloop.run(measure(url, api_key, duration_s, Meter(up.pid)))
-    return {
-        "cores": {"gateway": sorted(theirs), "load": sorted(ours)},
+    result: dict[str, Any] = {
+        "cores": {"served": sorted(theirs), "load": sorted(ours)},
+        "workers": workers,
         "seconds_each": duration_s,
         "load_average_before": load_average,
-        "straight": straight,
-        "gateway": through,
-        "added_ms": added_ms(straight, through),
     }
+    stub_command = [*python, "bench.stub_upstream", stub_url.rpartition(":")[2].split("/")[0]]
+    with process(stub_command, folder / "stub.log", ours) as stub:
+        wait_until_ready(stub_url, stub, folder / "stub.log")
+        result["straight"] = uvloop.run(measure(stub_url, None, duration_s))
+        for name, command in commands.items():
+            log, url = folder / f"{name}.log", f"http://127.0.0.1:{ports[name]}"
+            with process(command, log, theirs) as started:
+                ready = "/health/ready" if name == "gateway" else PATH
+                wait_until_ready(url + ready, started, log)
+                key = api_key(home) if name == "gateway" else None
+                meter = Meter(started.pid)
+                result[name] = uvloop.run(measure(f"{url}/v1", key, duration_s, meter))
+    result["added_ms"] = added_ms(result["straight"], result["gateway"])
+    return result
+
+
+def api_key(home: Path) -> str:
+    return str(json.loads((home / "credentials.json").read_text())["api_key"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--workers", type=int, default=1, help="of the gateway")
     parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tg-bench-", dir="/tmp") as folder:
-        result = run(options.seconds, Path(folder))
-    print(json.dumps(result, indent=2))
+        result = run(options.seconds, options.workers, Path(folder))
+    print(table(result))
+    print(json.dumps(result))
     if not options.dry:
         print(record("gateway", result))
 

@@ -35,9 +35,13 @@ def run(module: str, *arguments: str, small: str = "--dry") -> str:
 
 
 def test_the_gateway_in_front_of_an_upstream() -> None:
-    result = json.loads(run("bench.gateway", "--seconds", "0.5"))
+    *lines, last = run("bench.gateway", "--seconds", "0.5").splitlines()
+    for side in ("bare ASGI", "bare Litestar", "gateway"):
+        assert any(re.match(rf"{side} +[0-9,.]+ ", line) for line in lines), lines
+    assert sum("x" in line and "." in line for line in lines) >= 2
+    result = json.loads(last)
     assert result["seconds_each"] == 0.5
-    for side in ("straight", "gateway"):
+    for side in ("straight", "bare", "litestar", "gateway"):
         for kind in ("whole", "stream"):
             closed = result[side][kind]["closed_c32"]
             assert closed["requests"] > 0 and closed["errors"] == 0
