@@ -17,7 +17,7 @@ import asyncio
 import logging
 import resource
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
@@ -74,6 +74,10 @@ class _Refused(Exception):
 class Connection(HttpToolsProtocol):
     """What uvicorn makes for each client. `refusal`: what it was told, from then on it is deaf."""
 
+    unread_s: ClassVar[float] = 60.0
+    """How long what is written may wait for its reader. Closing waits for that as well, so whoever
+    took a byte now and then would hold a connection that was given up for days."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.refusal: Face | None = None
@@ -91,6 +95,11 @@ class Connection(HttpToolsProtocol):
         self._body_since = 0.0
         self._dropped_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def reading_within(cls, unread_s: float) -> type[Connection]:
+        return type(cls.__name__, (cls,), {"unread_s": unread_s})
 
     # asyncio.Protocol
 
@@ -101,8 +110,22 @@ class Connection(HttpToolsProtocol):
             return
         self._expect_head()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.unread_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._is_read()
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        self._is_read()
         if self._running is not None:
             # uvicorn tells the request that came last, which may wait for this one's answer
             self._running.disconnected = True

@@ -19,7 +19,7 @@ from gateway.limits.limiter import RateState
 from gateway.rests import Rest
 
 MAX_QUEUED_CHUNKS = 64
-MAX_QUEUED_BYTES = 256 * 1024
+MAX_QUEUED_BYTES = 64 * 1024
 """And one chunk."""
 
 

@@ -102,7 +102,7 @@ def run(
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=Connection,
+        http=Connection.reading_within(settings.stalled_reader_s),
         ws="none",
         lifespan="on",
         log_config=None,

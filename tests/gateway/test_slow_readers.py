@@ -20,6 +20,7 @@ from billing.spool import Spool
 from engine.chat_template import ChatTemplate
 from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine
 from engine.tokenizer import Tokenizer
+from gateway.connection import Connection
 from gateway.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
 from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.http1 import HIGH_WATER_BYTES
@@ -28,7 +29,6 @@ from gateway.fleet.replica import MeteredUsage, Replica
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream import UpstreamReplica
 from gateway.inference import Desk
-from gateway.listener import bound_unread
 from gateway.principal import Plan
 from gateway.routes.reply import Reply
 from gateway.tasks import TaskSet
@@ -113,10 +113,16 @@ async def serve() -> AsyncIterator[Callable[[Delivery], Any]]:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     listener.bind(("127.0.0.1", 0))
-    bound_unread(listener, STALLED_S)
     listener.listen()
     server = uvicorn.Server(
-        uvicorn.Config(answer, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1)
+        uvicorn.Config(
+            answer,
+            http=Connection.reading_within(STALLED_S),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            timeout_keep_alive=1,
+        )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     clients: list[socket.socket] = []
@@ -133,7 +139,7 @@ async def serve() -> AsyncIterator[Callable[[Delivery], Any]]:
         return client
 
     yield connect
-    async with asyncio.timeout(3 * STALLED_S + 10):  # the slow one is still there, and reading
+    async with asyncio.timeout(3 * STALLED_S + 10):  # the slow one is still there
         while server.server_state.connections:
             await asyncio.sleep(0.05)
     for client in clients:
