@@ -1,6 +1,9 @@
 """Whether limits hold when several gateways share them: what passed, against the stated bound.
 
+    python -m bench.limits [--seconds S] [--dry]
+
 `processes` runs the limiter itself in processes that ask for more than there is (`load` is one of
-them, `tenant` whose limits they share); `journal` is what a process says of each request, `windows`
-the arithmetic. Above: the tests. Below: `gateway.limits`.
+them, `tenant` whose limits they share), `gateways` whole gateways; `journal` is what a process says
+of each request, `windows` the arithmetic. Above: nobody; the tests run `processes`. Below:
+`gateway.limits`.
 """

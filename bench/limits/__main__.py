@@ -1,0 +1,92 @@
+"""What passes when several gateways share limits, against the bound.
+
+    python -m bench.limits [--seconds S] [--dry]
+
+Four limiter processes, one of them killed, at 64 and at 512 requests at once; then `tollgate up`
+with four workers, at the same. Above: nobody. Below: `processes`, `gateways`. The result goes to
+`bench/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.limits import gateways, processes
+from bench.limits.processes import Scenario
+from bench.record import record
+from gateway import embedded
+from gateway.home import Home
+
+STOP_TIMEOUT_S = 10.0
+CONCURRENCIES = (64, 512)
+LEASE_TTL_S = 6.0
+
+
+def of_processes(folder: Path, seconds: float) -> dict[str, Any]:
+    home = Home(folder / "redis")
+    home.create()
+    server = asyncio.run(embedded.start_redis(home, durable=False))
+    found = {}
+    try:
+        for concurrency in CONCURRENCIES:
+            scenario = Scenario(
+                concurrency=concurrency,
+                scale=max(64, concurrency // 4),
+                seconds=seconds,
+                lease_ttl_s=LEASE_TTL_S,
+                killed_after_s=seconds / 6,
+                await_expiry=True,
+            )
+            outcome = processes.run(embedded.redis_url(home), folder, scenario)
+            found[str(concurrency)] = msgspec.to_builtins(outcome)
+    finally:
+        asyncio.run(server.stop(STOP_TIMEOUT_S))
+    return found
+
+
+def of_gateways(folder: Path, seconds: float) -> dict[str, Any]:
+    with gateways.running(folder / "gateways") as stack:
+        return {
+            str(concurrency): msgspec.to_builtins(gateways.run(stack, concurrency, seconds))
+            for concurrency in CONCURRENCIES
+        }
+
+
+def show(title: str, found: dict[str, Any], columns: tuple[str, ...]) -> None:
+    print(f"{title:<12}" + "".join(f"{name:>20}" for name in columns))
+    for concurrency, outcome in found.items():
+        cells = (outcome[name] for name in columns)
+        texts = (f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in cells)
+        print(f"{concurrency:<12}" + "".join(f"{text:>20}" for text in texts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each load")
+    parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="tgl-", dir="/tmp"))
+    try:
+        limiters = of_processes(folder, options.seconds)
+        show(
+            "processes",
+            limiters,
+            ("admitted_ratio", "with_steps_ratio", "double_settles", "miscounted_us"),
+        )
+        whole = of_gateways(folder, options.seconds)
+        show("gateways", whole, ("admitted_ratio", "with_steps_ratio", "admitted", "refused"))
+    finally:
+        shutil.rmtree(folder)
+    if not options.dry:
+        print(record("limits", {"processes": limiters, "gateways": whole}))
+
+
+if __name__ == "__main__":
+    main()
