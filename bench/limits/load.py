@@ -20,7 +20,7 @@ import msgspec
 from redis.asyncio import from_url
 
 from bench.limits.journal import Admitted, Counted, Ends, Journal, Ready, Wrote
-from bench.limits.tenant import MODELS, callers
+from bench.limits.tenant import MODELS, NARROW, callers
 from gateway.limits import expected_output
 from gateway.limits import limiter as limits
 from gateway.limits.allowance import Allowance
@@ -112,7 +112,8 @@ class Worker:
     async def request(self) -> None:
         who, model = self.draw.choice(self.callers), self.draw.choice(MODELS)
         self.number += 1
-        length = self.draw.randint(*(MUCH if self.draw.random() < self.share_of_much else USUAL))
+        share_of_much = 0.5 if model == NARROW else self.share_of_much
+        length = self.draw.randint(*(MUCH if self.draw.random() < share_of_much else USUAL))
         asked: dict[str, Any] = {
             "input_tokens": self.draw.randint(5, 80),
             "max_output_tokens": CONTEXT if self.draw.random() < 0.5 else length,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from gateway.principal import Plan, Principal
 
 ORG, PROJECT, CLIENT = "org_bound", "proj_bound", "client_bound"
-MODELS = ("narrow", "wide")
+NARROW = "narrow"
+MODELS = (NARROW, "wide")
 DAY_TOKENS = 86_400_000
 """A millisecond of refill each, and far more than is asked for: its bucket counts every token."""
 DAY = Plan(name="day", batch_tokens_per_day=DAY_TOKENS)
@@ -21,9 +22,9 @@ def callers(scale: int, max_streams: int) -> list[Principal]:
     narrow = Plan(name="narrow", output_tokens_per_minute=16 * scale, requests_per_minute=6 * scale)
     org = Plan(
         name="org",
-        tokens_per_minute=3_600 * scale,
-        output_tokens_per_minute=1_000 * scale,
-        requests_per_minute=20 * scale,
+        tokens_per_minute=2_000 * scale,
+        output_tokens_per_minute=900 * scale,
+        requests_per_minute=18 * scale,
         max_concurrent_streams=max_streams,
         batch_tokens_per_day=DAY_TOKENS,
     )
@@ -35,17 +36,17 @@ def callers(scale: int, max_streams: int) -> list[Principal]:
         "org_plan": org,
         "project_plan": Plan(
             name="project",
-            tokens_per_minute=2_200 * scale,
-            input_tokens_per_minute=1_800 * scale,
+            tokens_per_minute=1_500 * scale,
+            input_tokens_per_minute=1_200 * scale,
         ),
     }
     key = {
-        "key_plan": Plan(name="key", tokens_per_minute=1_400 * scale),
-        "key_model_plans": {MODELS[0]: narrow},
+        "key_plan": Plan(name="key", tokens_per_minute=900 * scale),
+        "key_model_plans": {NARROW: narrow},
     }
     client = {
         "client_id": CLIENT,
-        "client_plan": Plan(name="client", tokens_per_minute=900 * scale),
+        "client_plan": Plan(name="client", tokens_per_minute=600 * scale),
     }
     return [
         *(Principal(key_id=name, **shared, **key) for name in ("key_a", "key_b")),  # type: ignore[arg-type]

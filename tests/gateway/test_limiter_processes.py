@@ -25,7 +25,7 @@ def check(found: Outcome) -> None:
     assert tried == refused > 0
     assert found.miscounted_us == 0, "no token is lost, and none is counted twice"
     assert found.admitted_ratio > 0.8 and found.refused > 0, "they asked for more than there is"
-    assert found.replayed > 0 and found.extended > 0
+    assert found.replayed > 0 and found.extended > 0 and found.rested > 0
 
 
 def test_64_at_once_and_a_process_that_is_killed_whose_leases_expire(
@@ -39,7 +39,7 @@ def test_64_at_once_and_a_process_that_is_killed_whose_leases_expire(
         ),
     )
     check(found)
-    assert found.recovered["LATE"] > 0 and found.rested > 0
+    assert found.recovered["LATE"] > 0
     assert found.recovered.keys() <= {"LATE", "REPLAYED"}
 
 
