@@ -28,6 +28,7 @@ from gateway.webhooks.tables import deliveries as deliveries_table
 from gateway.webhooks.tables import endpoints as endpoints_table
 from gateway.wire.admin_plans import given, to_seconds
 from gateway.wire.admin_webhooks import (
+    DeliveryState,
     NewWebhookEndpoint,
     SecretRotation,
     WebhookDelivery,
@@ -54,6 +55,10 @@ _rotation_decoder = msgspec.json.Decoder(SecretRotation)
 
 class WebhooksQuery(PageQuery):
     include_archived: bool = False
+
+
+class DeliveriesQuery(PageQuery):
+    state: DeliveryState | None = None
 
 
 def to_wire(endpoint: Endpoint) -> WebhookEndpoint:
@@ -247,13 +252,13 @@ async def ping(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
     opt=needs(SCOPE_ADMIN_READ),
     tags=TAGS,
     summary="List what was sent to an endpoint, or waits to be, of the last 30 days",
-    operation_class=describes(query=PageQuery, answer=Listing[WebhookDelivery]),
+    operation_class=describes(query=DeliveriesQuery, answer=Listing[WebhookDelivery]),
 )
 async def list_deliveries(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
-    query, org_id = parse_query(request.url.query, PageQuery), request.user.org_id
+    query, org_id = parse_query(request.url.query, DeliveriesQuery), request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         await endpoints.get_endpoint(conn, org_id=org_id, endpoint_id=endpoint_id)
-        listed = deliveries.select_deliveries(org_id, endpoint_id)
+        listed = deliveries.select_deliveries(org_id, endpoint_id, state=query.state)
         rows = await conn.execute(keyset(listed, deliveries_table.c.id, query))
         found = [to_delivery(each) for each in deliveries.to_deliveries(rows)]
     return answer(request, to_listing(found, query))

@@ -74,10 +74,11 @@ class Leased(msgspec.Struct, frozen=True, kw_only=True):
 COLUMNS = [deliveries.c[name] for name in Delivery.__struct_fields__]
 
 
-def select_deliveries(org_id: str, endpoint_id: str) -> sa.Select[Any]:
-    """Those to an endpoint of an org, for a page of them."""
+def select_deliveries(org_id: str, endpoint_id: str, *, state: str | None = None) -> sa.Select[Any]:
+    """Those to an endpoint of an org, for a page of them; None: in any state."""
     found = sa.select(*COLUMNS).where(deliveries.c.org_id == org_id)
-    return found.where(deliveries.c.endpoint_id == endpoint_id)
+    found = found.where(deliveries.c.endpoint_id == endpoint_id)
+    return found if state is None else found.where(deliveries.c.state == state)
 
 
 def to_deliveries(rows: Iterable[sa.Row[Any]]) -> list[Delivery]:

@@ -5,7 +5,7 @@ Moments are Unix seconds. A field that a change leaves out stays as it is.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -17,6 +17,7 @@ __all__ = ["SecretRotation"]
 
 Url = Annotated[str, Meta(min_length=1, max_length=2048)]
 Description = Annotated[str, Meta(max_length=200)]
+DeliveryState = Literal["pending", "delivered", "dead"]
 EventTypes = Annotated[list[EventType], Meta(min_length=1, max_length=16)]
 
 
@@ -62,7 +63,7 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """The header `webhook-id`: the same in every attempt."""
     event_type: str
     state: str
-    """pending, delivered, or dead: given up after a day."""
+    """pending, delivered, or dead: given up, after a day at the latest."""
     attempts: int
     next_attempt_at: int | None
     expires_at: int | None

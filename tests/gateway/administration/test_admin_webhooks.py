@@ -79,6 +79,9 @@ async def test_a_delivery_is_shown_and_sent_again(world: World) -> None:
     await world.call("POST", f"{path}/archive")
     ended = (await world.call("GET", one)).json()
     assert (ended["state"], ended["next_attempt_at"]) == ("dead", None)
+    for state, num in (("dead", 1), ("pending", 0)):
+        listed = await world.call("GET", f"{path}/deliveries?state={state}")
+        assert len(listed.json()["data"]) == num
 
 
 async def test_what_cannot_be_is_refused_at_the_door(world: World) -> None:

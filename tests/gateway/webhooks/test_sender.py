@@ -438,3 +438,51 @@ async def test_an_outage_of_postgres_ends_no_sender(
     await sender.close()
     assert "webhooks wait for Postgres (OSError)" in caplog.text
     assert json.loads(receiver.received[0].body)["type"] == "rate_limit.threshold_reached"
+
+
+async def test_what_cannot_be_signed_or_written_down_is_tried_again(
+    db: AsyncEngine,
+    org_id: str,
+    endpoint: EndpointOnce,
+    receiver: Receiver,
+    make_sender: MakeSender,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sender = make_sender(lease_s=0.05)
+    await reach(db, org_id)
+    async with db.begin() as conn:
+        await conn.execute(sa.text("UPDATE webhook_endpoints SET secret_id = 'gone'"))
+    await turn(sender)
+    assert await states(db) == [("pending", 1, None)] and receiver.received == []
+    assert "does not open" in caplog.text and endpoint.secret not in caplog.text
+    async with db.begin() as conn:
+        await conn.execute(sa.text("UPDATE webhook_endpoints SET secret_id = 'one'"))
+
+    async def away(*_: object) -> None:
+        raise OSError
+
+    await hurry(db)
+    with monkeypatch.context() as patch:
+        patch.setattr(sending, "end_attempt", away)
+        await turn(sender)
+    assert await states(db) == [("pending", 2, None)] and len(receiver.received) == 1
+    assert "not written down (OSError)" in caplog.text
+    await asyncio.sleep(0.1)
+    await turn(sender)
+    assert await states(db) == [("delivered", 3, 204)] and len(receiver.received) == 2
+
+
+async def test_a_sender_gives_up_now_and_then_what_nobody_could_send(
+    db: AsyncEngine, org_id: str, endpoint: EndpointOnce, make_sender: MakeSender,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sending, "SWEEP_INTERVAL_S", 0.0)
+    await reach(db, org_id)
+    while await fan_out(db):
+        continue
+    async with db.begin() as conn:
+        await conn.execute(sa.text("UPDATE webhook_deliveries SET expires_at = now()"))
+    outcomes: list[str] = []
+    await turn(make_sender(on_outcome=outcomes.append))
+    assert outcomes == ["dead"] and await states(db) == [("dead", 0, None)]

@@ -1,0 +1,49 @@
+"""What `app` opens: a sender that works by itself, and counts."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+from standardwebhooks.webhooks import Webhook
+
+from billing.events import Price, Quantities
+from billing.ingest import ingest
+from gateway.telemetry import Telemetry
+from gateway.webhooks.wiring import open_webhooks
+from tests.billing.samples import an_attempt, an_event
+from tests.billing.test_alerts import cap
+from tests.gateway.webhooks.conftest import SECRET, Receiver, add_endpoint
+
+
+@pytest.mark.parametrize("allow_loopback", [True, False])
+async def test_what_is_spent_arrives_where_it_may_go(
+    db: AsyncEngine,
+    system: AsyncEngine,
+    org_id: str,
+    receiver: Receiver,
+    allow_loopback: bool,
+) -> None:
+    telemetry = Telemetry(models=())
+    await cap(db, 1_000_000_000_000, org=org_id, period="month")
+    attempt = an_attempt(org=org_id, prices={"output": Price("one", 250_000_000_125)})
+    async with AsyncExitStack() as stack:
+        webhooks = open_webhooks(stack, SECRET, system, telemetry, allow_loopback=allow_loopback)
+        made = await add_endpoint(db, webhooks.secrets, org_id, receiver.url)
+        await ingest(system, [an_event(attempt, Quantities(output=2))])
+        outcome = b'outcome="delivered"' if allow_loopback else b'outcome="failed"'
+        async with asyncio.timeout(20):
+            while outcome not in telemetry.render():
+                await asyncio.sleep(0.01)
+    if not allow_loopback:
+        assert receiver.received == [], "it dialled this machine"
+        return
+    [got] = receiver.received
+    said = Webhook(made.secret).verify(got.body, got.headers)
+    assert said["type"] == "budget.threshold_reached"
+    assert said["data"]["cap_id"].startswith("cap_")
+    assert said["data"]["scope"] == {"type": "org", "id": org_id}
+    assert said["data"]["limit"] == {"value": "1", "unit": "usd"}
+    assert said["data"]["used"] == {"value": "0.50000000025", "unit": "usd"}
