@@ -18,7 +18,7 @@ from engine.protocol import EngineOutput, EngineRequest, OrphanedUsage, ReplicaS
 from tests.engine.peers import Serve, until
 from tests.engine.scheduling import Clock, make, request
 
-NUM_REQUESTS = 2000
+NUM_REQUESTS = 1000
 NUM_GATEWAYS = 4
 AT_ONCE = 6
 
@@ -162,7 +162,7 @@ async def test_whoever_vanishes_leaves_nothing_but_a_bill(serve: Serve) -> None:
     assert all(not connection.unacked for connection in server._connections)
     await heir.close()
     await until(lambda: not server._connections)
-    assert min(bills.num_lost, bills.num_orphans, bills.num_refused) > 50, vars(bills)
+    assert min(bills.num_lost, bills.num_orphans, bills.num_refused) > 20, vars(bills)
     assert not core.scheduler.has_unfinished()
     assert core.scheduler.num_free_blocks == core.scheduler.cache.pool.num_blocks
     assert sum(usage.generated_tokens for usage in bills.usages.values()) == core.generated_tokens
