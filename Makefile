@@ -1,4 +1,4 @@
-# make run | make test | make setup | make lint | make lock | make gpu-check | make gpu-bench | make auth-conformance | make auth-coverage
+# make run | make test | make soak | make setup | make lint | make lock | make gpu-check | make gpu-bench | make auth-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -15,7 +15,7 @@ export PIP_NO_INPUT := 1
 
 CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 oauth4webapi@3 oidc-provider@9 playwright-core@1
 
-.PHONY: run test setup lint lock clean gpu-check gpu-bench auth-conformance auth-coverage
+.PHONY: soak run test setup lint lock clean gpu-check gpu-bench auth-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -29,6 +29,10 @@ ifeq ($(strip $(PYTEST_ARGS)),)
 else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
+
+# Twenty minutes at 80 % of what this machine does; ARGS="--minutes 2" for less. Nothing may grow or be left behind.
+soak: $(VENV)/.dev
+	$(BIN)/python -m bench.soak $(ARGS)
 
 setup: $(VENV)/.dev
 
