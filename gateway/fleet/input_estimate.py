@@ -40,6 +40,8 @@ def estimate_input_tokens(body: dict[str, Any], encode: Encode | None) -> int:
 
 def estimate_tokens(text: str) -> int:
     """By length: no vocabulary is known."""
+    if text.isascii():
+        return math.ceil(len(text) / ASCII_BYTES_PER_TOKEN)
     size = len(text.encode(errors="replace"))
     ascii_size = len(text.encode("ascii", errors="ignore"))
     other_size = size - ascii_size

@@ -7,8 +7,19 @@ from __future__ import annotations
 
 import math
 import time
+from functools import lru_cache
 
 from gateway.limits.verdicts import RateState
+
+NAMES = tuple(
+    (
+        *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset")),
+        *(f"anthropic-ratelimit-{kind}-{what}" for what in ("limit", "remaining", "reset")),
+    )
+    for kind in ("requests", "tokens", "input-tokens", "output-tokens")
+)
+MAX_MOMENTS = 256
+"""That are remembered: most buckets are full within the same few seconds."""
 
 
 def to_duration(seconds: float) -> str:
@@ -28,25 +39,19 @@ def to_headers(state: RateState) -> dict[str, str]:
     """In both vendors' formats; a kind that nothing limits has none. OpenAI's clients read
     `x-ratelimit-remaining-tokens` and how long until it is full, Anthropic's
     `anthropic-ratelimit-tokens-remaining` and when (RFC 3339)."""
-    headers = {}
+    headers: dict[str, str] = {}
     now_s = time.time()
-    for kind, window in (
-        ("requests", state.requests),
-        ("tokens", state.tokens),
-        ("input-tokens", state.input_tokens),
-        ("output-tokens", state.output_tokens),
-    ):
+    windows = (state.requests, state.tokens, state.input_tokens, state.output_tokens)
+    for names, window in zip(NAMES, windows, strict=True):
         if window is not None:
             limit, remaining = str(window.limit), str(window.remaining)
-            headers[f"x-ratelimit-limit-{kind}"] = limit
-            headers[f"x-ratelimit-remaining-{kind}"] = remaining
-            headers[f"x-ratelimit-reset-{kind}"] = to_duration(window.reset_s)
-            headers[f"anthropic-ratelimit-{kind}-limit"] = limit
-            headers[f"anthropic-ratelimit-{kind}-remaining"] = remaining
-            headers[f"anthropic-ratelimit-{kind}-reset"] = to_moment(now_s + window.reset_s)
+            resets = to_duration(window.reset_s), to_moment(math.ceil(now_s + window.reset_s))
+            values = (limit, remaining, resets[0], limit, remaining, resets[1])
+            headers.update(zip(names, values, strict=True))
     return headers
 
 
-def to_moment(unix_s: float) -> str:
-    """`2026-01-31T12:00:00Z`, rounded up to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(math.ceil(unix_s)))
+@lru_cache(MAX_MOMENTS)
+def to_moment(unix_s: int) -> str:
+    """`2026-01-31T12:00:00Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))
