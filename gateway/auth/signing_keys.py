@@ -225,16 +225,24 @@ async def _retire(
         await _update(conn, kid, private_key=None)
 
 
-async def read_ring(conn: AsyncConnection, cipher: Cipher, now: datetime) -> Ring:
-    """Raises: AuthUnavailable where no key can sign."""
+async def read_ring(
+    conn: AsyncConnection, cipher: Cipher, now: datetime, *, before: Ring | None = None
+) -> Ring:
+    """Of `before` the keys that are still there are taken as they are: a key id stands for one key,
+    and to import a private one keeps the loop for some 50 ms.
+
+    Raises: AuthUnavailable where no key can sign."""
     alive = sa.or_(signing_keys.c.verify_until.is_(None), signing_keys.c.verify_until > now)
     found = sa.select(signing_keys).where(alive).order_by(signing_keys.c.kid.desc()).limit(MAX_RING)
     verifying: dict[str, RSAKey] = {}
     signing: dict[str, RSAKey] = {}
     active: RSAKey | None = None
+    verified: Mapping[str, RSAKey] = {} if before is None else before.verifying
+    signed: Mapping[str, RSAKey] = {} if before is None else before.signing
     for row in await conn.execute(found):
         parameters: KeyParameters = {"kid": row.kid, "use": "sig", "alg": ALGORITHM}
-        verifying[row.kid] = RSAKey.import_key(row.public_jwk, parameters)
+        public = verified.get(row.kid) or RSAKey.import_key(row.public_jwk, parameters)
+        verifying[row.kid] = public
         if row.activated_at is None:
             continue
         try:
@@ -242,7 +250,7 @@ async def read_ring(conn: AsyncConnection, cipher: Cipher, now: datetime) -> Rin
         except UnknownSecret:
             log.error("signing key %s is sealed under a secret that is gone", row.kid)
             continue
-        signing[row.kid] = RSAKey.import_key(private, parameters)
+        signing[row.kid] = signed.get(row.kid) or RSAKey.import_key(private, parameters)
         if row.retired_at is None:
             active = signing[row.kid]
     if active is None:
@@ -335,7 +343,7 @@ class KeyRing:
     async def _read(self) -> None:
         self._read_at = self._monotonic()
         async with self._db.connect() as conn:
-            found = await read_ring(conn, self.cipher, self.now())
+            found = await read_ring(conn, self.cipher, self.now(), before=self._ring)
         self._take(found)
 
     def _take(self, found: Ring) -> None:
