@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from billing.events import Tier
 from engine.fairness import LANE_RANKS
-from engine.protocol import Lane
+from engine.protocol import Lane, LaneStatus
 from gateway.fleet.errors import BadField
 from gateway.principal import Principal
 from gateway.wire.request import GenerateRequest, ServiceTier
@@ -103,6 +103,14 @@ def lane_of(principal: Principal, request: GenerateRequest) -> Lane:
     if principal.key_lane is not None:
         asked.append(principal.key_lane)
     return max(asked, key=LANE_RANKS.__getitem__)
+
+
+def first_token_s(lane: LaneStatus, num_tokens: int) -> float | None:
+    """Until so many of a prompt are computed behind all that waits in the lane, at the rate at
+    which its prompts are computed while some of them wait. None: that is not known."""
+    if not lane.prefill_tokens_per_s:
+        return None
+    return (lane.waiting_tokens + num_tokens) / lane.prefill_tokens_per_s
 
 
 def read_deadline_s(headers: Iterable[tuple[bytes, bytes]]) -> float | None:

@@ -1,7 +1,8 @@
 """What an outcome is worth: per lane, and between tenants.
 
 Above: `__main__.py`. Below: `world.py`. Only what arrived before the horizon counts. What had no
-first token by then has waited for so long at least, and counts as that.
+first token by then has waited for so long at least, and counts as that; what was refused has not
+waited, and keeps no SLO.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SLOS: Final[Mapping[Lane, Slo]] = {
 
 class LaneReport(msgspec.Struct, frozen=True):
     requests: int
+    refused: int
     done: int
     ttft_p50_s: float
     ttft_p99_s: float
@@ -92,12 +94,14 @@ def percentile(values: Iterable[float], part: float) -> float:
 
 def _lane(fates: list[Fate], gaps_s: Iterable[float], slo: Slo, outcome: Outcome) -> LaneReport:
     end_s = outcome.horizon_s
-    ttft = [(end_s if f.first_s is None else f.first_s) - f.arrival_s for f in fates]
+    waits = [(end_s if f.first_s is None else f.first_s) - f.arrival_s for f in fates]
+    ttft = [wait_s for f, wait_s in zip(fates, waits, strict=True) if not f.was_refused]
     tpot = [_tpot_s(fate) for fate in fates if fate.said > 1]
-    verdicts = [_is_good(fate, slo, wait_s) for fate, wait_s in zip(fates, ttft, strict=True)]
+    verdicts = [_is_good(fate, slo, wait_s) for fate, wait_s in zip(fates, waits, strict=True)]
     good, judged = verdicts.count(True), len(verdicts) - verdicts.count(None)
     return LaneReport(
         requests=len(fates),
+        refused=sum(fate.was_refused for fate in fates),
         done=sum(fate.is_done for fate in fates),
         ttft_p50_s=percentile(ttft, 0.5),
         ttft_p99_s=percentile(ttft, 0.99),

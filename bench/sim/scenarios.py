@@ -11,14 +11,19 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from bench.sim.admission import Rules
 from bench.sim.cost import Cost, Parts
 from bench.sim.world import Session, Setup, Turn
 from engine.protocol import Lane
+from gateway.lanes import LaneDeadlines
+from gateway.principal import Plan
 
 LONG_PROMPT = 1_000_000
 LONG_TIMES = 6
 """As long as it takes alone: beside decodes a long prompt has less than half of the machine."""
 LONG_ANSWER = 64
+GREEDY_SHARE = 0.2
+OVERLOAD_DEADLINE_S = 2.0
 NUM_CHATS = 8
 """Tenants that chat."""
 _DAYS = 2
@@ -172,11 +177,38 @@ def diurnal(cost: Cost, seed: int, size: int) -> Scenario:
     return _scenario("diurnal", what, streams, cost, seed, num_sessions=size)
 
 
+def budget(cost: Cost, seed: int, size: int) -> Scenario:
+    """A tenant in the lane of the others, who may have a part of the machine."""
+    greedy = Stream("interactive", ("greedy",), 3.0, _document)
+    plan = Plan(name="greedy", tokens_per_minute=_tokens_per_minute(cost, greedy, GREEDY_SHARE))
+    what = f"one asks for 3 times the machine on a plan for {GREEDY_SHARE} of it, eight chat at 0.3"
+    setup = Setup(rules=Rules({"greedy": plan}))
+    streams = [_chats(0.3), greedy]
+    return _scenario("budget", what, streams, cost, seed, num_sessions=size, setup=setup)
+
+
+def overload(cost: Cost, seed: int, size: int) -> Scenario:
+    deadlines = LaneDeadlines(interactive=OVERLOAD_DEADLINE_S)
+    what = f"chats at 1.5 times the machine, who want a first token within {OVERLOAD_DEADLINE_S} s"
+    streams = [_chats(1.5), Stream("batch", ("night",), 0.3, _document)]
+    setup = Setup(rules=Rules({}, deadlines))
+    return _scenario("overload", what, streams, cost, seed, num_sessions=size, setup=setup)
+
+
+def _tokens_per_minute(cost: Cost, stream: Stream, share: float) -> int:
+    rng = random.Random(0)
+    drawn = [sum(turn.prompt + turn.answer for turn in stream.draw(rng)) for _ in range(200)]
+    return int(60 * stream.per_s(cost) / stream.load * share * sum(drawn) / len(drawn))
+
+
 def short(cost: Cost, seed: int, size: int) -> Scenario:
-    """For the speed of the simulator itself."""
-    stream = Stream("interactive", tuple(f"chat{n}" for n in range(NUM_CHATS)), 0.9, _short)
+    """For the speed of the simulator itself, admission and all."""
+    tenants = tuple(f"chat{n}" for n in range(NUM_CHATS))
+    stream = Stream("interactive", tenants, 0.9, _short)
     what = "prompts of 8 to 24 tokens, answers of one, at 0.9 of the machine"
-    return _scenario("short", what, [stream], cost, seed, num_sessions=size)
+    plan = Plan(name="large", tokens_per_minute=10**9, requests_per_minute=10**7)
+    setup = Setup(rules=Rules(dict.fromkeys(tenants, plan)))
+    return _scenario("short", what, [stream], cost, seed, num_sessions=size, setup=setup)
 
 
 SCENARIOS: dict[str, Callable[[Cost, int, int], Scenario]] = {
@@ -185,4 +217,6 @@ SCENARIOS: dict[str, Callable[[Cost, int, int], Scenario]] = {
     "long": long_prompt,
     "long-100k": long_100k,
     "diurnal": diurnal,
+    "budget": budget,
+    "overload": overload,
 }

@@ -6,17 +6,20 @@ scenario and judges nothing.
 All tokens are the same token; what may be found in the prefix cache is said by the salt, one for
 each session, whose turns repeat what was said before and add to it. An answer has the length that
 was asked for. Time passes in steps alone; whoever comes during one is there for the next, as in the
-engine.
+engine. Where a setup has rules, a gateway's admission stands before it, which knows of the engine
+what that says of itself now and then.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 
+from bench.sim.admission import Door, Rules
 from bench.sim.cost import Cost, Parts
 from bench.sim.orderings import Ordering
 from engine.block_pool import BlockPool
@@ -26,7 +29,7 @@ from engine.fairness import LANE_WEIGHTS
 from engine.lanes import limits_of
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
-from engine.protocol import EngineOutput, EngineRequest, Lane, SamplingParams
+from engine.protocol import EngineOutput, EngineRequest, Lane, LaneStatus, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import SampledTokens
 
@@ -63,6 +66,8 @@ class Setup:
     max_num_seqs: int = _SERVED.max_num_seqs
     max_waiting: int = 10_000_000
     itl_target_s: float | None = _SERVED.itl_target_s
+    rules: Rules | None = None
+    """Of admission; None: all are let in, and nobody has a deadline."""
 
 
 @dataclass(slots=True)
@@ -80,6 +85,7 @@ class Fate:
     said: int = 0
     is_done: bool = False
     was_refused: bool = False
+    """By the gateway, or by the engine."""
 
     @property
     def asked(self) -> Turn:
@@ -103,6 +109,9 @@ class World:
     def __init__(self, cost: Cost, ordering: Ordering, setup: Setup) -> None:
         self.now_s = 0.0
         self.open: dict[str, Fate] = {}
+        self._door = None if setup.rules is None else Door(setup.rules, lambda: self.now_s)
+        self._status: dict[Lane, LaneStatus] = {}
+        self._status_at_s = -math.inf
         self._cost, self._ordering = cost, ordering
         self._tokens = [_TOKEN] * setup.max_model_len
         self._sampling: dict[int, SamplingParams] = {}
@@ -131,6 +140,10 @@ class World:
                 fate = Fate(session, turn, at_s)
                 outcome.fates.append(fate)
                 self._add(fate, f"{number}.{turn}", str(number))
+            if self._door is not None:
+                for name in scheduler.expire():
+                    self.open.pop(name).was_refused = True
+                    self._door.void(name)
             if not scheduler.has_work():
                 if not coming:
                     break
@@ -156,20 +169,38 @@ class World:
         if sampling is None:
             sampling = SamplingParams(max_tokens=asked.answer, ignore_eos=True, seed=0)
             self._sampling[asked.answer] = sampling
+        prompt, deadline_s = self._tokens[: asked.prompt], None
+        if self._door is not None:
+            status, deadline_s = self._status_of(lane), self._door.deadline_s(lane)
+            refused = self._door.refuses(
+                name, fate.session.tenant, lane, prompt, asked.answer, salt=salt, status=status
+            )
+            if refused is not None:
+                fate.was_refused = True
+                return
         request = EngineRequest(
             request_id=name,
-            prompt_token_ids=self._tokens[: asked.prompt],
+            prompt_token_ids=prompt,
             sampling=sampling,
             cache_salt=salt,
             lane=lane,
             tenant=tenant,
+            deadline_s=deadline_s,
         )
         try:
             self._scheduler.add(request)
         except EngineOverloaded:
             fate.was_refused = True
+            if self._door is not None:
+                self._door.void(name)
         else:
             self.open[name] = fate
+
+    def _status_of(self, lane: Lane) -> LaneStatus:
+        """As a gateway last heard it."""
+        if self.now_s - self._status_at_s >= _SERVED.status_interval_s:
+            self._status, self._status_at_s = self._scheduler.lanes(), self.now_s
+        return self._status[lane]
 
     def _step(self, outcome: Outcome) -> list[EngineOutput]:
         scheduler = self._scheduler
@@ -198,4 +229,6 @@ class World:
         if output.finished:
             fate.is_done = True
             del self.open[name]
+            if self._door is not None:
+                self._door.settle(name, fate.asked.prompt, fate.said)
         return fate

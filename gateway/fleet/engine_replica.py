@@ -37,7 +37,7 @@ from gateway.fleet.errors import (
 from gateway.fleet.prefix_memory import PrefixMemory
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaEvent, ReplicaHealth
-from gateway.lanes import Turn
+from gateway.lanes import Turn, first_token_s
 from gateway.wire.request import ChatPrompt, GenerateRequest
 
 RESTART_S = 1.0
@@ -128,8 +128,7 @@ class EngineReplica:
         )
 
     def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
-        """What waits in its lane and what of its own prompt is not cached, at the rate at which the
-        lane's prompts are computed while some of them wait."""
+        """By what waits in its lane and what of its own prompt is not cached."""
         if not self._client.connected:
             return None
         lane = self._client.status.lanes.get(turn.lane)
@@ -138,7 +137,7 @@ class EngineReplica:
         assert isinstance(prepared.payload, Job)
         token_ids = prepared.payload.prompt_token_ids
         left = len(token_ids) - self._sent.cached_tokens(turn.tenant, token_ids)
-        return (lane.waiting_tokens + left) / lane.prefill_tokens_per_s
+        return first_token_s(lane, left)
 
     async def stream(
         self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS

@@ -39,6 +39,8 @@ class PrefixMemory:
 
 def _chain(namespace: str, token_ids: Sequence[int]) -> Iterator[bytes]:
     """One digest for each whole chunk, of it and all before it."""
+    if len(token_ids) < CHUNK_TOKENS:
+        return
     digest = blake2b(namespace.encode(), digest_size=16).digest()
     for start in range(0, len(token_ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
         chunk = array("I", token_ids[start : start + CHUNK_TOKENS])

@@ -64,10 +64,14 @@ Clock = Callable[[], float]
 
 
 class LocalBuckets:
-    """`clock`: monotonic seconds. Scopes are known by their keys in Redis."""
+    """`clock`: monotonic seconds. Scopes are known by their keys in Redis. With a `share` of 1 and
+    one of `burst_parts`, who is alone lets pass what Redis would."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, clock: Clock = time.monotonic, *, share: float = SHARE, burst_parts: int = BURST_PARTS
+    ) -> None:
         self.num_gateways = 1
+        self._share, self._burst_parts = share, burst_parts
         self._clock = clock
         self._away_since = clock()
         self._buckets: Lru[tuple[str, str], _Bucket] = Lru(MAX_BUCKETS)
@@ -140,14 +144,14 @@ class LocalBuckets:
 
     def _rate(self, bucket: BucketLimit) -> float:
         """Units per second."""
-        return SHARE * self._whole_rate(bucket)
+        return self._share * self._whole_rate(bucket)
 
     def _whole_rate(self, bucket: BucketLimit) -> float:
         """Of this gateway's share, of which `SHARE` is used."""
         return bucket.limit / max(1, self.num_gateways) / (bucket.window_us / 1_000_000)
 
     def _capacity(self, bucket: BucketLimit) -> float:
-        return bucket.burst * SHARE / max(1, self.num_gateways) / BURST_PARTS
+        return bucket.burst * self._share / max(1, self.num_gateways) / self._burst_parts
 
     def _wait_s(self, key: str, bucket: BucketLimit, units: int) -> float | None:
         """As in `admit.lua`: more than the bucket holds needs a full one, and leaves debt."""
@@ -166,7 +170,7 @@ class LocalBuckets:
             return 0.0
         if max_streams == 0:
             return None
-        most = max(1, int(max_streams * SHARE / max(1, self.num_gateways)))
+        most = max(1, int(max_streams * self._share / max(1, self.num_gateways)))
         return 0.0 if self._streams.get(key, 0) < most else UNKNOWN_S
 
     def _take(self, key: str, limit: BucketLimit, units: int) -> None:

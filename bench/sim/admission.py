@@ -1,0 +1,122 @@
+"""What a gateway asks of a request before an engine hears of it, on virtual time.
+
+Above: `world.py`. Below: the gateway's own limits, lanes and early refusal, as they serve. Knows no
+queue and no step.
+
+Only Redis is left out. The buckets are those that a gateway has while Redis is away
+(`limits.local`), here with all of each limit and of its burst, which is what the scripts let pass;
+but for this, that a reservation's rest is given back whole, where a script gives back no more than
+would not have run over meanwhile. What is written beyond a reservation is taken at the end: no
+stream rests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from engine.protocol import Lane, LaneStatus
+from gateway.fleet.errors import ReplicaOverloaded
+from gateway.fleet.prefix_memory import PrefixMemory
+from gateway.inference import refuse_what_comes_too_late
+from gateway.lanes import LaneDeadlines, Turn, first_token_s
+from gateway.limits.expected_output import ExpectedOutput
+from gateway.limits.keys import scope_keys
+from gateway.limits.limiter import reservation
+from gateway.limits.local import LocalBuckets
+from gateway.limits.verdicts import ScopeLimits, UnitKind, Units, scopes_of
+from gateway.principal import Plan, Principal
+
+MODEL = "model"
+Refused = Literal["late", "limit"]
+
+
+_Known = tuple[Turn, tuple[ScopeLimits, ...], list[str]]
+"""Of a tenant in a lane: what is the same of all its requests."""
+
+
+class Rules(msgspec.Struct, frozen=True):
+    plans: Mapping[str, Plan]
+    """Of tenants; who has none is not limited."""
+    deadlines: LaneDeadlines = LaneDeadlines()
+
+
+class _Reserved(msgspec.Struct, frozen=True):
+    tenant: str
+    keys: Sequence[str]
+    scopes: tuple[ScopeLimits, ...]
+    units: dict[UnitKind, int]
+
+
+class Door:
+    """`clock`: seconds, as everywhere in the simulation."""
+
+    def __init__(self, rules: Rules, clock: Callable[[], float]) -> None:
+        self._rules = rules
+        self._buckets = LocalBuckets(clock, share=1.0, burst_parts=1)
+        self._outputs, self._sent = ExpectedOutput(), PrefixMemory()
+        self._known: dict[tuple[str, Lane], _Known] = {}
+        self._open: dict[str, _Reserved] = {}
+
+    def deadline_s(self, lane: Lane) -> float | None:
+        limit: float | None = getattr(self._rules.deadlines, lane)
+        return limit
+
+    def refuses(
+        self,
+        name: str,
+        tenant: str,
+        lane: Lane,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        salt: str,
+        status: LaneStatus,
+    ) -> Refused | None:
+        """Why request `name` may not pass, or None: it may, and what it needs is reserved. status:
+        of its lane, as the engine last said it."""
+        left = len(prompt) - self._sent.cached_tokens(salt, prompt)
+        turn, scopes, keys = self._known_of(tenant, lane)
+        try:
+            refuse_what_comes_too_late(turn, first_token_s(status, left))
+        except ReplicaOverloaded:
+            return "late"
+        if scopes:
+            expected = min(max_tokens, self._outputs.expected(tenant, MODEL))
+            units = reservation(scopes, len(prompt), expected).by_kind(requests=1)
+            if self._buckets.admit(keys, scopes, units) is not None:
+                return "limit"
+            self._open[name] = _Reserved(tenant, keys, scopes, units)
+        self._sent.sent(salt, prompt)
+        return None
+
+    def settle(self, name: str, prompt: int, written: int) -> None:
+        reserved = self._open.pop(name, None)
+        if reserved is not None:
+            self._outputs.note(reserved.tenant, MODEL, written)
+            used = Units(input_tokens=prompt, output_tokens=written).by_kind(requests=1)
+            self._buckets.settle(reserved.keys, reserved.scopes, reserved.units, used)
+
+    def void(self, name: str) -> None:
+        """It never ran."""
+        reserved = self._open.pop(name, None)
+        if reserved is not None:
+            nothing = Units().by_kind()
+            self._buckets.settle(reserved.keys, reserved.scopes, reserved.units, nothing)
+
+    def _known_of(self, tenant: str, lane: Lane) -> _Known:
+        found = self._known.get((tenant, lane))
+        if found is None:
+            scopes = scopes_of(_principal(tenant, self._rules.plans.get(tenant)), MODEL, lane)
+            turn = Turn(lane=lane, tenant=tenant, deadline_s=self.deadline_s(lane))
+            found = self._known[tenant, lane] = turn, scopes, scope_keys(tenant, scopes)
+        return found
+
+
+def _principal(tenant: str, plan: Plan | None) -> Principal:
+    who = Principal(
+        org_id=tenant, project_id=tenant, key_id=tenant, key_hint="", scopes=frozenset()
+    )
+    return who if plan is None else msgspec.structs.replace(who, org_plan=plan)
