@@ -32,7 +32,6 @@ NO_SECRETS = {
     "auth.sessions.challenge": "a passkey signs it in public; it is good once",
     "cli.gateway": "names a spool",
     "idempotency_keys._seal": "a nonce, which stands beside what it encrypts",
-    "ids.uuid7": "a name",
     "secret._create": "the installation's own, in a file of its own: no request reaches it",
     "supervisor._start_worker": "names a process",
     "tenancy.keys.new_secret": "draws for its callers",
