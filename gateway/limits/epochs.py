@@ -3,9 +3,9 @@
 Above: `limiter`. Below: redis-py's pipeline. A bucket of which Redis knows nothing is full, unless
 the epoch says otherwise: then it was empty at that moment, and refills since. So after a loss of
 data every window of a minute lets pass no more than before it; a day's is asked of the books
-(`day_buckets`). Without an epoch nothing is admitted; one that
-is found missing is made by whoever finds it first. It is 0, and buckets are full, where nobody can
-have used anything lately: in a new installation, and after a quiet minute.
+(`day_buckets`). Without an epoch nothing is admitted; one that is found missing is made by whoever
+finds it first. It is 0, and buckets are full, in a new installation; after a quiet minute it is a
+minute ago, and those of a minute are full.
 
 Redis that was only away keeps its epoch, and a new organization takes over that of all.
 """
@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from gateway.limits.pipeline import Pipeline, QueueFull
 from gateway.limits.scripts import LimiterUnavailable
+from gateway.limits.verdicts import MINUTE_US
 
 OF_ALL = "tollgate:epoch"
 QUIET_S = 90.0
@@ -64,4 +65,6 @@ class Epochs:
             last = await self._last_use()
         except Exception:  # whatever keeps it from being known, it may have been just now
             return now_us
-        return 0 if last is None or self._clock() - last > QUIET_S else now_us
+        if last is None:
+            return 0
+        return now_us - MINUTE_US if self._clock() - last > QUIET_S else now_us
