@@ -4,6 +4,7 @@
     waste       debit house:waste                 credit house:production      (never the org)
     suspense    debit receivable:{org} or waste   credit suspense              (0, until a price is)
     repriced    as usage or waste; corrects the suspense transfer
+    credit      debit house:cash                  credit receivable:{org}      (paid in advance)
     reversed    the other way round; corrects waste that an event made its org's after all
 
 Above: `ingest`, `reconcile`, tests and operators (`check`). Below: `tables`. Knows no price.
@@ -21,6 +22,7 @@ from billing.tables import AMOUNTS
 SUSPENSE = "suspense"
 WASTE = "house:waste"
 PRODUCTION = "house:production"
+CASH = "house:cash"
 
 DEBIT = f"CASE kind WHEN 'usage' THEN 'receivable:' || org ELSE '{WASTE}' END"
 CREDIT = f"CASE kind WHEN 'usage' THEN 'revenue:' || model ELSE '{PRODUCTION}' END"

@@ -52,6 +52,7 @@ from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.routes import (
     admin_alerts,
+    admin_credits,
     admin_issuers,
     admin_keys,
     admin_members,
@@ -142,6 +143,7 @@ def create_app(
             *admin_members.routes,
             *admin_plans.routes,
             *admin_spend_caps.routes,
+            *admin_credits.routes,
             *admin_models.routes,
             *admin_prices.routes,
             *admin_alerts.routes,

@@ -354,8 +354,8 @@ def overspent(refusal: Refusal) -> Face:
     headers = to_headers(refusal.state) | {"x-should-retry": "false"}
     limit = format_usd(refusal.limit * PICO_PER_NANO)
     message = (
-        f"The spend cap of this {refusal.scope}{PERIODS[refusal.period or 'total']} does not allow"
-        f" this request: {limit} USD."
+        f"What this {refusal.scope} may spend{PERIODS[refusal.period or 'total']}, or has paid in"
+        f" advance, does not allow this request: {limit} USD in all."
     )
     return face(429, message, QUOTA, code=QUOTA, headers=headers)
 

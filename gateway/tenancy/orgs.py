@@ -28,6 +28,8 @@ class Org(msgspec.Struct, frozen=True, kw_only=True):
     """It runs the installation."""
     cors_origins: list[str]
     """Of web pages whose browsers may call with its keys."""
+    prepaid: bool
+    """It spends no more than it was credited."""
     created_at: datetime
     archived_at: datetime | None
 
@@ -109,7 +111,7 @@ async def update_org(
     operator_org: str | None = None,
     check: Check = unchecked,
 ) -> Org:
-    """`values`: name, plan. Every worker goes by it within a second.
+    """`values`: name, plan, prepaid. Every worker goes by it within a second.
 
     Raises: InvalidField, NameTaken, NotFound (a live org, plan), ChangeNotAnnounced, and what
     `check` raises.

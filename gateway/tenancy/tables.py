@@ -58,6 +58,7 @@ orgs = sa.Table(
     _plan(),
     sa.Column("is_operator", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("cors_origins", ARRAY(sa.Text), nullable=False, server_default="{}"),
+    sa.Column("prepaid", sa.Boolean, nullable=False, server_default=sa.false()),
     _moment("created_at", nullable=False),
     _moment("archived_at"),
     sa.Index(

@@ -22,10 +22,12 @@ class NewOrg(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class OrgPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Name | UnsetType = UNSET
     plan: Name | None | UnsetType = UNSET
+    prepaid: bool | UnsetType = UNSET
 
 
 class OrgView(msgspec.Struct, frozen=True, kw_only=True):
-    """`is_operator`: it runs the installation. `cors_origins`: its own to change."""
+    """`is_operator`: it runs the installation. `cors_origins`: its own to change. `prepaid`: it
+    spends no more than it was credited."""
 
     object: str = "organization"
     id: str
@@ -33,6 +35,7 @@ class OrgView(msgspec.Struct, frozen=True, kw_only=True):
     plan: str | None
     is_operator: bool
     cors_origins: list[str]
+    prepaid: bool
     created_at: int
     archived_at: int | None
 

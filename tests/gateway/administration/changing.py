@@ -174,6 +174,11 @@ def new(path: str, body: Callable[[Maker], Any]) -> Recipe:
     return change
 
 
+async def credit(maker: Maker) -> Change:
+    body = {"org_id": maker.org_id, "amount_usd": "1"}
+    return Change(path=f"{ADMIN}/credits", body=body)
+
+
 async def new_cap(maker: Maker) -> Change:
     return Change(path=f"{ADMIN}/spend-caps", body=await maker.cap_body())
 
@@ -271,6 +276,7 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("PATCH", f"{ADMIN}/projects/{{project_id}}"): at(own_project, body={"plan": "gold"}),
     ("POST", f"{ADMIN}/signing_keys/rotate"): rotate_signing_key,
     ("POST", f"{ADMIN}/signing_keys/{{kid}}/revoke"): at(Maker.signing_key, "/revoke"),
+    ("POST", f"{ADMIN}/credits"): credit,
     ("POST", f"{ADMIN}/spend-caps"): new_cap,
     ("PATCH", f"{ADMIN}/spend-caps/{{cap_id}}"): at(Maker.cap, body={"amount_usd": "2.5"}),
     ("POST", f"{ADMIN}/spend-caps/{{cap_id}}/archive"): at(Maker.cap, "/archive"),

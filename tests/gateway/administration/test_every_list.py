@@ -20,6 +20,7 @@ from tests.gateway.administration.conftest import World
 
 ROWS, LIMIT, MAX_PAGES = 25, 7, 300
 NO_LIST = {
+    f"{ADMIN}/balance": "one thing",
     f"{ADMIN}/organization": "one thing",
     f"{ORG}/projects/{{project_id}}/model_permissions": "one thing",
     f"{ORG}/costs": "pages of buckets, as OpenAI's; `tests/billing`",
@@ -80,6 +81,10 @@ async def add_signing_key(maker: Maker, _path: str) -> None:
         await conn.execute(sa.insert(signing_keys).values(**{**row, **old}))
 
 
+async def add_credit(maker: Maker, path: str) -> None:
+    await maker.post(path, {"org_id": maker.org_id, "amount_usd": "1"})
+
+
 async def add_cap(maker: Maker, _path: str) -> None:
     await maker.cap()
 
@@ -105,6 +110,7 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/spend-caps": add_cap,
     f"{ADMIN}/webhooks": posts(Maker.endpoint_body),
     f"{ADMIN}/webhooks/{{endpoint_id}}/deliveries": add_delivery,
+    f"{ADMIN}/credits": add_credit,
     f"{ORG}/admin_api_keys": add_admin_key,
     f"{ORG}/audit_logs": nothing,
     f"{ORG}/invites": posts(lambda maker: {"email": maker.email(), "role": "reader"}),

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.routes import (
     admin_alerts,
+    admin_credits,
     admin_members,
     admin_models,
     admin_organization,
@@ -28,6 +29,7 @@ HOOK = {"url": "https://hooks.example/x", "event_types": ["rate_limit.threshold_
 PROBLEM = "application/problem+json"
 MODULES = (
     admin_alerts,
+    admin_credits,
     admin_members,
     admin_models,
     admin_organization,
@@ -109,6 +111,8 @@ async def test_answers_match_their_schemas(world: World, document: dict[str, Any
         ("post", WEBHOOKS, WEBHOOKS, HOOK),
         ("post", WEBHOOKS, WEBHOOKS, {**HOOK, "url": "http://169.254.169.254/"}),
         ("get", WEBHOOKS, WEBHOOKS, None),
+        ("get", "/v1/admin/balance", "/v1/admin/balance", None),
+        ("get", "/v1/admin/credits", "/v1/admin/credits", None),
         ("get", "/v1/admin/models", "/v1/admin/models", None),
         ("get", "/v1/admin/price_lists", "/v1/admin/price_lists", None),
         (
