@@ -101,6 +101,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
         engines={},
         authorization=unused,
         federation=unused,
+        webhooks=unused,
         started_at=0,
     )
     observing = asyncio.create_task(worker.observe_forever())
