@@ -19,6 +19,7 @@ from gateway.routes.chat import plain_body
 from gateway.routes.conditional import JSON, answer
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
+from gateway.routes.problem import MEDIA_TYPE, Problem
 from gateway.tenancy.credits import create_credit
 from gateway.tenancy.orgs import get_org
 from gateway.wire.admin_credits import BalanceView, CreditView, NewCredit
@@ -86,7 +87,9 @@ async def list_(request: Asked) -> Response[bytes]:
     opt=needs(SCOPE_ADMIN_READ),
     tags=TAGS,
     summary="What an organization was credited, and what is left of it",
-    operation_class=describes(query=OrgQuery, answer=BalanceView),
+    operation_class=describes(
+        query=OrgQuery, answer=BalanceView, said={404: {MEDIA_TYPE: Problem}}
+    ),
 )
 async def balance(request: Asked) -> Response[bytes]:
     org_id, _ = in_org(request)
