@@ -411,6 +411,8 @@ def upstream_route(model: ModelConfig, threads: PrepareThreads, num_gateways: in
             api_key=None if each.api_key_env is None else read_secret(each.api_key_env),
             weight=each.weight,
             context_window=model.context_window,
+            max_output_tokens=model.max_output_tokens,
+            max_tokens_field=each.max_tokens_field,
             encoding=encode,
             room=rooms[position],
             threads=threads,

@@ -51,7 +51,7 @@ from gateway.principal import Principal
 from gateway.rests import Rests
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter
-from gateway.wire.request import GenerateRequest, bounded_to
+from gateway.wire.request import GenerateRequest, bounded_to, under_a_cap
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +159,8 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     """Admit, run on the first replica that can, settle what was used."""
     if not desk.spool.healthy:
         raise NotAccepting
+    if call.principal.spend_caps:
+        call = msgspec.structs.replace(call, request=under_a_cap(call.request))
     replicas = desk.fleet.order(desk.fleet.resolve(call.request.model, call.principal))
     prepared = await replicas[0].prepare(call.request)
     if delivery.abandoned:
@@ -169,6 +171,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
         call.principal,
         call.request.model,
         input_tokens=prepared.input_tokens,
+        most_input_tokens=prepared.most_input_tokens,
         max_output_tokens=prepared.max_output_tokens,
         lease_id=call.request_id,
         lane=call.turn.lane,

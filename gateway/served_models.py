@@ -28,9 +28,17 @@ from gateway.settings_file import (
     WrittenModel,
     WrittenReplica,
 )
+from gateway.wire.request import MaxTokensField
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 """Where `models/penny` and the price books that come with Tollgate stand."""
+
+
+UPSTREAMS_OWN = (
+    *("upstream_model", "api_key_env", "max_concurrency", "max_tokens_field"),
+    *("tokenizer", "context_window", "max_output_tokens"),
+)
+"""What an upstream alone is told of."""
 
 
 class ReplicaConfig(Strict, frozen=True, kw_only=True):
@@ -45,6 +53,8 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
     weight: Weight = 1
     max_concurrency: Concurrency | None = None
     """Requests at once, of all gateway processes together: each has its part, rounded down."""
+    max_tokens_field: MaxTokensField = "max_tokens"
+    """Where it is told how much it may write, if the client does not say."""
 
 
 class AdapterConfig(Strict, frozen=True, kw_only=True):
@@ -80,6 +90,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """Tried in weighted order, the next one only before the first byte."""
     context_window: PositiveInt | None = None
     """Tokens; None: the engine says, or the upstream refuses."""
+    max_output_tokens: PositiveInt | None = None
+    """What an upstream writes at most of one choice, if nobody says."""
     tokenizer: Path | None = None
     """tokenizer.json or its folder, to count an upstream's input exactly."""
 
@@ -112,7 +124,7 @@ def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: H
         raise SettingsError(f"{at} ({model.name}): wants exactly one of path, upstream, replica")
     if model.path is None:
         return _to_upstream(model, at)
-    for key in ("upstream_model", "api_key_env", "max_concurrency", "tokenizer", "context_window"):
+    for key in UPSTREAMS_OWN:
         if getattr(model, key) is not None:
             raise SettingsError(f"{at}.{key}: only for an upstream; this model has a path")
     repository = _repository(model.path)
@@ -174,14 +186,16 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
             raise SettingsError(f"{at}.{key}: only for a model with a path")
     if model.replica and (model.upstream_model or model.api_key_env):
         raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")
-    if model.replica and model.max_concurrency:
-        raise SettingsError(f"{at}: max_concurrency belongs into each replica")
+    for key in ("max_concurrency", "max_tokens_field"):
+        if model.replica and getattr(model, key):
+            raise SettingsError(f"{at}: {key} belongs into each replica")
     replicas = model.replica or [
         WrittenReplica(
             upstream=model.upstream or "",
             upstream_model=model.upstream_model,
             api_key_env=model.api_key_env,
             max_concurrency=model.max_concurrency,
+            max_tokens_field=model.max_tokens_field,
         )
     ]
     return ModelConfig(
@@ -193,10 +207,12 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
                 api_key_env=each.api_key_env,
                 weight=each.weight,
                 max_concurrency=each.max_concurrency,
+                max_tokens_field=each.max_tokens_field or "max_tokens",
             )
             for each in replicas
         ),
         context_window=model.context_window,
+        max_output_tokens=model.max_output_tokens,
         tokenizer=None if model.tokenizer is None else model.tokenizer.absolute(),
     )
 

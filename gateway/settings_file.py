@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from engine.protocol import Lane
 from gateway.engine_options import EngineOptions, PositiveInt
 from gateway.lanes import LaneDeadlines
+from gateway.wire.request import MaxTokensField
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 ADAPTER_PATTERN = r"^[^=]{1,128}$"
@@ -71,8 +72,10 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     upstream_model: str | None = None
     api_key_env: str | None = None
     max_concurrency: Concurrency | None = None
+    max_tokens_field: MaxTokensField | None = None
     replica: list[WrittenReplica] = []
     context_window: PositiveInt | None = None
+    max_output_tokens: PositiveInt | None = None
     tokenizer: Path | None = None
 
 
@@ -91,6 +94,7 @@ class WrittenReplica(Strict, frozen=True, kw_only=True):
     api_key_env: str | None = None
     weight: Weight = 1
     max_concurrency: Concurrency | None = None
+    max_tokens_field: MaxTokensField | None = None
 
 
 class WrittenPlan(Strict, frozen=True, kw_only=True):

@@ -111,6 +111,8 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     request: GenerateRequest
     input_tokens: int
     input_estimated: bool
+    most_input_tokens: int | None = None
+    """Whoever counts them, where the request is capped. None: as many as `input_tokens`."""
     max_output_tokens: int
     """Over all choices; the worst case a limiter may have to hold."""
     max_tokens_given: bool

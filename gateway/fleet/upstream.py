@@ -33,7 +33,7 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
 )
 from gateway.fleet.http1 import Connection, HttpError, Pool, PoolFull
-from gateway.fleet.input_estimate import Encode, estimate_input_tokens
+from gateway.fleet.input_estimate import Encode
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import (
     ANYBODYS,
@@ -44,11 +44,12 @@ from gateway.fleet.replica import (
     ReplicaEvent,
     ReplicaHealth,
 )
+from gateway.fleet.upstream_bounds import UpstreamBounds, names_bound, without_bound
 from gateway.fleet.upstream_errors import HIDDEN, to_fleet_error
 from gateway.fleet.upstream_meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
 from gateway.lanes import Turn
-from gateway.wire.request import GenerateRequest
+from gateway.wire.request import GenerateRequest, MaxTokensField
 from gateway.wire.sse import END, Event, EventParser, EventTooLarge
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,6 @@ AFTER_DONE_TIMEOUT_S = 0.1
 ERROR_TIMEOUT_S = 10.0
 MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
-DEFAULT_MAX_OUTPUT_TOKENS = 16_384
-"""Per choice, where neither the request nor the configuration has a limit."""
 ASSUMED_TOKENS_PER_S = 50.0
 """Of a request, until one was measured."""
 RATE_SMOOTHING = 0.2
@@ -75,7 +74,7 @@ Clock = Callable[[], float]
 
 class UpstreamReplica:
     """`upstream_model`: the model's name over there. `encoding`: a tokenizer to count prompts
-    with.
+    with. `max_tokens_field`: where it looks for the bound of an answer, if the client names none.
     """
 
     def __init__(
@@ -88,6 +87,8 @@ class UpstreamReplica:
         api_key: str | None = None,
         weight: int = 1,
         context_window: int | None = None,
+        max_output_tokens: int | None = None,
+        max_tokens_field: MaxTokensField = "max_tokens",
         encoding: Encode | None = None,
         room: WaitingRoom | None = None,
         clock: Clock = time.monotonic,
@@ -96,8 +97,7 @@ class UpstreamReplica:
         self.weight = weight
         self._upstream_model = upstream_model
         self._hidden = dict.fromkeys(names_of(base_url, api_key), HIDDEN)
-        self._context_window = context_window
-        self._encoding = encoding
+        self._bounds = UpstreamBounds(context_window, max_output_tokens, max_tokens_field, encoding)
         self._room = room
         self._threads = threads
         self._clock = clock
@@ -130,13 +130,20 @@ class UpstreamReplica:
     async def prepare(self, request: GenerateRequest) -> PreparedRequest:
         body = request.forward
         assert body is not None, "a request for our own engine"
-        payload = self._to_payload(request, body)
-        tokens = await self._threads.run(len(payload), estimate_input_tokens, body, self._encoding)
-        per_choice, given = self._output_bound(body, tokens)
+        tells = request.is_capped and not names_bound(body)
+        payload = self._to_payload(request, without_bound(body) if tells else body)
+        size = await self._threads.run(
+            len(payload), self._bounds.input_size, body, payload, request.is_capped
+        )
+        per_choice, given = self._bounds.output(body, size)
+        if tells:
+            per_choice = min(per_choice, request.max_output_tokens or per_choice)
+            payload = self._bounds.told(payload, per_choice)
         return PreparedRequest(
             request=request,
-            input_tokens=tokens,
+            input_tokens=size.estimate,
             input_estimated=True,
+            most_input_tokens=size.most,
             max_output_tokens=per_choice * request.n,
             max_tokens_given=given,
             payload=payload,
@@ -221,15 +228,6 @@ class UpstreamReplica:
         if request.stream:
             sent["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         return msgspec.json.encode(sent)
-
-    def _output_bound(self, body: dict[str, Any], input_tokens: int) -> tuple[int, bool]:
-        """Tokens per choice, and whether the client set them."""
-        given = [body[n] for n in ("max_completion_tokens", "max_tokens") if body.get(n)]
-        if given:
-            return max(given), True
-        if self._context_window is not None:
-            return max(1, self._context_window - input_tokens), False
-        return DEFAULT_MAX_OUTPUT_TOKENS, False
 
     async def _post(self, attempt: Attempt, timeout_s: float) -> Connection:
         """The connection once the answer's head is good, to be given back with `_let_go`, whatever

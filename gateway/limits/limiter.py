@@ -184,13 +184,15 @@ class Limiter:
         lane: Lane = "interactive",
         prices: PriceSet | None = None,
         min_output_tokens: int = 0,
+        most_input_tokens: int | None = None,
         admitted_at: float | None = None,
     ) -> Admission | Refusal:
         """Reserve over every scope or none. `lease_id` is made by the server, once per admission;
         repeating a call whose answer was lost reserves nothing twice. `prices`: those of the model
         at `admitted_at` (Unix seconds; None: now). `min_output_tokens`: where the client did not
         say how much may be written, the fewest tokens that make sense; then a hard cap lets it
-        write what is left. 0: it did.
+        write what is left. 0: it did. `most_input_tokens`: whoever counts them; what a hard cap
+        holds, where `input_tokens` is an estimate.
 
         Raises: UnpricedModel, SpentUnknown (a hard cap binds it).
         """
@@ -202,7 +204,7 @@ class Limiter:
                 principal,
                 model,
                 prices or {},
-                input_tokens=input_tokens,
+                input_tokens=most_input_tokens or input_tokens,
                 max_output_tokens=max_output_tokens,
                 min_output_tokens=min_output_tokens,
                 admitted_at=self._clock() if admitted_at is None else admitted_at,

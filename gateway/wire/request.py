@@ -11,6 +11,8 @@ import msgspec
 
 ServiceTier = Literal["auto", "default", "priority", "fast", "flex"]
 """As a client names what it wants. `fast` is another name of `priority`."""
+MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
+"""The same, of old and of late: some upstreams know one of them alone."""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,14 +54,22 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """For our engine."""
     forward: dict[str, Any] | None = None
     """For an OpenAI-compatible upstream: the client's body as decoded, unknown fields and all."""
+    is_capped: bool = False
+    """A hard cap on spending binds it: no more may be read or written than was held for."""
+    max_output_tokens: int | None = None
+    """Per choice, of one for an upstream that did not say; the replica knows what it is called
+    there."""
+
+
+def under_a_cap(request: GenerateRequest) -> GenerateRequest:
+    return msgspec.structs.replace(request, is_capped=True)
 
 
 def bounded_to(request: GenerateRequest, max_output_tokens: int) -> GenerateRequest:
     """The same, of one that did not say how much may be written: no more than that, over all
-    choices. An upstream is told by the older of the two names, which all of them know."""
+    choices."""
     per_choice = max_output_tokens // request.n
     if request.prompt is not None:
         prompt = msgspec.structs.replace(request.prompt, max_tokens=per_choice)
         return msgspec.structs.replace(request, prompt=prompt)
-    forward = {**(request.forward or {}), "max_tokens": per_choice}
-    return msgspec.structs.replace(request, forward=forward)
+    return msgspec.structs.replace(request, max_output_tokens=per_choice)

@@ -137,7 +137,8 @@ async def test_a_model_without_a_price_is_refused_where_money_is_capped(shop: Sh
 
 def test_what_a_request_may_write_is_told_to_each_kind_of_replica() -> None:
     asked = GenerateRequest(model="m", stream=False, include_usage=False, n=3, forward={"n": 3})
-    assert bounded_to(asked, 100).forward == {"n": 3, "max_tokens": 33}
+    told = bounded_to(asked, 100)
+    assert (told.max_output_tokens, told.forward) == (33, {"n": 3})
     ours = msgspec.structs.replace(asked, forward=None, prompt=ChatPrompt(messages=[]))
     prompt = bounded_to(ours, 100).prompt
     assert prompt is not None and prompt.max_tokens == 33

@@ -83,6 +83,20 @@ def test_the_sample_file_says_what_the_defaults_are() -> None:
     assert load({}, {}) == load({"config": write("", "empty.toml")}, {})
 
 
+def test_an_upstream_is_told_how_much_it_may_write_where_it_looks_for_it() -> None:
+    newer = "max_tokens_field = 'max_completion_tokens'\n"
+    of_each = "[[model.replica]]\nupstream = 'http://h/v1'\n"
+    bounds = "max_output_tokens = 4096\n"
+    for text, fields in (
+        ("upstream = 'http://h/v1'\n" + bounds + newer, ["max_completion_tokens"]),
+        (bounds + of_each + newer + of_each, ["max_completion_tokens", "max_tokens"]),
+    ):
+        write(MODEL + text)
+        (model,) = load({}, {}).models
+        assert [each.max_tokens_field for each in model.replicas] == fields
+        assert model.max_output_tokens == 4096
+
+
 def test_the_file_of_the_issue() -> None:
     write(FROM_THE_ISSUE)
     found = load({}, {})
@@ -187,6 +201,16 @@ MISTAKES = [
         "model[0]: max_concurrency belongs into each replica",
     ),
     (MODEL + "path = 'a'\nmax_concurrency = 2", "model[0].max_concurrency: only for an upstream"),
+    (MODEL + "path = 'a'\nmax_output_tokens = 2", "model[0].max_output_tokens: only for an up"),
+    (MODEL + "path = 'a'\nmax_tokens_field = 'max_tokens'", "model[0].max_tokens_field: only for"),
+    (
+        MODEL + "max_tokens_field = 'max_tokens'\n[[model.replica]]\nupstream = 'http://h/v1'",
+        "model[0]: max_tokens_field belongs into each replica",
+    ),
+    (
+        MODEL + "upstream = 'http://h/v1'\nmax_tokens_field = 'tokens'",
+        "model[0].max_tokens_field: invalid enum value 'tokens'",
+    ),
     (
         MODEL + "upstream = 'http://h/v1'\nmax_concurrency = 0",
         "model[0].max_concurrency: expected `int` >= 1",
