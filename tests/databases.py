@@ -30,7 +30,8 @@ CATALOGS = (
     "pg_namespace",
     "pg_type",
 )
-FINGERPRINT = "SELECT " + ", ".join(
+REVISION = "(SELECT string_agg(version_num, ' ') FROM alembic_version)"
+FINGERPRINT = f"SELECT {REVISION}, " + ", ".join(
     f"(SELECT (count(*), max(xmin::text::bigint))::text FROM pg_catalog.{name})"
     for name in CATALOGS
 )
@@ -126,7 +127,7 @@ class Databases:
 
 
 async def fingerprint(connection: asyncpg.Connection) -> tuple[str, ...]:
-    """Of all that is not a row of a table."""
+    """Of all that is not a row of a table, and of the revision, which `EMPTY` leaves."""
     row = await connection.fetchrow(FINGERPRINT)
     assert row is not None
     return tuple(row)
