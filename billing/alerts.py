@@ -1,8 +1,9 @@
 """Alerts: a scope has used so much of what it may, said once per period and threshold.
 
-Above: `ingest` and `reconcile`, of what was spent (`raise_for_spend`); the gateway, which notes
-what rate limits see (`note_ceilings`) and sends what stands here. Below: `tables`, Postgres; of
-spend caps it knows the table. It knows no webhook: a row that was not dispatched yet is the outbox.
+Above: `ingest` and `reconcile`, of what was spent (`raise_for_spend`); the gateway, which makes and
+changes caps (`raise_for_cap`), notes what they refuse (`raise_for_refusals`) and what rate limits
+see (`note_ceilings`), and sends what stands here. Below: `tables`, `spent`, Postgres; of spend caps
+it knows the table. It knows no webhook: a row that was not dispatched yet is the outbox.
 That a row is one of its kind is its table's unique constraint, so whoever comes second, or again,
 adds nothing.
 """
@@ -17,10 +18,15 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.spent import hold_books
 from billing.tables import AMOUNTS, alerts, to_moment
 
 THRESHOLDS = (50, 80, 100)
 """Percent."""
+WHOLE = 100
+Reason = Literal["spent", "refused"]
+SPENT: Reason = "spent"
+REFUSED: Reason = "refused"
 SPEND: Literal["spend"] = "spend"
 TokenMeasure = Literal["tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute"]
 MINUTE_S = 60
@@ -38,11 +44,11 @@ NEW_ID = """
 RAISE = f"""
     INSERT INTO alerts
         (id, org_id, scope, scope_id, measure, cap_id, period, period_start, threshold, ceiling,
-        used)
+        used, reason)
     SELECT {NEW_ID}, org_id, scope, scope_id, measure, cap_id, period, period_start, threshold,
-        ceiling, used
+        ceiling, used, reason
     FROM reached CROSS JOIN unnest(CAST(:thresholds AS smallint[])) AS threshold
-    WHERE used > 0 AND used * 100 >= ceiling * threshold
+    WHERE reason = '{REFUSED}' OR (used > 0 AND used * 100 >= ceiling * threshold)
     ORDER BY org_id, scope, scope_id, measure, cap_id, period, period_start, threshold
     ON CONFLICT ON CONSTRAINT alerts_once DO NOTHING
 """
@@ -64,6 +70,9 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """Pico-USD, or tokens."""
     used: int
     """So much of it, when it was noticed."""
+    reason: Reason
+    """What was used reaches the threshold; or a hard cap has refused, which holds the most that a
+    request may cost, so that less than all of it is spent."""
     occurred_at: datetime
 
 
@@ -92,6 +101,28 @@ async def undispatched(connection: AsyncConnection, limit: int) -> list[Alert]:
 async def mark_dispatched(connection: AsyncConnection, ids: Sequence[str]) -> None:
     done = sa.update(alerts).where(alerts.c.id.in_(ids))
     await connection.execute(done.values(dispatched_at=sa.func.now()))
+
+
+def _in_books(of: str) -> str:
+    """What the scope of a row of `of` has spent in its period."""
+    return f"""(
+        SELECT coalesce(sum({" + ".join(AMOUNTS)}), 0) FROM usage_hourly h
+        WHERE h.org = {of}.org_id
+            AND {of}.scope_id = CASE {of}.scope
+                WHEN 'org' THEN h.org WHEN 'project' THEN h.project ELSE h.key END
+            AND ({of}.period = 'total' OR (h.hour >= {of}.period_start
+                AND h.hour < ({of}.period_start AT TIME ZONE 'UTC'
+                    + CASE {of}.period WHEN 'day' THEN interval '1 day'
+                        ELSE interval '1 month' END) AT TIME ZONE 'UTC'))
+    )"""
+
+
+def _by_now(of: str) -> str:
+    """The same, where it may stand added up already."""
+    names = ("org_id", "scope", "scope_id", "period", "period_start")
+    same = " AND ".join(f"s.{name} = {of}.{name}" for name in names)
+    known = f"(SELECT spent_pico FROM spend_to_date s WHERE {same})"
+    return f"coalesce({known}, {_in_books(of)})"
 
 
 # What each (scope, period) of these events has spent by now. The sum of its past is read once, when
@@ -132,23 +163,15 @@ _SPENT = sa.text(f"""
     grown AS (
         INSERT INTO spend_to_date AS s (org_id, scope, scope_id, period, period_start, spent_pico)
         SELECT org_id, scope, scope_id, period, period_start,
-            CASE WHEN is_known THEN amount_pico ELSE (
-                SELECT coalesce(sum({" + ".join(AMOUNTS)}), 0) FROM usage_hourly h
-                WHERE h.org = known.org_id
-                    AND known.scope_id = CASE known.scope
-                        WHEN 'org' THEN h.org WHEN 'project' THEN h.project ELSE h.key END
-                    AND (known.period = 'total' OR (h.hour >= known.period_start
-                        AND h.hour < (known.period_start AT TIME ZONE 'UTC'
-                            + CASE known.period WHEN 'day' THEN interval '1 day'
-                                ELSE interval '1 month' END) AT TIME ZONE 'UTC'))
-            ) END
+            CASE WHEN is_known THEN amount_pico ELSE {_in_books("known")} END
         FROM known ORDER BY org_id, scope, scope_id, period, period_start
         ON CONFLICT (org_id, scope, scope_id, period, period_start)
             DO UPDATE SET spent_pico = s.spent_pico + EXCLUDED.spent_pico
         RETURNING *
     ),
     reached AS (
-        SELECT caps.*, '{SPEND}' AS measure, grown.period_start, grown.spent_pico AS used
+        SELECT caps.*, '{SPEND}' AS measure, '{SPENT}' AS reason, grown.period_start,
+            grown.spent_pico AS used
         FROM grown JOIN caps USING (org_id, scope, scope_id, period)
     )
     {RAISE}
@@ -166,6 +189,91 @@ async def raise_for_spend(
     given = amounts or [None] * len(ids)
     wanted = {"ids": list(ids), "amounts": list(given), "thresholds": list(THRESHOLDS)}
     await connection.execute(_SPENT, wanted)
+
+
+_OF_CAP = sa.text(f"""
+    WITH caps AS (
+        SELECT id AS cap_id, org_id, scope, coalesce(key_id, project_id, org_id) AS scope_id,
+            period, amount_pico AS ceiling, CASE period WHEN 'total' THEN to_timestamp(0)
+                ELSE date_trunc(period, coalesce(CAST(:at AS timestamptz), clock_timestamp()),
+                    'UTC') END AS period_start
+        FROM spend_caps WHERE id = :cap_id AND archived_at IS NULL
+    ),
+    reached AS (
+        SELECT caps.*, '{SPEND}' AS measure, '{SPENT}' AS reason, {_by_now("caps")} AS used
+        FROM caps
+    )
+    {RAISE}
+""")
+
+
+async def raise_for_cap(
+    connection: AsyncConnection, cap_id: str, at: datetime | None = None
+) -> None:
+    """Raise what is spent already of a cap, in the period of `at` (None: the one that runs): last
+    in the transaction that makes or changes it. Nobody books until that ends, so that what is
+    booked at the same time is either in the sum or sees the cap."""
+    await hold_books(connection)
+    await connection.execute(_OF_CAP, {"cap_id": cap_id, "at": at, "thresholds": list(THRESHOLDS)})
+
+
+class CapRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A hard cap has refused, in the period that began at `period_start`."""
+
+    org_id: str
+    scope: str
+    scope_id: str
+    period: str
+    period_start: datetime | None
+    """None of `total`."""
+    amount_pico: int
+    """The cap as it was."""
+
+
+# Of one scope and period there may be several; whatever a cap refuses, a lower one does.
+_OF_REFUSALS = sa.text(f"""
+    WITH refusals AS (
+        SELECT org_id, scope, scope_id, period,
+            coalesce(period_start, to_timestamp(0)) AS period_start, max(amount_pico) AS most
+        FROM unnest(CAST(:org_id AS text[]), CAST(:scope AS text[]), CAST(:scope_id AS text[]),
+            CAST(:period AS text[]), CAST(:period_start AS timestamptz[]),
+            CAST(:amount_pico AS numeric[]))
+            AS r(org_id, scope, scope_id, period, period_start, amount_pico)
+        GROUP BY 1, 2, 3, 4, 5
+    ),
+    caps AS (
+        SELECT c.id AS cap_id, r.org_id, r.scope, r.scope_id, r.period, r.period_start,
+            c.amount_pico AS ceiling
+        FROM refusals r JOIN spend_caps c USING (org_id, scope, period)
+        WHERE coalesce(c.key_id, c.project_id, c.org_id) = r.scope_id
+            AND c.hard AND c.archived_at IS NULL AND c.amount_pico <= r.most
+            AND NOT EXISTS (
+                SELECT FROM alerts a
+                WHERE a.org_id = r.org_id AND a.scope = r.scope AND a.scope_id = r.scope_id
+                    AND a.measure = '{SPEND}' AND a.cap_id = c.id AND a.period = r.period
+                    AND a.period_start = r.period_start AND a.threshold = {WHOLE}
+            )
+    ),
+    spent AS (
+        SELECT caps.*, '{SPEND}' AS measure, {_by_now("caps")} AS used FROM caps
+    ),
+    reached AS (
+        SELECT spent.*, CASE WHEN used > 0 AND used >= ceiling THEN '{SPENT}' ELSE '{REFUSED}' END
+            AS reason
+        FROM spent
+    )
+    {RAISE}
+""")
+
+
+async def raise_for_refusals(db: AsyncEngine, refusals: Sequence[CapRefusal]) -> None:
+    """Raise the last threshold of the caps that have refused, with what the books have spent of
+    them. `db`: of a role that sees every org's rows."""
+    columns = {
+        name: [getattr(each, name) for each in refusals] for name in CapRefusal.__struct_fields__
+    }
+    async with db.begin() as connection:
+        await connection.execute(_OF_REFUSALS, {**columns, "thresholds": [WHOLE]})
 
 
 class CeilingUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +308,7 @@ _NOTE = sa.text(f"""
     reached AS (
         SELECT grown.org_id, grown.scope, grown.scope_id, grown.measure, '' AS cap_id,
             'hour' AS period, date_trunc('hour', grown.minute, 'UTC') AS period_start,
-            noted.ceiling, max(grown.used) AS used
+            noted.ceiling, '{SPENT}' AS reason, max(grown.used) AS used
         FROM grown JOIN noted USING (org_id, scope, scope_id, measure, minute)
         GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
     )

@@ -39,6 +39,7 @@ from billing.ingest import ingest
 from billing.ledger import CREDIT, DEBIT, POST_LEGS, SUSPENSE, roll_up
 from billing.price_book import PriceBook
 from billing.rating import Rated, rate
+from billing.spent import hold_booking
 from billing.tables import AMOUNTS, transfers, usage_events
 
 log = logging.getLogger(__name__)
@@ -228,6 +229,7 @@ async def reprice_suspense(db: AsyncEngine, book: PriceBook) -> int:
         async with db.begin() as connection:
             # What is still in suspense is read and posted under this lock.
             await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CORRECTION_LOCK)))
+            await hold_booking(connection)
             rows = await _suspended(connection, after)
             rated = {row.id: _rate_suspended(row, book) for row in rows}
             priced = {event_id: it for event_id, it in rated.items() if not it.unpriced}

@@ -1,7 +1,7 @@
 """What was spent, as the books have it up to a watermark: what counters of spending begin with.
 
-Above: the gateway's limiter. Below: `tables`. Knows no cap and no Redis. Whoever books usage holds
-`BOOKING` shared until its commit, and notes behind it when that was (`usage_events.ingested_at`);
+Above: the gateway's limiter, `alerts`. Below: `tables`. Knows no cap and no Redis. Whoever books
+usage holds `BOOKING` shared until its commit, and notes behind it when that was (`ingested_at`);
 who adds up holds it alone and reads the same clock first. So what was booked before the watermark
 is in the sums, and nothing else, whatever runs at the same time.
 """
@@ -57,12 +57,17 @@ async def hold_booking(conn: AsyncConnection) -> None:
     await conn.execute(SHARED)
 
 
+async def hold_books(conn: AsyncConnection) -> None:
+    """Until the transaction ends, nobody books; what was booked before is seen from now on."""
+    await conn.execute(ALONE)
+
+
 async def spent(db: AsyncEngine, org: str, accounts: Sequence[Account]) -> Spent:
     """Raises: what SQLAlchemy raises where Postgres is away."""
     own, amounts = usage_hourly.c, []
     total = sum((own[name] for name in AMOUNTS), sa.literal(0))
     async with db.begin() as conn:
-        await conn.execute(ALONE)
+        await hold_books(conn)
         watermark = (await conn.execute(sa.select(sa.func.clock_timestamp()))).scalar_one()
         for account in accounts:
             found = sa.select(sa.func.coalesce(sa.func.sum(total), 0)).where(own.org == org)

@@ -136,6 +136,7 @@ alerts = sa.Table(
     sa.Column("threshold", sa.SmallInteger, nullable=False),
     sa.Column("ceiling", MONEY, nullable=False),
     sa.Column("used", MONEY, nullable=False),
+    *_text("reason"),
     _moment("occurred_at"),
     sa.Column("dispatched_at", sa.TIMESTAMP(timezone=True), nullable=True),
 )

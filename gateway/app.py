@@ -48,6 +48,7 @@ from gateway.idempotency_keys import IdempotencyKeys, answer_keys
 from gateway.inference import Desk, drain
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
+from gateway.limits.refused_caps import RefusedCaps
 from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.routes import (
@@ -299,12 +300,16 @@ async def open_limiter(
     ceilings = Ceilings(system_db, num_gateways=lambda: limiter.num_gateways)
     ceilings.start()
     stack.push_async_callback(ceilings.close)
+    refused_caps = RefusedCaps(system_db)
+    refused_caps.start()
+    stack.push_async_callback(refused_caps.close)
     limiter = Limiter(
         store,
         last_use=partial(last_use, system_db, spool),
         num_gateways=settings.workers,
         books=PostgresBooks(system_db),
         on_use=ceilings.note,
+        on_refusal=refused_caps.note,
     )
     await limiter.start()
     stack.push_async_callback(limiter.close)

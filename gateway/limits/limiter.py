@@ -67,7 +67,7 @@ from gateway.limits.local import LocalBuckets
 from gateway.limits.outage import Call, Outage
 from gateway.limits.pipeline import QueueFull
 from gateway.limits.scripts import LimiterUnavailable, Scripts
-from gateway.limits.spending import Spending, counter_keys, spending_of
+from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.limits.verdicts import (
     KINDS,
     Admission,
@@ -79,6 +79,7 @@ from gateway.limits.verdicts import (
     Settlement,
     Units,
     holds_of,
+    overspent,
     rate_window,
     scopes_of,
     tightest,
@@ -92,6 +93,8 @@ log = logging.getLogger(__name__)
 
 OnUse = Callable[[str, Sequence[ScopeLimits], Units, Units], None]
 """Of an org, what was taken from scopes, and what of it was given back."""
+OnRefusal = Callable[[str, Sequence[Cap]], None]
+"""Of an org, the caps that have refused."""
 
 LEASE_TTL_S = 60.0
 RENEW_INTERVAL_S = LEASE_TTL_S / 3
@@ -120,8 +123,8 @@ class Extension(msgspec.Struct, frozen=True):
 class Limiter:
     """One per process. `redis` must not decode responses. `last_use`: when anybody last used
     anything, as far as Postgres knows. `num_gateways`: at least so many share the limits. `books`:
-    what was spent. `clock`: Unix seconds. `on_use` hears of what is taken and given back, and waits
-    for nothing."""
+    what was spent. `clock`: Unix seconds. `on_use` hears of what is taken and given back,
+    `on_refusal` of caps that refuse; both wait for nothing."""
 
     def __init__(
         self,
@@ -133,9 +136,11 @@ class Limiter:
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.time,
         on_use: OnUse = lambda org_id, scopes, taken, given_back: None,
+        on_refusal: OnRefusal = lambda org_id, caps: None,
     ) -> None:
         self._id = uuid7().hex
         self._on_use = on_use
+        self._on_refusal = on_refusal
         self._num_gateways = num_gateways
         self._clock = clock
         self._outputs = ExpectedOutput()
@@ -265,7 +270,8 @@ class Limiter:
         if outcome == 0:
             if kind == b"m":
                 assert spending is not None
-                return _overspent(spending, place, state)
+                self._on_refusal(wanted.org_id, spending.exceeded(left))
+                return overspent(spending, place, state)
             wait_s = None if wait_us < 0 else wait_us / 1_000_000
             return _refusal(wanted.scopes[place - 1], kind.decode(), wait_s, state)
         admission = msgspec.structs.replace(wanted, state=state)
@@ -452,18 +458,6 @@ def _to_charges(admission: Admission) -> list[tuple[str, list[BucketLimit]]]:
         (key, [bucket for bucket in scope.buckets if bucket.limit])
         for key, scope in zip(keys, admission.scopes, strict=True)
     ]
-
-
-def _overspent(spending: Spending, place: int, state: RateState) -> Refusal:
-    cap = spending.caps[place - 1]
-    return Refusal(
-        scope=cap.counter.scope,
-        kind="money",
-        limit=cap.amount_nano,
-        retry_after_s=None,
-        state=state,
-        period=cap.counter.period,
-    )
 
 
 def _rate_state(scopes: Sequence[ScopeLimits], reply: list[int], now_us: int) -> RateState:

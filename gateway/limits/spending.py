@@ -89,6 +89,13 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
         """Of what was admitted, if it may write so much."""
         return self.input_nano + self.cost_nano(0, max_output_tokens)
 
+    def exceeded(self, left_nano: Sequence[int]) -> list[Cap]:
+        """The caps that have not left what it holds at least; `left_nano`: of each."""
+        written_nano = self.cost_nano(0, self.min_output_tokens)
+        least = min(self.hold_nano, self.input_nano + written_nano)
+        least_nano = least if self.min_output_tokens else self.hold_nano
+        return [cap for cap, left in zip(self.caps, left_nano, strict=True) if left < least_nano]
+
     def to_script(self) -> tuple[list[int], list[int]]:
         """What is capped, and what is to be held of it: as `admit.lua` reads them."""
         amounts = [cap.amount_nano for cap in self.caps]

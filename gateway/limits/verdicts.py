@@ -167,6 +167,18 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """Of a cap on spending; then `limit` is nano-USD."""
 
 
+def overspent(spending: Spending, place: int, state: RateState) -> Refusal:
+    cap = spending.caps[place - 1]
+    return Refusal(
+        scope=cap.counter.scope,
+        kind="money",
+        limit=cap.amount_nano,
+        retry_after_s=None,
+        state=state,
+        period=cap.counter.period,
+    )
+
+
 class Settlement(Enum):
     """What a settle did; numbers as in `settle.lua`."""
 

@@ -1,9 +1,10 @@
 """Spend caps: what an org, a project or a key may spend in a day, a month (UTC) or in all.
 
 Above: `keys` and `auth.subjects` read the hard ones with whom they bind; admin routes make and
-change them. Below: `tables`. The limiter holds requests to hard caps; a soft one refuses nothing,
-it is there to be told of. Money is pico-USD at rest; a hard cap is nano-USD on its way to Redis,
-whose numbers are exact to MAX_AMOUNT_PICO. What the operator has set a tenant does not change.
+change them. Below: `tables`, `billing.alerts`. The limiter holds requests to hard caps; a soft one
+refuses nothing, it is there to be told of; what is spent of either when it is made or changed is
+told of at once. Money is pico-USD at rest; a hard cap is nano-USD on its way to Redis, whose
+numbers are exact to MAX_AMOUNT_PICO. What the operator has set a tenant does not change.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from redis.asyncio import Redis
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.alerts import raise_for_cap
 from billing.credits import credited
 from billing.money import PICO_PER_USD, Pico
 from gateway.audit.log import Actor, record
@@ -143,6 +145,7 @@ async def create_spend_cap(
         await _log(
             conn, cap, operator_org, actor=actor, action="spend_cap.created", after=said(cap)
         )
+        await raise_for_cap(conn, cap.id)
         return cap
 
 
@@ -191,7 +194,9 @@ async def update_spend_cap(
             return before
         if "hard" in changed and await _is_taken(conn, before, changed["hard"]):
             raise Conflict("hard", "there is such a cap of this period already")
-        return await _change(conn, before, changed, "updated", operator_org, actor)
+        after = await _change(conn, before, changed, "updated", operator_org, actor)
+        await raise_for_cap(conn, cap_id)
+        return after
 
 
 async def archive_spend_cap(

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from billing.alerts import SPEND, Alert
+from billing.alerts import SPEND, Alert, Reason
 from billing.money import format_usd
 
 EventType = Literal["budget.threshold_reached", "rate_limit.threshold_reached"]
@@ -55,6 +55,9 @@ class ThresholdReached(msgspec.Struct, frozen=True, kw_only=True):
     threshold_percent: int
     limit: Quantity
     used: Quantity
+    reason: Reason | None
+    """`spent`: so much of the cap is; `refused`: a hard cap has refused a request that might have
+    cost more than is left of it. Null of a rate limit."""
 
 
 class Pinged(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +84,8 @@ class AlertView(msgspec.Struct, frozen=True, kw_only=True):
     threshold_percent: int
     limit: Quantity
     used: Quantity
+    reason: Reason | None
+    """`spent`, or `refused` by a hard cap; null of a rate limit."""
     occurred_at: int
 
 
@@ -92,6 +97,10 @@ def quantity(alert: Alert, amount: int) -> Quantity:
     if alert.measure == SPEND:
         return Quantity(value=format_usd(amount), unit="usd")
     return Quantity(value=str(amount), unit="tokens")
+
+
+def reason(alert: Alert) -> Reason | None:
+    return alert.reason if alert.measure == SPEND else None
 
 
 def to_event(alert: Alert) -> Event:
@@ -109,6 +118,7 @@ def to_event(alert: Alert) -> Event:
             threshold_percent=alert.threshold,
             limit=quantity(alert, alert.ceiling),
             used=quantity(alert, alert.used),
+            reason=reason(alert),
         ),
     )
 
@@ -126,5 +136,6 @@ def to_view(alert: Alert) -> AlertView:
         threshold_percent=alert.threshold,
         limit=quantity(alert, alert.ceiling),
         used=quantity(alert, alert.used),
+        reason=reason(alert),
         occurred_at=int(alert.occurred_at.timestamp()),
     )

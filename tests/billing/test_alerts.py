@@ -44,6 +44,7 @@ async def cap(
     project: str | None = None,
     key: str | None = None,
     hard: bool = False,
+    by_operator: bool = False,
 ) -> str:
     """Without its org, which no test here needs."""
     cap_id = f"cap_{next(_ids)}"
@@ -53,7 +54,7 @@ async def cap(
             sa.text("""
                 INSERT INTO spend_caps
                     (id, org_id, project_id, key_id, period, amount_pico, hard, by_operator)
-                VALUES (:id, :org, :project, :key, :period, :amount, :hard, false)
+                VALUES (:id, :org, :project, :key, :period, :amount, :hard, :operator)
             """),
             {
                 "id": cap_id,
@@ -63,6 +64,7 @@ async def cap(
                 "period": period,
                 "amount": amount,
                 "hard": hard,
+                "operator": by_operator,
             },
         )
     return cap_id

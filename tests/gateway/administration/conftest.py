@@ -72,11 +72,16 @@ class World:
 
 
 @pytest.fixture
+async def config_text() -> str:
+    return CONFIG
+
+
+@pytest.fixture
 async def world(
-    db: AsyncEngine, postgres_url: str, redis_url: str, tmp_path: Path
+    db: AsyncEngine, postgres_url: str, redis_url: str, tmp_path: Path, config_text: str
 ) -> AsyncIterator[World]:
     config = tmp_path / "tollgate.toml"
-    config.write_text(CONFIG)
+    config.write_text(config_text)
     environ = {"TOLLGATE_DATABASE_URL": postgres_url, "TOLLGATE_REDIS_URL": redis_url}
     settings = load({"home": tmp_path / "home", "config": config}, environ)
     Home(settings.home).create()

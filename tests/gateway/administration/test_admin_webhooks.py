@@ -136,4 +136,5 @@ async def test_alerts_are_listed(world: World, org_id: str) -> None:
         "threshold_percent": 50,
         "limit": {"value": "100", "unit": "tokens"},
         "used": {"value": "60", "unit": "tokens"},
+        "reason": None,
     }

@@ -101,6 +101,7 @@ async def test_an_alert_arrives_signed_and_says_what_was_reached(
             "threshold_percent": 50,
             "limit": {"value": "100", "unit": "tokens"},
             "used": {"value": "85", "unit": "tokens"},
+            "reason": None,
         },
     }
 
