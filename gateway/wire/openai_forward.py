@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.fleet.errors import BadField
 from gateway.wire.openai import MAX_CHOICES, MAX_MESSAGES, MAX_PARTS
-from gateway.wire.refusals import unsupported
+from gateway.wire.refusals import to_bad_value, unsupported
 from gateway.wire.request import ServiceTier
 
 MAX_TOOLS = 10_000
@@ -43,7 +43,6 @@ BILLED_OTHERWISE = {
 }
 """Refused by name unless null."""
 
-PLAIN_TIERS: tuple[ServiceTier, ...] = ("auto", "default")
 OUR_TIERS: tuple[ServiceTier, ...] = ("priority", "fast", "flex")
 """Served by us, at our prices: an upstream hears nothing of them and serves what it always does.
 Asked for its own it would charge otherwise, or otherwise than it was asked: some fall back."""
@@ -89,10 +88,11 @@ def without_our_tiers(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def service_tier(body: dict[str, Any]) -> ServiceTier | None:
-    asked = body.get("service_tier")
-    found = next((tier for tier in PLAIN_TIERS + OUR_TIERS if tier == asked), None)
-    if asked is not None and found is None:
-        raise refused("service_tier", "another tier has another price")
+    """What is none is refused in the words of a model of our own. Raises BadField."""
+    try:
+        found: ServiceTier | None = msgspec.convert(body.get("service_tier"), ServiceTier | None)
+    except msgspec.ValidationError as error:
+        raise to_bad_value(f"{error} - at `$.service_tier`") from error
     return found
 
 

@@ -51,6 +51,11 @@ WORDS = {
     "object": "an object",
     "str": "a string",
 }
+FORMS = {
+    "amount_usd": 'a decimal text in USD such as "12.50", of at most 7 digits before the point and'
+    " 9 behind it"
+}
+"""Of fields whose pattern says it to machines alone."""
 FOUND = WORDS | {"float": "a decimal number"}
 """Beside an integer that was wanted: `256.0` is none."""
 
@@ -154,6 +159,10 @@ def to_bad_value(text: str, body: bytes | None = None) -> BadField:
         return wrong_type(path, wrong["wanted"], wrong["found"])
     if value := _VALUE.match(reason):
         return wrong_value(path, value["value"])
+    if reason.startswith("Expected `str` matching regex"):
+        form = FORMS.get(path.rpartition(".")[2], "a text of another form")
+        detail = f"This must be {form}."
+        return BadField(f"Invalid value for '{path}': expected {form}.", param=path, detail=detail)
     # What msgspec expected stands in our own types; what else it says may be the client's.
     known = {"detail": f"{reason}."} if reason.startswith("Expected ") else {}
     return BadField(f"Invalid value for '{path}': {reason}.", param=path, **known)

@@ -79,6 +79,21 @@ async def test_of_one_owner_and_period_there_is_one_cap(world: World) -> None:
     assert gone.status_code == 404
 
 
+async def test_an_amount_that_is_none_is_told_what_one_is(world: World) -> None:
+    form = (
+        'a decimal text in USD such as "12.50", of at most 7 digits before the point and 9 behind'
+    )
+    for amount in ("1e3", "-1", "12,50", "1\n"):
+        told = await world.call("POST", CAPS, {"period": "day", "amount_usd": amount})
+        assert (told.status_code, told.json()["param"]) == (400, "amount_usd")
+        assert told.json()["detail"] == f"This must be {form} it."
+    told = await world.call("POST", CAPS, {"period": "day", "amount_usd": "1", "key_id": "a b"})
+    assert (told.status_code, told.json()["detail"]) == (
+        400,
+        "This must be a text of another form.",
+    )
+
+
 async def test_what_the_operator_has_set_no_tenant_lifts(world: World) -> None:
     made = await world.call("POST", f"{ADMIN}/orgs", {"name": "tenant"})
     org_id = made.json()["organization"]["id"]

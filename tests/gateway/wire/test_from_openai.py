@@ -296,8 +296,6 @@ REFUSED = [
     ({"stream": "yes"}, "stream"),
     ({"store": True}, "store"),
     ({"service_tier": "scale"}, "service_tier"),
-    ({"service_tier": "soonest"}, "service_tier"),
-    ({"service_tier": ["flex"]}, "service_tier"),
     ({"response_format": {"type": "json_object"}}, "response_format.type"),
     ({"modalities": ["text", "audio"]}, "modalities[1]"),
     ({"tools": []}, "tools"),
@@ -379,6 +377,13 @@ def test_an_assistant_says_something_or_calls_a_tool() -> None:
         assert refused(encode(**silent)).param == "messages[1].content"
 
 
+@pytest.mark.parametrize("tier", ["scale", "on_demand", ["flex"], 1])
+def test_a_tier_that_is_none_is_refused_in_the_same_words(tier: Any) -> None:
+    ours, theirs = (refused(encode(service_tier=tier), kind) for kind in ("engine", "upstream"))
+    assert type(ours) is type(theirs)
+    assert ours.param == "service_tier" and vars(ours) == vars(theirs)
+
+
 # ---- upstreams
 
 
@@ -445,9 +450,6 @@ NOT_FORWARDED = [
     ({"n": 129}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
-    ({"service_tier": "scale"}, "service_tier"),
-    ({"service_tier": "on_demand"}, "service_tier"),
-    ({"service_tier": ["auto"]}, "service_tier"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": ["x"]}, "tools[0].type"),
