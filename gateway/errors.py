@@ -334,7 +334,11 @@ LIMITED: dict[LimitKind, str] = {
     "streams": "concurrent requests",
     "money": "spending",
 }
-PERIODS = {"day": " of today (UTC)", "month": " of this month (UTC)", "total": ""}
+PERIODS = {
+    "day": "today (UTC)",
+    "month": "in this month (UTC)",
+    "total": "in all",
+}
 
 
 def from_spending(error: UnpricedModel | SpentUnknown) -> Face:
@@ -350,13 +354,20 @@ def from_spending(error: UnpricedModel | SpentUnknown) -> Face:
 
 
 def overspent(refusal: Refusal) -> Face:
-    """429 as OpenAI's: there is no Retry-After, waiting would not help."""
+    """429 as OpenAI's, which has no Retry-After: SDKs would repeat it by themselves."""
     headers = to_headers(refusal.state) | {"x-should-retry": "false"}
-    limit = format_usd(refusal.limit * PICO_PER_NANO)
+    limit, left = (format_usd(nano * PICO_PER_NANO) for nano in (refusal.limit, refusal.left_nano))
+    period = PERIODS[refusal.period or "total"]
+    if refusal.scope == "org" and refusal.period == "total":
+        period += ", or has paid in advance,"
     message = (
-        f"What this {refusal.scope} may spend{PERIODS[refusal.period or 'total']}, or has paid in"
-        f" advance, does not allow this request: {limit} USD in all."
+        f"What this {refusal.scope} may spend {period} does not allow this request: {limit} USD, of"
+        f" which {left} USD are neither spent nor held by requests that run."
     )
+    if refusal.ends_at is not None:
+        message += f" The period ends at {refusal.ends_at:%Y-%m-%dT%H:%M:%SZ}."
+    if refusal.less_may_fit:
+        message += " With a lower max_tokens it may fit."
     return face(429, message, QUOTA, code=QUOTA, headers=headers)
 
 

@@ -271,7 +271,7 @@ class Limiter:
             if kind == b"m":
                 assert spending is not None
                 self._on_refusal(wanted.org_id, spending.exceeded(left))
-                return overspent(spending, place, state)
+                return overspent(spending, place, left[place - 1], state)
             wait_s = None if wait_us < 0 else wait_us / 1_000_000
             return _refusal(wanted.scopes[place - 1], kind.decode(), wait_s, state)
         admission = msgspec.structs.replace(wanted, state=state)

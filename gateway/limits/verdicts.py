@@ -6,6 +6,7 @@ in `ledger.lua`.
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import Enum
 from functools import lru_cache
 from typing import Literal
@@ -165,9 +166,15 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     state: RateState
     period: CapPeriod | None = None
     """Of a cap on spending; then `limit` is nano-USD."""
+    left_nano: int = 0
+    """Of it, neither spent nor held by what runs."""
+    ends_at: datetime | None = None
+    """The period of the cap."""
+    less_may_fit: bool = False
+    """If fewer tokens are asked for."""
 
 
-def overspent(spending: Spending, place: int, state: RateState) -> Refusal:
+def overspent(spending: Spending, place: int, left: int, state: RateState) -> Refusal:
     cap = spending.caps[place - 1]
     return Refusal(
         scope=cap.counter.scope,
@@ -176,6 +183,9 @@ def overspent(spending: Spending, place: int, state: RateState) -> Refusal:
         retry_after_s=None,
         state=state,
         period=cap.counter.period,
+        left_nano=max(0, left),
+        ends_at=cap.counter.end,
+        less_may_fit=spending.most_nano(max(1, spending.min_output_tokens)) <= left,
     )
 
 

@@ -157,7 +157,33 @@ async def test_what_was_overspent_reads_as_a_quota_that_waiting_does_not_refill(
         "insufficient_quota",
     )
     assert "retry-after" not in face.headers and face.headers["x-should-retry"] == "false"
-    assert "1.5 USD" in face.body.message and "today" in face.body.message
+    assert face.body.message == (
+        "What this org may spend today (UTC) does not allow this request: 1.5 USD, of which 1.5 USD"
+        " are neither spent nor held by requests that run. The period ends at 2036-11-20T00:00:00Z."
+        " With a lower max_tokens it may fit."
+    )
+
+
+async def test_a_refusal_says_what_is_left_and_whether_less_would_fit(desk: Desk) -> None:
+    async def said(caller: Principal, *args: Any, **options: Any) -> str:
+        return to_face(RateLimited(await desk.refused(caller, *args, **options))).body.message
+
+    month, total = who(cap(1000, period="month")), who(cap(1000, "key", "key_a", "total"))
+    await desk.admitted(month, 100, 20)
+    told = await said(month, 100, 20)
+    assert "in this month (UTC)" in told and "0.000001 USD, of which 0.00000049 USD" in told
+    assert "ends at 2036-12-01T00:00:00Z. With a lower max_tokens" in told
+    for asked in (
+        (160, 1, {}),
+        (160, 50, {"given": False}),
+        (150, 50, {"given": False, "choices": 4}),
+    ):
+        *counts, options = asked
+        assert "max_tokens" not in await said(month, *counts, **options), (
+            "the input alone is too much"
+        )
+    told = await said(total, 400, 1)
+    assert "this key may spend in all" in told and "ends at" not in told
 
 
 async def test_a_counter_begins_with_what_the_books_say(desk: Desk, books: BooksOfATest) -> None:
