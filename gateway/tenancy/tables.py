@@ -149,6 +149,22 @@ spend_caps = sa.Table(
     sa.Column("by_operator", sa.Boolean, nullable=False),
     _moment("created_at", nullable=False),
     _moment("archived_at"),
+    sa.ForeignKeyConstraint(
+        ["org_id", "project_id"], ["projects.org_id", "projects.id"], name="spend_caps_project"
+    ),
+    sa.ForeignKeyConstraint(
+        ["org_id", "key_id"], ["api_keys.org_id", "api_keys.id"], name="spend_caps_key"
+    ),
+    sa.Index(
+        "spend_caps_live",
+        "org_id",
+        sa.text("coalesce(key_id, project_id, '')"),
+        "period",
+        "hard",
+        "by_operator",
+        unique=True,
+        postgresql_where=sa.text("archived_at IS NULL"),
+    ),
 )
 
 idempotency_keys = sa.Table(
