@@ -67,13 +67,18 @@ class Shipper:
         *,
         adopt_from: Path | None = None,
         on_recovered: OnRecovered = lambda events: None,
+        on_left: OnRecovered = lambda events: None,
         on_booked: OnBooked = nobody,
     ) -> None:
         """`on_recovered` gets the attempts that an adoption billed at their last checkpoint, once
-        and as soon as they are on disk: Postgres may be down for long. `on_booked` gets what
-        Postgres has by then, at least once; it must not raise."""
+        and as soon as they are on disk: Postgres may be down for long. `on_left` gets all that a
+        process had closed which did not live to ship it, nor perhaps to do what follows a close.
+        `on_booked` gets what Postgres has by then, at least once; it must not raise."""
         self._spool, self._db, self._adopt_from = spool, db, adopt_from
-        self._on_recovered, self._on_booked = on_recovered, on_booked
+        self._on_recovered, self._on_left = on_recovered, on_left
+        self._on_booked = on_booked
+        self._num_left = spool.backlog
+        """Of the events to ship next, how many are of the process before."""
         self._tasks: list[asyncio.Task[None]] = []
         self._hurried = asyncio.Event()
         self.alarms = Alarms()
@@ -109,7 +114,10 @@ class Shipper:
         while True:
             await self._spool.wait_readable()
             try:
-                await ship_batch(self._db, self._spool, self.alarms, self._on_booked)
+                events = await ship_batch(self._db, self._spool, self.alarms, self._on_booked)
+                if self._num_left:
+                    self._on_left(events[: self._num_left])
+                    self._num_left = max(0, self._num_left - len(events))
                 backoff_s = FIRST_BACKOFF_S
                 if self._spool.backlog < MAX_BATCH:
                     await self._gather()
@@ -141,7 +149,14 @@ class Shipper:
             return
         for lock in sorted(parent.glob("*/lock")):
             try:
-                await adopt(self._db, lock.parent, self.alarms, self._on_recovered, self._on_booked)
+                await adopt(
+                    self._db,
+                    lock.parent,
+                    self.alarms,
+                    self._on_recovered,
+                    self._on_booked,
+                    self._on_left,
+                )
             except SpoolLocked:
                 continue  # alive, this process's own among them
             except Exception as error:
@@ -154,6 +169,7 @@ async def adopt(
     alarms: Alarms,
     on_recovered: OnRecovered,
     on_booked: OnBooked = nobody,
+    on_left: OnRecovered = lambda events: None,
 ) -> None:
     """Recover, ship and remove a directory whose process is gone.
 
@@ -167,7 +183,7 @@ async def adopt(
         if spool.recovered:
             on_recovered(spool.recovered)
         while spool.backlog:
-            await ship_batch(db, spool, alarms, on_booked)
+            on_left(await ship_batch(db, spool, alarms, on_booked))
     except BaseException:
         await spool.shutdown()
         raise
@@ -176,7 +192,7 @@ async def adopt(
 
 async def ship_batch(
     db: AsyncEngine, spool: Spool, alarms: Alarms, on_booked: OnBooked = nobody
-) -> None:
+) -> list[UsageEvent]:
     """Book the oldest events that have not shipped, then move the cursor behind them."""
     batch = await spool.read_closed(MAX_BATCH)
     await _book(db, spool, batch.events, alarms)
@@ -184,6 +200,7 @@ async def ship_batch(
     await on_booked(batch.events)
     await spool.commit(batch)
     alarms.refused += batch.lost
+    return batch.events
 
 
 async def _book(

@@ -24,7 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.last_use import last_use
+from billing.ever_used import ever_used
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.worker import Shipper
@@ -282,6 +282,7 @@ def start_shipper(
         system_db,
         adopt_from=spool.directory.parent,
         on_recovered=settlement.recovered,
+        on_left=settlement.left,
         on_booked=limiter.counters.book,
     )
     shipper.start()
@@ -305,7 +306,7 @@ async def open_limiter(
     stack.push_async_callback(refused_caps.close)
     limiter = Limiter(
         store,
-        last_use=partial(last_use, system_db, spool),
+        ever_used=partial(ever_used, system_db, spool),
         num_gateways=settings.workers,
         books=PostgresBooks(system_db),
         on_use=ceilings.note,

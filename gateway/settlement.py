@@ -53,16 +53,26 @@ class Settlement:
                 cache_write=used.cache_write_5m + used.cache_write_1h,
                 output=used.output,
             )
-            work = self._limiter.settle_lease(
-                event.attempt.org,
-                event.attempt.request_id,
-                Units(
-                    input_tokens=used.input_total,
-                    output_tokens=used.output,
-                    cost_nano=to_nano(rate(used, event.attempt.prices).amount_pico),
-                ),
-            )
-            self._tasks.spawn(work, name="settle a recovered attempt")
+        self.left(events)
+
+    def left(self, events: list[UsageEvent]) -> None:
+        """A gateway that died between CLOSE and settle has left its leases to expire with what it
+        had last told. One that was settled all the same stays as it is."""
+        self._tasks.spawn(self._settle_leases(events), name="settle leases of a dead gateway")
+
+    async def _settle_leases(self, events: list[UsageEvent]) -> None:
+        for event in events:
+            if event.kind == "usage":
+                used = event.quantities
+                await self._limiter.settle_lease(
+                    event.attempt.org,
+                    event.attempt.request_id,
+                    Units(
+                        input_tokens=used.input_total,
+                        output_tokens=used.output,
+                        cost_nano=to_nano(rate(used, event.attempt.prices).amount_pico),
+                    ),
+                )
 
     async def orphaned(self, model: str, orphan: OrphanedUsage) -> bool:
         """Book what the engine generated for a gateway that is gone and nobody was billed for.

@@ -34,7 +34,7 @@ from redis.exceptions import RedisError
 
 from billing.events import UsageEvent
 from gateway.ids import uuid7
-from gateway.limits.epochs import LastUse
+from gateway.limits.epochs import EverUsed
 from gateway.limits.keys import org_keys
 from gateway.limits.pipeline import QueueFull
 from gateway.limits.scripts import LimiterUnavailable, Scripts
@@ -110,17 +110,17 @@ class NoBooks:
 
 
 class Counters:
-    """One per limiter. `last_use`: None where nothing was ever used."""
+    """One per limiter. `ever_used`: False where nothing was."""
 
     def __init__(
         self,
         scripts: Scripts,
         books: Books,
-        last_use: LastUse,
+        ever_used: EverUsed,
         *,
         grace_s: float = GRACE_S,
     ) -> None:
-        self._scripts, self._books, self._last_use = scripts, books, last_use
+        self._scripts, self._books, self._ever_used = scripts, books, ever_used
         self._grace_s = grace_s
         self._building: dict[str, asyncio.Task[None]] = {}
         """By org; the counters that are missing are those of whoever came first, others ask
@@ -260,7 +260,7 @@ class Counters:
 
     async def _beginning_us(self) -> int:
         try:
-            if await self._last_use() is None:
+            if not await self._ever_used():
                 return 0
         except Exception as error:  # whatever keeps it from being known, something may have been
             log.warning("whether anything was ever used is not known: %r", error)

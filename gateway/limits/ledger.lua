@@ -50,7 +50,7 @@ local function take(bucket, amount)
 end
 
 -- Note the deficit as it is before this event. Beyond MAX_MARKS the two closest pairs become their lower one, which
--- can only make a refund smaller.
+-- can only make a refund smaller, by their distance: about deficit / MAX_MARKS.
 local function mark(bucket, event)
   local marks, low = bucket.m, deficit(bucket)
   while #marks > 0 and marks[#marks][2] >= low do

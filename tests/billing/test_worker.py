@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing import worker
 from billing.errors import SpoolLocked
 from billing.events import Price, Quantities, UsageEvent
+from billing.ever_used import ever_used
 from billing.ingest import ingest
-from billing.last_use import last_use
 from billing.ledger import check
 from billing.price_book import PriceBook
 from billing.reconcile import settle_orphan
@@ -167,7 +167,14 @@ async def test_the_spool_of_a_dead_neighbour_is_adopted(
     dead.checkpoint(running.id, Quantities(output=3), True)
     alive = await Spool.open(tmp_path / "spools" / "alive")
     recovered: list[UsageEvent] = []
-    shipper = Shipper(spool, db, adopt_from=tmp_path / "spools", on_recovered=recovered.extend)
+    left: list[UsageEvent] = []
+    shipper = Shipper(
+        spool,
+        db,
+        adopt_from=tmp_path / "spools",
+        on_recovered=recovered.extend,
+        on_left=left.extend,
+    )
     shipper.start()
     await asyncio.sleep(0.2)
     assert await ids(db) == set()
@@ -182,6 +189,7 @@ async def test_the_spool_of_a_dead_neighbour_is_adopted(
         running.id: 3,
         idle.id: 0,
     }
+    assert {event.id for event in left} == {closed.id, running.id, idle.id}
     assert await ids(db) == {closed.id, running.id, idle.id}
     assert await rows(db, "SELECT num_requests, output FROM usage_hourly") == [(2, 23)]
     await alive.shutdown()
@@ -306,16 +314,37 @@ def test_only_the_content_can_be_refused(state: str, refused: bool) -> None:
     assert not worker.is_refusal(sa.exc.DBAPIError("INSERT", None, ConnectionError()))
 
 
-async def test_the_last_use_is_known_as_soon_as_it_is_in_the_spool(
+async def test_that_something_was_used_is_known_as_soon_as_it_is_in_the_spool(
     spool: Spool, db: AsyncEngine
 ) -> None:
-    assert await last_use(db, spool) is None, "a new installation"
-    before = time.time()
+    assert not await ever_used(db, spool), "a new installation"
     await spool.close(an_event())
-    assert before <= (await last_use(db, spool) or 0)
+    assert await ever_used(db, spool)
     shipper = Shipper(spool, db)
     shipper.start()
     assert await shipper.drain(5.0)
     assert not spool.backlog
-    assert before - 1 <= (await last_use(db, spool) or 0) <= time.time() + 1
+    assert await ever_used(db, spool)
     await shipper.stop()
+
+
+async def test_who_comes_back_for_its_own_spool_hears_what_it_had_closed_and_no_more(
+    db: AsyncEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "MAX_BATCH", 2)
+    monkeypatch.setattr(worker, "GATHER_S", 0.01)
+    before = await Spool.open(tmp_path / "own")
+    closed = [an_event() for _ in range(3)]
+    await before.close(*closed)
+    await before.shutdown()
+    own = await Spool.open(tmp_path / "own")
+    left: list[UsageEvent] = []
+    shipper = Shipper(own, db, on_left=left.extend)
+    await own.close(an_event())
+    shipper.start()
+    assert await shipper.drain(5.0)
+    await own.close(an_event())
+    assert await shipper.drain(5.0)
+    assert [event.id for event in left] == [event.id for event in closed]
+    await shipper.stop()
+    await own.shutdown()

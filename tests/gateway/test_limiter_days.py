@@ -14,7 +14,6 @@ from billing.events import Quantities
 from billing.ingest import ingest
 from gateway.books import PostgresBooks, to_owner
 from gateway.limits.day_buckets import full_at_us
-from gateway.limits.epochs import LastUse
 from gateway.limits.limiter import Admission, Limiter
 from gateway.limits.verdicts import DAY_US, BucketLimit, Units
 from gateway.principal import Plan, Principal
@@ -32,8 +31,8 @@ WHO = Principal(
 SCOPE = "tollgate:{org_a}:project:proj_a"
 
 
-async def lately() -> float | None:
-    return time.time()
+async def it_was() -> bool:
+    return True
 
 
 async def admit(limiter: Limiter, tokens: int) -> bool:
@@ -56,19 +55,14 @@ async def used(db: AsyncEngine, tokens: int, hours_ago: float, **fields: Any) ->
     await ingest(db, [an_event(attempt, Quantities(output=tokens))])
 
 
-async def an_hour_ago() -> float | None:
-    return time.time() - 3600
-
-
-@pytest.mark.parametrize("last_use", [lately, an_hour_ago])
 async def test_it_holds_what_was_not_used_in_the_last_day(
-    redis: redis.asyncio.Redis, db: AsyncEngine, last_use: LastUse
+    redis: redis.asyncio.Redis, db: AsyncEngine
 ) -> None:
     await used(db, 300_000, 0.0)
     await used(db, 400_000, 0.0, lane="interactive")
     await used(db, 400_000, 0.0, project="proj_b")
     await used(db, A_DAY, 50)
-    limiter = Limiter(redis, last_use=last_use, books=PostgresBooks(db))
+    limiter = Limiter(redis, ever_used=it_was, books=PostgresBooks(db))
     assert not await admit(limiter, 705_000), "it did not begin full"
     assert await admit(limiter, 695_000), "nor empty"
     assert await redis.get(f"{SCOPE}:day") is not None
@@ -77,7 +71,7 @@ async def test_it_holds_what_was_not_used_in_the_last_day(
 async def test_a_batch_that_ends_before_anybody_has_asked_spoils_nothing(
     redis: redis.asyncio.Redis, db: AsyncEngine
 ) -> None:
-    limiter = Limiter(redis, last_use=lately, books=PostgresBooks(db))
+    limiter = Limiter(redis, ever_used=it_was, books=PostgresBooks(db))
     verdict = await limiter.admit(
         WHO, "m", input_tokens=400_000, max_output_tokens=0, lease_id="l", lane="batch"
     )
@@ -98,7 +92,7 @@ async def test_where_the_books_are_closed_a_share_passes(redis: redis.asyncio.Re
         async def batch_tokens(self, *_: Any) -> Any:
             raise OSError("Postgres is away")
 
-    limiter = Limiter(redis, last_use=lately, books=Closed())
+    limiter = Limiter(redis, ever_used=it_was, books=Closed())
     assert await admit(limiter, 100_000) and not limiter._scripts.is_away
     assert not await admit(limiter, 900_000)
 

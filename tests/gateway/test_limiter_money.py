@@ -232,10 +232,10 @@ async def test_after_a_loss_it_waits_for_what_other_gateways_hold(
 ) -> None:
     monkeypatch.setattr("gateway.limits.limiter.WATCH_S", 0.05)
 
-    async def just_now() -> float:
-        return time.time()
+    async def it_was() -> bool:
+        return True
 
-    options: Any = {"books": books, "last_use": just_now, "clock": lambda: NOON}
+    options: Any = {"books": books, "ever_used": it_was, "clock": lambda: NOON}
     one, other = (Limiter(redis, grace_s=0.4, **options) for _ in range(2))
     await one.start()
     await other.start()

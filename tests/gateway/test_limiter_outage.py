@@ -7,7 +7,7 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 from gateway import embedded
 from gateway.home import Home
 from gateway.limits import outage
+from gateway.limits.epochs import EverUsed, never
 from gateway.limits.limiter import Admission, Limiter, Settlement
 from gateway.limits.local import BURST_PARTS, SHARE, LocalBuckets
 from gateway.limits.verdicts import Refusal, Units, burst, scopes_of
@@ -231,28 +232,24 @@ async def test_the_first_failure_opens_the_circuit_and_one_probe_at_a_time_close
     await until(lambda: not limiter._scripts.is_away)
 
 
-async def lately() -> float | None:
-    return time.time()
+async def it_was() -> bool:
+    return True
 
 
-async def long_ago() -> float | None:
-    return time.time() - 3600
-
-
-async def nobody_can_say() -> float | None:
+async def nobody_can_say() -> bool:
     raise OSError("Postgres is away")
 
 
 @pytest.mark.parametrize(
-    ("last_use", "is_full"), [(lately, False), (nobody_can_say, False), (long_ago, True)]
+    ("ever_used", "is_full"), [(it_was, False), (nobody_can_say, False), (never, True)]
 )
 async def test_a_redis_that_comes_back_empty_does_not_read_as_full_buckets(
     store: Store,
     new_limiter: NewLimiter,
-    last_use: Callable[[], Awaitable[float | None]],
+    ever_used: EverUsed,
     is_full: bool,
 ) -> None:
-    limiter = new_limiter(last_use=last_use)
+    limiter = new_limiter(ever_used=ever_used)
     await store.stop()
     await store.start(empty=True)
     started = time.monotonic()

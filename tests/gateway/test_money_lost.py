@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Attempt, Quantities, UsageEvent
-from billing.last_use import last_use
+from billing.ever_used import ever_used
 from billing.ledger import check
 from billing.rating import rate
 from billing.spool import Spool
@@ -97,7 +97,7 @@ async def gateways(
             limiter = Limiter(
                 store,
                 books=PostgresBooks(db),
-                last_use=partial(last_use, db, spool),
+                ever_used=partial(ever_used, db, spool),
                 grace_s=0.6,
             )
             await limiter.start()

@@ -77,6 +77,7 @@ SYSTEM = {
     "books.PostgresBooks.spent": "of counters that the limiter found with the request",
     "limits.ceilings.Ceilings.note": "of the request that was admitted",
     "limits.refused_caps.RefusedCaps.note": "of the request that was refused",
+    "settlement.Settlement.left": "settles what a spool holds, whosever it was",
     "settlement.Settlement.orphaned": "bills what engines counted, whosever it was",
     "settlement.Settlement.recovered": "bills what a spool holds, whosever it was",
     "webhooks.sender.Sender.attempt": "of the delivery that it is given",
