@@ -29,6 +29,8 @@ from billing.reconcile import settle_late
 from billing.spool import Spool
 
 log = logging.getLogger(__name__)
+JITTER = random.Random()
+"""Of its own: nobody's seed is drawn from."""
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
@@ -124,7 +126,7 @@ class Shipper:
             except Exception as error:
                 # Whatever went wrong, the events are on disk and stay there until it goes right.
                 log.warning("shipping failed, %d events wait: %r", self._spool.backlog, error)
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                await asyncio.sleep(backoff_s * JITTER.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _gather(self) -> None:

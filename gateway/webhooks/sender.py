@@ -31,6 +31,8 @@ from gateway.webhooks.schedule import delay_s
 from gateway.webhooks.standard_webhooks import headers
 
 log = logging.getLogger(__name__)
+JITTER = random.Random()
+"""Of its own: nobody's seed is drawn from."""
 
 POLL_S = 1.0
 """An event is late by as much."""
@@ -61,7 +63,7 @@ class Sender:
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
         wall_clock: Callable[[], float] = time.time,
-        draw: Callable[[float, float], float] = random.uniform,
+        draw: Callable[[float, float], float] = JITTER.uniform,
     ) -> None:
         self._db, self._cipher, self._egress = db, cipher, egress
         self._on_outcome = on_outcome
