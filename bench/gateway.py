@@ -4,8 +4,8 @@
 passthroughs of `bench.floor` (bare ASGI, and a bare Litestar route: the same server, loop and HTTP
 client, and nothing else) and, in a home of its own, `tollgate up`, everything on: keys, limits,
 spool, Postgres, Redis. The same load goes straight to the stub and through each, in the same run;
-one table shows them with ratios to the bare passthrough. Where there are two cores or more, stub
-and load generator get the last one and what is measured the others.
+one table shows them with ratios to the bare passthrough. Where there are two cores or more, stub,
+load generator and stores get the last one and what is measured the others.
 
 Processor time is that of the process which serves, whatever else ran on the machine meanwhile; it
 is the figure to compare. Rates and latencies are only as good as the machine was quiet.
@@ -110,6 +110,11 @@ class Meter:
         workers = [child for child in tree if "worker" in child.cmdline()]
         self._serving = workers or [psutil.Process(root)]
         self._stores = [child for child in tree if child not in workers] if workers else []
+
+    def move_stores(self, cores: set[int]) -> None:
+        """What they start from now on runs there too."""
+        for each in self._stores:
+            each.cpu_affinity(sorted(cores))
 
     def cpu_s(self) -> dict[str, float]:
         groups = {"serving": self._serving, "stores": self._stores}
@@ -234,6 +239,7 @@ def run(duration_s: float, workers: int, folder: Path) -> dict[str, Any]:
                 wait_until_ready(url + ready, started, log)
                 key = api_key(home) if name == "gateway" else None
                 meter = Meter(started.pid)
+                meter.move_stores(ours)
                 result[name] = uvloop.run(measure(f"{url}/v1", key, duration_s, meter))
     result["added_ms"] = added_ms(result["straight"], result["gateway"])
     return result
