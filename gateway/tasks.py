@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any
 
@@ -39,3 +40,30 @@ class TaskSet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Flusher(ABC):
+    """Holds what was noted in memory, and writes it every `interval_s` by a task of its own."""
+
+    def __init__(self, name: str, interval_s: float) -> None:
+        self._name, self._interval_s = name, interval_s
+        self._flushing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._flushing = asyncio.create_task(self._flush_forever(), name=self._name)
+
+    async def close(self) -> None:
+        """Writes what is left, if Postgres takes it in time."""
+        if self._flushing is not None:
+            await end(self._flushing)
+            self._flushing = None
+        await self.flush()
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Never raises what Postgres does; what that does not take is kept for the next time."""
+
+    async def _flush_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.flush()

@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.db import DATABASE_ERRORS
-from gateway.tasks import end
+from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ FLUSH = sa.text(
 )
 
 
-class LastUsed:
+class LastUsed(Flusher):
     """One per process. `wall_clock`: Unix seconds."""
 
     def __init__(
@@ -53,21 +53,10 @@ class LastUsed:
         interval_s: float = FLUSH_INTERVAL_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__("last used", interval_s)
         self._db = db
-        self._interval_s = interval_s
         self._wall_clock = wall_clock
         self._noted: dict[str, float] = {}
-        self._flushing: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._flushing = asyncio.create_task(self._flush_forever(), name="last used")
-
-    async def close(self) -> None:
-        """Writes what is left, if Postgres takes it in time."""
-        if self._flushing is not None:
-            await end(self._flushing)
-            self._flushing = None
-        await self.flush()
 
     def note(self, key_id: str) -> None:
         noted = self._noted
@@ -75,7 +64,6 @@ class LastUsed:
             noted[key_id] = self._wall_clock()
 
     async def flush(self) -> None:
-        """What Postgres does not take is kept for the next time."""
         noted, self._noted = self._noted, {}
         if not noted:
             return
@@ -89,8 +77,3 @@ class LastUsed:
             later = [key_id for key_id in ids if key_id not in self._noted]
             for key_id in later[: MAX_NOTED - len(self._noted)]:
                 self._noted[key_id] = noted[key_id]
-
-    async def _flush_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self.flush()

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.alerts import MINUTE_S, CeilingUse, TokenMeasure, note_ceilings
 from gateway.db import DATABASE_ERRORS
 from gateway.limits.verdicts import BucketKind, ScopeLimits, Units
-from gateway.tasks import end
+from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Noted(msgspec.Struct):
     """Postgres knows a part of this minute already, so the rest follows however little it is."""
 
 
-class Ceilings:
+class Ceilings(Flusher):
     """One per process. `db`: of a role that sees every org's rows. `num_gateways`: how many share
     the limits now. `wall_clock`: Unix seconds."""
 
@@ -63,22 +63,11 @@ class Ceilings:
         interval_s: float = FLUSH_INTERVAL_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__("ceilings", interval_s)
         self._db = db
         self._num_gateways = num_gateways
-        self._interval_s = interval_s
         self._wall_clock = wall_clock
         self._noted: dict[Key, Noted] = {}
-        self._flushing: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._flushing = asyncio.create_task(self._flush_forever(), name="ceilings")
-
-    async def close(self) -> None:
-        """Writes what is left, if Postgres takes it in time."""
-        if self._flushing is not None:
-            await end(self._flushing)
-            self._flushing = None
-        await self.flush()
 
     def note(
         self, org_id: str, scopes: Sequence[ScopeLimits], taken: Units, given_back: Units
@@ -101,7 +90,6 @@ class Ceilings:
                     noted[key] = Noted(tokens, bucket.limit)
 
     async def flush(self) -> None:
-        """What Postgres does not take is kept for the next time."""
         minute = int(self._wall_clock()) // MINUTE_S * MINUTE_S
         floor = QUIET_SHARE * self._num_gateways()
         told: list[tuple[Key, Noted, int]] = []
@@ -124,11 +112,6 @@ class Ceilings:
                 each.is_told = True
                 if key[4] != minute and not each.tokens:
                     self._noted.pop(key, None)
-
-    async def _flush_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self.flush()
 
 
 def _to_use(key: Key, noted: Noted, tokens: int) -> CeilingUse:

@@ -20,7 +20,7 @@ from billing.alerts import CapRefusal, raise_for_refusals
 from gateway.db import DATABASE_ERRORS
 from gateway.limits.spending import PICO_PER_NANO, Cap
 from gateway.lru import Lru
-from gateway.tasks import end
+from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ Key = tuple[str, Cap]
 """Org, and the cap with the period in which it refused."""
 
 
-class RefusedCaps:
+class RefusedCaps(Flusher):
     """One per process. `db`: of a role that sees every org's rows. `clock`: monotonic seconds."""
 
     def __init__(
@@ -47,22 +47,11 @@ class RefusedCaps:
         interval_s: float = FLUSH_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__("refused caps", interval_s)
         self._db = db
-        self._interval_s = interval_s
         self._clock = clock
         self._noted: dict[Key, None] = {}
         self._told: Lru[Key, float] = Lru(MAX_NOTED)
-        self._flushing: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._flushing = asyncio.create_task(self._flush_forever(), name="refused caps")
-
-    async def close(self) -> None:
-        """Writes what is left, if Postgres takes it in time."""
-        if self._flushing is not None:
-            await end(self._flushing)
-            self._flushing = None
-        await self.flush()
 
     def note(self, org_id: str, caps: Sequence[Cap]) -> None:
         for cap in caps:
@@ -73,7 +62,6 @@ class RefusedCaps:
                 self._noted[key] = None
 
     async def flush(self) -> None:
-        """What Postgres does not take is kept for the next time."""
         waiting = list(self._noted)
         for start in range(0, len(waiting), FLUSH_BATCH):
             batch = waiting[start : start + FLUSH_BATCH]
@@ -87,11 +75,6 @@ class RefusedCaps:
             for key in batch:
                 self._told.put(key, now)
                 del self._noted[key]
-
-    async def _flush_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self.flush()
 
 
 def _to_refusal(org_id: str, cap: Cap) -> CapRefusal:
