@@ -3,9 +3,7 @@ like: what is held is what it is told, and what it bills stays below."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 import unicodedata
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,23 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from billing.price_book import PriceBook
-from billing.spool import Spool
 from gateway.fleet.errors import UnsupportedField
-from gateway.fleet.router import Fleet, Route
+from gateway.fleet.router import Route
 from gateway.fleet.upstream import UpstreamReplica
 from gateway.fleet.upstream_bounds import DEFAULT_MAX_OUTPUT_TOKENS, most_bytes
-from gateway.ids import uuid7
-from gateway.inference import Call, Desk, RateLimited, start
-from gateway.lanes import Turn
-from gateway.limits.limiter import Limiter
-from gateway.limits.spending import counter_of
-from gateway.principal import Principal, SpendCap
-from gateway.tasks import TaskSet
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.inference import RateLimited
 from gateway.wire.request import GenerateRequest, bounded_to, under_a_cap
+from tests.gateway.capped_office import CappedOffice, open_office
 from tests.gateway.fleet.scripted_upstream import Exchange, Upstream, completion
-from tests.gateway.office import AsListed, PlainEncoder, read
 
 BOOK = """
 [[price]]
@@ -64,73 +53,19 @@ async def greedy(exchange: Exchange) -> None:
     await exchange.answer(completion(usage={**usage, "total_tokens": prompt + written}))
 
 
-class Till:
-    """Counts what key_a spent."""
-
-    def __init__(self, desk: Desk, redis: Redis) -> None:
-        self.desk, self.redis = desk, redis
-
-    async def ask(self, request: GenerateRequest, cap_nano: int) -> None:
-        caller = Principal(
-            org_id="org_a",
-            project_id="proj_a",
-            key_id="key_a",
-            key_hint="",
-            scopes=frozenset({"inference"}),
-            spend_caps=(SpendCap("key", "key_a", "total", cap_nano),),
-        )
-        call = Call(
-            turn=Turn(),
-            request_id=f"req_{uuid7().hex}",
-            principal=caller,
-            request=request,
-            encoder=PlainEncoder(),
-            meter=RequestMeter(Telemetry(models=["big"]), "big"),
-        )
-        try:
-            await read(start(self.desk, call))
-        finally:
-            deadline = time.monotonic() + 5
-            while self.desk.open_calls:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.005)
-
-    async def spent(self) -> int:
-        return int(await self.redis.hget(counter_of("key", "key_a", "total", 0).key("org_a"), "n"))
-
-
 @pytest.fixture
 async def till(
     redis: Redis, tmp_path: Path, upstream: Upstream, make_replica: Make
-) -> AsyncIterator[Till]:
+) -> AsyncIterator[CappedOffice]:
     upstream.script = greedy
-    book = tmp_path / "book.toml"
-    book.write_text(BOOK)
-    spool, tasks, limiter = (
-        await Spool.open(tmp_path / "spool"),
-        TaskSet(),
-        Limiter(redis, grace_s=0),
-    )
-    desk = Desk(
-        fleet=Fleet(
-            [Route(model="big", kind="upstream", replicas=(make_replica(),))], rng=AsListed()
-        ),
-        limiter=limiter,
-        spool=spool,
-        price_book=PriceBook.load([book]),
-        tasks=tasks,
-        cache_salts=lambda org: org,
-        stalled_reader_s=60.0,
-    )
-    yield Till(desk, redis)
-    await tasks.close()
-    await limiter.close()
-    await spool.shutdown()
+    routes = [Route(model="big", kind="upstream", replicas=(make_replica(),))]
+    async with open_office(redis, tmp_path, routes, BOOK) as office:
+        yield office
 
 
 @pytest.mark.parametrize("cap_tokens", [DEFAULT_MAX_OUTPUT_TOKENS + 2000, 3000])
 async def test_who_names_no_bound_is_given_what_was_held(
-    till: Till, upstream: Upstream, chat: Chat, cap_tokens: int
+    till: CappedOffice, upstream: Upstream, chat: Chat, cap_tokens: int
 ) -> None:
     """Whether all that is assumed fits below the cap, or less."""
     cap_nano = cap_tokens * 2000
@@ -138,11 +73,11 @@ async def test_who_names_no_bound_is_given_what_was_held(
     sent = upstream.exchanges[0].body
     assert sent["max_tokens"] <= min(DEFAULT_MAX_OUTPUT_TOKENS, cap_tokens)
     assert "max_completion_tokens" not in sent
-    assert sent["max_tokens"] * 2000 < await till.spent() <= cap_nano
+    assert sent["max_tokens"] * 2000 < await till.counted() <= cap_nano
 
 
 async def test_what_an_upstream_counts_beyond_our_estimate_was_held(
-    till: Till, upstream: Upstream, chat: Chat
+    till: CappedOffice, upstream: Upstream, chat: Chat
 ) -> None:
     """4000 ASCII bytes read as 1000 tokens by their length, and are 4020 over there."""
     long = chat(max_tokens=10, messages=[{"role": "user", "content": "{}[]" * 1000}])
@@ -151,7 +86,7 @@ async def test_what_an_upstream_counts_beyond_our_estimate_was_held(
     assert upstream.exchanges == []
     cap_nano = 5_000_000
     await till.ask(long, cap_nano)
-    assert await till.spent() == 4020 * 1000 + 10 * 2000 <= cap_nano
+    assert await till.counted() == 4020 * 1000 + 10 * 2000 <= cap_nano
 
 
 async def test_without_a_cap_nothing_is_added(

@@ -1,0 +1,93 @@
+"""An office under a hard cap of one key: what its requests are, what it was counted.
+
+Above: tests of the main path under a cap. Below: a real spool and a real Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from billing.price_book import PriceBook
+from billing.spool import Spool
+from gateway.fleet.router import Fleet, Route
+from gateway.ids import uuid7
+from gateway.inference import Call, Desk, start
+from gateway.lanes import Turn
+from gateway.limits.limiter import Limiter
+from gateway.limits.spending import counter_of
+from gateway.principal import Principal, SpendCap
+from gateway.tasks import TaskSet
+from gateway.telemetry import RequestMeter, Telemetry
+from gateway.wire.request import GenerateRequest
+from tests.gateway.office import AsListed, PlainEncoder, read
+
+IDLE_TIMEOUT_S = 5.0
+
+
+class CappedOffice:
+    """`key_a` asks; it has one hard cap, on all that it spends."""
+
+    def __init__(self, desk: Desk, redis: Redis, models: Sequence[str]) -> None:
+        self.desk, self.redis = desk, redis
+        self.telemetry = Telemetry(models=models)
+
+    async def ask(self, request: GenerateRequest, cap_nano: int) -> bytes:
+        """Returns when nothing is open any more, whatever came of it."""
+        caller = Principal(
+            org_id="org_a",
+            project_id="proj_a",
+            key_id="key_a",
+            key_hint="",
+            scopes=frozenset({"inference"}),
+            spend_caps=(SpendCap("key", "key_a", "total", cap_nano),),
+        )
+        call = Call(
+            turn=Turn(),
+            request_id=f"req_{uuid7().hex}",
+            principal=caller,
+            request=request,
+            encoder=PlainEncoder(),
+            meter=RequestMeter(self.telemetry, request.model),
+        )
+        try:
+            return await read(start(self.desk, call))
+        finally:
+            deadline = time.monotonic() + IDLE_TIMEOUT_S
+            while self.desk.open_calls:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.005)
+
+    async def counted(self) -> int:
+        """Nano-USD; -1: there is no counter."""
+        key = counter_of("key", "key_a", "total", 0).key("org_a")
+        return int(await self.redis.hget(key, "n") or -1)
+
+
+@asynccontextmanager
+async def open_office(
+    redis: Redis, folder: Path, routes: Sequence[Route], book: str
+) -> AsyncIterator[CappedOffice]:
+    """`book`: a price book's text."""
+    path = folder / "book.toml"
+    path.write_text(book)
+    spool, tasks = await Spool.open(folder / "spool"), TaskSet()
+    limiter = Limiter(redis, grace_s=0)
+    desk = Desk(
+        fleet=Fleet(routes, rng=AsListed()),
+        limiter=limiter,
+        spool=spool,
+        price_book=PriceBook.load([path]),
+        tasks=tasks,
+        cache_salts=lambda org: org,
+        stalled_reader_s=60.0,
+    )
+    yield CappedOffice(desk, redis, [route.model for route in routes])
+    await tasks.close()
+    await limiter.close()
+    await spool.shutdown()
