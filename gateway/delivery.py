@@ -35,6 +35,10 @@ class Delivery:
         """Why the reader gets no more, where that was not the reader's own leaving."""
         self._chunks: deque[bytes] = deque()
         self._num_bytes = 0
+        self._num_put = self._num_taken = 0
+        self._marks: deque[tuple[int, Callable[[], None]]] = deque()
+        """How many chunks must have been sent, and who wants to know; at most one for a chunk that
+        is queued or being sent."""
         self._ended = False
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
@@ -42,6 +46,11 @@ class Delivery:
         self._on_abandon: Callable[[], None] | None = None
 
     # the driver's side
+
+    @property
+    def begun(self) -> bool:
+        """Whether the reader has taken anything."""
+        return self._num_taken > 0
 
     def admitted(self, rate_state: RateState) -> None:
         """What the response headers will say; called before the first chunk."""
@@ -71,7 +80,13 @@ class Delivery:
         if not self.abandoned:
             self._chunks.append(chunk)
             self._num_bytes += len(chunk)
+            self._num_put += 1
             self._readable.set()
+
+    def once_sent(self, callback: Callable[[], None]) -> None:
+        """Run `callback` when all that was put by now has been sent; never, if the reader leaves
+        before."""
+        self._marks.append((self._num_put, callback))
 
     def end(self) -> None:
         self._ended = True
@@ -97,7 +112,9 @@ class Delivery:
 
     async def next(self) -> bytes | None:
         """All chunks that are ready, joined; None at the end or when abandoned. Raises what `fail`
-        was given."""
+        was given. Whoever comes back has sent what it got before."""
+        while self._marks and self._marks[0][0] <= self._num_taken:
+            self._marks.popleft()[1]()
         while not self._chunks:
             if self._ended or self.abandoned:
                 if self.failure is not None:
@@ -108,6 +125,7 @@ class Delivery:
         ready = b"".join(self._chunks)
         self._chunks.clear()
         self._num_bytes = 0
+        self._num_taken = self._num_put
         self._writable.set()
         return ready
 

@@ -56,8 +56,9 @@ from gateway.wire.request import GenerateRequest, bounded_to, under_a_cap
 log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 0.5
-"""A kill -9 loses at most this much of a stream's output from its bill; the house pays it as
-waste."""
+CHECKPOINT_TOKENS = 64
+"""Whichever comes first: a kill -9 loses at most this much of what a stream had sent from its bill;
+the house pays it as waste, and all that was not sent."""
 ABORT_TIMEOUT_S = 2.0
 """How long an abandoned attempt may take to say what it used."""
 MAX_ATTEMPT_S = 3600.0
@@ -265,7 +266,8 @@ class Run:
         self.attempt = new_attempt(self.call, generation.terms)
         self.rests = Rests(self.rest)
         self.usage: MeteredUsage | None = None
-        self.checkpoint_due = 0.0
+        self.checkpoint_due_s, self.checkpoint_due_output = 0.0, 0
+        self.closing = False
 
     async def relay(self) -> Outcome:
         """Stream until the end, whatever ends it, and bill it."""
@@ -295,11 +297,11 @@ class Run:
         return Outcome(usage=charged, failure=failure)
 
     def is_our_loss(self, failure: Exception | None) -> bool:
-        """A whole answer that we could not finish was never delivered: nobody is billed for it.
-        What a stream had delivered is billed, and so is what was generated for a client that left.
-        """
+        """What we failed to finish and nobody got a byte of, such as a whole answer, is on nobody's
+        bill. What a stream had begun to deliver is billed, and so is what was generated for a
+        client that left."""
         ended_by_us = failure is not None or self.delivery.failure is not None
-        return ended_by_us and not self.call.request.stream
+        return ended_by_us and not (self.call.request.stream and self.delivery.begun)
 
     async def stream(self) -> ReplicaEvent | None:
         """Pass events on as they come; returns the last one, undelivered: it may only go out once
@@ -320,6 +322,7 @@ class Run:
                             return event
                         if chunk := self.call.encoder.encode(event.items):
                             await self.delivery.put(chunk, self.rests.for_reader)
+                            self.checkpoint_once_sent()
         if not self.delivery.abandoned:
             raise ReplicaLost("the stream ended without a last event")
         return None
@@ -341,13 +344,24 @@ class Run:
         if event.finished:
             return  # nothing more will be written, and what was is closed and settled at once
         self.allowance.note(to_units(usage), self.rests.for_limits)
-        now = time.monotonic()
-        if now >= self.checkpoint_due:
-            self.checkpoint_due = now + CHECKPOINT_INTERVAL_S
+
+    def checkpoint_once_sent(self) -> None:
+        """What the client has is its bill, should this process die; what it has not is nobody's."""
+        usage, now = self.usage, time.monotonic()
+        if usage is None:
+            return
+        if now >= self.checkpoint_due_s or usage.output >= self.checkpoint_due_output:
+            self.checkpoint_due_s = now + CHECKPOINT_INTERVAL_S
+            self.checkpoint_due_output = usage.output + CHECKPOINT_TOKENS
+            self.delivery.once_sent(lambda: self.checkpoint(usage))
+
+    def checkpoint(self, usage: MeteredUsage) -> None:
+        if not self.closing:
             self.desk.spool.checkpoint(self.attempt.id, to_quantities(usage), usage.estimated)
 
     async def close(self, usage: MeteredUsage, failure: Exception | None) -> None:
         """The usage event is on disk when this returns."""
+        self.closing = True
         ended = failure or self.delivery.failure
         left = self.delivery.abandoned and self.delivery.failure is None
         event = UsageEvent(

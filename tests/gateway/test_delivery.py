@@ -144,3 +144,19 @@ async def test_an_abandoned_reader_learns_the_reason() -> None:
     box.abandon(RuntimeError("shutting down"))
     with pytest.raises(RuntimeError, match="shutting down"):
         await box.next()
+
+
+async def test_a_chunk_is_sent_when_its_reader_comes_back_for_more(rest: Rested) -> None:
+    box, sent = Delivery(STALLED_S), []
+    await box.put(b"a", rest)
+    box.once_sent(lambda: sent.append("a"))
+    assert not box.begun
+    assert await box.next() == b"a"
+    assert box.begun and sent == [], "it may still fail to write it"
+    await box.put(b"b", rest)
+    box.once_sent(lambda: sent.append("b"))
+    assert await box.next() == b"b"
+    assert sent == ["a"]
+    box.abandon()
+    assert await box.next() is None
+    assert sent == ["a", "b"]

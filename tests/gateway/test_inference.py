@@ -4,15 +4,16 @@ it is billed once, what was reserved comes back, and nothing is billed that neve
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
-from billing.events import UsageEvent
+from billing.events import Quantities, UsageEvent
 from billing.price_book import PriceBook
-from billing.spool import Spool, SpoolBroken
+from billing.spool import FLUSH_INTERVAL_S, Spool, SpoolBroken
 from gateway import inference
 from gateway.fleet.errors import (
     NoPlace,
@@ -124,6 +125,53 @@ async def test_the_end_is_delivered_only_once_it_is_on_disk(
     gate.set()
     assert await read(delivery) == b"w3 [3]"
     await office.settled()
+
+
+async def bill_of_a_crash(office: Office, folder: Path) -> UsageEvent:
+    """What a restart would bill of the one attempt, were this process killed now."""
+    await asyncio.sleep(3 * FLUSH_INTERVAL_S)
+    shutil.copytree(office.desk.spool.directory, folder)
+    after = await Spool.open(folder)
+    await after.shutdown()
+    (event,) = after.recovered
+    return event
+
+
+async def test_what_was_generated_and_not_sent_is_not_on_a_crashs_bill(
+    open_office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "CHECKPOINT_INTERVAL_S", 60.0)
+    monkeypatch.setattr(inference, "CHECKPOINT_TOKENS", 4)
+    office = open_office(ScriptedReplica(length=90, hangs_after=9))
+    delivery = office.begin()
+    bill = await bill_of_a_crash(office, tmp_path / "before")
+    assert bill.quantities == Quantities(), "nine words are queued, and nobody has one"
+    assert await delivery.next() == b"w1 w2 w3 w4 w5 w6 w7 w8 w9 "
+    assert (await bill_of_a_crash(office, tmp_path / "sending")).quantities == Quantities()
+    reading = asyncio.create_task(delivery.next())
+    sent = (await bill_of_a_crash(office, tmp_path / "sent")).quantities
+    assert (sent.output, sent.input_total) == (9, INPUT_TOKENS), "1, 5 and 9 were marked"
+    delivery.abandon()
+    await reading
+    await office.settled()
+
+
+async def test_a_whole_answer_is_on_no_bill_before_it_is_whole(open_office, tmp_path: Path) -> None:
+    office = open_office(ScriptedReplica(length=9, hangs_after=5))
+    delivery = office.begin(stream=False, encoder=SilentEncoder())
+    bill = await bill_of_a_crash(office, tmp_path / "copy")
+    assert (bill.quantities, bill.finish) == (Quantities(), "recovered")
+    delivery.abandon()
+    await office.settled()
+
+
+async def test_a_stream_that_we_lose_before_its_first_byte_is_the_houses(open_office) -> None:
+    office = open_office(ScriptedReplica(fails_after=(1, ReplicaLost("gone"))))
+    with pytest.raises(ReplicaLost):
+        await read(office.begin(encoder=SilentEncoder()))
+    await office.settled()
+    (event,) = await office.billed()
+    assert (event.kind, event.finish, event.quantities.output) == ("waste", "error", 1)
 
 
 async def test_the_next_replica_is_tried_before_the_first_byte(open_office) -> None:
