@@ -2,7 +2,8 @@
 
 Above: `routes.reply` reads. Below: `inference` writes. A bounded queue of wire-ready bytes, and two
 one-way signals: `fail` (driver to reader: nothing more will come, and why) and `abandon` (reader to
-driver: nobody listens). It knows no HTTP and no model. One event loop, no locks.
+driver: nobody listens). `expire` is both: the time that the reader gave is over. It knows no HTTP
+and no model. One event loop, no locks.
 
 Once the queue is full the writer rests, and what writes for it (our engine's sequence is paused, an
 upstream is not read from), until the reader has taken all of it or is given up.
@@ -39,6 +40,7 @@ class Delivery:
         self._marks: deque[tuple[int, Callable[[], None]]] = deque()
         """How many chunks must have been sent, and who wants to know; at most one for a chunk that
         is queued or being sent."""
+        self._is_whole = self._has_expired = False
         self._ended = False
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
@@ -59,7 +61,7 @@ class Delivery:
     async def put(self, chunk: bytes, rest: Rest) -> None:
         """Queue it; if that was the last room there is, `rest` until there is some again. A chunk
         for a reader that is gone is dropped: it was generated and is billed."""
-        self.put_last(chunk)
+        self._append(chunk)
         if len(self._chunks) < MAX_QUEUED_CHUNKS and self._num_bytes < MAX_QUEUED_BYTES:
             return
         self._writable.clear()
@@ -77,11 +79,8 @@ class Delivery:
 
     def put_last(self, chunk: bytes) -> None:
         """Nothing follows it, so it waits for nobody."""
-        if not self.abandoned:
-            self._chunks.append(chunk)
-            self._num_bytes += len(chunk)
-            self._num_put += 1
-            self._readable.set()
+        self._append(chunk)
+        self._is_whole = True
 
     def once_sent(self, callback: Callable[[], None]) -> None:
         """Run `callback` when all that was put by now has been sent; never, if the reader leaves
@@ -96,6 +95,11 @@ class Delivery:
         """What is queued is still read; then `next` raises `error`."""
         self.failure = self.failure or error
         self.end()
+
+    @property
+    def was_left(self) -> bool:
+        """Abandoned by the reader's own will, or for want of it: who left is billed, too."""
+        return self.abandoned and (self._has_expired or self.failure is None)
 
     @contextmanager
     def on_abandon(self, callback: Callable[[], None]) -> Iterator[None]:
@@ -134,10 +138,27 @@ class Delivery:
         nothing."""
         if self.abandoned or self._ended:
             return
-        self.abandoned = True
-        self.failure = reason
         self._chunks.clear()
         self._num_bytes = 0
+        self._leave(reason)
+
+    def expire(self, reason: Exception) -> None:
+        """As if the reader left, but what is queued is still read; then `next` raises `reason`. An
+        answer that is whole has come in time."""
+        if not (self.abandoned or self._ended or self._is_whole):
+            self._has_expired = True
+            self._leave(reason)
+
+    def _append(self, chunk: bytes) -> None:
+        if not self.abandoned:
+            self._chunks.append(chunk)
+            self._num_bytes += len(chunk)
+            self._num_put += 1
+            self._readable.set()
+
+    def _leave(self, reason: Exception | None) -> None:
+        self.abandoned = True
+        self.failure = reason
         self._writable.set()
         self._readable.set()
         if self._on_abandon is not None:

@@ -14,6 +14,7 @@
     fleet: ReplicaOverloaded           503     server_error            overloaded
     fleet: ReplicaUnavailable          503     server_error            service_unavailable
     fleet: ReplicaLost                 500     server_error            (null)
+    fleet: DeadlinePassed              504     server_error            deadline_exceeded
     RateLimited                        429     tokens | requests       rate_limit_exceeded
     RateLimited by a spend cap         429     insufficient_quota      insufficient_quota
     limits: UnpricedModel              400     invalid_request_error   model_without_price
@@ -55,7 +56,8 @@ from gateway.credential_forms import without_credentials
 from gateway.fleet.errors import (
     BadField,
     ContextTooLong,
-    ReplicaLost,
+    DeadlinePassed,
+    FleetError,
     ReplicaOverloaded,
     ReplicaUnavailable,
     UnknownModel,
@@ -63,6 +65,7 @@ from gateway.fleet.errors import (
     UpstreamRefused,
 )
 from gateway.inference import NotAccepting, RateLimited
+from gateway.lanes import DEADLINE_HEADER
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.headers import to_headers
 from gateway.limits.limiter import Refusal
@@ -165,6 +168,7 @@ QUOTA = "insufficient_quota"
 UNAVAILABLE = "service_unavailable"
 LACKS_SCOPE = "This credential lacks a scope that this needs."
 HOLDS_CREDENTIAL = "it holds a credential"
+DEADLINE = DEADLINE_HEADER.decode()
 
 
 def face(
@@ -223,7 +227,7 @@ def to_face(error: Exception) -> Face:
             # RFC 9110, 15.5.16: what would be accepted.
             headers = {"accept-encoding": "identity"}
             return face(415, message, INVALID, code=code, param="Content-Encoding", headers=headers)
-        case BadField() | ReplicaUnavailable() | UpstreamRefused() | ReplicaLost():
+        case FleetError():
             return from_fleet(error)
         case RequestConflict():
             return from_conflict(error)
@@ -278,6 +282,11 @@ def from_fleet(error: Exception) -> Face:
                 code=error.error_code,
             )
             return Face(status=error.status, body=body, headers=headers)
+        case DeadlinePassed():
+            # The SDK would repeat it, and what was generated is billed each time.
+            message = f"The answer was not complete in the time that {DEADLINE!r} gives it."
+            code, headers = error.code, {"x-should-retry": "false"}
+            return face(504, message, SERVER, code=code, param=DEADLINE, headers=headers)
         case _:
             log.warning("replica lost: %s", error)
             return face(500, "The model stopped before the answer was complete.", SERVER)

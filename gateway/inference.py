@@ -25,7 +25,13 @@ from billing.rating import rate
 from billing.spool import Spool
 from engine.protocol import Usage
 from gateway.delivery import Delivery
-from gateway.fleet.errors import NoPlace, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
+from gateway.fleet.errors import (
+    DeadlinePassed,
+    NoPlace,
+    ReplicaLost,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+)
 from gateway.fleet.replica import (
     MeteredUsage,
     PreparedRequest,
@@ -102,6 +108,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     turn: Turn
     encoder: Encoder
     meter: RequestMeter
+    timeout_s: float | None = None
+    """Of the whole, as the client gave it; what is not there by then is cut off."""
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -153,6 +161,10 @@ def start(desk: Desk, call: Call) -> Delivery:
     task = asyncio.create_task(own(), name=f"generate {call.request_id}")
     desk.open_calls[task] = delivery
     task.add_done_callback(desk.open_calls.pop)
+    if call.timeout_s is not None:
+        late = DeadlinePassed(f"not done in {call.timeout_s:.3f} s")
+        timer = task.get_loop().call_later(call.timeout_s, delivery.expire, late)
+        task.add_done_callback(lambda _: timer.cancel())
     return delivery
 
 
@@ -299,8 +311,9 @@ class Run:
     def is_our_loss(self, failure: Exception | None) -> bool:
         """What we failed to finish and nobody got a byte of, such as a whole answer, is on nobody's
         bill. What a stream had begun to deliver is billed, and so is what was generated for a
-        client that left."""
-        ended_by_us = failure is not None or self.delivery.failure is not None
+        client that left, or whose time was over."""
+        given_up = self.delivery.abandoned and not self.delivery.was_left
+        ended_by_us = failure is not None or given_up
         return ended_by_us and not (self.call.request.stream and self.delivery.begun)
 
     async def stream(self) -> ReplicaEvent | None:
@@ -363,13 +376,12 @@ class Run:
         """The usage event is on disk when this returns."""
         self.closing = True
         ended = failure or self.delivery.failure
-        left = self.delivery.abandoned and self.delivery.failure is None
         event = UsageEvent(
             attempt=self.attempt,
             quantities=to_quantities(usage),
             occurred_at=time.time(),
             estimated=usage.estimated,
-            finish="disconnect" if left else "error" if ended is not None else "done",
+            finish="disconnect" if self.delivery.was_left else "error" if ended else "done",
             kind="waste" if self.is_our_loss(failure) else "usage",
         )
         events = [event]

@@ -9,6 +9,7 @@ FleetError                  code
 │   └── ReplicaOverloaded   replica_overloaded  its bounded queue is full
 │       └── NoPlace         no_place            it did not get its turn, or not in time
 ├── UpstreamRefused         upstream_refused    an upstream's 4xx, for the client to read
+├── DeadlinePassed          deadline_exceeded   the client's own time for it is over
 └── ReplicaLost             replica_lost        after the first event; usage so far stands
 """
 
@@ -92,6 +93,12 @@ class UpstreamRefused(FleetError):
         self.error_type = error_type
         self.error_code = error_code
         self.retry_after_s = retry_after_s
+
+
+class DeadlinePassed(FleetError):
+    """What was generated until then stands."""
+
+    code = "deadline_exceeded"
 
 
 class ReplicaLost(FleetError):

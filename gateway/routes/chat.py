@@ -30,12 +30,16 @@ from gateway.wire.to_openai import ChatCompletion, to_openai
 DEADLINE = Parameter(
     name="X-Request-Timeout-Ms",
     param_in="header",
-    description="When the first token is wanted: what cannot begin by then is refused with 503.",
+    description=(
+        "How long the answer may take. What cannot begin by then is refused with 503; what is not"
+        " complete by then is cut off, billed for what was generated, and ends with 504, as an"
+        " error event where it has begun to stream."
+    ),
     required=False,
     schema=Schema(type=OpenAPIType.INTEGER, minimum=1, maximum=MAX_DEADLINE_MS),
 )
 ANSWERS = {JSON: ChatCompletion, "text/event-stream": str}
-REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422, 429, 503)}
+REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422, 429, 503, 504)}
 """Beside those of every route: an upstream's own refusals keep their status."""
 
 
@@ -84,6 +88,7 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
             service_tier=turn.tier,
         ),
         meter=meter,
+        timeout_s=deadline_s,
     )
     return Reply(start(found.desk, call), stream=generate.stream)
 

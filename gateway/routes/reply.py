@@ -98,7 +98,7 @@ class Reply:
                 event = failed.encode_event()
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return CLIENT_LEFT if self.delivery.abandoned else status
+        return CLIENT_LEFT if self.delivery.abandoned and status == "200" else status
 
     async def refuse(self, send: Send, failed: Face) -> str:
         body = failed.encode()

@@ -37,7 +37,9 @@ class CappedOffice:
         self.desk, self.redis = desk, redis
         self.telemetry = Telemetry(models=models)
 
-    async def ask(self, request: GenerateRequest, cap_nano: int) -> bytes:
+    async def ask(
+        self, request: GenerateRequest, cap_nano: int, *, timeout_s: float | None = None
+    ) -> bytes:
         """Returns when nothing is open any more, whatever came of it."""
         caller = Principal(
             org_id="org_a",
@@ -54,6 +56,7 @@ class CappedOffice:
             request=request,
             encoder=PlainEncoder(),
             meter=RequestMeter(self.telemetry, request.model),
+            timeout_s=timeout_s,
         )
         try:
             return await read(start(self.desk, call))

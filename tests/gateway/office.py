@@ -174,6 +174,7 @@ class Office:
         max_tokens: int | None = None,
         forward: dict[str, Any] | None = None,
         turn: Turn = ANYBODYS,
+        timeout_s: float | None = None,
     ) -> Delivery:
         request = GenerateRequest(
             model="m",
@@ -197,6 +198,7 @@ class Office:
             request=request,
             encoder=encoder or PlainEncoder(),
             meter=RequestMeter(self.telemetry, "m"),
+            timeout_s=timeout_s,
         )
         return start(self.desk, call)
 

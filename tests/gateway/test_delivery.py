@@ -130,6 +130,27 @@ async def test_who_comes_late_to_an_abandoned_delivery_is_told_at_once() -> None
         assert calls == ["gone"]
 
 
+async def test_what_was_written_before_it_expired_is_read_and_nothing_after(rest: Rested) -> None:
+    box, calls = Delivery(STALLED_S), []
+    with box.on_abandon(lambda: calls.append("late")):
+        await box.put(b"in time", rest)
+        box.expire(TimeoutError("late"))
+        await box.put(b"too late", rest)
+    assert calls == ["late"] and box.abandoned and box.was_left
+    assert await box.next() == b"in time"
+    with pytest.raises(TimeoutError, match="late"):
+        await box.next()
+
+
+async def test_a_whole_answer_does_not_expire() -> None:
+    box = Delivery(STALLED_S)
+    box.put_last(b"all of it")
+    box.expire(TimeoutError("late"))
+    assert not box.abandoned and await box.next() == b"all of it"
+    box.end()
+    assert await box.next() is None
+
+
 async def test_after_the_end_nobody_can_abandon() -> None:
     box = Delivery(STALLED_S)
     box.put_last(b"all of it")

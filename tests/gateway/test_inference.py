@@ -15,19 +15,23 @@ from billing.events import Quantities, UsageEvent
 from billing.price_book import PriceBook
 from billing.spool import FLUSH_INTERVAL_S, Spool, SpoolBroken
 from gateway import inference
+from gateway.errors import to_face
 from gateway.fleet.errors import (
+    DeadlinePassed,
     NoPlace,
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
     UpstreamRefused,
 )
+from gateway.fleet.replica import PreparedRequest
 from gateway.fleet.router import Fleet, Route
 from gateway.inference import Desk, RateLimited, drain
 from gateway.lanes import Turn
 from gateway.limits.limiter import LimiterUnavailable
 from gateway.principal import Plan
 from gateway.tasks import TaskSet
+from gateway.wire.request import GenerateRequest
 from tests.gateway.office import (
     INPUT_TOKENS,
     AsListed,
@@ -316,6 +320,48 @@ async def test_whoever_leaves_before_it_began_asks_no_replica_and_pays_nothing(
     replica = ScriptedReplica()
     office = open_office(replica)
     office.begin().abandon()
+    await office.settled()
+    assert replica.attempts == [] and await office.billed() == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_at_the_clients_deadline_it_is_cut_off_and_billed_as_if_the_client_had_left(
+    open_office, stream: bool
+) -> None:
+    replica = ScriptedReplica(length=9, hangs_after=2)
+    office = open_office(replica)
+    encoder = PlainEncoder() if stream else SilentEncoder()
+    delivery = office.begin(stream=stream, encoder=encoder, timeout_s=0.05)
+    whole = b""
+    with pytest.raises(DeadlinePassed) as late:
+        while (chunk := await asyncio.wait_for(delivery.next(), 1)) is not None:
+            whole += chunk
+    assert whole == (b"w1 w2 " if stream else b""), "what came in time is read"
+    failed = to_face(late.value)
+    assert (failed.status, failed.body.code) == (504, "deadline_exceeded")
+    assert failed.headers["x-should-retry"] == "false", "each try is billed"
+    await office.settled()
+    assert replica.aborted.is_set()
+    (event,) = await office.billed()
+    assert (event.kind, event.quantities.output, event.finish) == ("usage", 2, "disconnect")
+    assert office.desk.limiter.settled == [INPUT_TOKENS + 2]
+
+
+async def test_a_deadline_that_passes_before_anything_ran_costs_nothing(
+    open_office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, may_prepare = ScriptedReplica(), asyncio.Event()
+    prepare = replica.prepare
+
+    async def slow(request: GenerateRequest) -> PreparedRequest:
+        await may_prepare.wait()
+        return await prepare(request)
+
+    monkeypatch.setattr(replica, "prepare", slow)
+    office = open_office(replica)
+    with pytest.raises(DeadlinePassed):
+        await read(office.begin(timeout_s=0.01))
+    may_prepare.set()
     await office.settled()
     assert replica.attempts == [] and await office.billed() == []
 

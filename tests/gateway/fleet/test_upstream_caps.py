@@ -3,6 +3,7 @@ like: what is held is what it is told, and what it bills stays below."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import unicodedata
 from collections.abc import AsyncIterator, Callable
@@ -14,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from gateway.fleet.errors import UnsupportedField
+from gateway.fleet.errors import DeadlinePassed, UnsupportedField
 from gateway.fleet.router import Route
 from gateway.fleet.upstream import UpstreamReplica
 from gateway.fleet.upstream_bounds import DEFAULT_MAX_OUTPUT_TOKENS, most_bytes
 from gateway.inference import RateLimited
 from gateway.wire.request import GenerateRequest, bounded_to, under_a_cap
 from tests.gateway.capped_office import CappedOffice, open_office
-from tests.gateway.fleet.scripted_upstream import Exchange, Upstream, completion
+from tests.gateway.fleet.scripted_upstream import Exchange, Upstream, chunk, completion
 
 BOOK = """
 [[price]]
@@ -87,6 +88,27 @@ async def test_what_an_upstream_counts_beyond_our_estimate_was_held(
     cap_nano = 5_000_000
     await till.ask(long, cap_nano)
     assert await till.counted() == 4020 * 1000 + 10 * 2000 <= cap_nano
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_at_the_clients_deadline_it_is_cut_off_and_what_it_wrote_is_counted(
+    till: CappedOffice, upstream: Upstream, chat: Chat, stream: bool
+) -> None:
+    async def takes_long(exchange: Exchange) -> None:
+        if stream:
+            await exchange.begin_stream()
+            await exchange.send(chunk("word"))
+        await exchange.hang()
+
+    upstream.script = takes_long
+    with pytest.raises(DeadlinePassed):
+        await till.ask(chat(stream=stream, max_tokens=50), 1_000_000, timeout_s=0.1)
+    await asyncio.wait_for(upstream.exchanges[0].left.wait(), 1)
+    (event,) = (await till.desk.spool.read_closed(10)).events
+    used = event.quantities
+    assert (event.finish, event.kind, event.estimated) == ("disconnect", "usage", True)
+    assert used.uncached_input > 0 and (used.output == 1 if stream else 1 <= used.output <= 50)
+    assert await till.counted() == used.uncached_input * 1000 + used.output * 2000
 
 
 async def test_without_a_cap_nothing_is_added(
