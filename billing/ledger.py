@@ -7,8 +7,9 @@
     credit      debit house:cash                  credit receivable:{org}      (paid in advance)
     reversed    the other way round; corrects waste that an event made its org's after all
 
-Above: `ingest`, `reconcile`, tests and operators (`check`). Below: `tables`. Knows no price.
-Balances change in the order of account ids, so that two batches never wait for each other.
+Above: `ingest`, `reconcile`, tests and operators (`check`). Below: `tables`. Knows no price. What
+is posted one by one, or held first, is `transfers`'; both keep balances in the same statement, and
+change them in the order of account ids, so that two batches never wait for each other.
 """
 
 from __future__ import annotations
@@ -91,7 +92,20 @@ _CHECKS = {
             SELECT account, sum(debit_pico) AS debits, sum(credit_pico) AS credits
             FROM entries GROUP BY account
         ) e USING (account)
-        WHERE (debits_pico, credits_pico) IS DISTINCT FROM (debits, credits)
+        WHERE (debits_pico, credits_pico)
+            IS DISTINCT FROM (coalesce(debits, 0), coalesce(credits, 0))
+    """,
+    "the pending balance differs from what is pending": """
+        SELECT account FROM balances LEFT JOIN (
+            SELECT account, sum(debit_pico) AS debits, sum(credit_pico) AS credits FROM (
+                SELECT debit AS account, amount_pico AS debit_pico, 0 AS credit_pico, id
+                FROM transfers WHERE phase = 'pending'
+                UNION ALL SELECT credit, 0, amount_pico, id FROM transfers WHERE phase = 'pending'
+            ) p WHERE NOT EXISTS (SELECT FROM transfers r WHERE r.resolves = p.id)
+            GROUP BY account
+        ) p USING (account)
+        WHERE (pending_debits_pico, pending_credits_pico)
+            IS DISTINCT FROM (coalesce(debits, 0), coalesce(credits, 0))
     """,
     "the event's amounts differ from its transfers": f"""
         SELECT id FROM usage_events u LEFT JOIN (

@@ -1,8 +1,7 @@
-"""Billing's tables, as migrations 0002 and 0019 make them. Above: the package's verbs. Below:
-Postgres.
+"""Billing's tables, as migrations make them. Above: the package's verbs. Below: Postgres.
 
 Money is whole pico-USD, moments are UTC. `usage_events`, `transfers` and `prices` never change; the
-view `entries` shows each transfer's two sides.
+view `entries` shows the two sides of each transfer that moves money, which a pending one does not.
 """
 
 from __future__ import annotations
@@ -114,6 +113,9 @@ transfers = sa.Table(
     *_text("debit", "credit"),
     sa.Column("amount_pico", MONEY, nullable=False),
     *_text("kind"),
+    sa.Column("phase", sa.Text, nullable=False),
+    sa.Column("resolves", sa.Text, nullable=True),
+    sa.Column("expires_at", sa.TIMESTAMP(timezone=True), nullable=True),
     sa.Column("corrects", sa.Text, nullable=True),
     _moment("admitted_at"),
     _moment("posted_at"),
@@ -125,6 +127,8 @@ balances = sa.Table(
     sa.Column("account", sa.Text, primary_key=True),
     sa.Column("debits_pico", MONEY, nullable=False),
     sa.Column("credits_pico", MONEY, nullable=False),
+    sa.Column("pending_debits_pico", MONEY, nullable=False),
+    sa.Column("pending_credits_pico", MONEY, nullable=False),
 )
 
 alerts = sa.Table(

@@ -1,0 +1,312 @@
+"""Transfers one by one or as a batch that stands or falls together: posted at once, or pending and
+then posted, voided or expired; and reversals.
+
+Above: `credits`, `balance_leases`, whoever corrects the books. Below: `ledger`'s accounts,
+`tables`. Knows no price and no event; usage, which comes by the thousand, is posted by `ingest`.
+
+A pending transfer holds an amount: it stands in the pending balances of both its accounts until one
+row, and one alone, resolves it. `post` moves as much as it says, at most all, and what is left is
+free; `void` and `expire` move nothing. A reversal moves back all of what it names, once. Ids are
+idempotency keys: what is there already, the same, is success.
+
+Nobody waits in a circle: the accounts of a batch are locked in the order of their ids before
+anything is read, as `ingest` does it, so a transaction calls `transfer` once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any, Literal
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.money import Pico
+from billing.tables import balances, transfers
+
+Phase = Literal["posted", "pending", "post", "void", "expire"]
+Kind = Literal[
+    "usage", "waste", "suspense", "repriced",  # of events: `ingest` and `reconcile` post them
+    "credit", "lease", "burn", "expired", "revoked", "reversed",
+]  # fmt: skip
+GRANT_PREFIX = "grant:"
+"""Accounts that may never be overdrawn, what is pending included (the schema says so, too)."""
+MAX_BATCH = 1000
+MAX_TRIES = 3
+"""Of one call: an id may be used by somebody else, between other accounts, at the same moment."""
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    debit: str
+    credit: str
+    amount_pico: Pico
+    kind: Kind
+    phase: Phase = "posted"
+    event_id: str | None = None
+    resolves: str | None = None
+    """The pending transfer that this posts, voids or expires."""
+    corrects: str | None = None
+    """What this reverses."""
+    expires_at: datetime | None = None
+    """Of a pending one: from then on it may be expired."""
+
+    def post(self, transfer_id: str, amount_pico: Pico) -> Transfer:
+        """Moves so much of what was pending, and frees the rest."""
+        return self._resolved(transfer_id, "post", amount_pico)
+
+    def void(self, transfer_id: str) -> Transfer:
+        return self._resolved(transfer_id, "void", self.amount_pico)
+
+    def expire(self, transfer_id: str) -> Transfer:
+        return self._resolved(transfer_id, "expire", self.amount_pico)
+
+    def reverse(self, transfer_id: str) -> Transfer:
+        return Transfer(
+            id=transfer_id,
+            debit=self.credit,
+            credit=self.debit,
+            amount_pico=self.amount_pico,
+            kind="reversed",
+            event_id=self.event_id,
+            corrects=self.id,
+        )
+
+    def _resolved(self, transfer_id: str, phase: Phase, amount_pico: Pico) -> Transfer:
+        return msgspec.structs.replace(
+            self,
+            id=transfer_id,
+            phase=phase,
+            amount_pico=amount_pico,
+            resolves=self.id,
+            expires_at=None,
+        )
+
+
+class TransferStatus(Enum):
+    CREATED = "created"
+    EXISTS = "exists"
+    """With the same content: that is success."""
+    EXISTS_WITH_OTHER_CONTENT = "exists_with_other_content"
+    NOT_FOUND = "not_found"
+    """What it resolves or reverses."""
+    NOT_PENDING = "not_pending"
+    ALREADY_RESOLVED = "already_resolved"
+    OTHER_ACCOUNTS = "other_accounts"
+    """Than what it resolves or reverses."""
+    OTHER_AMOUNT = "other_amount"
+    """More than was pending, or not all of what is voided, expired or reversed."""
+    NOT_EXPIRED = "not_expired"
+    NOT_POSTED = "not_posted"
+    ALREADY_CORRECTED = "already_corrected"
+    EXCEEDS_CREDITS = "exceeds_credits"
+    """It, or the batch, takes more from a grant than is left."""
+    NOT_BOOKED = "not_booked"
+    """It was fine, another of its batch was not."""
+
+
+GOOD = (TransferStatus.CREATED, TransferStatus.EXISTS)
+
+
+class _Standing(msgspec.Struct, frozen=True, kw_only=True):
+    transfer: Transfer
+    is_resolved: bool
+    is_corrected: bool
+
+
+class _Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What the books say of a batch, under the locks of its accounts."""
+
+    standing: dict[str, _Standing]
+    left_pico: dict[str, Pico]
+    """Of grants' accounts."""
+    now: datetime
+
+
+async def transfer(conn: AsyncConnection, wanted: Sequence[Transfer]) -> list[TransferStatus]:
+    """Book all that are not there yet, or, where one cannot be, none; in the caller's transaction,
+    which calls this once. Ids within a batch differ, and none names another of it."""
+    assert len({each.id for each in wanted}) == len(wanted) <= MAX_BATCH
+    accounts = sorted({side for each in wanted for side in (each.debit, each.credit)})
+    for _ in range(MAX_TRIES):
+        async with conn.begin_nested() as attempt:
+            await conn.execute(_OPEN, {"accounts": accounts})
+            await conn.execute(_LOCK, {"accounts": accounts})
+            known = await _read(conn, wanted, accounts)
+            statuses = judge(wanted, known)
+            fresh = [
+                each
+                for each, status in zip(wanted, statuses, strict=True)
+                if status is TransferStatus.CREATED
+            ]
+            if not fresh or await _book(conn, fresh) == len(fresh):
+                return statuses
+            await attempt.rollback()
+    raise AssertionError("ids are taken, and nobody has them")
+
+
+def judge(wanted: Sequence[Transfer], known: _Known) -> list[TransferStatus]:
+    statuses = [_judge_one(each, known) for each in wanted]
+    left = dict(known.left_pico)
+    for each, status in zip(wanted, statuses, strict=True):
+        if status is TransferStatus.CREATED:
+            for account, more in _taken(each, known):
+                left[account] = left.get(account, 0) - more
+    for position, each in enumerate(wanted):
+        overdrawn = min(left.get(each.debit, 0), left.get(each.credit, 0)) < 0
+        if statuses[position] is TransferStatus.CREATED and overdrawn:
+            statuses[position] = TransferStatus.EXCEEDS_CREDITS
+    if all(status in GOOD for status in statuses):
+        return statuses
+    created, not_booked = TransferStatus.CREATED, TransferStatus.NOT_BOOKED
+    return [not_booked if status is created else status for status in statuses]
+
+
+def _judge_one(one: Transfer, known: _Known) -> TransferStatus:
+    there = known.standing.get(one.id)
+    if there is not None:
+        same = there.transfer == one
+        return TransferStatus.EXISTS if same else TransferStatus.EXISTS_WITH_OTHER_CONTENT
+    if one.resolves is not None:
+        return _judge_resolution(one, known.standing.get(one.resolves), known.now)
+    if one.corrects is not None:
+        return _judge_reversal(one, known.standing.get(one.corrects))
+    return TransferStatus.CREATED
+
+
+def _judge_resolution(one: Transfer, named: _Standing | None, now: datetime) -> TransferStatus:
+    if named is None:
+        return TransferStatus.NOT_FOUND
+    held = named.transfer
+    if held.phase != "pending":
+        return TransferStatus.NOT_PENDING
+    if named.is_resolved:
+        return TransferStatus.ALREADY_RESOLVED
+    if (one.debit, one.credit) != (held.debit, held.credit):
+        return TransferStatus.OTHER_ACCOUNTS
+    whole = one.amount_pico == held.amount_pico
+    if not (whole or (one.phase == "post" and one.amount_pico < held.amount_pico)):
+        return TransferStatus.OTHER_AMOUNT
+    assert held.expires_at is not None
+    if one.phase == "expire" and held.expires_at > now:
+        return TransferStatus.NOT_EXPIRED
+    return TransferStatus.CREATED
+
+
+def _judge_reversal(one: Transfer, named: _Standing | None) -> TransferStatus:
+    if named is None:
+        return TransferStatus.NOT_FOUND
+    original = named.transfer
+    if original.phase not in ("posted", "post"):
+        return TransferStatus.NOT_POSTED
+    if named.is_corrected:
+        return TransferStatus.ALREADY_CORRECTED
+    if (one.debit, one.credit) != (original.credit, original.debit):
+        return TransferStatus.OTHER_ACCOUNTS
+    if one.amount_pico != original.amount_pico:
+        return TransferStatus.OTHER_AMOUNT
+    return TransferStatus.CREATED
+
+
+def _taken(one: Transfer, known: _Known) -> list[tuple[str, Pico]]:
+    """From grants' accounts, what is pending included."""
+    moved = one.amount_pico if one.phase in ("posted", "post", "pending") else 0
+    freed = known.standing[one.resolves].transfer.amount_pico if one.resolves is not None else 0
+    credited = moved if one.phase in ("posted", "post") else 0
+    sides = ((one.debit, moved - freed), (one.credit, -credited))
+    return [(account, more) for account, more in sides if account.startswith(GRANT_PREFIX)]
+
+
+_OPEN = sa.text("""
+    WITH named AS (SELECT unnest(CAST(:accounts AS text[])) AS account),
+    opened AS (
+        INSERT INTO accounts (id) SELECT account FROM named ORDER BY account ON CONFLICT DO NOTHING
+    )
+    INSERT INTO balances (account, debits_pico, credits_pico)
+    SELECT account, 0, 0 FROM named ORDER BY account ON CONFLICT DO NOTHING
+""")
+_LOCK = sa.text("""
+    SELECT account FROM balances WHERE account = ANY(CAST(:accounts AS text[]))
+    ORDER BY account FOR UPDATE
+""")
+_FIELDS = Transfer.__struct_fields__
+_TYPES = {"amount_pico": "numeric[]", "expires_at": "timestamptz[]"}
+_ARRAYS = [f"CAST(:{name} AS {_TYPES.get(name, 'text[]')})" for name in _FIELDS]
+_BOOK = sa.text(f"""
+    WITH wanted AS (
+        SELECT * FROM unnest({", ".join(_ARRAYS)}) AS w({", ".join(_FIELDS)})
+    ),
+    booked AS (
+        INSERT INTO transfers ({", ".join(_FIELDS)}, admitted_at)
+        SELECT {", ".join(_FIELDS)}, now() FROM wanted ORDER BY id
+        ON CONFLICT (id) DO NOTHING RETURNING *
+    ),
+    moves AS (
+        SELECT b.debit, b.credit,
+            CASE WHEN b.phase IN ('posted', 'post') THEN b.amount_pico ELSE 0 END AS moved,
+            CASE b.phase WHEN 'pending' THEN b.amount_pico ELSE -coalesce(p.amount_pico, 0) END
+                AS held
+        FROM booked b LEFT JOIN transfers p ON p.id = b.resolves
+    ),
+    changes AS (
+        SELECT account, sum(debits) AS debits, sum(credits) AS credits,
+            sum(pending_debits) AS pending_debits, sum(pending_credits) AS pending_credits
+        FROM (
+            SELECT debit AS account, moved AS debits, 0 AS credits, held AS pending_debits,
+                0 AS pending_credits FROM moves
+            UNION ALL SELECT credit, 0, moved, 0, held FROM moves
+        ) s GROUP BY account
+    ),
+    balanced AS (
+        UPDATE balances b SET
+            debits_pico = b.debits_pico + debits,
+            credits_pico = b.credits_pico + credits,
+            pending_debits_pico = b.pending_debits_pico + pending_debits,
+            pending_credits_pico = b.pending_credits_pico + pending_credits
+        FROM changes c WHERE c.account = b.account
+    )
+    SELECT count(*) FROM booked
+""")
+
+
+async def _book(conn: AsyncConnection, fresh: Sequence[Transfer]) -> int:
+    """How many of them are there now because of this."""
+    columns = {name: [getattr(each, name) for each in fresh] for name in _FIELDS}
+    return int((await conn.execute(_BOOK, columns)).scalar_one())
+
+
+async def _read(
+    conn: AsyncConnection, wanted: Sequence[Transfer], accounts: Sequence[str]
+) -> _Known:
+    named = {name for each in wanted for name in (each.id, each.resolves, each.corrects) if name}
+    resolution, correction = transfers.alias(), transfers.alias()
+    columns: list[sa.ColumnElement[Any]] = [
+        *(transfers.c[name] for name in _FIELDS),
+        sa.exists().where(resolution.c.resolves == transfers.c.id).label("is_resolved"),
+        sa.exists().where(correction.c.corrects == transfers.c.id).label("is_corrected"),
+    ]
+    rows = await conn.execute(sa.select(*columns).where(transfers.c.id.in_(named)))
+    standing = {row.id: _to_standing(row) for row in rows}
+    own = balances.c
+    left = own.credits_pico - own.debits_pico - own.pending_debits_pico
+    grants = [account for account in accounts if account.startswith(GRANT_PREFIX)]
+    found = await conn.execute(sa.select(own.account, left).where(own.account.in_(grants)))
+    return _Known(
+        standing=standing,
+        left_pico={account: int(amount) for account, amount in found},
+        now=(await conn.execute(sa.select(sa.func.clock_timestamp()))).scalar_one(),
+    )
+
+
+def to_transfer(row: sa.Row[Any]) -> Transfer:
+    fields = {name: row._mapping[name] for name in _FIELDS}
+    return Transfer(**fields | {"amount_pico": int(row.amount_pico)})
+
+
+def _to_standing(row: sa.Row[Any]) -> _Standing:
+    return _Standing(
+        transfer=to_transfer(row), is_resolved=row.is_resolved, is_corrected=row.is_corrected
+    )
