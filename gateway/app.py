@@ -36,6 +36,7 @@ from gateway.auth.errors import AuthError, MissingScope
 from gateway.auth.guards import authenticate
 from gateway.auth.wiring import open_auth
 from gateway.books import PostgresBooks
+from gateway.connection import LAST_REQUEST_S
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.errors import to_face
 from gateway.fleet.engine_replica import EngineReplica
@@ -181,9 +182,10 @@ def create_app(
 
 
 def begin_drain(services: Services, timeout_s: float) -> None:
-    """SIGTERM: readiness turns red, and what is still open after `timeout_s` is ended and
-    billed."""
-    services.readiness.begin_drain()
+    """SIGTERM: what is still open after `timeout_s` is ended and billed. Readiness turns red once
+    no connection brings another request: a probe that is on its way is served as all others are,
+    and a worker that gives way to another one makes nobody think that the gateway leaves."""
+    asyncio.get_running_loop().call_later(LAST_REQUEST_S, services.readiness.begin_drain)
     services.desk.tasks.spawn(drain(services.desk, timeout_s), name="drain")
 
 

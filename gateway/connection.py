@@ -7,6 +7,9 @@ and collects a value in time quadratic in its length, so the bytes are counted h
 body's trailers and chunk headers. What is refused is answered in the shape of all errors and
 closed; what has no head yet reaches no route, so no metric counts it.
 
+A worker that leaves takes what is on its way to it: the kernel would reset a connection that is
+closed over bytes nobody read, and its client could not tell whether it was served.
+
 A client that closes its sending side has hung up, and what it asked for is aborted: no message
 tells half a close from a whole one. GET and HEAD are answered all the same, they cost no tokens.
 """
@@ -51,6 +54,10 @@ LINGER_S = 1.0
 reset the connection, and the answer would be lost."""
 MAX_LINGER_BYTES = 1024 * 1024
 """Who goes on for longer than that does not read."""
+LAST_REQUEST_S = 0.5
+"""How long a connection without a request may still bring one to a worker that leaves: a new one,
+whose client was let in and is about to write, or one that was kept, whose client did not hear yet.
+"""
 SEPARATORS_BYTES = 4
 """Of a header line: a colon, a space and the line's end."""
 
@@ -77,6 +84,8 @@ class Connection(HttpToolsProtocol):
     unread_s: ClassVar[float] = 60.0
     """How long what is written may wait for its reader. Closing waits for that as well, so whoever
     took a byte now and then would hold a connection that was given up for days."""
+    leaving: ClassVar[bool] = False
+    """The worker leaves: what is answered from now on is a connection's last answer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -84,6 +93,8 @@ class Connection(HttpToolsProtocol):
         self._max_connections = max_connections()
         self._running: RequestResponseCycle | None = None
         """What is being answered, or was last."""
+        self._is_last = False
+        """Whatever comes now is the last request: the worker leaves."""
         self._in_head = True
         """Nothing but a head, or its beginning, may come next."""
         self._begun = False
@@ -109,6 +120,8 @@ class Connection(HttpToolsProtocol):
             transport.abort()
             return
         self._expect_head()
+        if self.leaving:  # the kernel had let it in before the socket was let go
+            self.shutdown()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -166,8 +179,23 @@ class Connection(HttpToolsProtocol):
 
     # uvicorn
 
+    def shutdown(self) -> None:
+        """The worker leaves: this connection ends with the request it has, or may yet bring."""
+        self._is_last = True
+        if self._answering():
+            super().shutdown()
+        elif self.refusal is None:
+            self.loop.call_later(LAST_REQUEST_S, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """A head that has begun to come, and what is being answered, have times of their own."""
+        if not self._begun and self._in_head and not self._answering():
+            self.transport.close()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        if self._is_last:
+            cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     # httptools

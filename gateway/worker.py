@@ -1,8 +1,9 @@
 """One gateway worker: the application under uvicorn, on a socket that somebody else bound.
 
 Above: `supervisor` (many on one socket) and `tollgate gateway` (one alone). Below: `app`, uvicorn.
-Knows signals and sockets, no route. SIGTERM drains: readiness goes red, the socket is let go, open
-streams have `drain_timeout_s` to end, then the application shuts down and what is left is closed.
+Knows signals and sockets, no route. SIGTERM drains: the socket is let go, what is on its way is
+taken, readiness goes red, open streams have `drain_timeout_s` to end, then the application shuts
+down and what is left is closed.
 """
 
 from __future__ import annotations
@@ -99,10 +100,11 @@ def run(
         address = origin(*local_address(listener))  # the port too, where any free one was asked for
         settings = msgspec.structs.replace(settings, public_url=address)
     app = create_app(settings, worker_id=worker_id, metrics=metrics)
+    connections = Connection.reading_within(settings.stalled_reader_s)
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=Connection.reading_within(settings.stalled_reader_s),
+        http=connections,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -120,8 +122,12 @@ def run(
             os.write(ready_fd, b"1")
             os.close(ready_fd)
 
+    def leaving() -> None:
+        connections.leaving = True
+        app.state.begin_drain()
+
     watch: list[asyncio.Task[None]] = []
-    server = _Server(config, on_started=started, on_leaving=lambda: app.state.begin_drain())
+    server = _Server(config, on_started=started, on_leaving=leaving)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[listener]))
     if any(task.done() and not task.cancelled() for task in watch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -50,12 +51,13 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+@contextlib.contextmanager
+def served(protocol: type[Connection]) -> Iterator[tuple[uvicorn.Server, int]]:
+    """A worker of its own and the port it listens on."""
     config = uvicorn.Config(
         application,
         loop="uvloop",
-        http=Connection,
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -69,9 +71,17 @@ def port() -> Iterator[int]:
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield listener.getsockname()[1]
-        server.should_exit = True
-        thread.join()
+        try:
+            yield server, listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with served(Connection) as (_, port):
+        yield port
 
 
 @pytest.fixture
@@ -386,3 +396,41 @@ def test_a_post_whose_client_sends_no_more_was_hung_up(client: socket.socket) ->
     client.sendall(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
     client.shutdown(socket.SHUT_WR)
     assert read_all(client) == b""
+
+
+def connected(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+
+
+def until_nobody_listens(port: int) -> None:
+    with contextlib.suppress(ConnectionRefusedError):
+        while True:
+            connected(port).close()
+            time.sleep(0.01)
+
+
+def test_a_worker_that_leaves_answers_what_is_on_its_way() -> None:
+    with served(Connection) as (server, port), contextlib.ExitStack() as opened:
+        new, kept, begun, idle = (opened.enter_context(connected(port)) for _ in range(4))
+        kept.sendall(LIVE)
+        assert read_answer(kept)[0] == 200
+        begun.sendall(LIVE[:10])
+        server.should_exit = True
+        until_nobody_listens(port)
+        for client, rest in ((new, LIVE), (kept, LIVE), (begun, LIVE[10:])):
+            client.sendall(rest)
+            answer = read_all(client)
+            assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
+        assert idle.recv(1) == b""
+
+
+def test_who_is_let_in_by_a_worker_that_leaves_is_answered_once() -> None:
+    protocol = Connection.reading_within(DEADLINE_S)
+    with served(protocol) as (_, port):
+        protocol.leaving = True
+        with connected(port) as client:
+            client.sendall(LIVE)
+            answer = read_all(client)
+            assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
+        with connected(port) as silent:
+            assert silent.recv(1) == b""
