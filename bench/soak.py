@@ -82,7 +82,11 @@ requests_per_minute = 10_000_000
 max_concurrent_streams = 10_000
 [plan.little]
 requests_per_minute = 60
+[engine]
+num_blocks = 1024
 """
+"""The KV cache is small enough to be full after the warm-up: its memory is the system's until a
+block is used for the first time, and that is no growth."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,12 @@ async def change_keys(origin: str, admin_key: str, outcome: Outcome) -> None:
         project_id = listed.json()["data"][0]["id"]
         while True:
             asked = {"name": "soak", "project_id": project_id, "scopes": ["inference"]}
-            made = (await http.post("/v1/admin/keys", json=asked, headers=headers)).json()
+            answer = await http.post("/v1/admin/keys", json=asked, headers=headers)
+            if not answer.is_success:
+                outcome.wrong[f"key made: {answer.status_code}"] += 1
+                await asyncio.sleep(KEY_CHANGE_S)
+                continue
+            made = answer.json()
             bearer = {"authorization": f"Bearer {made['value']}"}
             used = await http.get("/v1/models", headers=bearer)
             gone = await http.post(f"/v1/admin/keys/{made['id']}/revoke", headers=headers)
