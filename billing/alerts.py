@@ -10,6 +10,7 @@ adds nothing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -18,8 +19,9 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.events import Attempt
 from billing.spent import hold_books
-from billing.tables import AMOUNTS, alerts, to_moment
+from billing.tables import AMOUNTS, EPOCH, alerts, to_moment
 
 THRESHOLDS = (50, 80, 100)
 """Percent."""
@@ -125,16 +127,39 @@ def _by_now(of: str) -> str:
     return f"coalesce({known}, {_in_books(of)})"
 
 
-# What each (scope, period) of these events has spent by now. The sum of its past is read once, when
-# it is first looked at; from then on it grows with what is booked, capped or not.
+DAY_S = 86_400
+
+
+class Spend(msgspec.Struct, frozen=True):
+    """What was booked of a key in one day (UTC) of admission."""
+
+    org: str
+    project: str
+    key: str
+    day: int
+    """Since 1970."""
+    amount_pico: int
+
+
+def sum_up(booked: Iterable[tuple[Attempt, int]]) -> list[Spend]:
+    """By key and day, of what tenants are billed for (pico-USD)."""
+    amounts: dict[tuple[str, str, str, int], int] = defaultdict(int)
+    for attempt, amount_pico in booked:
+        day = (to_moment(attempt.admitted_at) - EPOCH).days
+        amounts[attempt.org, attempt.project, attempt.key, day] += amount_pico
+    return [Spend(*of, amount_pico) for of, amount_pico in amounts.items()]
+
+
+# What each (scope, period) of what was booked has spent by now. The sum of its past is read once,
+# when it is first looked at; from then on it grows with what is booked. Orgs that never had a cap
+# have no such sum.
 _SPENT = sa.text(f"""
     WITH spent AS (
-        SELECT org, project, key, date_trunc('day', admitted_at, 'UTC') AS day,
-            sum(coalesce(amount_pico, {" + ".join(AMOUNTS)})) AS amount_pico
-        FROM unnest(CAST(:ids AS text[]), CAST(:amounts AS numeric[])) AS i(id, amount_pico)
-            JOIN usage_events USING (id)
-        WHERE kind = 'usage'
-        GROUP BY 1, 2, 3, 4
+        SELECT org, project, key, to_timestamp(day * {DAY_S}) AS day, amount_pico
+        FROM unnest(CAST(:org AS text[]), CAST(:project AS text[]), CAST(:key AS text[]),
+            CAST(:day AS bigint[]), CAST(:amount_pico AS numeric[]))
+            AS s(org, project, key, day, amount_pico)
+        WHERE org IN (SELECT org_id FROM spend_caps)
     ),
     caps AS (
         SELECT id AS cap_id, org_id, scope, coalesce(key_id, project_id, org_id) AS scope_id,
@@ -178,17 +203,15 @@ _SPENT = sa.text(f"""
 """)
 
 
-async def raise_for_spend(
-    connection: AsyncConnection, ids: Sequence[str], amounts: Sequence[int | None] | None = None
-) -> None:
-    """Raise what the events `ids` bring a cap's scope to: in the transaction that booked them, once
-    it has. `amounts`, pico-USD: of each event what is booked now; None: all that it costs.
+async def raise_for_spend(connection: AsyncConnection, spends: Sequence[Spend]) -> None:
+    """Raise what `spends` bring a cap's scope to: in the transaction that booked them, once it has.
 
     Two transactions that book for an org wait for each other at its balance, before this, so the
     second sees what the first has spent."""
-    given = amounts or [None] * len(ids)
-    wanted = {"ids": list(ids), "amounts": list(given), "thresholds": list(THRESHOLDS)}
-    await connection.execute(_SPENT, wanted)
+    if not spends:
+        return
+    columns = {name: [getattr(it, name) for it in spends] for name in Spend.__struct_fields__}
+    await connection.execute(_SPENT, {**columns, "thresholds": list(THRESHOLDS)})
 
 
 _OF_CAP = sa.text(f"""

@@ -107,6 +107,13 @@ _CHECKS = {
         WHERE (pending_debits_pico, pending_credits_pico)
             IS DISTINCT FROM (coalesce(debits, 0), coalesce(credits, 0))
     """,
+    "the transfer names an event or an account that is not there": """
+        SELECT id FROM transfers t
+        WHERE NOT EXISTS (SELECT FROM accounts a WHERE a.id = t.debit)
+            OR NOT EXISTS (SELECT FROM accounts a WHERE a.id = t.credit)
+            OR (event_id IS NOT NULL
+                AND NOT EXISTS (SELECT FROM usage_events u WHERE u.id = t.event_id))
+    """,
     "the event's amounts differ from its transfers": f"""
         SELECT id FROM usage_events u LEFT JOIN (
             SELECT event_id, sum(amount_pico) AS posted FROM transfers

@@ -25,7 +25,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.alerts import raise_for_spend
+from billing.alerts import raise_for_spend, sum_up
 from billing.events import (
     COMPONENTS,
     Attempt,
@@ -238,8 +238,9 @@ async def reprice_suspense(db: AsyncEngine, book: PriceBook) -> int:
                 for component, amount in zip(COMPONENTS, AMOUNTS, strict=True):
                     columns[amount] = [it.amount_of(component) for it in priced.values()]
                 await connection.execute(_REPRICE, columns)
-                booked = [it.amount_pico for it in priced.values()]
-                await raise_for_spend(connection, list(priced), booked)
+                billed = (row for row in rows if row.id in priced and row.kind == "usage")
+                amounts = ((_attempt_of(row), priced[row.id].amount_pico) for row in billed)
+                await raise_for_spend(connection, sum_up(amounts))
         repriced += len(priced)
         if len(rows) < REPRICE_BATCH:
             return repriced

@@ -137,6 +137,9 @@ async def test_what_has_no_price_waits_in_suspense_and_blocks_nothing(db: AsyncE
 
 async def test_a_batch_is_all_or_nothing(db: AsyncEngine) -> None:
     huge = an_event(quantities=Quantities(output=2**63))
+    nameless = an_event(an_attempt(model="lone surrogate \ud800"))
+    with pytest.raises(ValueError):
+        await ingest(db, [an_event(), nameless])
     with pytest.raises(DBAPIError):
         await ingest(db, [an_event(), huge])
     with pytest.raises(ValueError):
@@ -180,6 +183,10 @@ async def test_what_was_booked_cannot_change(db: AsyncEngine) -> None:
         (
             "ALTER TABLE transfers DISABLE TRIGGER USER;UPDATE transfers SET amount_pico = 1",
             "event's amounts",
+        ),
+        (
+            "ALTER TABLE transfers DISABLE TRIGGER USER;UPDATE transfers SET credit = 'nobody'",
+            "names an event or an account that is not there",
         ),
     ],
 )
