@@ -57,7 +57,7 @@ from gateway.principal import Principal
 from gateway.rests import Rests
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter
-from gateway.wire.request import GenerateRequest, bounded_to, under_a_cap
+from gateway.wire.request import GenerateRequest, under_a_cap
 
 log = logging.getLogger(__name__)
 
@@ -199,10 +199,8 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     outcome = Outcome()
     try:
         if verdict.max_output_tokens < prepared.max_output_tokens:
-            call = msgspec.structs.replace(
-                call, request=bounded_to(call.request, verdict.max_output_tokens)
-            )
-            prepared = await replicas[0].prepare(call.request)
+            prepared = replicas[0].bounded(prepared, verdict.max_output_tokens)
+            call = msgspec.structs.replace(call, request=prepared.request)
         outcome = await Generation(desk, call, delivery, allowance, terms).run(replicas, prepared)
     finally:
         allowance.end()

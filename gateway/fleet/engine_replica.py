@@ -38,7 +38,7 @@ from gateway.fleet.prefix_memory import PrefixMemory
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaEvent, ReplicaHealth
 from gateway.lanes import Turn, first_token_s
-from gateway.wire.request import ChatPrompt, GenerateRequest
+from gateway.wire.request import ChatPrompt, GenerateRequest, bounded_to
 
 RESTART_S = 1.0
 """What a client is told to wait for an engine that is away: its supervisor is starting it again."""
@@ -116,16 +116,15 @@ class EngineReplica:
         status = self._status()
         self._refuse_the_hopeless(prompt, status.max_model_len)
         prompt_token_ids = await self._threads.run(prompt_size(prompt), self._tokenize, prompt)
-        max_tokens = output_bound(prompt, len(prompt_token_ids), status.max_model_len)
         check_token_ids(prompt, status.vocab_size)
-        return PreparedRequest(
-            request=request,
-            input_tokens=len(prompt_token_ids),
-            input_estimated=False,
-            max_output_tokens=max_tokens * request.n,
-            max_tokens_given=prompt.max_tokens is not None,
-            payload=Job(prompt_token_ids, to_sampling(prompt, max_tokens)),
-        )
+        return to_prepared(request, prompt, prompt_token_ids, status.max_model_len)
+
+    def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
+        request = bounded_to(prepared.request, max_output_tokens)
+        assert request.prompt is not None
+        assert isinstance(prepared.payload, Job)
+        token_ids = prepared.payload.prompt_token_ids
+        return to_prepared(request, request.prompt, token_ids, self._status().max_model_len)
 
     def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
         """By what waits in its lane and what of its own prompt is not cached."""
@@ -234,6 +233,21 @@ def prompt_size(prompt: ChatPrompt) -> int:
     return sum(
         CHARS_PER_MESSAGE + len(message["content"]) + len(message.get("name", ""))
         for message in prompt.messages
+    )
+
+
+def to_prepared(
+    request: GenerateRequest, prompt: ChatPrompt, prompt_token_ids: list[int], max_model_len: int
+) -> PreparedRequest:
+    """Raises ContextTooLong, or BadField for `min_tokens`."""
+    max_tokens = output_bound(prompt, len(prompt_token_ids), max_model_len)
+    return PreparedRequest(
+        request=request,
+        input_tokens=len(prompt_token_ids),
+        input_estimated=False,
+        max_output_tokens=max_tokens * request.n,
+        max_tokens_given=prompt.max_tokens is not None,
+        payload=Job(prompt_token_ids, to_sampling(prompt, max_tokens)),
     )
 
 

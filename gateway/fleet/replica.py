@@ -147,6 +147,14 @@ class Replica(Protocol):
         """
         ...
 
+    def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
+        """What `prepare` would make of it, had it been told to write no more than that over all
+        choices; counted once. Of a capped one that names no bound.
+
+        Raises: fleet.errors.BadField.
+        """
+        ...
+
     def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
         """How long its first token will take, if it is asked now. None: nobody knows."""
         ...

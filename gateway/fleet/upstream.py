@@ -1,8 +1,9 @@
 """An OpenAI-compatible upstream as a `Replica`: chat completions over HTTP/1.1, passed on as they
 come.
 
-Above: `inference` and the router. Below: `http1` for the I/O, `upstream_meter` for what the answer
-costs, `upstream_errors` for what its refusals mean. Knows no tenant and no price.
+Above: `inference` and the router. Below: `http1` for the I/O, `upstream_attempt` for a request on
+its way, `upstream_meter` for what the answer costs, `upstream_errors` for what its refusals mean.
+Knows no tenant and no price.
 
 An upstream with a `room` is asked as many requests at once as its room lets pass; the others wait
 there, for as long as their deadlines say. Without one nothing waits here.
@@ -14,17 +15,15 @@ it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from billing.events import Tier
 from gateway.fleet.errors import (
     FleetError,
     NoPlace,
@@ -44,12 +43,13 @@ from gateway.fleet.replica import (
     ReplicaEvent,
     ReplicaHealth,
 )
+from gateway.fleet.upstream_attempt import Aborted, Attempt, Clock
 from gateway.fleet.upstream_bounds import UpstreamBounds, names_bound, without_bound
 from gateway.fleet.upstream_errors import HIDDEN, to_fleet_error
 from gateway.fleet.upstream_meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
 from gateway.lanes import Turn
-from gateway.wire.request import GenerateRequest, MaxTokensField
+from gateway.wire.request import GenerateRequest, MaxTokensField, bounded_to
 from gateway.wire.sse import END, Event, EventParser, EventTooLarge
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,6 @@ ASSUMED_TOKENS_PER_S = 50.0
 """Of a request, until one was measured."""
 RATE_SMOOTHING = 0.2
 """Weight of the newest measurement in the moving average."""
-
-Clock = Callable[[], float]
 
 
 class UpstreamReplica:
@@ -147,6 +145,17 @@ class UpstreamReplica:
             max_output_tokens=per_choice * request.n,
             max_tokens_given=given,
             payload=payload,
+        )
+
+    def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
+        assert prepared.request.is_capped and not prepared.max_tokens_given
+        request = bounded_to(prepared.request, max_output_tokens)
+        per_choice = min(max_output_tokens, prepared.max_output_tokens) // request.n
+        return msgspec.structs.replace(
+            prepared,
+            request=request,
+            max_output_tokens=per_choice * request.n,
+            payload=self._bounds.told_anew(prepared.payload, per_choice),
         )
 
     def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
@@ -401,73 +410,6 @@ def read_events(
         if item is not None:
             items.append(item)
     return None
-
-
-class Aborted(Exception):
-    """Nobody waits for this attempt any more."""
-
-
-class Attempt:
-    """One request on its way; `abort` breaks whatever it waits for."""
-
-    def __init__(
-        self, attempt_id: str, prepared: PreparedRequest, clock: Clock, tier: Tier | None
-    ) -> None:
-        self.id = attempt_id
-        self.prepared = prepared
-        self.meter = UpstreamMeter(
-            model=prepared.request.model,
-            n=prepared.request.n,
-            input_tokens=prepared.input_tokens,
-            service_tier=tier,
-        )
-        self.connection: Connection | None = None
-        self.sent = False
-        """Of an aborted one: the upstream had the whole request and may have begun."""
-        self._clock = clock
-        self._begun_at = clock()
-        self._aborted = False
-        self._wait: asyncio.Timeout | None = None
-
-    def restart(self) -> None:
-        """Its time counts from now: what was before, it waited."""
-        self._begun_at = self._clock()
-
-    @property
-    def elapsed_s(self) -> float:
-        return self._clock() - self._begun_at
-
-    @asynccontextmanager
-    async def waiting(self, timeout_s: float) -> AsyncIterator[None]:
-        """Around an await. Raises TimeoutError, or Aborted when `abort` was called before or
-        meanwhile."""
-        if self._aborted:
-            raise Aborted
-        try:
-            async with asyncio.timeout(timeout_s) as self._wait:
-                yield
-        except TimeoutError as error:
-            if self._aborted:
-                raise Aborted from error
-            raise
-        finally:
-            self._wait = None
-
-    def begin(self, connection: Connection) -> None:
-        """Raises Aborted, and nothing is asked."""
-        self.connection = connection
-        if self._aborted:
-            raise Aborted
-
-    def abort(self) -> None:
-        if self._aborted:
-            return
-        self._aborted = True
-        self.sent = self.connection is not None and self.connection.sent
-        if self.connection is not None:
-            self.connection.interrupt(Aborted())
-        if self._wait is not None and not self._wait.expired():
-            self._wait.reschedule(asyncio.get_running_loop().time())
 
 
 Answer = Callable[[Attempt], AsyncGenerator[ReplicaEvent, None]]

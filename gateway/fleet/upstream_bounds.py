@@ -100,6 +100,10 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
         """`payload`: a JSON object with some field, and none of MAX_TOKENS_FIELDS."""
         return b'%b,"%b":%d}' % (payload[:-1], self.field.encode(), max_tokens)
 
+    def told_anew(self, payload: bytes, max_tokens: int) -> bytes:
+        """`payload`: as `told` has left it."""
+        return self.told(payload[: payload.rindex(b",")] + b"}", max_tokens)
+
 
 def without_bound(body: dict[str, Any]) -> dict[str, Any]:
     """Of one that names none: without the fields that are null."""

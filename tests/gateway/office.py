@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 
 from billing.events import UsageEvent
@@ -28,7 +29,7 @@ from gateway.limits.limiter import Admission, Limiter, Settlement
 from gateway.limits.verdicts import Units
 from gateway.principal import Plan, Principal
 from gateway.telemetry import RequestMeter, Telemetry
-from gateway.wire.request import ChatPrompt, GenerateRequest
+from gateway.wire.request import ChatPrompt, GenerateRequest, bounded_to
 
 INPUT_TOKENS = 10
 PLAN = Plan(
@@ -74,6 +75,14 @@ class ScriptedReplica:
             max_output_tokens=100,
             max_tokens_given=True,
             payload=None,
+        )
+
+    def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
+        return msgspec.structs.replace(
+            prepared,
+            request=bounded_to(prepared.request, max_output_tokens),
+            max_output_tokens=max_output_tokens,
+            max_tokens_given=True,
         )
 
     def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:

@@ -42,6 +42,10 @@ class Careful(ScriptedReplica):
             max_tokens_given=given is not None,
         )
 
+    def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
+        self.length = min(self.length, max_output_tokens)
+        return super().bounded(prepared, max_output_tokens)
+
 
 def chat(*, model: str = "m", max_tokens: int | None = None) -> GenerateRequest:
     prompt = ChatPrompt(messages=[], max_tokens=max_tokens)
