@@ -6,34 +6,53 @@ the engine's usage.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
 
-Component = Literal["uncached_input", "cache_read", "cache_write_5m", "cache_write_1h", "output"]
-COMPONENTS: tuple[Component, ...] = (
+Component = Literal[
     "uncached_input",
     "cache_read",
     "cache_write_5m",
     "cache_write_1h",
     "output",
+    "reasoning_output",
+    "embedding_input",
+    "tool_call",
+    "batch_queue",
+]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+INPUTS: tuple[Component, ...] = (
+    *("uncached_input", "cache_read", "cache_write_5m", "cache_write_1h"),
+    "embedding_input",
 )
+OUTPUTS: tuple[Component, ...] = ("output", "reasoning_output")
+TOKENS: tuple[Component, ...] = (*INPUTS, *OUTPUTS)
+CALLS: tuple[Component, ...] = ("tool_call", "batch_queue")
+"""Counted in calls, not in tokens: tools that were called, and requests that were taken from the
+batch queue."""
 
-
-Tier = Literal["default", "priority", "flex"]
-"""What a request is served as; each may have prices of its own."""
-TIERS: tuple[Tier, ...] = ("default", "priority", "flex")
+Tier = Literal["default", "priority", "flex", "batch"]
+"""What a request is served as; each may have prices of its own. `batch`: what a batch brings; no
+request that waits for its answer is served as that."""
+TIERS: tuple[Tier, ...] = get_args(Tier)
 
 
 class Quantities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Token counts, disjoint: their sum is prompt + completion."""
+    """Counts, disjoint: those of tokens sum to prompt + completion."""
 
     uncached_input: int = 0
     cache_read: int = 0
     cache_write_5m: int = 0
     cache_write_1h: int = 0
     output: int = 0
+    """Without reasoning."""
+    reasoning_output: int = 0
+    embedding_input: int = 0
+    """What was read to make embeddings of it."""
+    tool_call: int = 0
+    batch_queue: int = 0
 
     def __post_init__(self) -> None:
         for component in COMPONENTS:
@@ -41,18 +60,48 @@ class Quantities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def input_total(self) -> int:
-        return self.uncached_input + self.cache_read + self.cache_write_5m + self.cache_write_1h
+        cached = self.cache_read + self.cache_write_5m + self.cache_write_1h
+        return self.uncached_input + cached + self.embedding_input
+
+    @property
+    def output_total(self) -> int:
+        return self.output + self.reasoning_output
 
     @property
     def total(self) -> int:
-        return self.input_total + self.output
+        """Tokens."""
+        return self.input_total + self.output_total
 
 
-class Price(msgspec.Struct, frozen=True):
-    """One row of the price book as chosen at admission."""
+class Band(msgspec.Struct, frozen=True):
+    """What a component costs in requests of at least so much input."""
+
+    min_total_input: int
+    price_id: str
+    pico_per_token: int
+
+
+class Price(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One row of the price book as chosen at admission, and those of larger requests: how large one
+    is turns out when it has run."""
 
     price_id: str
     pico_per_token: int
+    """Of a component that counts calls: per call."""
+    bands: tuple[Band, ...] = ()
+    """In order of their least input."""
+
+    def of(self, total_input: int) -> Band:
+        """The one by which a request of so much input is priced, whole."""
+        for band in reversed(self.bands):
+            if total_input >= band.min_total_input:
+                return band
+        return Band(0, self.price_id, self.pico_per_token)
+
+    def dearest_pico(self, most_input: int) -> int:
+        """Per token, whatever the input turns out to be, up to `most_input`."""
+        reached = (it.pico_per_token for it in self.bands if it.min_total_input <= most_input)
+        return max(self.pico_per_token, *reached, 0)
 
 
 PriceSet = dict[Component, Price]

@@ -33,8 +33,17 @@ def per_million(amount: str | int | Decimal, name: str) -> Pico:
 
     Raises: MoneyError, naming `name`, when negative, not a number, or not a whole number of pico.
     """
+    return _price(amount, PICO_DIGITS - MILLION_DIGITS, name)
+
+
+def per_call(amount: str | int | Decimal, name: str) -> Pico:
+    """USD per call -> pico-USD. Raises: as `per_million`."""
+    return _price(amount, PICO_DIGITS, name)
+
+
+def _price(amount: str | int | Decimal, digits: int, name: str) -> Pico:
     try:
-        pico = _shifted(amount, PICO_DIGITS - MILLION_DIGITS)
+        pico = _shifted(amount, digits)
     except MoneyError as error:
         raise MoneyError(f"{name}: {error}") from None
     if pico < 0:

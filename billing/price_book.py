@@ -2,7 +2,8 @@
 
     [[price]]
     model = "penny"
-    tier = "priority"                # optional; default, priority or flex
+    tier = "priority"                # optional; default, priority, flex or batch
+    min_total_input = 200_001        # optional; a band: requests of at least so much input
     valid_from = "2026-11-01"        # UTC; a date or a date-time ending in Z
     valid_to = "2027-01-01"          # optional, exclusive; else until the model's next entry
     uncached_input = "0.10"          # every component is optional; one that is missing is unpriced
@@ -10,29 +11,34 @@
     cache_write = "0.00"             # of the 5 minute cache
     cache_write_1h = "0.00"
     output = "0.40"
+    reasoning_output = "0.40"        # where it is left out: what output costs
+    embedding_input = "0.02"         # where it is left out: what uncached_input costs
+    tool_call = "0.01"               # USD per call
+    batch_queue = "0.001"            # USD per request that was taken from the batch queue
 
 Above: the gateway's admission (`PriceBook.at`), `price_sync`. Below: `money`, `events`. Knows no
 database. There is no wildcard: a model that is not named has no price, and its usage waits in
 suspense. Only a model that is said to be based on another one costs what that one costs, for as
 long as it has no price of its own; and a tier without prices of its own costs what the default
-does.
+does. A band prices the whole request, and needs the price below it for as long as it is valid; what
+it leaves out costs what it does below.
 """
 
 from __future__ import annotations
 
 import tomllib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from billing.errors import MoneyError, PriceBookError
-from billing.events import TIERS, Component, Price, PriceSet, Tier
-from billing.money import per_million
+from billing.events import CALLS, COMPONENTS, TIERS, Band, Component, Price, PriceSet, Tier
+from billing.money import per_call, per_million
 
 SHIPPED = Path(__file__).parent / "price_books"
 MAX_BOOK_BYTES = 4 * 1024 * 1024
@@ -40,21 +46,21 @@ MAX_PICO_PER_TOKEN = 2**63 - 1
 """What a msgpack integer and a bigint both hold; over $9 M per token."""
 
 COMPONENT_OF_KEY: dict[str, Component] = {
-    "uncached_input": "uncached_input",
-    "cache_read": "cache_read",
-    "cache_write": "cache_write_5m",
-    "cache_write_1h": "cache_write_1h",
-    "output": "output",
+    "cache_write" if component == "cache_write_5m" else component: component
+    for component in COMPONENTS
 }
-KEYS = {"model", "tier", "valid_from", "valid_to", *COMPONENT_OF_KEY}
+PLACE = {"model", "tier", "min_total_input", "valid_from", "valid_to"}
+KEYS = {*PLACE, *COMPONENT_OF_KEY}
+MAX_TOTAL_INPUT = 2**40
 
 
 class PriceEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The prices of one model, in one tier, from `valid_from` until `valid_to` (exclusive; None:
-    open)."""
+    """The prices of one model, in one tier, for requests of so much input, from `valid_from` until
+    `valid_to` (exclusive; None: open)."""
 
     model: str
     tier: Tier = "default"
+    min_total_input: int = 0
     valid_from: datetime
     valid_to: datetime | None
     prices: PriceSet
@@ -75,13 +81,16 @@ class PriceBook:
         """`bases`: the model that another one is based on, by the name of the other. Raises:
         PriceBookError when two entries of a model and a tier overlap."""
         self._bases = dict(bases or {})
-        by_place: dict[tuple[str, Tier], list[PriceEntry]] = {}
+        by_place: dict[tuple[str, Tier], dict[int, list[PriceEntry]]] = {}
         for entry in entries:
-            by_place.setdefault((entry.model, entry.tier), []).append(entry)
-        self._timelines = {place: _timeline(found) for place, found in by_place.items()}
-        self._starts = {
-            place: [entry.valid_from.timestamp() for entry in timeline]
-            for place, timeline in self._timelines.items()
+            bands = by_place.setdefault((entry.model, entry.tier), {})
+            bands.setdefault(entry.min_total_input, []).append(entry)
+        self._timelines = [
+            [_timeline(bands[least]) for least in sorted(bands)] for bands in by_place.values()
+        ]
+        self._spans = {
+            place: _spans(timelines)
+            for place, timelines in zip(by_place, self._timelines, strict=True)
         }
 
     @classmethod
@@ -115,18 +124,59 @@ class PriceBook:
         return bool(found) and found is not self.at(model, unix_time)
 
     def _own(self, model: str, unix_time: float, tier: Tier) -> PriceSet:
-        starts = self._starts.get((model, tier))
-        if starts is None:
+        spans = self._spans.get((model, tier))
+        if spans is None:
             return {}
-        position = bisect_right(starts, unix_time) - 1
-        if position < 0:
-            return {}
-        entry = self._timelines[model, tier][position]
-        return entry.prices if entry.covers(unix_time) else {}
+        position = bisect_right(spans.starts, unix_time) - 1
+        return {} if position < 0 else spans.prices[position]
 
     def __iter__(self) -> Iterator[PriceEntry]:
-        for timeline in self._timelines.values():
-            yield from timeline
+        for timelines in self._timelines:
+            for timeline in timelines:
+                yield from timeline
+
+
+class _Spans(NamedTuple):
+    """What is in force from each start until the next."""
+
+    starts: list[float]
+    prices: list[PriceSet]
+
+
+def _spans(timelines: Sequence[Sequence[PriceEntry]]) -> _Spans:
+    """`timelines`: of one model and tier, one for each band. Raises: PriceBookError."""
+    starts = {
+        moment.timestamp()
+        for timeline in timelines
+        for entry in timeline
+        for moment in (entry.valid_from, entry.valid_to)
+        if moment is not None
+    }
+    spans = _Spans(sorted(starts), [])
+    for start in spans.starts:
+        in_force = [entry for line in timelines for entry in line if entry.covers(start)]
+        spans.prices.append(_merged(in_force) if in_force else {})
+    return spans
+
+
+def _merged(in_force: Sequence[PriceEntry]) -> PriceSet:
+    """`in_force`: at one moment, of each band at most one, in their order."""
+    lowest, *larger = in_force
+    if lowest.min_total_input:
+        larger, prices = list(in_force), {}
+    else:
+        prices = dict(lowest.prices)
+    for entry in larger:
+        for component, price in entry.prices.items():
+            below = prices.get(component)
+            if below is None:
+                raise PriceBookError(
+                    f"{entry.where}: {component} of {entry.model} ({entry.tier}) has no price"
+                    f" below {entry.min_total_input} all the while"
+                )
+            band = Band(entry.min_total_input, price.price_id, price.pico_per_token)
+            prices[component] = msgspec.structs.replace(below, bands=(*below.bands, band))
+    return prices
 
 
 def _timeline(entries: list[PriceEntry]) -> list[PriceEntry]:
@@ -174,17 +224,19 @@ def _entry(table: Mapping[str, Any], where: str) -> PriceEntry:
     if valid_to is not None and valid_to <= valid_from:
         raise PriceBookError(f"{where}: valid_to must be after valid_from")
     prices: PriceSet = {}
+    least = _min_total_input(table, where)
+    # Behind the moment, where no model's name can look like it.
+    suffix = ("" if tier == "default" else f":{tier}") + (f":{least}" if least else "")
     for key, component in COMPONENT_OF_KEY.items():
         if key in table:
-            price_id = f"{model}:{component}:{valid_from:%Y-%m-%dT%H:%M:%SZ}"
-            if tier != "default":  # behind the moment, where no model's name can look like it
-                price_id += f":{tier}"
-            prices[component] = Price(price_id, _pico_per_token(table[key], f"{where}: {key}"))
+            price_id = f"{model}:{component}:{valid_from:%Y-%m-%dT%H:%M:%SZ}{suffix}"
+            prices[component] = Price(price_id, _pico(component, table[key], f"{where}: {key}"))
     if not prices:
         raise PriceBookError(f"{where}: {model} has no price at all")
     return PriceEntry(
         model=model,
         tier=tier,
+        min_total_input=least,
         valid_from=valid_from,
         valid_to=valid_to,
         prices=prices,
@@ -192,11 +244,19 @@ def _entry(table: Mapping[str, Any], where: str) -> PriceEntry:
     )
 
 
-def _pico_per_token(value: object, name: str) -> int:
+def _min_total_input(table: Mapping[str, Any], where: str) -> int:
+    value = table.get("min_total_input", 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TOTAL_INPUT:
+        raise PriceBookError(f"{where}: min_total_input must be a count of tokens")
+    return value
+
+
+def _pico(component: Component, value: object, name: str) -> int:
+    """Per token, or per call where calls are counted."""
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
         raise PriceBookError(f"{name}: must be a decimal such as '0.15'")
     try:
-        pico = per_million(value, name)
+        pico = (per_call if component in CALLS else per_million)(value, name)
     except MoneyError as error:
         raise PriceBookError(str(error)) from error
     if pico > MAX_PICO_PER_TOKEN:

@@ -96,12 +96,16 @@ async def _stands(
 async def _add(
     connection: AsyncConnection, entry: PriceEntry, component: Component, price: Price
 ) -> None:
-    key = {"model": entry.model, "tier": entry.tier, "component": component}
+    key = {
+        "model": entry.model,
+        "tier": entry.tier,
+        "component": component,
+        "min_total_input": entry.min_total_input,
+    }
     await connection.execute(insert(price_keys).values(key).on_conflict_do_nothing())
     key_id = sa.select(price_keys.c.id).filter_by(**key).scalar_subquery()
-    await connection.execute(
-        prices.insert().values(key_id=key_id, valid=_valid(entry), **msgspec.structs.asdict(price))
-    )
+    row = {"price_id": price.price_id, "pico_per_token": price.pico_per_token}
+    await connection.execute(prices.insert().values(key_id=key_id, valid=_valid(entry), **row))
 
 
 def _valid(entry: PriceEntry) -> Range[object]:

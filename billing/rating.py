@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
-from billing.events import COMPONENTS, Component, PriceSet, Quantities
+from billing.events import COMPONENTS, TOKENS, Component, Price, PriceSet, Quantities
 from billing.money import Pico
+
+PRICED_AS: dict[Component, Component] = {
+    "reasoning_output": "output",
+    "embedding_input": "uncached_input",
+}
+"""A part of another component, at its price for as long as it has none of its own."""
 
 
 class RatedLine(msgspec.Struct, frozen=True):
-    """One priced component; `amount_pico` = quantity (tokens) x the price named."""
+    """One priced component; `amount_pico` = quantity (tokens or calls) x the price named."""
 
     component: Component
     quantity: int
@@ -32,19 +38,30 @@ class Rated(msgspec.Struct, frozen=True, kw_only=True):
         return sum(line.amount_pico for line in self.lines if line.component == component)
 
 
-def rate(quantities: Quantities, prices: PriceSet) -> Rated:
-    """Every component that was used becomes a line, or stands in `unpriced`. Nothing is rounded."""
+def price_of(component: Component, prices: PriceSet) -> Price | None:
+    return prices.get(component) or prices.get(PRICED_AS.get(component, component))
+
+
+def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = None) -> Rated:
+    """Every component that was used becomes a line, or stands in `unpriced`; a call that a priced
+    model says nothing of is free. Nothing is rounded.
+
+    `total_input`: of the whole request, by which its size band is chosen, where `quantities` are a
+    part of it.
+    """
+    size = quantities.input_total if total_input is None else total_input
     lines: list[RatedLine] = []
     unpriced: list[Component] = []
     for component in COMPONENTS:
         quantity: int = getattr(quantities, component)
         if quantity == 0:
             continue
-        price = prices.get(component)
-        if price is None:
+        price = price_of(component, prices)
+        if price is not None:
+            chosen = price.of(size)
+            amount = quantity * chosen.pico_per_token
+            lines.append(RatedLine(component, quantity, chosen.price_id, amount))
+        elif component in TOKENS or not prices:
             unpriced.append(component)
-        else:
-            amount = quantity * price.pico_per_token
-            lines.append(RatedLine(component, quantity, price.price_id, amount))
     total = sum(line.amount_pico for line in lines)
     return Rated(lines=tuple(lines), amount_pico=total, unpriced=tuple(unpriced))

@@ -28,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.alerts import raise_for_spend, sum_up
 from billing.events import (
     COMPONENTS,
+    INPUTS,
     Attempt,
     Component,
     PriceSet,
@@ -38,7 +39,7 @@ from billing.events import (
 from billing.ingest import ingest
 from billing.ledger import CREDIT, DEBIT, POST_LEGS, SUSPENSE, roll_up
 from billing.price_book import PriceBook
-from billing.rating import Rated, rate
+from billing.rating import Rated, price_of, rate
 from billing.spent import hold_booking
 from billing.tables import AMOUNTS, transfers, usage_events
 
@@ -99,17 +100,27 @@ async def post_waste(db: AsyncEngine, attempt_id: str, generated: Quantities) ->
         behind_stop = await connection.scalar(
             sa.select(usage_events.c.output).where(usage_events.c.id == stop_waste_id(attempt_id))
         )
-    generated = msgspec.structs.replace(
-        generated, output=max(0, generated.output - (behind_stop or 0))
-    )
-    missing: dict[Component, int] = {}
-    for component in COMPONENTS:
-        difference = getattr(generated, component) - getattr(row, component)
-        if difference < 0:
-            log.error("attempt %s: %d %s over-billed", attempt_id, -difference, component)
-        missing[component] = max(0, difference)
+    billed = Quantities(**{component: row._mapping[component] for component in COMPONENTS})
+    missing = missing_of(attempt_id, generated, billed, behind_stop or 0)
     waste_id = str(uuid5(NAMESPACE_OID, f"{attempt_id}:waste"))
-    return await _post(db, _attempt_of(row), waste_id, Quantities(**missing))
+    return await _post(db, _attempt_of(row), waste_id, missing)
+
+
+def missing_of(
+    attempt_id: str, generated: Quantities, billed: Quantities, behind_stop: int
+) -> Quantities:
+    """What was generated and not billed. How the tokens on either side were split is the bill's to
+    say: a cache contract may count fewer as read than the engine reused, and the engine does not
+    tell reasoning from the rest. `behind_stop`: tokens of output that are booked as waste."""
+    unread = generated.input_total - billed.input_total
+    unwritten = generated.output_total - behind_stop - billed.output_total
+    for name, difference in (("input", unread), ("output", unwritten)):
+        if difference < 0:
+            log.error("attempt %s: %d %s over-billed", attempt_id, -difference, name)
+    missing: dict[Component, int] = {"output": max(0, unwritten)}
+    for component in INPUTS if unread > 0 else ():
+        missing[component] = max(0, getattr(generated, component) - getattr(billed, component))
+    return Quantities(**missing)
 
 
 async def settle_late(db: AsyncEngine, events: Sequence[UsageEvent]) -> None:
@@ -270,6 +281,10 @@ def _rate_suspended(row: sa.Row[tuple[object, ...]], book: PriceBook) -> Rated:
     waiting: dict[Component, int] = {
         component: row._mapping[component]
         for component in COMPONENTS
-        if component not in attempt.prices
+        if price_of(component, attempt.prices) is None
     }
-    return rate(Quantities(**waiting), book.at(attempt.model, attempt.admitted_at, attempt.tier))
+    return rate(
+        Quantities(**waiting),
+        book.at(attempt.model, attempt.admitted_at, attempt.tier),
+        total_input=sum(row._mapping[component] for component in INPUTS),
+    )

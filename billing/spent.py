@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.events import COMPONENTS
+from billing.events import TOKENS
 from billing.money import Pico
 from billing.tables import AMOUNTS, usage_events, usage_hourly
 
@@ -94,7 +94,7 @@ async def batch_tokens(
 ) -> list[tuple[float, int]]:
     """By hour (Unix seconds), in order. Raises: as `spent`."""
     own = usage_hourly.c
-    tokens = sa.func.sum(sum((own[name] for name in COMPONENTS), sa.literal(0)))
+    tokens = sa.func.sum(sum((own[name] for name in TOKENS), sa.literal(0)))
     found = sa.select(own.hour, tokens).where(own.org == org, own.batch, own.hour >= since)
     for column, value in ((own.project, project), (own.key, key), (own.model, model)):
         if value is not None:

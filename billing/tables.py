@@ -55,6 +55,7 @@ price_keys = sa.Table(
     metadata,
     sa.Column("id", sa.BigInteger, primary_key=True),
     *_text("model", "tier", "component"),
+    sa.Column("min_total_input", sa.BigInteger, nullable=False),
 )
 
 prices = sa.Table(

@@ -7,9 +7,9 @@ rows. Days and hours come from the hourly rollup, minutes from the events. Waste
 
 To the wire (OpenAI): input_tokens = quantities.input_total, input_cached_tokens = cache_read,
 input_cache_write_tokens = cache_write_5m + cache_write_1h, input_uncached_tokens = uncached_input,
-output_tokens = output; amount.value = money.to_decimal(amount_pico), currency "usd", quantity_unit
-"tokens" where there is a quantity. Nobody here is a user and no usage has an api_source: grouping
-by them is accepted, `user_id` stays None, and a filter by user finds nothing.
+output_tokens = output_total; amount.value = money.to_decimal(amount_pico), currency "usd",
+quantity_unit "tokens" where there is a quantity. Nobody here is a user and no usage has an
+api_source: grouping by them is accepted, `user_id` stays None, and a filter by user finds nothing.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ LINE_ITEMS = {
     "cache_write_5m": "cache_write_5m_tokens",
     "cache_write_1h": "cache_write_1h_tokens",
     "output": "output_tokens",
+    "reasoning_output": "reasoning_tokens",
+    "embedding_input": "embedding_tokens",
+    "tool_call": "tool_calls",
+    "batch_queue": "batch_queue",
 }
 """A line item is "{model}, {this}"."""
 

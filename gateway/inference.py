@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from billing.events import Attempt, PriceSet, Quantities, Tier, UsageEvent, stop_waste_id
+from billing.events import Attempt, PriceSet, Quantities, UsageEvent, stop_waste_id
 from billing.price_book import PriceBook
 from billing.rating import rate
 from billing.spool import Spool
@@ -118,11 +118,14 @@ class Terms(msgspec.Struct, frozen=True):
     admitted_at: float
     """Unix seconds."""
     prices: PriceSet
+    batch_queue: int = 0
+    """1 where it comes from the queue of batches and that has a price."""
 
     @classmethod
-    def of_now(cls, book: PriceBook, model: str, tier: Tier) -> Terms:
+    def of_now(cls, book: PriceBook, model: str, turn: Turn) -> Terms:
         now = time.time()
-        return cls(now, book.at(model, now, tier))
+        prices = book.at(model, now, turn.tier)
+        return cls(now, prices, int(turn.lane == "batch" and "batch_queue" in prices))
 
 
 CacheSalts = Callable[[str], str]
@@ -179,7 +182,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     if delivery.abandoned:
         return
     refuse_what_comes_too_late(call.turn, replicas[0].predicted_ttft_s(prepared, call.turn))
-    terms = Terms.of_now(desk.price_book, call.request.model, call.turn.tier)
+    terms = Terms.of_now(desk.price_book, call.request.model, call.turn)
     verdict = await desk.limiter.admit(
         call.principal,
         call.request.model,
@@ -204,7 +207,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
         outcome = await Generation(desk, call, delivery, allowance, terms).run(replicas, prepared)
     finally:
         allowance.end()
-        await settle(desk.limiter, verdict, outcome.usage, terms.prices)
+        await settle(desk.limiter, verdict, outcome.usage, terms)
     if outcome.failure is not None:
         raise outcome.failure
 
@@ -253,7 +256,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 async def settle(
-    limiter: Limiter, admission: Admission, usage: MeteredUsage | None, prices: PriceSet
+    limiter: Limiter, admission: Admission, usage: MeteredUsage | None, terms: Terms
 ) -> None:
     """Give back what was reserved and not used."""
     if usage is None:
@@ -261,7 +264,7 @@ async def settle(
         return
     used = to_units(usage)
     if admission.spending is not None:
-        cost = to_nano(rate(to_quantities(usage), prices).amount_pico)
+        cost = to_nano(rate(to_quantities(usage, terms), terms.prices).amount_pico)
         used = msgspec.structs.replace(used, cost_nano=cost)
     await limiter.settle(admission, used)
 
@@ -273,6 +276,7 @@ class Run:
         self.desk, self.call = generation.desk, generation.call
         self.delivery, self.allowance = generation.delivery, generation.allowance
         self.replica, self.prepared = replica, prepared
+        self.terms = generation.terms
         self.attempt = new_attempt(self.call, generation.terms)
         self.rests = Rests(self.rest)
         self.usage: MeteredUsage | None = None
@@ -368,7 +372,8 @@ class Run:
 
     def checkpoint(self, usage: MeteredUsage) -> None:
         if not self.closing:
-            self.desk.spool.checkpoint(self.attempt.id, to_quantities(usage), usage.estimated)
+            quantities = to_quantities(usage, self.terms)
+            self.desk.spool.checkpoint(self.attempt.id, quantities, usage.estimated)
 
     async def close(self, usage: MeteredUsage, failure: Exception | None) -> None:
         """The usage event is on disk when this returns."""
@@ -376,7 +381,7 @@ class Run:
         ended = failure or self.delivery.failure
         event = UsageEvent(
             attempt=self.attempt,
-            quantities=to_quantities(usage),
+            quantities=to_quantities(usage, self.terms),
             occurred_at=time.time(),
             estimated=usage.estimated,
             finish="disconnect" if self.delivery.was_left else "error" if ended else "done",
@@ -409,12 +414,14 @@ def to_units(usage: MeteredUsage) -> Units:
     return Units(input_tokens=usage.prompt_tokens, output_tokens=usage.output)
 
 
-def to_quantities(usage: MeteredUsage) -> Quantities:
+def to_quantities(usage: MeteredUsage, terms: Terms) -> Quantities:
     return Quantities(
         uncached_input=usage.uncached_input,
         cache_read=usage.cache_read,
         cache_write_5m=usage.cache_write,
-        output=usage.output,
+        output=usage.output - usage.reasoning_output,
+        reasoning_output=usage.reasoning_output,
+        batch_queue=terms.batch_queue,
     )
 
 

@@ -51,7 +51,7 @@ class Settlement:
                 uncached=used.uncached_input,
                 cache_read=used.cache_read,
                 cache_write=used.cache_write_5m + used.cache_write_1h,
-                output=used.output,
+                output=used.output_total,
             )
         self.left(events)
 
@@ -69,7 +69,7 @@ class Settlement:
                     event.attempt.request_id,
                     Units(
                         input_tokens=used.input_total,
-                        output_tokens=used.output,
+                        output_tokens=used.output_total,
                         cost_nano=to_nano(rate(used, event.attempt.prices).amount_pico),
                     ),
                 )

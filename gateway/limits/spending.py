@@ -5,12 +5,12 @@ Above: `limiter`, `counters`. Below: `principal`, billing's prices. Counters are
 up; periods are days and months of UTC, and follow the admission.
 
 Held is the worst case: the whole input at the dearest price of any input, and all that may be
-written at the price of output. Our engine reads and writes no token more. An upstream counts by
-itself: of its input a bound is held, never the estimate, and it is always told what was held of its
-output (`fleet.upstream_bounds`, which says what of either is not in our hands; so much a cap can be
-passed by). Settled is what it cost by the same prices. A component that the
-price book leaves out costs nothing until it is priced; the input and the output must have a price,
-or nobody could bound what a request costs (`UnpricedModel`).
+written at the dearest of any output, in whichever size band the request may end up. Our engine
+reads and writes no token more. An upstream counts by itself: of its input a bound is held, never
+the estimate, and it is always told what was held of its output (`fleet.upstream_bounds`, which says
+what of either is not in our hands; so much a cap can be passed by). Settled is what it cost by the
+same prices. A component that the price book leaves out costs nothing until it is priced; the input
+and the output must have a price, or nobody could bound what a request costs (`UnpricedModel`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from billing.events import PriceSet
+from billing.events import INPUTS, OUTPUTS, Component, PriceSet
 from gateway.principal import CapPeriod, CapScope, Principal, SpendCap
 
 PICO_PER_NANO = 1000
@@ -76,7 +76,7 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     output_pico: int
     hold_nano: int
     input_nano: int
-    """Of `hold_nano`."""
+    """Of `hold_nano`; what the queue of batches costs is in it."""
     min_output_tokens: int
     """The fewest that are worth running it for, where nobody said how many; 0: as many as were
     asked for, or none."""
@@ -143,8 +143,10 @@ def caps_of(caps: Iterable[SpendCap], admitted_at: float) -> tuple[Cap, ...]:
     return tuple(Cap(counter, amount) for counter, amount in least.items())
 
 
-def dearest_input_pico(prices: PriceSet) -> int:
-    return max(price.pico_per_token for name, price in prices.items() if name != "output")
+def dearest_pico(prices: PriceSet, components: Iterable[Component], most_input: int) -> int:
+    """Of a token of any of them, in a request of at most so much input."""
+    found = (prices[component] for component in components if component in prices)
+    return max(price.dearest_pico(most_input) for price in found)
 
 
 def spending_of(
@@ -163,8 +165,10 @@ def spending_of(
         return None
     if "uncached_input" not in prices or "output" not in prices:
         raise UnpricedModel(model)
-    input_pico, output_pico = dearest_input_pico(prices), prices["output"].pico_per_token
-    input_total = input_tokens * input_pico
+    input_pico = dearest_pico(prices, INPUTS, input_tokens)
+    output_pico = dearest_pico(prices, OUTPUTS, input_tokens)
+    queue = prices.get("batch_queue")
+    input_total = input_tokens * input_pico + (queue.dearest_pico(input_tokens) if queue else 0)
     return Spending(
         caps=caps,
         input_pico=input_pico,

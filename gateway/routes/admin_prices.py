@@ -47,13 +47,15 @@ class PriceListView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceView(msgspec.Struct, frozen=True, kw_only=True):
-    """`valid_to` null: until another one begins."""
+    """`valid_to` null: until another one begins. `min_total_input`: of requests of at least so many
+    tokens of input. Of a component that counts calls the price is per call."""
 
     object: str = "price"
     id: str
     model: str
     tier: str
     component: str
+    min_total_input: int
     pico_usd_per_token: int
     usd_per_million_tokens: str
     valid_from: int
@@ -68,6 +70,7 @@ def to_views(entry: PriceEntry) -> Iterator[PriceView]:
             model=entry.model,
             tier=entry.tier,
             component=component,
+            min_total_input=entry.min_total_input,
             pico_usd_per_token=pico,
             usd_per_million_tokens=f"{Decimal(pico) / PICO_PER_MICRO:f}",
             valid_from=int(entry.valid_from.timestamp()),

@@ -76,7 +76,7 @@ def to_usage(row: UsageRow) -> UsageResult:
     quantities = row.quantities
     return UsageResult(
         input_tokens=quantities.input_total,
-        output_tokens=quantities.output,
+        output_tokens=quantities.output_total,
         num_model_requests=row.num_model_requests,
         input_uncached_tokens=quantities.uncached_input,
         input_cached_tokens=quantities.cache_read,

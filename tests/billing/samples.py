@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from hypothesis import strategies as st
 
-from billing.events import Attempt, Price, PriceSet, Quantities, UsageEvent
+from billing.events import COMPONENTS, Attempt, Price, PriceSet, Quantities, UsageEvent
 
 NOON = 1_795_089_600.0
 """2026-11-19 12:00:00 UTC."""
@@ -19,14 +19,7 @@ PRICES: PriceSet = {
 }
 
 counts = st.integers(0, 2**40)
-quantities = st.builds(
-    Quantities,
-    uncached_input=counts,
-    cache_read=counts,
-    cache_write_5m=counts,
-    cache_write_1h=counts,
-    output=counts,
-)
+quantities = st.builds(Quantities, **dict.fromkeys(COMPONENTS, counts))
 
 
 def an_attempt(

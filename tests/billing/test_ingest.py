@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +17,10 @@ from billing import tables
 from billing.events import Quantities
 from billing.ingest import ingest
 from billing.ledger import check
+from billing.price_book import PriceBook
+from billing.spool_format import Checkpoint, OpenAttempt
 
-from .samples import PRICES, an_attempt, an_event
+from .samples import NOON, PRICES, an_attempt, an_event
 
 
 async def rows(db: AsyncEngine, query: str) -> list[Any]:
@@ -132,6 +135,26 @@ async def test_what_has_no_price_waits_in_suspense_and_blocks_nothing(db: AsyncE
     }
     suspended = await rows(db, "SELECT event_id FROM transfers WHERE kind = 'suspense'")
     assert {row.event_id for row in suspended} == {half.id, none.id}
+    assert await check(db) == []
+
+
+async def test_a_price_that_changes_in_mid_stream_is_that_of_the_admission(
+    db: AsyncEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "book.toml").write_text(
+        '[[price]]\nmodel = "m"\nvalid_from = 2026-11-01\noutput = 1\n'
+        '[[price]]\nmodel = "m"\nvalid_from = "2026-11-19T12:00:01Z"\noutput = 3\n'
+    )
+    book = PriceBook.load([tmp_path])
+    for second, pico in ((0.999, 1_000_000), (1.0, 3_000_000)):
+        admitted_at = NOON + second
+        attempt = an_attempt(model="m", prices=book.at("m", admitted_at), admitted_at=admitted_at)
+        # As a crash leaves it: the prices are those of OPEN, whatever the book says by now.
+        checkpoint = Checkpoint(attempt.id, Quantities(output=7), False, admitted_at + 60)
+        event = OpenAttempt(attempt, checkpoint).recovered()
+        await ingest(db, [event])
+        [found] = await rows(db, f"SELECT output_pico FROM usage_events WHERE id = '{event.id}'")
+        assert found.output_pico == 7 * pico
     assert await check(db) == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from billing.errors import PriceBookError
-from billing.events import Price, Tier
+from billing.events import Band, Price, Tier
 from billing.price_book import MAX_BOOK_BYTES, PriceBook
 
 FIRST = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
@@ -111,6 +111,64 @@ def test_a_file_may_be_named_by_itself(tmp_path: Path) -> None:
     assert PriceBook.load([str(file)]).at("m", FIRST)["output"].pico_per_token == 1_000_000
 
 
+BANDED = """
+[[price]]
+model = "m"
+valid_from = 2026-11-01
+uncached_input = 1
+output = 2
+[[price]]
+model = "m"
+min_total_input = 200_001
+valid_from = 2026-11-15
+output = 3
+[[price]]
+model = "m"
+min_total_input = 500_001
+valid_from = 2026-11-15
+valid_to = 2026-12-01
+output = 4
+tool_call = "0.01"
+"""
+
+
+def test_bands_of_size_stand_over_the_price_below_them(tmp_path: Path) -> None:
+    middle = datetime(2026, 11, 15, tzinfo=UTC).timestamp()
+    with pytest.raises(PriceBookError, match="tool_call of m .default. has no price below 500001"):
+        book(tmp_path, BANDED)
+    prices = book(tmp_path, BANDED.replace('tool_call = "0.01"', ""))
+    assert prices.at("m", middle - 1)["output"].bands == ()
+    output = prices.at("m", middle)["output"]
+    assert output == Price(
+        "m:output:2026-11-01T00:00:00Z",
+        2_000_000,
+        (
+            Band(200_001, "m:output:2026-11-15T00:00:00Z:200001", 3_000_000),
+            Band(500_001, "m:output:2026-11-15T00:00:00Z:500001", 4_000_000),
+        ),
+    )
+    assert prices.at("m", middle)["uncached_input"].bands == ()
+    found = [output.of(size).pico_per_token for size in (200_000, 200_001, 500_000, 500_001)]
+    assert found == [2_000_000, 3_000_000, 3_000_000, 4_000_000]
+    assert len(prices.at("m", SECOND)["output"].bands) == 1
+    assert prices.at("m", middle, "priority") is prices.at("m", middle)
+    assert [entry.min_total_input for entry in prices] == [0, 200_001, 500_001]
+
+
+def test_a_band_without_a_price_below_it_is_refused(tmp_path: Path) -> None:
+    ended = BANDED.split("[[price]]")[1].replace("uncached", 'valid_to = "2026-12-01"\nuncached')
+    band = BANDED.split("[[price]]")[2]
+    with pytest.raises(PriceBookError, match="output of m .default. has no price below 200001"):
+        book(tmp_path, f"[[price]]{ended}[[price]]{band}")
+
+
+def test_calls_are_priced_by_the_call(tmp_path: Path) -> None:
+    text = HEAD + 'valid_from = 2026-11-01\noutput = 1\ntool_call = "0.01"\nbatch_queue = 0.002\n'
+    prices = book(tmp_path, text).at("m", FIRST)
+    assert prices["tool_call"].pico_per_token == 10_000_000_000
+    assert prices["batch_queue"].pico_per_token == 2_000_000_000
+
+
 HEAD = '[[price]]\nmodel = "m"\n'
 
 
@@ -118,7 +176,7 @@ HEAD = '[[price]]\nmodel = "m"\n'
     ("text", "message"),
     [
         ("[[price]]\n", "price 1: model must be a name"),
-        ('[[price]]\nmodel = "m"\ntier = "gold"', "tier must be default, priority or flex"),
+        ('[[price]]\nmodel = "m"\ntier = "gold"', "tier must be default, priority, flex or batch"),
         (HEAD, "valid_from must be a date"),
         (HEAD + "valid_from = '2026-13-01'\noutput = 1", "valid_from must be a date"),
         (HEAD + "valid_from = '2026-11-01T05:00:00'\noutput = 1", "needs a time zone"),
@@ -131,6 +189,9 @@ HEAD = '[[price]]\nmodel = "m"\n'
         (HEAD + "valid_from = 2026-11-01\noutput = [1]", "output: must be a decimal"),
         (HEAD + "valid_from = 2026-11-01\noutput = -1", "output: -1 is negative"),
         (HEAD + "valid_from = 2026-11-01\noutput = 1e20", "more than a token can cost"),
+        (HEAD + "min_total_input = -1\nvalid_from = 2026-11-01", "must be a count of tokens"),
+        (HEAD + "min_total_input = true\nvalid_from = 2026-11-01", "must be a count of tokens"),
+        (HEAD + "valid_from = 2026-11-01\ntool_call = 1e-13", "tool_call: .*whole number of pico"),
         ("[prices]\n", "only .*belong here"),
         ("price = 1\n", "only .*belong here"),
         ("[[price]\n", "toml"),

@@ -64,6 +64,14 @@ async def test_tiers_of_a_model_stand_beside_each_other(db: AsyncEngine, write: 
     }
 
 
+async def test_bands_of_a_component_stand_beside_each_other(db: AsyncEngine, write: Write) -> None:
+    band = SECOND.replace('"m"', '"m"\nmin_total_input = 200_001')
+    assert await sync_price_book(db, write(FIRST + band)) == 3
+    assert await sync_price_book(db, write(FIRST + band)) == 0
+    assert await sync_price_book(db, write(FIRST + band + SECOND)) == 1
+    assert (await loaded(db))["m:output:2026-12-01T00:00:00Z:200001"] == (300_000, True)
+
+
 async def test_the_shipped_book_loads_from_many_gateways_at_once(db: AsyncEngine) -> None:
     book = PriceBook.load()
     added = await asyncio.gather(*(sync_price_book(db, book) for _ in range(4)))

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from billing.events import Band, Price, PriceSet
 from gateway.fleet.replica import PreparedRequest
 from gateway.fleet.router import Route
 from gateway.inference import RateLimited
-from gateway.limits.spending import UnpricedModel
+from gateway.limits.spending import MAX_NANO, UnpricedModel, spending_of
+from gateway.principal import Principal, SpendCap
 from gateway.wire.request import ChatPrompt, GenerateRequest, bounded_to
 from tests.gateway.capped_office import CappedOffice, open_office
 from tests.gateway.office import ScriptedReplica
@@ -92,3 +94,28 @@ def test_what_a_request_may_write_is_told_to_each_kind_of_replica() -> None:
     ours = msgspec.structs.replace(asked, forward=None, prompt=ChatPrompt(messages=[]))
     prompt = bounded_to(ours, 100).prompt
     assert prompt is not None and prompt.max_tokens == 33
+
+
+def test_what_is_held_is_the_dearest_of_the_bands_that_a_request_can_reach() -> None:
+    prices: PriceSet = {
+        "uncached_input": Price("i", 1000, (Band(200_001, "i2", 3000), Band(900_001, "i9", 9000))),
+        "cache_read": Price("c", 100),
+        "output": Price("o", 2000, (Band(200_001, "o2", 1000),)),
+        "reasoning_output": Price("r", 5000),
+        "batch_queue": Price("q", 70_000),
+    }
+
+    def held(most_input: int) -> int:
+        caller = Principal(
+            org_id="o", project_id="p", key_id="k", key_hint="", scopes=frozenset(),
+            spend_caps=(SpendCap("key", "k", "total", MAX_NANO),),
+        )  # fmt: skip
+        found = spending_of(
+            caller, "m", prices, input_tokens=most_input, max_output_tokens=10,
+            min_output_tokens=0, admitted_at=0.0,
+        )  # fmt: skip
+        assert found is not None
+        return found.hold_nano
+
+    assert held(200_000) == 200_000 * 1 + 10 * 5 + 70
+    assert held(200_001) == 200_001 * 3 + 10 * 5 + 70
