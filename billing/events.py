@@ -59,9 +59,13 @@ class Quantities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             assert getattr(self, component) >= 0, f"negative {component}"
 
     @property
-    def input_total(self) -> int:
+    def prompt_total(self) -> int:
         cached = self.cache_read + self.cache_write_5m + self.cache_write_1h
-        return self.uncached_input + cached + self.embedding_input
+        return self.uncached_input + cached
+
+    @property
+    def input_total(self) -> int:
+        return self.prompt_total + self.embedding_input
 
     @property
     def output_total(self) -> int:

@@ -55,31 +55,38 @@ POST_LEGS = """
 """
 """CTEs that post the rows of a CTE `legs` (the columns of transfers, without posted_at)."""
 
-_HOUR_KEY = "org, hour, project, key, model, tier, batch"
+_KEY = "project, key, model, tier, batch"
+_HOUR_KEY = f"org, hour, {_KEY}"
+_DAY_KEY = f"org, day, {_KEY}"
+_COUNTED = (*COMPONENTS, *AMOUNTS, "num_requests")
 
 
 def _sums(names: tuple[str, ...]) -> str:
     return ", ".join(f"sum({name}) AS {name}" for name in names)
 
 
+def _grown(table: str, unit: str, source: str, num_requests: str) -> str:
+    key = f"org, {unit}, {_KEY}"
+    grow = ", ".join(f"{name} = r.{name} + EXCLUDED.{name}" for name in _COUNTED)
+    return f"""
+    {table}_grown AS (
+        INSERT INTO {table} AS r ({key}, {", ".join(_COUNTED)})
+        SELECT org, date_trunc('{unit}', admitted_at, 'UTC') AS {unit}, project, key, model, tier,
+            lane = 'batch' AS batch, {_sums((*COMPONENTS, *AMOUNTS))}, {num_requests}
+        FROM {source} WHERE kind = 'usage'
+        GROUP BY {key} ORDER BY {key}
+        ON CONFLICT ({key}) DO UPDATE SET {grow}
+    )
+    """
+
+
 def roll_up(source: str, num_requests: str) -> str:
-    """A CTE that adds the rows of `source` to usage_hourly.
+    """CTEs that add the rows of `source` to usage_hourly and usage_daily.
 
     `source` has the columns of usage_events; `num_requests` is SQL for what a group counts.
     """
-    counted = (*COMPONENTS, *AMOUNTS, "num_requests")
-    grow = ", ".join(f"{name} = h.{name} + EXCLUDED.{name}" for name in counted)
-    return f"""
-    rolled AS (
-        INSERT INTO usage_hourly AS h
-            ({_HOUR_KEY}, {", ".join(counted)})
-        SELECT org, date_trunc('hour', admitted_at, 'UTC') AS hour, project, key, model, tier,
-            lane = 'batch' AS batch, {_sums((*COMPONENTS, *AMOUNTS))}, {num_requests}
-        FROM {source} WHERE kind = 'usage'
-        GROUP BY {_HOUR_KEY} ORDER BY {_HOUR_KEY}
-        ON CONFLICT ({_HOUR_KEY}) DO UPDATE SET {grow}
-    )
-    """
+    hours = _grown("usage_hourly", "hour", source, num_requests)
+    return f"{hours}, {_grown('usage_daily', 'day', source, num_requests)}"
 
 
 _CHECKS = {
@@ -139,6 +146,14 @@ _CHECKS = {
             WHERE u.kind = 'usage' GROUP BY {_HOUR_KEY}
         ) t USING ({_HOUR_KEY})
         WHERE {" + ".join(AMOUNTS)} IS DISTINCT FROM posted
+    """,
+    "the day differs from its hours": f"""
+        SELECT concat_ws('/', {_DAY_KEY}) FROM usage_daily d FULL JOIN (
+            SELECT org, date_trunc('day', hour, 'UTC') AS day, {_KEY}, {_sums(_COUNTED)}
+            FROM usage_hourly GROUP BY {_DAY_KEY}
+        ) h USING ({_DAY_KEY})
+        WHERE ({", ".join(f"d.{name}" for name in _COUNTED)})
+            IS DISTINCT FROM ({", ".join(f"h.{name}" for name in _COUNTED)})
     """,
 }
 

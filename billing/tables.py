@@ -91,16 +91,24 @@ usage_conflicts = sa.Table(
     _moment("seen_at"),
 )
 
-usage_hourly = sa.Table(
-    "usage_hourly",
-    metadata,
-    sa.Column("org", sa.Text, primary_key=True),
-    sa.Column("hour", sa.TIMESTAMP(timezone=True), primary_key=True),
-    *(sa.Column(name, sa.Text, primary_key=True) for name in ("project", "key", "model", "tier")),
-    sa.Column("batch", sa.Boolean, primary_key=True),
-    *_counted(),
-    sa.Column("num_requests", sa.BigInteger, nullable=False),
-)
+
+def _rollup(name: str, unit: str) -> sa.Table:
+    """Sums of usage by `unit` of the admission."""
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("org", sa.Text, primary_key=True),
+        sa.Column(unit, sa.TIMESTAMP(timezone=True), primary_key=True),
+        *(sa.Column(each, sa.Text, primary_key=True) for each in GROUPED),
+        sa.Column("batch", sa.Boolean, primary_key=True),
+        *_counted(),
+        sa.Column("num_requests", sa.BigInteger, nullable=False),
+    )
+
+
+GROUPED = ("project", "key", "model", "tier")
+usage_hourly = _rollup("usage_hourly", "hour")
+usage_daily = _rollup("usage_daily", "day")
 
 accounts = sa.Table(
     "accounts", metadata, sa.Column("id", sa.Text, primary_key=True), *_text("kind")

@@ -138,7 +138,18 @@ def read_authorization(headers: Iterable[tuple[bytes, bytes]]) -> str:
             if found is not None:
                 raise InvalidKey("more than one Authorization")
             found = value.decode("latin-1")
-    return found or ""
+    return read_api_key(headers) if found is None else found
+
+
+def read_api_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """`x-api-key: K`, as Anthropic's clients write it, is `Authorization: Bearer K`.
+
+    Raises: InvalidKey.
+    """
+    keys = [value.decode("latin-1") for name, value in headers if name == b"x-api-key"]
+    if len(keys) > 1:
+        raise InvalidKey("more than one X-Api-Key")
+    return f"Bearer {keys[0]}" if keys else ""
 
 
 def read_bearer(header: str) -> str:

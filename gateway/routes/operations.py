@@ -31,6 +31,7 @@ from litestar.openapi.spec import (
 
 from gateway.errors import ErrorBody
 from gateway.routes.problem import Problem
+from gateway.wire.anthropic_admin import AnthropicError
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
@@ -54,7 +55,7 @@ class JsonSchema(Schema):
         return self.content
 
 
-_described: list[Any] = [ErrorEnvelope, Problem]
+_described: list[Any] = [ErrorEnvelope, Problem, AnthropicError]
 
 
 def described() -> tuple[Any, ...]:

@@ -1,5 +1,5 @@
 """RFC 9457 problem details, which our own `/v1/admin/...` speaks; `/v1/organization/...` speaks
-OpenAI's shape.
+OpenAI's shape, `/v1/organizations/...` Anthropic's.
 
 Above: `app.refuse`. Below: `gateway.errors`, whose one table says what an error is; here it is only
 written otherwise. A handler has nothing to do: it raises what `gateway.errors` knows.
@@ -20,9 +20,11 @@ from http import HTTPStatus
 import msgspec
 
 from gateway.errors import Face
+from gateway.wire.anthropic_admin import to_anthropic_error
 
 MEDIA_TYPE = "application/problem+json"
 OURS = "/v1/admin"
+ANTHROPIC = "/v1/organizations/"
 BLANK = "about:blank"
 """The type of what its status says already (RFC 9457, 4.2.1)."""
 
@@ -40,6 +42,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def speaks_problems(path: str) -> bool:
     return path == OURS or path.startswith(OURS + "/")
+
+
+def speaks_anthropic(path: str) -> bool:
+    return path.startswith(ANTHROPIC)
 
 
 def to_problem(face: Face, request_id: str | None) -> Problem:
@@ -60,4 +66,7 @@ def encode_face(face: Face, path: str, request_id: str | None) -> tuple[bytes, s
     """The body and its media type, in the shape that `path` speaks."""
     if speaks_problems(path):
         return msgspec.json.encode(to_problem(face, request_id)), MEDIA_TYPE
+    if speaks_anthropic(path):
+        error = to_anthropic_error(face.status, face.body.message, request_id)
+        return msgspec.json.encode(error), "application/json"
     return face.encode(), "application/json"

@@ -29,7 +29,8 @@ from gateway.routes.operations import (
     JsonSchema,
     content,
 )
-from gateway.routes.problem import MEDIA_TYPE, Problem, speaks_problems
+from gateway.routes.problem import MEDIA_TYPE, Problem, speaks_anthropic, speaks_problems
+from gateway.wire.anthropic_admin import AnthropicError
 from gateway.wire.oauth import OAuthErrorBody
 
 BODIES = frozenset({"POST", "PUT", "PATCH"})
@@ -106,6 +107,8 @@ def refusal(status: int, path: str) -> OpenAPIResponse:
         pass
     elif speaks_problems(path):
         kind, media_type = Problem, MEDIA_TYPE
+    elif speaks_anthropic(path):
+        kind = AnthropicError
     elif path == AUTHORIZATION_PATH:
         kind, media_type = str, HTML
     elif path.startswith(OAUTH):

@@ -8,7 +8,7 @@ means the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from billing.money import to_decimal
+from billing.report_window import BucketWidth
 from gateway.fleet.errors import BadField
 from gateway.wire.refusals import to_bad_value
 
@@ -29,13 +30,21 @@ Number = Annotated[int, Meta(ge=0, le=2**40)]
 Filter = Annotated[list[str], Meta(max_length=MAX_FILTERS)]
 
 
-class Query(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ReportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     start_time: Number
     end_time: Number | None = None
     limit: Number | None = None
     page: str | None = None
     project_ids: Filter = []
+
+
+class Query(ReportQuery):
     api_key_ids: Filter = []
+
+
+UsageGroup = Literal[
+    "project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"
+]
 
 
 class UsageQuery(Query):
@@ -43,12 +52,8 @@ class UsageQuery(Query):
     `usage_report.usage_completions`.
     """
 
-    bucket_width: Literal["1m", "1h", "1d"] = "1d"
-    group_by: list[
-        Literal[
-            "project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"
-        ]
-    ] = []
+    bucket_width: BucketWidth = "1d"
+    group_by: list[UsageGroup] = []
     user_ids: Filter = []
     models: Filter = []
     batch: bool | None = None
@@ -62,6 +67,59 @@ class CostsQuery(Query):
     line_items: Filter = []
 
 
+class ByUserQuery(Query):
+    bucket_width: BucketWidth = "1d"
+    user_ids: Filter = []
+
+
+class EmbeddingsUsageQuery(ByUserQuery):
+    """`GET /v1/organization/usage/embeddings`: arguments of `usage_report.usage_completions`."""
+
+    group_by: list[Literal["project_id", "user_id", "api_key_id", "model"]] = []
+    models: Filter = []
+
+
+# ---- what OpenAI sells besides, and nobody here does: of each the query that it takes there
+
+
+class ImagesUsageQuery(ByUserQuery):
+    group_by: list[Literal["project_id", "user_id", "api_key_id", "model", "size", "source"]] = []
+    models: Filter = []
+    sizes: list[Literal["256x256", "512x512", "1024x1024", "1792x1792", "1024x1792"]] = []
+    sources: list[Literal["image.generation", "image.edit", "image.variation"]] = []
+
+
+class SessionsUsageQuery(ReportQuery):
+    bucket_width: BucketWidth = "1d"
+    group_by: list[Literal["project_id"]] = []
+
+
+class FileSearchUsageQuery(ByUserQuery):
+    group_by: list[Literal["project_id", "user_id", "api_key_id", "vector_store_id"]] = []
+    vector_store_ids: Filter = []
+
+
+class WebSearchUsageQuery(ByUserQuery):
+    group_by: list[
+        Literal["project_id", "user_id", "api_key_id", "model", "context_level", "api_source"]
+    ] = []
+    models: Filter = []
+    context_levels: list[Literal["low", "medium", "high"]] = []
+
+
+NOT_SOLD: Mapping[str, type[ReportQuery]] = {
+    "audio_speeches": EmbeddingsUsageQuery,
+    "audio_transcriptions": EmbeddingsUsageQuery,
+    "code_interpreter_sessions": SessionsUsageQuery,
+    "decisions": UsageQuery,
+    "file_search_calls": FileSearchUsageQuery,
+    "images": ImagesUsageQuery,
+    "moderations": EmbeddingsUsageQuery,
+    "vector_stores": SessionsUsageQuery,
+    "web_search_calls": WebSearchUsageQuery,
+}
+
+
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R")
 
@@ -71,16 +129,6 @@ def lists_of(kind: type[msgspec.Struct]) -> frozenset[str]:
     """The parameters that may be given several times: they are lists, empty by default."""
     fields = msgspec.structs.fields(kind)
     return frozenset(each.encode_name for each in fields if each.default_factory is list)
-
-
-def parse_usage_query(query_string: str) -> UsageQuery:
-    """Raises BadField."""
-    return parse_query(query_string, UsageQuery)
-
-
-def parse_costs_query(query_string: str) -> CostsQuery:
-    """Raises BadField."""
-    return parse_query(query_string, CostsQuery)
 
 
 def parse_query(query_string: str, kind: type[Q]) -> Q:
@@ -143,11 +191,22 @@ class UsageResult(msgspec.Struct, frozen=True, kw_only=True):
     input_audio_tokens: int = 0
     output_audio_tokens: int = 0
     project_id: str | None = None
-    user_id: None = None
+    user_id: str | None = None
     api_key_id: str | None = None
     model: str | None = None
     batch: bool | None = None
     service_tier: str | None = None
+    api_source: None = None
+
+
+class EmbeddingsUsageResult(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "organization.usage.embeddings.result"
+    input_tokens: int
+    num_model_requests: int
+    project_id: str | None = None
+    user_id: str | None = None
+    api_key_id: str | None = None
+    model: str | None = None
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,8 +224,9 @@ class CostsResult(msgspec.Struct, frozen=True, kw_only=True):
     quantity: int | None = None
     quantity_unit: str | None = None
     project_id: str | None = None
-    user_id: None = None
+    user_id: str | None = None
     api_key_id: str | None = None
+    api_source: None = None
 
 
 class Bucket(msgspec.Struct, Generic[R], frozen=True, kw_only=True):

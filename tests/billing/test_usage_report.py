@@ -7,16 +7,32 @@ from functools import partial
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import ReportQueryError
-from billing.events import Price, Quantities, UsageEvent
+from billing.events import COMPONENTS, Price, Quantities, UsageEvent
 from billing.ingest import ingest
-from billing.usage_report import CostRow, OpenRows, UsageRow, costs, usage_completions
+from billing.usage_report import (
+    LINE_ITEMS,
+    CostRow,
+    OpenRows,
+    UsageRow,
+    costs,
+    nothing_used,
+    usage_completions,
+)
 from gateway.db import create_engine, tenant
 
 from .samples import NOON, PRICES, an_attempt, an_event
 
+OWNED = """
+    INSERT INTO api_keys (id, org_id, project_id, user_id, service_account_id, name, key_hash,
+        pepper_id, prefix, last_four, scopes)
+    VALUES
+        ('key_a', 'org_a', 'proj_a', 'user_1', NULL, 'a', 'h1', 'p', 'sk', 'aaaa', '{inference}'),
+        ('key_b', 'org_a', 'proj_b', NULL, 'sa_1', 'b', 'h2', 'p', 'sk', 'bbbb', '{inference}')
+"""
 DAY, HOUR, MINUTE = 86400, 3600, 60
 MIDNIGHT = int(NOON) - 12 * HOUR
 USED = Quantities(uncached_input=100, cache_read=16, output=20)
@@ -122,6 +138,55 @@ async def test_groups_and_filters(used: OpenRows) -> None:
     assert await results(models=["none"]) == []
 
 
+async def test_a_users_usage_is_that_of_their_keys(used: OpenRows, db: AsyncEngine) -> None:
+    async with db.begin() as conn:
+        await conn.execute(sa.text("SET LOCAL session_replication_role = replica"))
+        await conn.execute(sa.text(OWNED))
+    query: dict[str, Any] = {
+        "org": "org_a", "start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY,
+    }  # fmt: skip
+
+    async def counts(**more: Any) -> list[tuple[str | None, str | None, int]]:
+        page = await usage_completions(used, **query, **more)
+        rows = page.buckets[0].results
+        return [(row.user_id, row.service_account_id, row.num_model_requests) for row in rows]
+
+    both = ["user_id", "service_account_id"]
+    assert await counts(group_by=both) == [("user_1", None, 3), (None, "sa_1", 1)]
+    assert await counts(user_ids=["user_1"]) == [(None, None, 3)]
+    assert await counts(service_account_ids=["sa_1"]) == [(None, None, 1)]
+    assert await counts(user_ids=["user_2"]) == []
+    by_user = await costs(used, **query, group_by=["user_id"])
+    assert [row.user_id for row in by_user.buckets[0].results] == ["user_1", None]
+    minute = await usage_completions(
+        used, org="org_a", start_time=int(NOON), bucket_width="1m", group_by=["user_id"], limit=1
+    )
+    assert [row.user_id for row in minute.buckets[0].results] == ["user_1", None]
+
+
+async def test_what_is_batch_in_the_default_tier_is_served_as_that(used: OpenRows) -> None:
+    query: dict[str, Any] = {
+        "org": "org_a", "start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY,
+    }  # fmt: skip
+    page = await usage_completions(used, **query, group_by=["served_as"])
+    rows = page.buckets[0].results
+    assert [(row.served_as, row.num_model_requests) for row in rows] == [
+        ("batch", 1), ("default", 3),
+    ]  # fmt: skip
+    page = await usage_completions(used, **query, served_as=["batch", "flex"])
+    assert [row.num_model_requests for row in page.buckets[0].results] == [1]
+    items = await costs(used, **query, group_by=["model", "served_as", "component"])
+    assert [
+        (row.model, row.served_as, row.component, row.quantity)
+        for row in items.buckets[0].results
+        if row.served_as == "batch"
+    ] == [
+        ("penny", "batch", "cache_read", 16),
+        ("penny", "batch", "output", 20),
+        ("penny", "batch", "uncached_input", 100),
+    ]
+
+
 async def test_pages_join_without_a_gap(used: OpenRows) -> None:
     query: dict[str, Any] = {
         "org": "org_a", "start_time": MIDNIGHT - 3 * DAY, "end_time": MIDNIGHT + 3 * DAY,
@@ -210,8 +275,17 @@ async def test_costs_have_ranges_of_their_own(db: AsyncEngine) -> None:
     assert len(most.buckets) == 180 and most.next_page == f"page_{MIDNIGHT + 180 * DAY}"
     for query, param in [
         ({"limit": 181}, "limit"), ({"bucket_width": "1h"}, "bucket_width"),
-        ({"group_by": ["model"]}, "group_by"),
+        ({"group_by": ["colour"]}, "group_by"),
     ]:  # fmt: skip
         with pytest.raises(ReportQueryError) as refused:
             await costs(rows, org="o", start_time=MIDNIGHT, **query)  # type: ignore[arg-type]
         assert refused.value.param == param
+
+
+async def test_of_what_nobody_sells_there_are_whole_empty_pages() -> None:
+    page = await nothing_used(start_time=MIDNIGHT, end_time=MIDNIGHT + 2 * DAY, limit=1)
+    assert shape(page) == [(MIDNIGHT, 0)] and page.next_page == f"page_{MIDNIGHT + DAY}"
+
+
+def test_every_component_is_a_line_item() -> None:
+    assert LINE_ITEMS.keys() == set(COMPONENTS)

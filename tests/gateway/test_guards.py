@@ -177,3 +177,8 @@ def test_of_two_credentials_none_counts_not_even_behind_an_empty_one(first: byte
         read_authorization([(name, first), (b"x", b""), (name, b"Bearer good")])
     assert read_authorization([(name, first)]) == first.decode()
     assert read_authorization([]) == ""
+    key = (b"x-api-key", b"sk")
+    assert read_authorization([key]) == "Bearer sk"
+    assert read_authorization([key, (name, first)]) == first.decode()
+    with pytest.raises(InvalidKey):
+        read_authorization([key, key])

@@ -15,6 +15,7 @@ from billing.alerts import CeilingUse, note_ceilings
 from gateway.auth.issuers import MAX_ISSUERS_PER_ORG
 from gateway.auth.token_tables import signing_keys
 from gateway.routes.idempotency import PREFIXES
+from gateway.wire.openai_admin import NOT_SOLD
 from tests.gateway.administration.changing import ADMIN, ORG, Maker, admin_key
 from tests.gateway.administration.conftest import World
 
@@ -24,7 +25,10 @@ NO_LIST = {
     f"{ADMIN}/organization": "one thing",
     f"{ORG}/projects/{{project_id}}/model_permissions": "one thing",
     f"{ORG}/costs": "pages of buckets, as OpenAI's; `tests/billing`",
-    f"{ORG}/usage/completions": "pages of buckets, as OpenAI's; `tests/billing`",
+    **{
+        f"{ORG}/usage/{kind}": "pages of buckets, as OpenAI's; `tests/billing`"
+        for kind in ("completions", "embeddings", *NOT_SOLD)
+    },
 }
 Fill = Callable[[Maker, str], Awaitable[None]]
 """One more row in the list at this path."""

@@ -14,6 +14,7 @@ from openai.types.admin.organization.usage_costs_response import DataResultOrgan
 
 from gateway.fleet.errors import BadField
 from gateway.wire.openai_admin import (
+    NOT_SOLD,
     Bucket,
     CostsQuery,
     CostsResult,
@@ -21,8 +22,7 @@ from gateway.wire.openai_admin import (
     UsageQuery,
     UsageResult,
     encode_page,
-    parse_costs_query,
-    parse_usage_query,
+    parse_query,
     to_amount,
 )
 
@@ -72,7 +72,7 @@ def test_what_the_sdk_asks_of_usage() -> None:
         page="p2",
     )
     assert wire.requests[0].url.path == "/v1/organization/usage/completions"
-    assert parse_usage_query(wire.query) == UsageQuery(
+    assert parse_query(wire.query, UsageQuery) == UsageQuery(
         start_time=100,
         end_time=200,
         bucket_width="1h",
@@ -93,13 +93,30 @@ def test_what_the_sdk_asks_of_costs() -> None:
         start_time=1, group_by=["line_item", "api_key_id"], line_items=["penny, output"]
     )
     assert wire.requests[0].url.path == "/v1/organization/costs"
-    assert parse_costs_query(wire.query) == CostsQuery(
+    assert parse_query(wire.query, CostsQuery) == CostsQuery(
         start_time=1, group_by=["line_item", "api_key_id"], line_items=["penny, output"]
     )
 
 
+SOLD = ("completions", "embeddings", "costs")
+
+
+def test_every_usage_that_the_sdk_asks_for_has_a_query() -> None:
+    wire = Wire(EMPTY)
+    asked = {
+        name for name in dir(wire.usage) if not name.startswith(("_", "with_")) and name not in SOLD
+    }
+    assert asked == NOT_SOLD.keys()
+    for name, kind in NOT_SOLD.items():
+        groups = ["project_id"]
+        answer = getattr(wire.usage, name)(start_time=5, bucket_width="1h", group_by=groups)
+        assert wire.requests[-1].url.path == f"/v1/organization/usage/{name}"
+        assert parse_query(wire.query, kind).start_time == 5
+        assert answer.data == []
+
+
 def test_lists_may_be_written_without_brackets() -> None:
-    query = parse_usage_query("start_time=1&group_by=model&group_by=batch")
+    query = parse_query("start_time=1&group_by=model&group_by=batch", UsageQuery)
     assert query.group_by == ["model", "batch"]
 
 
@@ -131,7 +148,7 @@ def test_lists_may_be_written_without_brackets() -> None:
 )
 def test_what_is_refused_is_named(query: str, param: str | None) -> None:
     with pytest.raises(BadField) as caught:
-        parse_usage_query(query)
+        parse_query(query, UsageQuery)
     assert caught.value.param == param
 
 
@@ -140,7 +157,7 @@ def test_what_is_refused_is_named(query: str, param: str | None) -> None:
 )
 def test_costs_are_by_day(query: str, param: str) -> None:
     with pytest.raises(BadField) as caught:
-        parse_costs_query(f"start_time=1&{query}")
+        parse_query(f"start_time=1&{query}", CostsQuery)
     assert caught.value.param == param
 
 
