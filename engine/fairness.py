@@ -1,4 +1,5 @@
-"""Who is served next: virtual token counters of the lanes, and of the tenants in each lane.
+"""Who is served next: virtual token counters of the lanes, and of the tenants in each lane. And
+who may wait at all, where a queue is bounded.
 
 Above: `waiting.py`, the engine's queue, and the gateway's waiting room for upstreams. Below:
 `protocol.py`, for the names of the lanes. Knows no clock, no request and no queue: it is told who
@@ -22,6 +23,7 @@ would come back no different. Nobody is promoted by age.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, Generic, TypeVar
@@ -38,6 +40,10 @@ OUTPUT_COST = 2
 MAX_IDLE_TENANTS = 10_000
 """Of a lane, remembered without any request; beyond it those with the lowest counters, who would be
 lifted the least, are forgotten first."""
+TENANT_SHARE: Final = 3
+"""Of a bounded queue: a tenant may have so many times as many in it as there are places left. So
+one that floods it has three quarters, two have three sevenths each, and who comes then finds room
+(Choudhury and Hahne, "Dynamic Queue Length Thresholds", 1998, with alpha = 3)."""
 _SLACK = 64
 """Entries of a heap that may be stale beside as many as are not, before it is built anew."""
 
@@ -56,6 +62,43 @@ class _Account(Generic[K]):
         """Those that wait."""
         self.entry: _Entry[K] | None = None
         """Its one valid entry in a heap: of those that wait, or of those without requests."""
+
+
+class QueueBound:
+    """Who has how many of a queue's places. A request that names no tenant is of nobody who could
+    crowd others out: it is bounded by the places alone."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.num_taken = 0
+        self._of: dict[str, int] = {}
+
+    def has_room(self, tenant: str) -> bool:
+        left = self.most - self.num_taken
+        if left <= 0 or not tenant:
+            return left > 0
+        return self._of.get(tenant, 0) < TENANT_SHARE * left
+
+    def take(self, tenant: str) -> None:
+        self.num_taken += 1
+        self._of[tenant] = self._of.get(tenant, 0) + 1
+
+    def give_back(self, tenant: str) -> None:
+        self.num_taken -= 1
+        left = self._of[tenant] - 1
+        if left:
+            self._of[tenant] = left
+        else:
+            del self._of[tenant]
+
+    def clear(self) -> None:
+        self.num_taken = 0
+        self._of.clear()
+
+    def check_integrity(self, tenants: Collection[str]) -> None:
+        """AssertionError unless exactly the requests of these are in the queue."""
+        assert self.num_taken == len(tenants) <= max(self.most, 0), "a queue's places miscounted"
+        assert self._of == Counter(tenants), "a tenant's places miscounted"
 
 
 _Entry = tuple[float, int, _Account[K]]

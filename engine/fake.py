@@ -28,7 +28,7 @@ from engine.errors import (
     EngineUnavailable,
     InvalidRequest,
 )
-from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare
+from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare, QueueBound
 from engine.lanes import queues_of
 from engine.protocol import (
     PROTOCOL_VERSION,
@@ -211,9 +211,9 @@ class FakeCore:
         check_request(request, vocab_size=resolved.vocab_size, max_model_len=resolved.max_model_len)
         check_adapter(request, resolved.config.adapters)
         self.prepare(request)
-        most = queues_of(self.resolved.config)[request.lane]
-        if self._num_queued(request.lane) >= most:
-            raise EngineOverloaded(f"{most} requests wait in lane {request.lane}")
+        queue = self._queue_of(request.lane)
+        if not queue.has_room(request.tenant):
+            raise EngineOverloaded(f"{queue.num_taken} requests wait in lane {request.lane}")
         number, max_model_len = self._num_arrived, self.resolved.max_model_len
         fake = _FakeRequest(request, number, self._respond, max_model_len)
         if fake.max_blocks > self.resolved.num_blocks:
@@ -304,14 +304,18 @@ class FakeCore:
     def _lane(self, lane: Lane) -> LaneStatus:
         return LaneStatus(
             num_running=sum(fake.lane == lane for fake in self._running.values()),
-            num_waiting=self._num_queued(lane),
+            num_waiting=(queue := self._queue_of(lane)).num_taken,
             waiting_tokens=self._waiting.num_tokens[lane],
-            num_queued=self._num_queued(lane),
-            max_queued=queues_of(self.resolved.config)[lane],
+            num_queued=queue.num_taken,
+            max_queued=queue.most,
         )
 
-    def _num_queued(self, lane: Lane) -> int:
-        return sum(fake.lane == lane for fake in self._queued.values())
+    def _queue_of(self, lane: Lane) -> QueueBound:
+        queue = QueueBound(queues_of(self.resolved.config)[lane])
+        for fake in self._queued.values():
+            if fake.lane == lane:
+                queue.take(fake.tenant)
+        return queue
 
     def check_integrity(self) -> None:
         assert self._num_held_blocks() <= self.resolved.num_blocks

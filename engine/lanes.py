@@ -2,7 +2,8 @@
 
 Above: `scheduler.py`. Below: `fairness.py`. Knows neither sequences nor blocks but as numbers.
 
-Each lane has a queue of its own length: who floods one gets nobody refused in another. Two limits
+Each lane has a queue of its own length: who floods one gets nobody refused in another, nor another
+tenant in the same. Two limits
 keep room for the lanes above a lane, so that who comes there finds some at once:
 
   - it has at most `max_share` of the sequences that run at once. That holds also while nobody else
@@ -22,7 +23,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import EngineOverloaded
-from engine.fairness import LANE_WEIGHTS, FairShare
+from engine.fairness import LANE_WEIGHTS, FairShare, QueueBound
 from engine.protocol import Lane
 
 RATE_S = 5.0
@@ -72,13 +73,12 @@ class Lanes:
         self._share = share
         self.num_open: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
         """Unfinished sequences."""
-        self.num_queued: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
-        """Requests none of whose choices ever ran."""
+        self.queues = {lane: QueueBound(max_waiting[lane]) for lane in LANE_WEIGHTS}
+        """Of requests none of whose choices ever ran."""
         order = tuple(LANE_WEIGHTS)
         self._above = {lane: order[:rank] for rank, lane in enumerate(order)}
         of = {lane: limits.get(lane, NO_LIMITS) for lane in LANE_WEIGHTS}
         spare = num_blocks - max_blocks_per_seq
-        self.max_waiting = max_waiting
         self.max_num_seqs = {
             lane: max(1, int(limit.max_share * max_num_seqs)) for lane, limit in of.items()
         }
@@ -93,10 +93,14 @@ class Lanes:
         self._is_limited = {lane: limit.max_share < 1 for lane, limit in of.items()}
         self.tokens_per_s: dict[Lane, float] = dict.fromkeys(LANE_WEIGHTS, 0.0)
 
-    def refuse_what_has_no_place(self, lane: Lane) -> None:
-        """EngineOverloaded when the lane's queue is full."""
-        if (waiting := self.num_queued[lane]) >= self.max_waiting[lane]:
-            raise EngineOverloaded(f"{waiting} requests wait in lane {lane}, its queue is full")
+    def refuse_what_has_no_place(self, lane: Lane, tenant: str) -> None:
+        """EngineOverloaded when the lane's queue is full, or has no more room for the tenant."""
+        queue = self.queues[lane]
+        if not queue.has_room(tenant):
+            whose = "" if queue.num_taken >= queue.most else " for its tenant"
+            raise EngineOverloaded(
+                f"{queue.num_taken} requests wait in lane {lane}, its queue is full{whose}"
+            )
 
     def max_tokens(self, lane: Lane) -> int | None:
         """Of a step, as it is now; None: all."""

@@ -142,7 +142,7 @@ class Scheduler:
         check_request(request, vocab_size=self.vocab_size, max_model_len=self.max_model_len)
         if request.request_id in self._requests:
             raise InvalidRequest("request_id is in use by a running request", param="request_id")
-        self._lanes.refuse_what_has_no_place(request.lane)
+        self._lanes.refuse_what_has_no_place(request.lane, request.tenant)
         seed = request.sampling.seed
         sequences = sequences_of(
             request,
@@ -155,7 +155,7 @@ class Scheduler:
         state = RequestState(request.request_id, sequences, arrival_s=self._clock())
         self._requests[request.request_id] = state
         self._num_arrived += 1
-        self._lanes.num_queued[request.lane] += 1
+        self._lanes.queues[request.lane].take(request.tenant)
         self._lanes.num_open[request.lane] += request.n
         for _ in sequences:
             self._share.enter(request.lane, request.tenant)
@@ -294,7 +294,7 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Requests none of whose choices ever ran."""
-        return sum(self._lanes.num_queued.values())
+        return sum(queue.num_taken for queue in self._lanes.queues.values())
 
     @property
     def num_preemptions(self) -> int:
@@ -323,8 +323,8 @@ class Scheduler:
                 num_waiting=self._lanes.num_open[lane] - num_running[lane],
                 waiting_tokens=self._waiting.num_tokens[lane] + under_way[lane],
                 prefill_tokens_per_s=self._lanes.tokens_per_s[lane],
-                num_queued=self._lanes.num_queued[lane],
-                max_queued=self._lanes.max_waiting[lane],
+                num_queued=self._lanes.queues[lane].num_taken,
+                max_queued=self._lanes.queues[lane].most,
             )
             for lane in LANE_WEIGHTS
         }
@@ -349,10 +349,9 @@ class Scheduler:
         for lane, num_open in self._lanes.num_open.items():
             assert num_open == sum(s.lane == lane for s in open_sequences), f"{lane}: miscounted"
         states = self._requests.values()
-        queued = Counter(s.sequences[0].lane for s in states if s.first_scheduled_s is None)
-        assert Counter(self._lanes.num_queued) == queued, "queued requests miscounted"
-        for lane, number in queued.items():
-            assert number <= self._lanes.max_waiting[lane], f"lane {lane}: too many are queued"
+        queued = [state.sequences[0] for state in states if state.first_scheduled_s is None]
+        for lane, queue in self._lanes.queues.items():
+            queue.check_integrity([seq.tenant for seq in queued if seq.lane == lane])
         for seq in idle:
             assert not seq.block_table and seq.num_computed_tokens == 0, "waiting with blocks"
         for seq in running:
@@ -371,7 +370,7 @@ class Scheduler:
         assert seq.num_cached_tokens is not None, "it was looked up"
         state.first_scheduled_s = self._clock()
         state.cached_tokens = seq.num_cached_tokens
-        self._lanes.num_queued[seq.lane] -= 1
+        self._lanes.queues[seq.lane].give_back(seq.tenant)
         if self.cache.serves(seq):
             self.prefix_cache_query_tokens += seq.num_prompt_tokens
             self.prefix_cache_hit_tokens += seq.num_cached_tokens
@@ -418,7 +417,8 @@ class Scheduler:
         self._lanes.num_open[seq.lane] -= 1
         state.num_unfinished -= 1
         if state.num_unfinished == 0:
-            self._lanes.num_queued[seq.lane] -= state.first_scheduled_s is None
+            if state.first_scheduled_s is None:
+                self._lanes.queues[seq.lane].give_back(seq.tenant)
             self._num_paused -= state.is_paused
             del self._requests[state.request_id]
 

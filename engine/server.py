@@ -31,7 +31,7 @@ from engine.errors import (
     InvalidRequest,
     ProtocolError,
 )
-from engine.fairness import LANE_WEIGHTS
+from engine.fairness import LANE_WEIGHTS, QueueBound
 from engine.frames import (
     READ_AHEAD_BYTES,
     FrameReader,
@@ -47,7 +47,6 @@ from engine.protocol import (
     ClientMessage,
     EngineOutput,
     EngineRequest,
-    Lane,
     OrphanedUsage,
     Outputs,
     Pause,
@@ -134,9 +133,8 @@ class EngineServer:
         self._num_accepted = 0
         self._handlers: set[asyncio.Task[None]] = set()
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="engine-prepare")
-        self._preparing: dict[Lane, set[asyncio.Task[None]]] = {
-            lane: set() for lane in LANE_WEIGHTS
-        }
+        self._preparing: set[asyncio.Task[None]] = set()
+        self._preparing_of = {lane: QueueBound(MAX_PREPARING) for lane in LANE_WEIGHTS}
         self._live: dict[str, _LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -193,7 +191,7 @@ class EngineServer:
         self._listener.close()
         self._reoffer.cancel()
         self._preparer.shutdown(wait=False, cancel_futures=True)
-        preparing = set().union(*self._preparing.values())
+        preparing = list(self._preparing)
         for task in preparing:
             task.cancel()
         if not self._step_loop.stop(ABORT_TIMEOUT_S):
@@ -339,14 +337,20 @@ class EngineServer:
         return refusal_of(request, EngineOverloaded(message))
 
     def _prepare(self, request: EngineRequest, live: _LiveRequest) -> Rejected | None:
-        preparing = self._preparing[request.lane]
-        if len(preparing) >= MAX_PREPARING:
-            message = f"{MAX_PREPARING} requests of lane {request.lane} wait for their grammars"
+        queue = self._preparing_of[request.lane]
+        if not queue.has_room(request.tenant):
+            message = f"{queue.num_taken} requests of lane {request.lane} wait for their grammars"
             return refusal_of(request, EngineOverloaded(message))
         live.preparing = True
         task = asyncio.create_task(self._submit_prepared(request, live))
-        preparing.add(task)
-        task.add_done_callback(preparing.discard)
+        queue.take(request.tenant)
+        self._preparing.add(task)
+
+        def prepared(task: asyncio.Task[None]) -> None:
+            self._preparing.discard(task)
+            queue.give_back(request.tenant)
+
+        task.add_done_callback(prepared)
         return None
 
     async def _submit_prepared(self, request: EngineRequest, live: _LiveRequest) -> None:

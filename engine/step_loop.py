@@ -12,18 +12,18 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.config import ResolvedConfig
 from engine.errors import DeadlineExceeded, EngineError
+from engine.fairness import LANE_WEIGHTS, QueueBound
 from engine.protocol import (
     HEARTBEAT_INTERVAL_S,
     Abort,
     EngineOutput,
     EngineRequest,
-    Lane,
     Rejected,
     ReplicaStatus,
     Submit,
@@ -124,8 +124,7 @@ class StepLoop:
         self._heartbeat_s = min(HEARTBEAT_INTERVAL_S, core.resolved.step_timeout_s / 4)
         self._wake = threading.Condition()
         self._commands: deque[Submit | Abort] = deque()
-        self._num_submits: Counter[Lane] = Counter()
-        """Of them."""
+        self._submits = {lane: QueueBound(MAX_PENDING_SUBMITS) for lane in LANE_WEIGHTS}
         self._paused: dict[str, bool] = {}
         """What was last said of a request since the last pass: at most one word for each."""
         self._stopping = False
@@ -153,11 +152,13 @@ class StepLoop:
         return not self._thread.is_alive()
 
     def submit(self, request: EngineRequest) -> bool:
-        """Hand a request over; False when `MAX_PENDING_SUBMITS` of its lane wait already."""
+        """Hand a request over; False when `MAX_PENDING_SUBMITS` of its lane wait already, or its
+        tenant's part of them."""
         with self._wake:
-            if self._num_submits[request.lane] >= MAX_PENDING_SUBMITS:
+            submits = self._submits[request.lane]
+            if not submits.has_room(request.tenant):
                 return False
-            self._num_submits[request.lane] += 1
+            submits.take(request.tenant)
             self._commands.append(Submit(request))
             self._paused.pop(request.request_id, None)  # said of another one with this id
             self._wake.notify()
@@ -228,7 +229,8 @@ class StepLoop:
                 return None
             commands, paused = list(self._commands), self._paused
             self._commands.clear()
-            self._num_submits.clear()
+            for submits in self._submits.values():
+                submits.clear()
             self._paused = {}
             return commands, paused
 

@@ -178,7 +178,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     if call.principal.spend_caps:
         call = msgspec.structs.replace(call, request=under_a_cap(call.request))
     replicas = desk.fleet.order(desk.fleet.resolve(call.request.model, call.principal))
-    prepared = await replicas[0].prepare(call.request)
+    prepared = await replicas[0].prepare(call.request, call.turn)
     if delivery.abandoned:
         return
     refuse_what_comes_too_late(call.turn, replicas[0].predicted_ttft_s(prepared, call.turn))
@@ -239,7 +239,7 @@ class Generation(msgspec.Struct, frozen=True):
                 return Outcome()
             try:
                 if position:
-                    prepared = await replica.prepare(self.call.request)
+                    prepared = await replica.prepare(self.call.request, self.call.turn)
                 outcome = await Run(self, replica, prepared).relay()
             except ReplicaUnavailable as error:
                 outcome = Outcome(failure=error)

@@ -110,12 +110,14 @@ class EngineReplica:
     async def acknowledge(self, attempt_id: str) -> None:
         await self._client.acknowledge(attempt_id)
 
-    async def prepare(self, request: GenerateRequest) -> PreparedRequest:
+    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
         prompt = request.prompt
         assert prompt is not None, "a request for an upstream"
         status = self._status()
         self._refuse_the_hopeless(prompt, status.max_model_len)
-        prompt_token_ids = await self._threads.run(prompt_size(prompt), self._tokenize, prompt)
+        prompt_token_ids = await self._threads.run(
+            turn, prompt_size(prompt), self._tokenize, prompt
+        )
         check_token_ids(prompt, status.vocab_size)
         return to_prepared(request, prompt, prompt_token_ids, status.max_model_len)
 

@@ -140,10 +140,10 @@ class Replica(Protocol):
     name: str
     weight: int
 
-    async def prepare(self, request: GenerateRequest) -> PreparedRequest:
-        """Translate and count, off the event loop where it is heavy.
+    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+        """Translate and count, off the event loop and in its turn where it is heavy.
 
-        Raises: fleet.errors.BadField (names the field), ContextTooLong.
+        Raises: fleet.errors.BadField (names the field), ContextTooLong, NoPlace.
         """
         ...
 

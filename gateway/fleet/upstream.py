@@ -125,13 +125,13 @@ class UpstreamReplica:
             backlog=room.backlog,
         )
 
-    async def prepare(self, request: GenerateRequest) -> PreparedRequest:
+    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
         body = request.forward
         assert body is not None, "a request for our own engine"
         tells = request.is_capped and not names_bound(body)
         payload = self._to_payload(request, without_bound(body) if tells else body)
         size = await self._threads.run(
-            len(payload), self._bounds.input_size, body, payload, request.is_capped
+            turn, len(payload), self._bounds.input_size, body, payload, request.is_capped
         )
         per_choice, given = self._bounds.output(body, size)
         if tells:

@@ -1,8 +1,8 @@
-"""Who waits for an upstream that takes only so many requests at once, and who is next.
+"""Who waits for what takes only so many requests at once, and who is next.
 
-Above: `upstream`, one for each replica with a `max_concurrency`. Below: `engine.fairness`, by which
-our engine orders what it runs: nothing that goes there waits here. Knows no HTTP, and a request as
-a turn and a count of tokens.
+Above: `upstream`, one for each replica with a `max_concurrency`; `prepare_threads`. Below:
+`engine.fairness`, by which our engine orders what it runs: nothing that goes there waits here.
+Knows no HTTP, and a request as a turn and a count of tokens.
 
 Lanes weigh 16:4:1, tenants in a lane what their plans say. Charged is the input when a request is
 served and the output as it comes, so whoever asks for little is served more often. While a place is
@@ -16,14 +16,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare
+from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare, QueueBound
 from engine.protocol import Lane
 from gateway.fleet.errors import NoPlace
 from gateway.fleet.replica import MeteredUsage
 from gateway.lanes import Turn
 
 MAX_WAITING = 1024
-"""Of each lane; one more is refused."""
+"""Of each lane; one more is refused, and before that one more of a tenant who has most of them."""
 MAX_WAIT_S = 600.0
 """Where neither the lane nor the client has a deadline; the official SDK waits as long."""
 MAX_RETRY_AFTER_S = 60.0
@@ -62,10 +62,15 @@ class WaitingRoom:
     monotonic seconds."""
 
     def __init__(
-        self, max_concurrency: int, *, clock: Callable[[], float] = time.monotonic
+        self,
+        max_concurrency: int,
+        *,
+        max_waiting: int = MAX_WAITING,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert max_concurrency >= 1
         self.max_concurrency = max_concurrency
+        self._bounds = {lane: QueueBound(max_waiting) for lane in LANE_WEIGHTS}
         self._clock = clock
         self._share = FairShare()
         self._queues: dict[Lane, dict[str, _Queue]] = {lane: {} for lane in LANE_WEIGHTS}
@@ -108,9 +113,11 @@ class WaitingRoom:
     def join(self, turn: Turn, input_tokens: int) -> Place:
         """Raises: NoPlace."""
         lane = turn.lane
-        if self.num_waiting[lane] >= MAX_WAITING:
+        bound = self._bounds[lane]
+        if not bound.has_room(turn.tenant):
             raise NoPlace(
-                f"{MAX_WAITING} requests wait in lane {lane}", retry_after_s=self.retry_after_s()
+                f"{bound.num_taken} requests wait in lane {lane}, none is left for its tenant",
+                retry_after_s=self.retry_after_s(),
             )
         place = Place(turn, input_tokens, self._clock())
         queue = self._queues[lane].get(turn.tenant)
@@ -119,6 +126,7 @@ class WaitingRoom:
             self._weights[lane] += turn.weight
         queue.places[place] = None
         self.num_waiting[lane] += 1
+        bound.take(turn.tenant)
         self._share.enter(lane, turn.tenant)
         self._share.wait(lane, turn.tenant)
         self._serve()
@@ -172,6 +180,7 @@ class WaitingRoom:
             del queues[tenant]
             self._weights[lane] = self._weights[lane] - queue.weight if queues else 0.0
         self.num_waiting[lane] -= 1
+        self._bounds[lane].give_back(tenant)
         self._share.unwait(lane, tenant)
 
     def _charge(self, place: Place, cost: int) -> None:
@@ -185,7 +194,9 @@ class WaitingRoom:
         for lane, queues in self._queues.items():
             assert all(queue.places for queue in queues.values()), "an empty queue"
             waiting = sum(len(queue.places) for queue in queues.values())
-            assert self.num_waiting[lane] == waiting <= MAX_WAITING, f"lane {lane}: miscounted"
+            assert self.num_waiting[lane] == waiting, f"lane {lane}: miscounted"
+            whose = [tenant for tenant, queue in queues.items() for _ in queue.places]
+            self._bounds[lane].check_integrity(whose)
             assert self._share.is_waiting(lane) == bool(waiting), f"lane {lane}: who waits?"
             weights = sum(queue.weight for queue in queues.values())
             assert abs(self._weights[lane] - weights) < 1e-6, f"lane {lane}: weights"

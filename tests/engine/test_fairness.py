@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine import fairness
-from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare
+from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare, QueueBound
 from engine.protocol import Lane
 
 LANES = tuple(LANE_WEIGHTS)
@@ -303,3 +303,39 @@ def test_heaps_do_not_grow_with_what_happened() -> None:
         served(share, ("batch", "often"), 1)
     counters = share._tenants["batch"]
     assert len(counters._waiting) + len(counters._idle) < 200
+
+
+@given(
+    most=st.integers(0, 40),
+    said=st.lists(st.tuples(st.sampled_from(TENANTS), st.booleans()), max_size=120),
+)
+def test_a_bounded_queue_has_room_for_whoever_has_none_in_it(
+    most: int, said: list[tuple[str, bool]]
+) -> None:
+    bound, queued = QueueBound(most), list[str]()
+    for tenant, comes in said:
+        if comes:
+            left, own = most - len(queued), queued.count(tenant)
+            assert bound.has_room(tenant) == (left > 0 and (not tenant or own < 3 * left))
+            if own == 0:
+                assert bound.has_room(tenant) == (left > 0), "refused for others' sake"
+            if bound.has_room(tenant):
+                bound.take(tenant)
+                queued.append(tenant)
+        elif tenant in queued:
+            bound.give_back(tenant)
+            queued.remove(tenant)
+        bound.check_integrity(queued)
+
+
+@pytest.mark.parametrize(("num_tenants", "each", "left"), [(1, 768, 256), (2, 439, 146)])
+def test_tenants_that_flood_a_queue_share_it_and_leave_a_part(
+    num_tenants: int, each: int, left: int
+) -> None:
+    bound, has = QueueBound(1024), Counter[str]()
+    for number in range(5000):
+        tenant = str(number % num_tenants)
+        if bound.has_room(tenant):
+            bound.take(tenant)
+            has[tenant] += 1
+    assert set(has.values()) == {each} and bound.most - bound.num_taken == left

@@ -128,8 +128,9 @@ async def test_an_id_in_use_is_refused_whoever_asks(
 async def test_too_many_commands_during_a_step_are_overload(
     join: Join, gated: tuple[GatedCore, EngineServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.step_loop, "MAX_PENDING_SUBMITS", 1)
     core, server = gated
+    for queue in server._step_loop._submits.values():
+        monkeypatch.setattr(queue, "most", 1)
     peer = await join(server)
     peer.say(submit("a"))
     await until(lambda: core.entered == 1)

@@ -12,8 +12,6 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-import engine.server
-import engine.step_loop
 from engine.errors import InvalidRequest
 from engine.protocol import Abort, EngineOutput, EngineRequest, Grammar, Outputs, Rejected, Submit
 from engine.server import EngineServer
@@ -143,8 +141,9 @@ async def test_a_drain_waits_for_what_is_compiled(
 async def test_no_more_than_so_many_wait(
     join: Join, compiling: tuple[CompilingCore, EngineServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.server, "MAX_PREPARING", 2)
     core, server = compiling
+    for queue in server._preparing_of.values():
+        monkeypatch.setattr(queue, "most", 2)
     core.allow(100)
     peer = await join(server)
     lower = msgspec.structs.replace(submit("d", grammar=GRAMMAR).request, lane="batch")
@@ -160,8 +159,8 @@ async def test_no_more_than_so_many_wait(
 async def test_what_was_prepared_for_a_full_engine_is_let_go(
     join: Join, compiling: tuple[CompilingCore, EngineServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.step_loop, "MAX_PENDING_SUBMITS", 0)
     core, server = compiling
+    monkeypatch.setattr(server._step_loop._submits["interactive"], "most", 0)
     peer = await join(server)
     core.compiled.release()
     peer.say(submit("r", grammar=GRAMMAR))

@@ -61,13 +61,13 @@ class ScriptedReplica:
         self.name, self.weight = name, 1
         self.length, self.refuses, self.fails_after = length, refuses, fails_after
         self.hangs_after, self.deaf, self.wasted = hangs_after, deaf, wasted
-        self.aborted = asyncio.Event()
+        self.aborted, self.hangs = asyncio.Event(), asyncio.Event()
         self.attempts: list[str] = []
         self.acknowledged: list[str] = []
         self.rests: list[bool] = []
         self.predicted_s: float | None = None
 
-    async def prepare(self, request: GenerateRequest) -> PreparedRequest:
+    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
         return PreparedRequest(
             request=request,
             input_tokens=INPUT_TOKENS,
@@ -98,6 +98,7 @@ class ScriptedReplica:
             if self.fails_after is not None and said > self.fails_after[0]:
                 raise self.fails_after[1]
             if self.hangs_after is not None and said > self.hangs_after:
+                self.hangs.set()
                 await asyncio.Event().wait() if self.deaf else await self.aborted.wait()
                 yield ReplicaEvent(usage=usage(said - 1), finished=True)
                 return

@@ -331,8 +331,9 @@ async def test_at_the_clients_deadline_it_is_cut_off_and_billed_as_if_the_client
     replica = ScriptedReplica(length=9, hangs_after=2)
     office = open_office(replica)
     encoder = PlainEncoder() if stream else SilentEncoder()
-    delivery = office.begin(stream=stream, encoder=encoder, timeout_s=0.05)
-    whole = b""
+    delivery, whole = office.begin(stream=stream, encoder=encoder), b""
+    await asyncio.wait_for(replica.hangs.wait(), 5)
+    delivery.expire(DeadlinePassed("0.1 s are over"))
     with pytest.raises(DeadlinePassed) as late:
         while (chunk := await asyncio.wait_for(delivery.next(), 1)) is not None:
             whole += chunk
@@ -353,9 +354,9 @@ async def test_a_deadline_that_passes_before_anything_ran_costs_nothing(
     replica, may_prepare = ScriptedReplica(), asyncio.Event()
     prepare = replica.prepare
 
-    async def slow(request: GenerateRequest) -> PreparedRequest:
+    async def slow(request: GenerateRequest, turn: Turn) -> PreparedRequest:
         await may_prepare.wait()
-        return await prepare(request)
+        return await prepare(request, turn)
 
     monkeypatch.setattr(replica, "prepare", slow)
     office = open_office(replica)

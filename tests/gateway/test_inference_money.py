@@ -10,9 +10,10 @@ import pytest
 from redis.asyncio import Redis
 
 from billing.events import Band, Price, PriceSet
-from gateway.fleet.replica import PreparedRequest
+from gateway.fleet.replica import ANYBODYS, PreparedRequest
 from gateway.fleet.router import Route
 from gateway.inference import RateLimited
+from gateway.lanes import Turn
 from gateway.limits.spending import MAX_NANO, UnpricedModel, spending_of
 from gateway.principal import Principal, SpendCap
 from gateway.wire.request import ChatPrompt, GenerateRequest, bounded_to
@@ -33,9 +34,9 @@ output = "2"
 class Careful(ScriptedReplica):
     """Says as much as it may."""
 
-    async def prepare(self, request: GenerateRequest) -> PreparedRequest:
+    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
         assert request.prompt is not None
-        found = await super().prepare(request)
+        found = await super().prepare(request, turn)
         given = request.prompt.max_tokens
         self.length = min(self.length, given or ROOM)
         return msgspec.structs.replace(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.errors import ReplicaOverloaded, ReplicaUnavailable, UpstreamRefused
+from gateway.fleet.errors import ReplicaUnavailable, UpstreamRefused
 from gateway.fleet.input_estimate import estimate_input_tokens, estimate_tokens
-from gateway.fleet.prepare_threads import INLINE_CHARS, PrepareThreads
 from gateway.fleet.replica import MeteredUsage
 from gateway.fleet.upstream_errors import MAX_RETRY_AFTER_S, parse_retry_after, to_fleet_error
 from gateway.fleet.upstream_meter import BrokenAnswer, UpstreamMeter
@@ -307,27 +304,3 @@ def test_any_bytes_are_a_chunk_or_a_fault(data: bytes) -> None:
     except BrokenAnswer:
         return
     assert item is None or json.loads(item.payload)["model"] == "m"
-
-
-async def test_threads_have_a_bounded_queue() -> None:
-    threads = PrepareThreads(max_threads=1, max_queued=2)
-    go_on = threading.Event()
-    try:
-        assert await threads.run(INLINE_CHARS, threading.get_ident) == threading.get_ident()
-        first = asyncio.create_task(threads.run(INLINE_CHARS + 1, go_on.wait, 5))
-        second = asyncio.create_task(threads.run(INLINE_CHARS + 1, threading.get_ident))
-        await asyncio.sleep(0)
-        with pytest.raises(ReplicaOverloaded):
-            await threads.run(INLINE_CHARS + 1, threading.get_ident)
-        second.cancel()  # who waits may leave; the place is taken until the work is done
-        await asyncio.sleep(0)
-        with pytest.raises(ReplicaOverloaded):
-            await threads.run(INLINE_CHARS + 1, threading.get_ident)
-        go_on.set()
-        assert await first is True
-        while threads._num_queued:
-            await asyncio.sleep(0.001)
-        assert await threads.run(INLINE_CHARS + 1, threading.get_ident) != threading.get_ident()
-    finally:
-        go_on.set()
-        threads.close()

@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane
-from gateway.fleet import waiting_room
 from gateway.fleet.errors import NoPlace
 from gateway.fleet.replica import MeteredUsage
 from gateway.fleet.waiting_room import Place, WaitingRoom
@@ -135,10 +134,24 @@ def test_output_is_charged_as_it_comes() -> None:
     assert order.count("short") >= 18
 
 
-def test_a_full_lane_takes_nobody_and_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_room, "MAX_WAITING", 3)
+def test_a_tenant_that_floods_a_lane_leaves_room_in_it() -> None:
+    room = WaitingRoom(1, max_waiting=100)
+    joined(room, "batch", "busy")
+    with pytest.raises(NoPlace):
+        for _ in range(100):
+            joined(room, "batch", "busy")
+    assert room.num_waiting["batch"] == 75
+    for _ in range(10):
+        joined(room, "batch", "other")
+    with pytest.raises(NoPlace):
+        joined(room, "batch", "busy")
+    joined(room, "interactive", "busy")
+    room.check_integrity()
+
+
+def test_a_full_lane_takes_nobody_and_others_do() -> None:
     clock = Clock()
-    room = WaitingRoom(1, clock=clock)
+    room = WaitingRoom(1, max_waiting=3, clock=clock)
     first = joined(room, "interactive")
     clock.now = 7.0
     room.leave(first)
