@@ -8,7 +8,11 @@
     │   ├── SpoolFull           spool_full          no room; what was queued is kept and retried
     │   ├── SpoolBroken         spool_broken        the disk failed; this process must restart
     │   └── SpoolLocked         spool_locked        another process holds the directory
-    └── ReportQueryError        report_query_error  a usage report nobody can make (names `param`)
+    ├── ReportQueryError        report_query_error  a usage report nobody can make (names `param`)
+    └── InvoicingError          invoicing_error     names the field that it is about
+        ├── BadInvoicing        bad_invoicing       a value that breaks a rule
+        ├── NoInvoice           no_invoice          there is no such thing of this org
+        └── InvoicingConflict   invoicing_conflict  its state, or what else is there, forbids it
 
 Above: everything in `billing` that raises. Below: nothing. Messages are written for the log.
 """
@@ -59,3 +63,24 @@ class ReportQueryError(BillingError):
         super().__init__(message)
         self.message = message
         self.param = param
+
+
+class InvoicingError(BillingError):
+    code = "invoicing_error"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class BadInvoicing(InvoicingError):
+    code = "bad_invoicing"
+
+
+class NoInvoice(InvoicingError):
+    code = "no_invoice"
+
+
+class InvoicingConflict(InvoicingError):
+    code = "invoicing_conflict"

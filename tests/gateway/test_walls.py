@@ -35,6 +35,7 @@ from tests.gateway.two_tenants import (
 )
 
 READABLE = {
+    "fx_rates": "what a currency was worth is the same for all",
     "plans": "named limits out of the settings, the same for all",
     "price_keys": "the price list is public",
     "prices": "the price list is public",
@@ -44,6 +45,7 @@ HIDDEN = {
     "accounts": "the books of the house speak of all tenants",
     "balances": "the books of the house speak of all tenants",
     "entries": "the books of the house speak of all tenants",
+    "invoice_counters": "the last number of an issuer, who bills all tenants",
     "oauth_assertions": "which assertions were shown once, before it is known by whom",
     "signing_keys": "the installation signs for all tenants",
     "transfers": "the books of the house speak of all tenants",

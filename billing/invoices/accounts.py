@@ -1,0 +1,174 @@
+"""How an org is billed: in which currency, by which clock, from which day on, with what patience.
+And what a foreign coin was worth when.
+
+Above: `closing`, the gateway's administration. Below: `tables`, `calendar`, `currency`. An account
+is kept with its history: a change is a new version, which holds for every period that begins to be
+invoiced after it; a period that was drafted keeps the version that it was drafted by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.currency import USD, coin_of, exponent_of, usd_coin
+from billing.errors import BadInvoicing, InvoicingConflict, MoneyError
+from billing.invoices.calendar import timezones
+from billing.invoices.tables import billing_accounts, fx_rates
+from billing.money import Pico
+
+MAX_NET_DAYS = 365
+MAX_GRACE_HOURS = 720
+ACCOUNT_LOCK = 0x696E766F6963
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What an admin says of it."""
+
+    currency: str = USD
+    timezone: str = "UTC"
+    billing_day: int = 1
+    """On which a period begins; in a month that has fewer days, its last."""
+    net_days: int = 30
+    grace_hours: int = 24
+    """How long after its end a period waits for events that come late."""
+    issuer: str = "TG"
+    """Who sends the invoice: its numbers begin with it, and have no gaps."""
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    org_id: str
+    version: int
+    terms: Terms
+    created_at: datetime
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    currency: str
+    valid_from: datetime
+    coin_pico: Pico
+    """What its smallest coin is worth."""
+    source: str
+
+
+def check_terms(terms: Terms) -> Terms:
+    """Raises: BadInvoicing, naming the field."""
+    try:
+        exponent_of(terms.currency)
+    except MoneyError as error:
+        raise BadInvoicing("currency", str(error)) from None
+    if terms.timezone not in timezones():
+        raise BadInvoicing("timezone", "must be a timezone of the IANA database")
+    bounds = {
+        "billing_day": (1, 31),
+        "net_days": (0, MAX_NET_DAYS),
+        "grace_hours": (0, MAX_GRACE_HOURS),
+    }
+    for field, (least, most) in bounds.items():
+        if not least <= getattr(terms, field) <= most:
+            raise BadInvoicing(field, f"must be from {least} to {most}")
+    return terms
+
+
+async def set_account(
+    conn: AsyncConnection, *, org_id: str, terms: Terms, now: datetime | None = None
+) -> Account:
+    """A new version, unless it says what holds already. In the caller's transaction.
+
+    Raises: BadInvoicing.
+    """
+    check_terms(terms)
+    # Two at once are one behind the other.
+    key = sa.func.hashtextextended(org_id, ACCOUNT_LOCK)
+    await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
+    standing = await account_of(conn, org_id)
+    if standing is not None and standing.terms == terms:
+        return standing
+    version = 1 if standing is None else standing.version + 1
+    created_at = now or datetime.now(UTC)
+    fields = msgspec.structs.asdict(terms)
+    row = {"org_id": org_id, "version": version, "created_at": created_at, **fields}
+    await conn.execute(insert(billing_accounts), row)
+    return Account(org_id=org_id, version=version, terms=terms, created_at=created_at)
+
+
+def to_account(row: sa.Row[Any]) -> Account:
+    fields = {name: getattr(row, name) for name in Terms.__struct_fields__}
+    return Account(
+        org_id=row.org_id,
+        version=row.version,
+        terms=Terms(**fields),
+        created_at=row.created_at.astimezone(UTC),
+    )
+
+
+def accounts_of(org_id: str) -> sa.Select[Any]:
+    """All versions."""
+    return sa.select(billing_accounts).where(billing_accounts.c.org_id == org_id)
+
+
+async def account_of(
+    conn: AsyncConnection, org_id: str, *, version: int | None = None
+) -> Account | None:
+    """The one that holds now, or a certain one."""
+    found = accounts_of(org_id)
+    if version is not None:
+        found = found.where(billing_accounts.c.version == version)
+    newest = found.order_by(billing_accounts.c.version.desc()).limit(1)
+    row = (await conn.execute(newest)).one_or_none()
+    return None if row is None else to_account(row)
+
+
+async def orgs_with_account(conn: AsyncConnection) -> Sequence[str]:
+    found = sa.select(billing_accounts.c.org_id).distinct().order_by(billing_accounts.c.org_id)
+    return (await conn.execute(found)).scalars().all()
+
+
+async def add_rate(
+    conn: AsyncConnection, *, currency: str, usd_per_unit: str, valid_from: datetime, source: str
+) -> Rate:
+    """What a unit of `currency` is worth from then on, until a later one. In the caller's
+    transaction.
+
+    Raises: BadInvoicing; InvoicingConflict where another one stands from that moment.
+    """
+    if currency == USD:
+        raise BadInvoicing("currency", "a USD is worth a USD")
+    try:
+        coin = coin_of(currency, usd_per_unit)
+    except MoneyError as error:
+        raise BadInvoicing("usd_per_unit", str(error)) from None
+    row = {
+        "currency": currency,
+        "valid_from": valid_from,
+        "coin_pico": coin,
+        "source": source,
+    }
+    added = await conn.execute(insert(fx_rates).values(row).on_conflict_do_nothing())
+    if not added.rowcount:
+        raise InvoicingConflict("valid_from", f"{currency} has a rate from that moment already")
+    return Rate(currency=currency, valid_from=valid_from, coin_pico=coin, source=source)
+
+
+async def rate_at(conn: AsyncConnection, currency: str, moment: datetime) -> Rate | None:
+    """The newest that was valid by then; None: there is none. A cent is a cent at all times."""
+    if currency == USD:
+        beginning = datetime(1970, 1, 1, tzinfo=UTC)
+        return Rate(currency=USD, valid_from=beginning, coin_pico=usd_coin(), source="")
+    own = fx_rates.c
+    found = sa.select(fx_rates).where(own.currency == currency, own.valid_from <= moment)
+    row = (await conn.execute(found.order_by(own.valid_from.desc()).limit(1))).one_or_none()
+    if row is None:
+        return None
+    return Rate(
+        currency=currency,
+        valid_from=row.valid_from.astimezone(UTC),
+        coin_pico=int(row.coin_pico),
+        source=row.source,
+    )

@@ -1,0 +1,61 @@
+"""What an org has paid in advance, and which invoices it has settled.
+
+Above: `closing`, `collection`. Below: credits in the ledger, `invoice_payments`. A credit stands in
+the org's receivable already: to settle an invoice of it posts nothing, it is only noted that it is
+no longer there for the next one. A negative note gives back: what an invoice was over-settled by,
+or what it owes the customer itself, settles later ones.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.credits import credits_of
+from billing.invoices.invoice import Invoice, amounts_of, pay
+from billing.invoices.tables import invoice_payments, invoices
+from billing.money import Pico
+
+ORG_LOCK = 0x62616C616E6365
+
+
+async def unapplied_pico(conn: AsyncConnection, org_id: str) -> Pico:
+    """Credit that has settled nothing yet."""
+    own, of = invoice_payments.c, invoices.c
+    given = credits_of(org_id).subquery()
+    credited = sa.select(sa.func.coalesce(sa.func.sum(given.c.amount_pico), 0))
+    applied = (
+        sa.select(sa.func.coalesce(sa.func.sum(own.amount_coins * of.coin_pico), 0))
+        .join(invoices, of.id == own.invoice_id)
+        .where(own.org_id == org_id, own.method == "balance")
+    )
+    found = sa.select(credited.scalar_subquery() - applied.scalar_subquery())
+    return int((await conn.execute(found)).scalar_one())
+
+
+async def take_from_balance(conn: AsyncConnection, invoice: Invoice, now: datetime) -> None:
+    """Settle of it what it has, or give back what the invoice has too much. The caller holds the
+    invoice's lock."""
+    assert invoice.coin_pico is not None
+    # Two invoices of an org do not take the same.
+    key = sa.func.hashtextextended(invoice.org_id, ORG_LOCK)
+    await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
+    due = (await amounts_of(conn, invoice)).due
+    if due > 0:
+        there = max(0, await unapplied_pico(conn, invoice.org_id))
+        due = min(due, there // invoice.coin_pico)
+    if not due:
+        return
+    notes = sa.select(sa.func.count()).where(invoice_payments.c.invoice_id == invoice.id)
+    number = (await conn.execute(notes)).scalar_one()
+    await pay(
+        conn,
+        invoice,
+        payment_id=f"{invoice.id}.balance.{number}",
+        method="balance",
+        amount_coins=due,
+        reference="",
+        now=now,
+    )

@@ -1,0 +1,235 @@
+"""What an invoice charges: the sums of the ledger's postings in its window, exact, by project,
+model, tier, component and price.
+
+Above: `closing`, `drilldown`. Below: `usage_events` and `transfers`, which never change. Nothing is
+priced here: the amounts are those that were booked with each event.
+
+    window of invoice n:   admitted in its period, posted before its cutoff
+                        +  admitted before its period, posted since the cutoff of invoice n - 1
+
+So every posting is in exactly one invoice, and which one it is never changes: what comes late, for
+a period that was finalized, joins the next, marked with the period that it belongs to. A cutoff is
+a number of `posting_seq` that was drawn while nobody booked (`take_cutoff`): what was booked before
+has a lower number, what comes later a higher one, whatever clocks do.
+
+A period is read a day at a time, so that ten million events are thirty statements of bounded
+length, and no lock is held meanwhile: below the cutoff nothing is added.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.credits import account_of
+from billing.errors import InvoicingConflict
+from billing.events import COMPONENTS
+from billing.invoices.calendar import Period
+from billing.money import Pico
+from billing.spent import hold_books
+from billing.tables import AMOUNTS, EPOCH
+
+Kind = Literal["usage", "late", "correction", "adjustment"]
+SLICE = timedelta(days=1)
+MAX_LINES = 100_000
+"""Of one invoice: beyond it somebody made up names of models or projects."""
+CHARGES = """
+    (t.debit = {account} AND t.credit LIKE 'revenue:%'
+        OR t.credit = {account} AND t.debit LIKE 'revenue:%')
+"""
+"""SQL: that a transfer is about what was used, not about how it is paid."""
+CHARGED = "sum(CASE WHEN t.debit = {account} THEN t.amount_pico ELSE -t.amount_pico END)"
+_CORRECTION = "t.event_id IS NOT NULL AND t.kind NOT IN ('usage', 'waste', 'suspense')"
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """What one invoice counts."""
+
+    org: str
+    period: Period
+    since: int
+    """The cutoff of the invoice before."""
+    cutoff: int
+    earlier: tuple[Period, ...] = ()
+    """The periods that were invoiced before."""
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """What a line is about."""
+
+    usage: Period
+    kind: Kind
+    project: str
+    model: str
+    tier: str
+    component: str
+    """Of a correction: what it is called in the ledger."""
+    price_id: str
+    """Empty: nothing had a price, or several."""
+    pico_per_token: int | None
+
+
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    subject: Subject
+    quantity: int
+    num_requests: int
+    amount_pico: Pico
+
+
+async def take_cutoff(conn: AsyncConnection) -> int:
+    """Behind all that was booked, before all that will be; the caller commits at once, for until
+    then nobody books."""
+    await hold_books(conn)
+    found = await conn.scalar(sa.text("SELECT nextval('posting_seq')"))
+    assert isinstance(found, int)
+    return found
+
+
+def _unpivoted() -> str:
+    return ", ".join(
+        f"('{name}', {name}, {amount}, {name}_requests, prices -> '{name}')"
+        for name, amount in zip(COMPONENTS, AMOUNTS, strict=True)
+    )
+
+
+def _counted(usage: str, source: str, where: str) -> Any:
+    """One row for each component and price; events are grouped by their prices first, so that a
+    price is looked into once for all that were admitted by it."""
+    sums = ", ".join(
+        f"sum({name}) AS {name}, sum({amount}) AS {amount},"
+        f" count(*) FILTER (WHERE {name} > 0) AS {name}_requests"
+        for name, amount in zip(COMPONENTS, AMOUNTS, strict=True)
+    )
+    return sa.text(f"""
+        WITH counted AS (
+            SELECT {usage}, project, model, tier, prices, {sums}
+            FROM {source}
+            WHERE u.org = :org AND u.kind = 'usage' AND {where}
+            GROUP BY 1, 2, project, model, tier, prices
+        )
+        SELECT usage_start, usage_end, project, model, tier, component,
+            coalesce(price ->> 'price_id', '') AS price_id,
+            CAST(price ->> 'pico_per_token' AS bigint) AS pico_per_token,
+            sum(quantity) AS quantity, sum(amount_pico) AS amount_pico,
+            sum(num_requests) AS num_requests
+        FROM counted CROSS JOIN LATERAL (VALUES {_unpivoted()})
+            AS c(component, quantity, amount_pico, num_requests, price)
+        WHERE quantity > 0
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+    """)
+
+
+BOUNDS = """
+    unnest(CAST(:starts AS timestamptz[]), CAST(:ends AS timestamptz[]))
+        AS b(usage_start, usage_end)
+"""
+_IN_PERIOD = _counted(
+    "CAST(:usage_start AS timestamptz) AS usage_start,"
+    " CAST(:usage_end AS timestamptz) AS usage_end",
+    "usage_events u",
+    "u.admitted_at >= :from AND u.admitted_at < :to AND u.seq < :cutoff",
+)
+_LATE = _counted(
+    "usage_start, usage_end",
+    f"usage_events u JOIN {BOUNDS} ON u.admitted_at >= usage_start AND u.admitted_at < usage_end",
+    "u.seq >= :since AND u.seq < :cutoff AND u.admitted_at < :start",
+)
+IN_WINDOW = """
+    {row}.seq < :cutoff AND u.admitted_at < :end
+        AND (u.admitted_at >= :start OR {row}.seq >= :since)
+"""
+"""SQL: that a posting of the event `u` is in the window."""
+_CORRECTED = sa.text(f"""
+    SELECT usage_start, usage_end, u.project, u.model, u.tier, t.kind AS component,
+        '' AS price_id, CAST(NULL AS bigint) AS pico_per_token, 0 AS quantity,
+        {CHARGED.format(account=":account")} AS amount_pico,
+        count(*) AS num_requests
+    FROM transfers t JOIN usage_events u ON u.id = t.event_id
+        JOIN {BOUNDS} ON u.admitted_at >= usage_start AND u.admitted_at < usage_end
+    WHERE {_CORRECTION} AND {CHARGES.format(account=":account")}
+        AND {IN_WINDOW.format(row="t")}
+    GROUP BY 1, 2, 3, 4, 5, 6
+    HAVING sum(t.amount_pico) > 0
+""")
+
+
+def bounds(window: Window) -> dict[str, list[datetime]]:
+    """All periods that a posting of the window can belong to; what was admitted before the first of
+    them is shown as of the time before it."""
+    periods = [*window.earlier, window.period]
+    first = min(periods)
+    found = [Period(EPOCH, first.start), *periods]
+    return {"starts": [each.start for each in found], "ends": [each.end for each in found]}
+
+
+def slices(period: Period) -> Iterator[Period]:
+    start = period.start
+    while start < period.end:
+        end = min(start + SLICE, period.end)
+        yield Period(start, end)
+        start = end
+
+
+async def charges_of(db: AsyncEngine, window: Window) -> list[Charge]:
+    """In the order of their subjects.
+
+    Raises: InvoicingConflict where there are more than MAX_LINES.
+    """
+    found: dict[Subject, list[int]] = defaultdict(lambda: [0, 0, 0])
+    named: dict[str, Any] = {
+        "org": window.org,
+        "account": account_of(window.org),
+        "since": window.since,
+        "cutoff": window.cutoff,
+        "start": window.period.start,
+        "end": window.period.end,
+        **bounds(window),
+    }
+    usage = {"usage_start": window.period.start, "usage_end": window.period.end}
+    async with db.connect() as conn:
+        for each in slices(window.period):
+            part = {"from": each.start, "to": each.end}
+            _add(found, "usage", await _read(conn, _IN_PERIOD, named | usage | part))
+        _add(found, "late", await _read(conn, _LATE, named))
+        _add(found, "correction", await _read(conn, _CORRECTED, named))
+    return [
+        Charge(subject=subject, quantity=quantity, num_requests=count, amount_pico=amount)
+        for subject, (quantity, count, amount) in sorted(found.items(), key=_order)
+    ]
+
+
+def _order(item: tuple[Subject, list[int]]) -> tuple[Any, ...]:
+    subject = item[0]
+    return (*msgspec.structs.astuple(subject)[:-1], subject.pico_per_token or 0)
+
+
+async def _read(conn: AsyncConnection, query: Any, named: dict[str, Any]) -> Sequence[sa.Row[Any]]:
+    used = {name: named[name] for name in query.compile().params}
+    rows = (await conn.execute(query, used)).all()
+    await conn.rollback()  # a statement is a transaction: nothing is held through a long period
+    return rows
+
+
+def _add(found: dict[Subject, list[int]], kind: Kind, rows: Sequence[sa.Row[Any]]) -> None:
+    for row in rows:
+        subject = Subject(
+            kind=kind,
+            usage=Period(row.usage_start.astimezone(UTC), row.usage_end.astimezone(UTC)),
+            project=row.project,
+            model=row.model,
+            tier=row.tier,
+            component=row.component,
+            price_id=row.price_id,
+            pico_per_token=row.pico_per_token,
+        )
+        sums = found[subject]
+        for position, value in enumerate((row.quantity, row.num_requests, row.amount_pico)):
+            sums[position] += int(value)
+    if len(found) > MAX_LINES:
+        raise InvoicingConflict("lines", f"an invoice has {MAX_LINES} lines at most")

@@ -1,0 +1,268 @@
+"""What follows an invoice: payments, credit notes, and dunning while nobody pays.
+
+Above: `worker`, the gateway's administration. Below: `invoice`, `states` (what comes next),
+`postings`, `numbers`. Each verb holds the invoice's lock, so that what is left to pay, or to take
+back, is what it has seen. Everything is added, nothing changed: a credit note has a number of its
+own series and names the lines that it takes back, none by more than is left of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.errors import BadInvoicing, InvoicingConflict
+from billing.invoices.balance import take_from_balance
+from billing.invoices.invoice import (
+    Invoice,
+    amounts_of,
+    enter,
+    get_invoice,
+    get_lines,
+    pay,
+    settle,
+    to_invoice,
+)
+from billing.invoices.numbers import next_number
+from billing.invoices.postings import Posting, post
+from billing.invoices.states import DRAFT, LASTS, Standing, advance
+from billing.invoices.tables import (
+    credit_note_lines,
+    credit_notes,
+    invoice_payments,
+    invoices,
+)
+
+
+class CreditNote(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    invoice_id: str
+    number: str
+    reason: str
+    total_coins: int
+    lines: dict[str, int]
+    """Coins taken back, by the id of the invoice's line."""
+    created_at: datetime
+
+
+class Payment(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    invoice_id: str
+    method: str
+    """`received`; `balance`: of what was paid in advance, negative where it is given back."""
+    reference: str
+    amount_coins: int
+    created_at: datetime
+
+
+async def _final(conn: AsyncConnection, org_id: str, invoice_id: str) -> Invoice:
+    """Its lock. Raises: NoInvoice, InvoicingConflict."""
+    found = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id, lock=True)
+    if found.state == DRAFT:
+        raise InvoicingConflict("invoice_id", "it is a draft")
+    return found
+
+
+async def record_payment(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    invoice_id: str,
+    payment_id: str,
+    amount_coins: int,
+    reference: str,
+    now: datetime,
+) -> Payment:
+    """In the caller's transaction.
+
+    Raises: NoInvoice; InvoicingConflict of a draft; BadInvoicing of more than is due.
+    """
+    invoice = await _final(conn, org_id, invoice_id)
+    due = (await amounts_of(conn, invoice)).due
+    if not 0 < amount_coins <= due:
+        raise BadInvoicing("amount", "must be more than nothing, and no more than is due")
+    assert invoice.coin_pico is not None
+    await pay(
+        conn,
+        invoice,
+        payment_id=payment_id,
+        method="received",
+        amount_coins=amount_coins,
+        reference=reference,
+        now=now,
+    )
+    charged = -amount_coins * invoice.coin_pico
+    posting = Posting(id=payment_id, kind="payment", charged_pico=charged)
+    await post(conn, org_id=org_id, postings=[posting], now=now)
+    await settle(conn, invoice, now)
+    return Payment(
+        id=payment_id,
+        invoice_id=invoice_id,
+        method="received",
+        reference=reference,
+        amount_coins=amount_coins,
+        created_at=now,
+    )
+
+
+async def issue_credit_note(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    invoice_id: str,
+    note_id: str,
+    reason: str,
+    lines: Mapping[str, int] | None,
+    now: datetime,
+) -> CreditNote:
+    """Take back `lines`, coins by line; None: all that is left of the invoice, which voids it. In
+    the caller's transaction. What was paid already is the org's for its next invoices.
+
+    Raises: NoInvoice; InvoicingConflict of a draft, or where nothing is left; BadInvoicing of more
+    than is left.
+    """
+    invoice = await _final(conn, org_id, invoice_id)
+    assert invoice.coin_pico is not None
+    amounts = await amounts_of(conn, invoice)
+    left = await left_of_lines(conn, invoice)
+    most = amounts.total - amounts.credited
+    taken = _all_of(left, most) if lines is None else dict(lines)
+    if most <= 0 or (lines is None and not taken):
+        raise InvoicingConflict("invoice_id", "nothing of it is left to take back")
+    for line_id, coins in taken.items():
+        if line_id not in left:
+            raise BadInvoicing("lines", f"the invoice has no line {line_id!r}")
+        if not 0 < coins <= left[line_id]:
+            raise BadInvoicing("lines", f"no more can be taken back than is left of {line_id}")
+    total = sum(taken.values())
+    if not 0 < total <= most:
+        raise BadInvoicing("lines", "no more can be taken back than is left of the invoice")
+    sequence, number = await next_number(conn, invoice.issuer, "credit_note")
+    row = {
+        "id": note_id,
+        "org_id": org_id,
+        "invoice_id": invoice_id,
+        "issuer": invoice.issuer,
+        "sequence": sequence,
+        "number": number,
+        "reason": reason,
+        "total_coins": total,
+        "created_at": now,
+    }
+    await conn.execute(sa.insert(credit_notes), row)
+    parts: list[dict[str, Any]] = [
+        {"credit_note_id": note_id, "line_id": line_id, "org_id": org_id, "amount_coins": coins}
+        for line_id, coins in taken.items()
+    ]
+    await conn.execute(sa.insert(credit_note_lines), parts)
+    posting = Posting(id=note_id, kind="credit_note", charged_pico=-total * invoice.coin_pico)
+    await post(conn, org_id=org_id, postings=[posting], now=now)
+    if (await amounts_of(conn, invoice)).due < 0:
+        await take_from_balance(conn, invoice, now)
+    await settle(conn, invoice, now)
+    return CreditNote(
+        id=note_id,
+        invoice_id=invoice_id,
+        number=number,
+        reason=reason,
+        total_coins=total,
+        lines=taken,
+        created_at=now,
+    )
+
+
+def _all_of(left: Mapping[str, int], most: int) -> dict[str, int]:
+    """Of an invoice with lines below zero, no more than it asked for in all."""
+    taken: dict[str, int] = {}
+    for line_id, coins in left.items():
+        part = min(coins, most - sum(taken.values()))
+        if part > 0:
+            taken[line_id] = part
+    return taken
+
+
+async def left_of_lines(conn: AsyncConnection, invoice: Invoice) -> dict[str, int]:
+    """Coins that no credit note has taken back, by line, in order."""
+    own = credit_note_lines.c
+    query = (
+        sa.select(own.line_id, sa.func.sum(own.amount_coins))
+        .join(credit_notes, credit_notes.c.id == own.credit_note_id)
+        .where(credit_notes.c.invoice_id == invoice.id)
+        .group_by(own.line_id)
+    )
+    gone = {line_id: int(coins) for line_id, coins in await conn.execute(query)}
+    lines = await get_lines(conn, org_id=invoice.org_id, invoice_id=invoice.id)
+    return {each.id: (each.amount_coins or 0) - gone.get(each.id, 0) for each in lines}
+
+
+async def dun(db: AsyncEngine, now: datetime) -> int:
+    """Move each invoice that nobody has paid by the stage that it has reached; returns how many
+    moved. One transaction for each; what another process moves at the same moment is left to it."""
+    own = invoices.c
+    moved = 0
+    async with db.connect() as conn:
+        query = sa.select(own.org_id, own.id).where(own.state.in_(LASTS), own.due_at <= now)
+        found = (await conn.execute(query.order_by(own.due_at, own.id))).all()
+    for org_id, invoice_id in found:
+        async with db.begin() as conn:
+            wanted = sa.select(invoices).where(own.org_id == org_id, own.id == invoice_id)
+            row = (await conn.execute(wanted.with_for_update(skip_locked=True))).one_or_none()
+            if row is None:
+                continue
+            invoice = to_invoice(row)
+            assert invoice.due_at is not None
+            standing = Standing(
+                state=invoice.state, since=invoice.state_since, due_at=invoice.due_at
+            )
+            stage = advance(standing, now)
+            if stage is not None:
+                await enter(conn, invoice, stage, now)
+                moved += 1
+    return moved
+
+
+async def notes_of(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> list[CreditNote]:
+    own, part = credit_notes.c, credit_note_lines.c
+    found = sa.select(credit_notes).where(own.org_id == org_id, own.invoice_id == invoice_id)
+    rows = (await conn.execute(found.order_by(own.sequence))).all()
+    parts = (
+        sa.select(part.credit_note_id, part.line_id, part.amount_coins)
+        .join(credit_notes, own.id == part.credit_note_id)
+        .where(own.org_id == org_id, own.invoice_id == invoice_id)
+    )
+    lines: dict[str, dict[str, int]] = {row.id: {} for row in rows}
+    for note_id, line_id, coins in await conn.execute(parts.order_by(part.line_id)):
+        lines[note_id][line_id] = int(coins)
+    return [
+        CreditNote(
+            id=row.id,
+            invoice_id=row.invoice_id,
+            number=row.number,
+            reason=row.reason,
+            total_coins=int(row.total_coins),
+            lines=lines[row.id],
+            created_at=row.created_at,
+        )
+        for row in rows
+    ]
+
+
+async def payments_of(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> list[Payment]:
+    own = invoice_payments.c
+    found = sa.select(invoice_payments).where(own.org_id == org_id, own.invoice_id == invoice_id)
+    return [
+        Payment(
+            id=row.id,
+            invoice_id=row.invoice_id,
+            method=row.method,
+            reference=row.reference,
+            amount_coins=int(row.amount_coins),
+            created_at=row.created_at,
+        )
+        for row in await conn.execute(found.order_by(own.created_at, own.id))
+    ]

@@ -1,0 +1,86 @@
+"""An org with a billing account, and usage of it at moments that are easy to read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing import ledger
+from billing.events import Price, PriceSet, Quantities, UsageEvent
+from billing.ingest import ingest
+from billing.invoices import proof
+from billing.invoices.accounts import Terms, set_account
+from billing.invoices.closing import close, finalize
+from billing.invoices.invoice import Invoice, Line, get_lines
+from tests.billing.samples import PRICES, an_attempt, an_event
+
+ORG = "org_a"
+ACCOUNT_MADE = datetime(2026, 9, 1, tzinfo=UTC)
+
+
+def at(*parts: int) -> datetime:
+    """UTC."""
+    return datetime(*parts, tzinfo=UTC)  # type: ignore[arg-type,misc]
+
+
+OCTOBER, NOVEMBER, DECEMBER, JANUARY = (
+    at(2026, 10, 1),
+    at(2026, 11, 1),
+    at(2026, 12, 1),
+    at(2027, 1, 1),
+)
+
+
+async def open_account(db: AsyncEngine, org: str = ORG, **terms: Any) -> None:
+    async with db.begin() as conn:
+        known = sa.text("INSERT INTO orgs (id, name) VALUES (:org, :org) ON CONFLICT DO NOTHING")
+        await conn.execute(known, {"org": org})
+        await set_account(conn, org_id=org, terms=Terms(**terms), now=ACCOUNT_MADE)
+
+
+def used(
+    moment: datetime, *, org: str = ORG, output: int = 20, prices: PriceSet = PRICES, **names: str
+) -> UsageEvent:
+    attempt = an_attempt(org=org, admitted_at=moment.timestamp(), prices=prices, **names)
+    return an_event(attempt, Quantities(uncached_input=100, output=output))
+
+
+def priced(pico: int) -> PriceSet:
+    """A token of output for so much, and nothing else has a price."""
+    return {"output": Price(f"p:{pico}", pico)}
+
+
+def tokens(moment: datetime, count: int, pico: int, **names: str) -> UsageEvent:
+    """So many at that price."""
+    attempt = an_attempt(admitted_at=moment.timestamp(), prices=priced(pico), **names)
+    return an_event(attempt, Quantities(output=count))
+
+
+async def book(db: AsyncEngine, *events: UsageEvent) -> None:
+    assert (await ingest(db, events)).inserted == len(events)
+
+
+async def close_and_finalize(db: AsyncEngine, now: datetime, org: str = ORG) -> Invoice:
+    draft = await close(db, org_id=org, now=now)
+    assert draft is not None
+    return await finalize(db, org_id=org, invoice_id=draft.id, now=now + timedelta(hours=24))
+
+
+async def lines(db: AsyncEngine, invoice: Invoice) -> list[Line]:
+    async with db.connect() as conn:
+        return await get_lines(conn, org_id=invoice.org_id, invoice_id=invoice.id)
+
+
+async def receivable(db: AsyncEngine, org: str = ORG) -> int:
+    """What the ledger has the org owe, in pico-USD."""
+    async with db.connect() as conn:
+        query = sa.text("SELECT debits_pico - credits_pico FROM balances WHERE account = :id")
+        return int(await conn.scalar(query, {"id": f"receivable:{org}"}) or 0)
+
+
+async def assert_books_agree(db: AsyncEngine) -> None:
+    assert await ledger.check(db) == []
+    assert await proof.check(db) == []
