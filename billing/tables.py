@@ -43,6 +43,12 @@ def _moment(name: str) -> sa.Column[datetime]:
     return sa.Column(name, sa.TIMESTAMP(timezone=True), nullable=False)
 
 
+def _seq() -> sa.Column[int]:
+    """In which order it was booked, as seen by who holds the books alone (`spent.hold_books`)."""
+    drawn = sa.text("nextval('posting_seq')")
+    return sa.Column("seq", sa.BigInteger, nullable=False, server_default=drawn)
+
+
 def _counted() -> list[sa.Column[Any]]:
     return [
         *(sa.Column(name, sa.BigInteger, nullable=False) for name in COMPONENTS),
@@ -80,6 +86,7 @@ usage_events = sa.Table(
     _moment("admitted_at"),
     _moment("occurred_at"),
     _moment("ingested_at"),
+    _seq(),
 )
 
 usage_conflicts = sa.Table(
@@ -128,6 +135,7 @@ transfers = sa.Table(
     sa.Column("corrects", sa.Text, nullable=True),
     _moment("admitted_at"),
     _moment("posted_at"),
+    _seq(),
 )
 
 balances = sa.Table(

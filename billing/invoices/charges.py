@@ -29,9 +29,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.credits import account_of
 from billing.errors import InvoicingConflict
-from billing.events import COMPONENTS
+from billing.events import COMPONENTS, INPUTS, Band, PriceSet
 from billing.invoices.calendar import Period
 from billing.money import Pico
+from billing.rating import price_of
 from billing.spent import hold_books
 from billing.tables import AMOUNTS, EPOCH
 
@@ -82,6 +83,12 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
     amount_pico: Pico
 
 
+Sums = dict[Subject, list[int]]
+"""Quantity, requests, pico-USD."""
+NO_PRICE = Band(0, "", 0)
+_prices = msgspec.json.Decoder(PriceSet)
+
+
 async def take_cutoff(conn: AsyncConnection) -> int:
     """Behind all that was booked, before all that will be; the caller commits at once, for until
     then nobody books."""
@@ -91,37 +98,30 @@ async def take_cutoff(conn: AsyncConnection) -> int:
     return found
 
 
-def _unpivoted() -> str:
-    return ", ".join(
-        f"('{name}', {name}, {amount}, {name}_requests, prices -> '{name}')"
-        for name, amount in zip(COMPONENTS, AMOUNTS, strict=True)
-    )
+_BAND = f"""
+    CASE WHEN jsonb_path_exists(prices, '$.*.bands') THEN coalesce((
+        SELECT max(CAST(b ->> 'min_total_input' AS bigint))
+        FROM jsonb_path_query(prices, '$.*.bands[*]') b
+        WHERE CAST(b ->> 'min_total_input' AS bigint) <= {" + ".join(INPUTS)}), 0)
+    ELSE 0 END
+"""
+"""SQL: the least input of the largest size band that an event reaches, of any component."""
 
 
 def _counted(usage: str, source: str, where: str) -> Any:
-    """One row for each component and price; events are grouped by their prices first, so that a
-    price is looked into once for all that were admitted by it."""
+    """Events by the prices that they were admitted by: what was rated alike is added up before
+    anybody looks into its prices."""
     sums = ", ".join(
         f"sum({name}) AS {name}, sum({amount}) AS {amount},"
         f" count(*) FILTER (WHERE {name} > 0) AS {name}_requests"
         for name, amount in zip(COMPONENTS, AMOUNTS, strict=True)
     )
     return sa.text(f"""
-        WITH counted AS (
-            SELECT {usage}, project, model, tier, prices, {sums}
-            FROM {source}
-            WHERE u.org = :org AND u.kind = 'usage' AND {where}
-            GROUP BY 1, 2, project, model, tier, prices
-        )
-        SELECT usage_start, usage_end, project, model, tier, component,
-            coalesce(price ->> 'price_id', '') AS price_id,
-            CAST(price ->> 'pico_per_token' AS bigint) AS pico_per_token,
-            sum(quantity) AS quantity, sum(amount_pico) AS amount_pico,
-            sum(num_requests) AS num_requests
-        FROM counted CROSS JOIN LATERAL (VALUES {_unpivoted()})
-            AS c(component, quantity, amount_pico, num_requests, price)
-        WHERE quantity > 0
-        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+        SELECT {usage}, project, model, tier, CAST(prices AS text) AS prices, {_BAND} AS band,
+            {sums}
+        FROM {source}
+        WHERE u.org = :org AND u.kind = 'usage' AND {where}
+        GROUP BY 1, 2, project, model, tier, u.prices, band
     """)
 
 
@@ -147,7 +147,6 @@ IN_WINDOW = """
 """SQL: that a posting of the event `u` is in the window."""
 _CORRECTED = sa.text(f"""
     SELECT usage_start, usage_end, u.project, u.model, u.tier, t.kind AS component,
-        '' AS price_id, CAST(NULL AS bigint) AS pico_per_token, 0 AS quantity,
         {CHARGED.format(account=":account")} AS amount_pico,
         count(*) AS num_requests
     FROM transfers t JOIN usage_events u ON u.id = t.event_id
@@ -181,7 +180,7 @@ async def charges_of(db: AsyncEngine, window: Window) -> list[Charge]:
 
     Raises: InvoicingConflict where there are more than MAX_LINES.
     """
-    found: dict[Subject, list[int]] = defaultdict(lambda: [0, 0, 0])
+    found: Sums = defaultdict(lambda: [0, 0, 0])
     named: dict[str, Any] = {
         "org": window.org,
         "account": account_of(window.org),
@@ -195,12 +194,18 @@ async def charges_of(db: AsyncEngine, window: Window) -> list[Charge]:
     async with db.connect() as conn:
         for each in slices(window.period):
             part = {"from": each.start, "to": each.end}
-            _add(found, "usage", await _read(conn, _IN_PERIOD, named | usage | part))
-        _add(found, "late", await _read(conn, _LATE, named))
-        _add(found, "correction", await _read(conn, _CORRECTED, named))
+            for row in await _read(conn, _IN_PERIOD, named | usage | part):
+                _add_usage(found, "usage", row)
+        for row in await _read(conn, _LATE, named):
+            _add_usage(found, "late", row)
+        for row in await _read(conn, _CORRECTED, named):
+            subject = _subject(row, "correction", row.component, NO_PRICE)
+            _add(found, subject, 0, row.num_requests, row.amount_pico)
+    if len(found) > MAX_LINES:
+        raise InvoicingConflict("lines", f"an invoice has {MAX_LINES} lines at most")
     return [
-        Charge(subject=subject, quantity=quantity, num_requests=count, amount_pico=amount)
-        for subject, (quantity, count, amount) in sorted(found.items(), key=_order)
+        Charge(subject=subject, quantity=quantity, num_requests=requests, amount_pico=amount)
+        for subject, (quantity, requests, amount) in sorted(found.items(), key=_order)
     ]
 
 
@@ -216,20 +221,34 @@ async def _read(conn: AsyncConnection, query: Any, named: dict[str, Any]) -> Seq
     return rows
 
 
-def _add(found: dict[Subject, list[int]], kind: Kind, rows: Sequence[sa.Row[Any]]) -> None:
-    for row in rows:
-        subject = Subject(
-            kind=kind,
-            usage=Period(row.usage_start.astimezone(UTC), row.usage_end.astimezone(UTC)),
-            project=row.project,
-            model=row.model,
-            tier=row.tier,
-            component=row.component,
-            price_id=row.price_id,
-            pico_per_token=row.pico_per_token,
-        )
-        sums = found[subject]
-        for position, value in enumerate((row.quantity, row.num_requests, row.amount_pico)):
-            sums[position] += int(value)
-    if len(found) > MAX_LINES:
-        raise InvoicingConflict("lines", f"an invoice has {MAX_LINES} lines at most")
+def _add_usage(found: Sums, kind: Kind, row: sa.Row[Any]) -> None:
+    """A line for each component that was used."""
+    prices, columns = _prices.decode(row.prices), row._mapping
+    for component, column in zip(COMPONENTS, AMOUNTS, strict=True):
+        quantity, amount = int(columns[component]), int(columns[column])
+        if quantity:
+            price = price_of(component, prices)
+            chosen = NO_PRICE if price is None else price.of(row.band)
+            if chosen.pico_per_token * quantity != amount:
+                chosen = NO_PRICE  # rated as a part of something larger
+            subject = _subject(row, kind, component, chosen)
+            _add(found, subject, quantity, columns[f"{component}_requests"], amount)
+
+
+def _subject(row: sa.Row[Any], kind: Kind, component: str, price: Band) -> Subject:
+    return Subject(
+        kind=kind,
+        usage=Period(row.usage_start.astimezone(UTC), row.usage_end.astimezone(UTC)),
+        project=row.project,
+        model=row.model,
+        tier=row.tier,
+        component=component,
+        price_id=price.price_id,
+        pico_per_token=price.pico_per_token if price.price_id else None,
+    )
+
+
+def _add(found: Sums, subject: Subject, *counts: Any) -> None:
+    sums = found[subject]
+    for position, value in enumerate(counts):
+        sums[position] += int(value)

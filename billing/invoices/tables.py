@@ -1,4 +1,4 @@
-"""Tables of invoices, as migration 0025 makes them. Above: the modules beside it. Below: Postgres.
+"""Tables of invoices, as migration 0026 makes them. Above: the modules beside it. Below: Postgres.
 
 An invoice that was finalized changes in its state alone, its lines not at all, which triggers
 enforce; accounts, rates, payments and credit notes are only added to. `*_pico` is exact, in
@@ -11,7 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from billing.tables import MONEY, metadata
+from billing.tables import MONEY
+
+metadata = sa.MetaData()
 
 
 def _text(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:

@@ -9,6 +9,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+import billing.invoices.tables
 import billing.tables
 import gateway.audit.tables
 import gateway.auth.issuer_tables
@@ -23,6 +24,7 @@ ROOMS = (
     gateway.tenancy.tables.metadata,
     gateway.webhooks.tables.metadata,
     billing.tables.metadata,
+    billing.invoices.tables.metadata,
     gateway.auth.tables.metadata,
     gateway.audit.tables.metadata,
     gateway.auth.token_tables.metadata,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import BadInvoicing, InvoicingConflict, NoInvoice
+from billing.events import Band, Price, PriceSet, Quantities
 from billing.invoices import proof
 from billing.invoices.accounts import Terms, account_of, add_rate, set_account
 from billing.invoices.closing import close, finalize, recount
@@ -85,6 +87,27 @@ async def test_a_new_price_in_mid_period_is_a_line_of_its_own(db: AsyncEngine) -
     invoice = await close_and_finalize(db, OCTOBER)
     found = [(it.price_id, it.quantity, it.exact_pico) for it in await lines(db, invoice)]
     assert found == [("p:11", 5, 55), ("p:7", 3, 21)]
+
+
+async def test_a_request_of_another_size_band_is_on_its_line(db: AsyncEngine) -> None:
+    await open_account(db)
+    banded: PriceSet = {
+        "uncached_input": Price("in", 10, (Band(100, "in:large", 20),)),
+        "output": Price("out", 50, (Band(200, "out:large", 90),)),
+    }
+    small, middle, large = (used(at(2026, 9, 2), prices=banded) for _ in range(3))
+    await book(
+        db,
+        msgspec.structs.replace(small, quantities=Quantities(uncached_input=99, output=1)),
+        msgspec.structs.replace(middle, quantities=Quantities(uncached_input=199, output=2)),
+        msgspec.structs.replace(large, quantities=Quantities(uncached_input=200, output=4)),
+    )
+    invoice = await close_and_finalize(db, OCTOBER)
+    found = {it.price_id: (it.quantity, it.exact_pico) for it in await lines(db, invoice)}
+    assert found == {
+        "in": (99, 990), "in:large": (399, 7980), "out": (3, 150), "out:large": (4, 360),
+    }  # fmt: skip
+    await assert_books_agree(db)
 
 
 async def test_there_is_no_gap_of_a_cent_between_ledger_and_invoice(db: AsyncEngine) -> None:

@@ -4,8 +4,8 @@ Postings get a number of their own (`posting_seq`), in the order in which they a
 who holds the books alone: an invoice says with one such number up to where it counts, and no clock
 that is set back can make it count anything twice, or nothing at all.
 
-Revision ID: 0022
-Revises: 0021
+Revision ID: 0026
+Revises: 0025
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from alembic import op
 
 from migrations.walls import ROLE_SYSTEM, open_wall, protect, share
 
-revision = "0022"
-down_revision = "0021"
+revision = "0026"
+down_revision = "0025"
 branch_labels = None
 depends_on = None
 
-KINDS = "'usage', 'waste', 'suspense', 'repriced', 'reversed', 'credit'"
+KINDS = (
+    "'usage', 'waste', 'suspense', 'repriced', 'reversed', 'credit',"
+    " 'lease', 'burn', 'expired', 'revoked'"
+)
 INVOICED = "'rounding', 'adjustment', 'payment', 'credit_note'"
 ACCOUNTS = """
     WHEN id LIKE 'receivable:%' THEN 'receivable'
@@ -28,6 +31,8 @@ ACCOUNTS = """
     WHEN id = 'house:production' THEN 'production'
     WHEN id = 'suspense' THEN 'suspense'
     WHEN id = 'house:cash' THEN 'cash'
+    WHEN id LIKE 'grant:%' THEN 'grant'
+    WHEN id = 'house:breakage' THEN 'breakage'
 """
 HOUSE = """
     WHEN id = 'house:rounding' THEN 'rounding'
@@ -281,7 +286,7 @@ OF_TENANTS = (
 
 def upgrade() -> None:
     know_accounts(ACCOUNTS + HOUSE)
-    know_kinds(f"{KINDS}, {INVOICED}", f"'credit', {INVOICED}")
+    know_kinds(f"{KINDS}, {INVOICED}")
     for statement in (*POSTINGS, *TABLES, *TRIGGERS):
         op.execute(statement)
     for table in ADDED_TO:
@@ -303,7 +308,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Raises: IntegrityError where anything was invoiced; transfers are never deleted."""
-    know_kinds(KINDS, "'credit'")
+    know_kinds(KINDS)
     for table in (
         "invoice_payments",
         "credit_note_lines",
@@ -325,12 +330,10 @@ def downgrade() -> None:
     know_accounts(ACCOUNTS)
 
 
-def know_kinds(kinds: str, of_no_event: str) -> None:
+def know_kinds(kinds: str) -> None:
     op.execute(
         "ALTER TABLE transfers DROP CONSTRAINT transfers_kind_check,"
-        f" ADD CONSTRAINT transfers_kind_check CHECK (kind IN ({kinds})),"
-        " DROP CONSTRAINT transfers_event, ADD CONSTRAINT transfers_event"
-        f" CHECK ((event_id IS NULL) = (kind IN ({of_no_event})))"
+        f" ADD CONSTRAINT transfers_kind_check CHECK (kind IN ({kinds}))"
     )
 
 
