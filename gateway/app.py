@@ -12,7 +12,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,6 +20,8 @@ from typing import Any
 
 import redis.asyncio
 from litestar import Litestar, Request, Response
+from litestar.plugins import PluginProtocol
+from litestar.plugins.core import MsgspecDIPlugin
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -28,10 +30,8 @@ from billing.ever_used import ever_used
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.worker import Shipper
-from engine.chat_template import ChatTemplate
-from engine.client import Engine, EngineClient
+from engine.client import EngineClient
 from engine.errors import EngineUnavailable
-from engine.tokenizer import Tokenizer
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.auth.guards import authenticate
 from gateway.auth.wiring import open_auth
@@ -39,7 +39,7 @@ from gateway.books import PostgresBooks
 from gateway.connection import LAST_REQUEST_S
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.errors import to_face
-from gateway.fleet.engine_replica import EngineReplica
+from gateway.fleet.input_estimate import Encode
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream import UpstreamReplica
@@ -115,6 +115,15 @@ CACHED_SALTS = 65_536
 CACHE_SALT = "cache-salt"
 
 
+class Application(Litestar):
+    """Without Litestar's plugins for bodies of pydantic and attrs, which are nobody's here: where
+    pydantic is installed, for whatever else, each worker would load all of it."""
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return [*plugins, MsgspecDIPlugin()]
+
+
 def create_app(
     settings: Settings, *, worker_id: str = "0", metrics: Path | None = None
 ) -> Litestar:
@@ -131,7 +140,7 @@ def create_app(
             app.state.begin_drain = partial(begin_drain, services, settings.drain_timeout_s)
             yield
 
-    app = Litestar(
+    app = Application(
         route_handlers=[
             *health.routes,
             *models.routes,
@@ -387,32 +396,17 @@ def build_fleet(
         if model.path is None:
             routes.append(upstream_route(model, threads, settings.workers))
         else:
+            from gateway.fleet.engine_routes import engine_routes  # loads the tokenizers library
+
             routes += engine_routes(model, engines[model.name], threads)
     return Fleet(routes)
-
-
-def engine_routes(model: ModelConfig, client: Engine, threads: PrepareThreads) -> Iterator[Route]:
-    """The model as it is, then its adapters: all of one engine, one tokenizer, one template."""
-    assert model.path is not None
-    tokenizer, template = Tokenizer.load(model.path), ChatTemplate.load(model.path)
-    for adapter in ("", *(each.name for each in model.adapters)):
-        name = adapter or model.name
-        replica = EngineReplica(
-            name=name,
-            client=client,
-            tokenizer=tokenizer,
-            template=template,
-            threads=threads,
-            adapter=adapter,
-        )
-        yield Route(model=name, kind="engine", replicas=(replica,))
 
 
 def upstream_route(model: ModelConfig, threads: PrepareThreads, num_gateways: int) -> Route:
     """What an upstream takes at once, the gateways of this machine share evenly."""
     bounds = [each.max_concurrency for each in model.replicas]
     rooms = [None if bound is None else WaitingRoom(bound // num_gateways) for bound in bounds]
-    encode = None if model.tokenizer is None else load_tokenizer(model.tokenizer).encode
+    encode = None if model.tokenizer is None else load_encode(model.tokenizer)
     replicas = tuple(
         UpstreamReplica(
             name=f"{model.name}/{position}",
@@ -433,9 +427,11 @@ def upstream_route(model: ModelConfig, threads: PrepareThreads, num_gateways: in
     return Route(model=model.name, kind="upstream", replicas=replicas, rooms=bounded)
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_encode(path: Path) -> Encode:
     """`path`: a tokenizer.json or the folder it is in."""
-    return Tokenizer.load(path if path.is_dir() else path.parent)
+    from engine.tokenizer import Tokenizer
+
+    return Tokenizer.load(path if path.is_dir() else path.parent).encode
 
 
 def cache_salts(secret: bytes) -> Callable[[str], str]:

@@ -245,9 +245,8 @@ def create(
 ) -> None:
     """Make a key and print it. It is shown this once and stored nowhere."""
     from gateway import administration
-    from gateway.database import PEPPER_PURPOSE
     from gateway.secret import Secret
-    from gateway.tenancy.keys import create_key
+    from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
     from gateway.tenancy.orgs import find_org
     from gateway.tenancy.projects import find_project
     from gateway.tenancy.restrictions import Restrictions
@@ -371,10 +370,9 @@ def state_of(key: KeyRow) -> str:
 def rotate(key_id: str, grace_s: int | None, as_json: bool, **flags: Flags) -> None:
     """Give a key a new secret and print it, this once; the old one is good for a while."""
     from gateway import administration
-    from gateway.database import PEPPER_PURPOSE
     from gateway.secret import Secret
     from gateway.tenancy.key_changes import DEFAULT_GRACE_S, rotate_key
-    from gateway.tenancy.keys import owner_of_key
+    from gateway.tenancy.keys import PEPPER_PURPOSE, owner_of_key
 
     settings = load(flags)
 

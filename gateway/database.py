@@ -20,11 +20,9 @@ from gateway.home import Home
 from gateway.secret import Secret
 from gateway.settings import DEFAULT_PLAN, Settings
 from gateway.tenancy.bootstrap import bootstrap
+from gateway.tenancy.keys import PEPPER_PURPOSE
 from gateway.tenancy.orgs import find_operator
 from migrations.runner import migrate
-
-PEPPER_PURPOSE = "api-key-pepper"
-"""What `Secret` derives the pepper of the key hashes for."""
 
 
 async def record_prices(conn: AsyncConnection, loaded: Loaded) -> None:

@@ -1,6 +1,6 @@
 """Passkeys (WebAuthn Level 3): registered by somebody who is signed in, and then enough to sign in.
 
-Above: the login pages. Below: the webauthn library, `tables`, `sessions` (challenges). A passkey
+Above: the login pages. Below: `passkey_ceremonies`, `tables`, `sessions` (challenges). A passkey
 stands alone, so the authenticator has to verify its user each time. A challenge is bound to the
 browser that asked for it and lasts minutes; that it is used but once is kept on Redis. No
 attestation is asked for: any authenticator will do. Knows no HTTP.
@@ -9,26 +9,16 @@ attestation is asked for: any authenticator will do. Knows no HTTP.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
-from urllib.parse import urlsplit
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import sqlalchemy as sa
-import webauthn
 from redis.asyncio import Redis
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from webauthn.helpers import base64url_to_bytes, bytes_to_base64url
-from webauthn.helpers.exceptions import WebAuthnException
-from webauthn.helpers.structs import (
-    AuthenticatorSelectionCriteria,
-    PublicKeyCredentialDescriptor,
-    ResidentKeyRequirement,
-    UserVerificationRequirement,
-)
 
 from gateway.audit.log import Actor, record
 from gateway.auth.login import Login, SignedIn, Where, WrongCredentials
@@ -40,14 +30,16 @@ from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.member_tables import users
 from gateway.tenancy.tables import check_name, orgs
 
+if TYPE_CHECKING:
+    from gateway.auth.passkey_ceremonies import Ceremonies
+
 MAX_PASSKEYS = 16
 """Of one user."""
-RELYING_PARTY = "Tollgate"
 POSSESSION = ("pop", "user")
 """RFC 8176: a key was shown to be held, and its holder to be there."""
 REGISTER, SIGN_IN = "passkey.register", "passkey.sign_in"
 USED = "tollgate:passkey:used"
-MALFORMED = (WebAuthnException, ValueError, KeyError, TypeError, RecursionError)
+MALFORMED = (ValueError, KeyError, TypeError, RecursionError)
 """What becomes of an answer that is none, or is nested deeper than anybody reads."""
 
 
@@ -88,8 +80,14 @@ class Passkeys:
         self._seals = seals
         self._login = login
         self._clock = clock
-        self._origin = public_url.rstrip("/")
-        self._rp_id = urlsplit(public_url).hostname or ""
+        self._public_url = public_url
+
+    @cached_property
+    def _ceremonies(self) -> Ceremonies:
+        """Loaded with the first one: the library is large, and many a gateway holds none."""
+        from gateway.auth.passkey_ceremonies import Ceremonies
+
+        return Ceremonies(self._public_url)
 
     async def list(self, session: Session) -> list[Passkey]:
         async with tenant(self._db, session.org_id) as conn:
@@ -100,22 +98,13 @@ class Passkeys:
         """The JSON for `navigator.credentials.create()`."""
         async with tenant(self._db, session.org_id) as conn:
             known = await conn.scalars(_of(session, passkeys.c.credential_id))
-        options = webauthn.generate_registration_options(
-            rp_id=self._rp_id,
-            rp_name=RELYING_PARTY,
-            user_id=session.user_id.encode(),
+        return self._ceremonies.registration_options(
+            user_id=session.user_id,
             user_name=session.email,
-            user_display_name=session.name,
+            display_name=session.name,
             challenge=self._seals.challenge(cookie, REGISTER, self._clock()),
-            authenticator_selection=AuthenticatorSelectionCriteria(
-                resident_key=ResidentKeyRequirement.REQUIRED,
-                user_verification=UserVerificationRequirement.REQUIRED,
-            ),
-            exclude_credentials=[
-                PublicKeyCredentialDescriptor(id=base64url_to_bytes(each)) for each in known
-            ],
+            known=known,
         )
-        return webauthn.options_to_json(options)
 
     async def register(
         self, session: Session, cookie: str, credential: Any, *, name: str, actor: Actor
@@ -124,13 +113,7 @@ class Passkeys:
         label = check_name(name)
         challenge = self._challenge_in(credential, cookie, REGISTER)
         try:
-            verified = webauthn.verify_registration_response(
-                credential=credential,
-                expected_challenge=challenge,
-                expected_rp_id=self._rp_id,
-                expected_origin=self._origin,
-                require_user_verification=True,
-            )
+            verified = self._ceremonies.verify_registration(credential, challenge)
         except MALFORMED as error:
             raise InvalidPasskey(type(error).__name__) from error
         await self._use(challenge)
@@ -138,8 +121,8 @@ class Passkeys:
             "id": f"passkey_{uuid7().hex}",
             "org_id": session.org_id,
             "user_id": session.user_id,
-            "credential_id": bytes_to_base64url(verified.credential_id),
-            "public_key": verified.credential_public_key,
+            "credential_id": verified.credential_id,
+            "public_key": verified.public_key,
             "sign_count": verified.sign_count,
             "name": label,
         }
@@ -181,12 +164,8 @@ class Passkeys:
 
     def sign_in_options(self, cookie: str) -> str:
         """The JSON for `navigator.credentials.get()`: no account is named, the passkey does."""
-        options = webauthn.generate_authentication_options(
-            rp_id=self._rp_id,
-            challenge=self._seals.challenge(cookie, SIGN_IN, self._clock()),
-            user_verification=UserVerificationRequirement.REQUIRED,
-        )
-        return webauthn.options_to_json(options)
+        challenge = self._seals.challenge(cookie, SIGN_IN, self._clock())
+        return self._ceremonies.sign_in_options(challenge)
 
     async def sign_in(
         self, cookie: str, credential: Any, *, org_id: str | None, where: Where
@@ -198,14 +177,8 @@ class Passkeys:
                 row = await _find(conn, str(credential["id"]))
             if row is None or org_id not in (None, row.org_id):
                 raise WrongCredentials
-            verified = webauthn.verify_authentication_response(
-                credential=credential,
-                expected_challenge=challenge,
-                expected_rp_id=self._rp_id,
-                expected_origin=self._origin,
-                credential_public_key=row.public_key,
-                credential_current_sign_count=row.sign_count,
-                require_user_verification=True,
+            sign_count = self._ceremonies.verify_sign_in(
+                credential, challenge, public_key=row.public_key, sign_count=row.sign_count
             )
             await self._use(challenge)
         except (InvalidPasskey, *MALFORMED) as error:
@@ -215,7 +188,7 @@ class Passkeys:
             counted = sa.update(passkeys).where(passkeys.c.id == row.id)
             counted = counted.where(passkeys.c.sign_count == row.sign_count)
             counted = counted.where(passkeys.c.archived_at.is_(None))
-            values = {"sign_count": verified.new_sign_count, "last_used_at": sa.func.now()}
+            values = {"sign_count": sign_count, "last_used_at": sa.func.now()}
             if (await conn.execute(counted.values(**values))).rowcount == 0:
                 raise WrongCredentials
             return await self._login.start(conn, row.org_id, row.user_id, POSSESSION, where)
@@ -223,8 +196,7 @@ class Passkeys:
     def _challenge_in(self, credential: Any, cookie: str, purpose: str) -> bytes:
         """The challenge that was signed, if this browser was given it. Raises: InvalidPasskey."""
         try:
-            data = json.loads(base64url_to_bytes(credential["response"]["clientDataJSON"]))
-            challenge = base64url_to_bytes(data["challenge"])
+            challenge = self._ceremonies.challenge_in(credential)
         except (*MALFORMED, AttributeError) as error:
             raise InvalidPasskey("no challenge") from error
         if not self._seals.is_challenge(challenge, cookie, purpose, now=self._clock()):

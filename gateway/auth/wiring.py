@@ -26,8 +26,8 @@ from gateway.auth.last_used import LastUsed
 from gateway.auth.refresh_tokens import RefreshTokens
 from gateway.auth.rfc8414_metadata import INTROSPECTION_PATH, REVOCATION_PATH, TOKEN_PATH
 from gateway.auth.signing_keys import PURPOSE, KeyRing
-from gateway.database import PEPPER_PURPOSE
 from gateway.secret import Secret
+from gateway.tenancy.keys import PEPPER_PURPOSE
 
 
 class Auth(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,11 +6,14 @@ no other site where it was, and runs no script but ours from a file.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import Response
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 FOLDER = Path(__file__).parent
 HTML = "text/html"
@@ -19,13 +22,20 @@ ASSETS = {
     "auth.css": "text/css",
     "passkeys.js": "text/javascript",
 }
-TEMPLATES = Environment(
-    loader=FileSystemLoader(FOLDER / "templates"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+
+
+@cache
+def templates() -> Environment:
+    """Jinja is loaded with the first page: many a gateway never shows one."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def policy_of(*destinations: str) -> str:
@@ -72,7 +82,7 @@ def page(
     headers: dict[str, str] | None = None,
     **values: Any,
 ) -> Response[bytes]:
-    text = TEMPLATES.get_template(f"{template}.html.jinja").render(**values)
+    text = templates().get_template(f"{template}.html.jinja").render(**values)
     return Response(
         text.encode(),
         status_code=status,

@@ -63,6 +63,8 @@ from gateway.tenancy.tables import (
     projects,
 )
 
+PEPPER_PURPOSE = "api-key-pepper"
+"""What `Secret` derives the pepper of the key hashes for."""
 PREFIX = "sk-tg-"
 ADMIN_PREFIX = "sk-tg-admin-"
 ALPHABET = string.digits + string.ascii_letters

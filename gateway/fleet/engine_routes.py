@@ -1,0 +1,34 @@
+"""An in-repo model as routes: its engine, its tokenizer and its chat template.
+
+Above: `app`, which loads this where there is such a model: the tokenizers library is large, and a
+gateway before upstreams alone needs none of it. Below: `engine_replica`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.chat_template import ChatTemplate
+from engine.client import Engine
+from engine.tokenizer import Tokenizer
+from gateway.fleet.engine_replica import EngineReplica
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.router import Route
+from gateway.served_models import ModelConfig
+
+
+def engine_routes(model: ModelConfig, client: Engine, threads: PrepareThreads) -> Iterator[Route]:
+    """The model as it is, then its adapters: all of one engine, one tokenizer, one template."""
+    assert model.path is not None
+    tokenizer, template = Tokenizer.load(model.path), ChatTemplate.load(model.path)
+    for adapter in ("", *(each.name for each in model.adapters)):
+        name = adapter or model.name
+        replica = EngineReplica(
+            name=name,
+            client=client,
+            tokenizer=tokenizer,
+            template=template,
+            threads=threads,
+            adapter=adapter,
+        )
+        yield Route(model=name, kind="engine", replicas=(replica,))
