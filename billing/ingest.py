@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec.structs import asdict
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -125,22 +126,18 @@ def digest(event: UsageEvent) -> bytes:
 def _row(event: UsageEvent, rated: Rated) -> dict[str, Any]:
     """One event as the columns of _STORED, in JSON. Money is text there: it may exceed 64 bits."""
     attempt, quantities = event.attempt, event.quantities
-    row: dict[str, Any] = {name: getattr(attempt, name) for name in _OF_ATTEMPT}
-    row.update((name, getattr(quantities, name)) for name in COMPONENTS)
-    row.update(_NO_AMOUNTS)
+    row: dict[str, Any] = {**asdict(attempt), **asdict(quantities), **_NO_AMOUNTS}
     row.update((amount_column(line.component), str(line.amount_pico)) for line in rated.lines)
     row["kind"] = event.kind
     row["finish"] = event.finish
     row["estimated"] = event.estimated
     row["suspended"] = bool(rated.unpriced)
-    row["prices"] = attempt.prices
     row["digest"] = "\\x" + digest(event).hex()
     row["admitted_at"] = to_moment(attempt.admitted_at)
     row["occurred_at"] = to_moment(event.occurred_at)
     return row
 
 
-_OF_ATTEMPT = ("id", "request_id", "org", "project", "key", "model", "lane", "tier")
 _NO_AMOUNTS = dict.fromkeys(AMOUNTS, "0")
 
 

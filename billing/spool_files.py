@@ -238,11 +238,13 @@ def _lock(path: Path, wait_s: float) -> int:
     """An exclusive flock on `path`/lock, made if need be."""
     deadline = time.monotonic() + wait_s
     while True:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            continue  # removed by an adopter between the two lines
+        except (FileExistsError, FileNotFoundError):
+            if path.exists() and not path.is_dir():
+                raise
+            continue  # removed by an adopter between two steps
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still(fd, path / "lock"):

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import msgspec
 import pytest
 
 from billing.events import Quantities, UsageEvent
-from billing.spool import Spool, SpoolBroken, SpoolFull, SpoolLocked
+from billing.spool import Spool, SpoolBroken, SpoolFull
 from billing.spool_files import Position, SpoolDirectory
 from billing.spool_format import HEADER, MAGIC, Closed, Opened, frame, is_torn, scan
 
@@ -368,38 +365,6 @@ async def test_recovery_survives_being_torn_itself(tmp_path: Path) -> None:
             later.unlink()
         second.write_bytes(whole[:cut])
         assert await shipped(tmp_path / "s") == recovered
-
-
-async def test_one_process_holds_a_directory(tmp_path: Path) -> None:
-    spool = await Spool.open(tmp_path / "s")
-    with pytest.raises(SpoolLocked, match="held by another process"):
-        await Spool.open(tmp_path / "s", lock_wait_s=0.1)
-    waiting = asyncio.create_task(Spool.open(tmp_path / "s"))
-    await asyncio.sleep(0.1)
-    await spool.remove()  # as an adopter does: the waiter must not end up in the removed folder
-    mine = await waiting
-    await mine.close(event := an_event())
-    await mine.shutdown()
-    assert (await shipped(tmp_path / "s")).keys() == {event.id}
-
-
-@pytest.mark.parametrize("moment", ["before the lock is opened", "before it is held"])
-async def test_a_directory_removed_under_the_lock_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    """What an adopter's removal may do between any two steps of `_lock`."""
-    module, name = (os, "open") if moment.endswith("opened") else (fcntl, "flock")
-    real = getattr(module, name)
-
-    def removing(*arguments: Any) -> Any:
-        monkeypatch.undo()
-        shutil.rmtree(tmp_path / "s")
-        return real(*arguments)
-
-    monkeypatch.setattr(module, name, removing)
-    spool = await Spool.open(tmp_path / "s", lock_wait_s=0)
-    assert os.path.samestat(os.fstat(spool._files._lock), (tmp_path / "s" / "lock").stat())
-    await spool.shutdown()
 
 
 async def test_segments_that_outlived_their_shipping_are_not_shipped_again(tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""What `metering` kills: gateways as far as they meter, and shippers without clients.
+
+A gateway is here a spool, its shipper and clients whose attempts open, checkpoint and close; a
+shipper adopts what dead gateways leave. What a client was told stands in a journal, which outlives
+the kill. All is real but the tokens: how many there are follows from the attempt's id (`Plan`), so
+that every row of the books can be judged on its own.
+
+Above: `metering`, which begins these in processes of their own. Below: `billing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing import worker
+from billing.events import COMPONENTS, Attempt, Price, Quantities, UsageEvent
+from billing.ingest import ingest
+from billing.reconcile import settle_late
+from billing.spool import Spool
+from billing.worker import Alarms, OnBooked, Shipper
+from gateway import embedded
+from gateway.db import create_engine
+from gateway.home import Home
+from gateway.ids import uuid7
+
+GATEWAYS = ("gateway-0", "gateway-1")
+SHIPPERS = ("shipper-0",)
+CLIENTS = 12
+"""Of each gateway."""
+THINK_S = 0.01
+SEGMENT_BYTES = 60_000
+PRICES = {name: Price(f"penny:{name}:1", 1 + 7 * n) for n, name in enumerate(COMPONENTS)}
+
+
+class Plan:
+    """What becomes of an attempt, by its id alone."""
+
+    def __init__(self, attempt_id: str) -> None:
+        rng = random.Random(attempt_id)
+        self.org, self.model = f"org_{rng.randrange(5)}", f"m{rng.randrange(3)}"
+        read = Quantities(uncached_input=rng.randrange(1, 900), cache_read=16 * rng.randrange(9))
+        self.steps = [msgspec.structs.replace(read, output=n) for n in range(rng.randrange(4))]
+        """Its checkpoints."""
+        self.bill = msgspec.structs.replace(read, output=rng.randrange(3, 500))
+        self.is_voided = rng.random() < 0.05
+
+    def allows(self, finish: str, found: Quantities) -> bool:
+        if finish == "done":
+            return not self.is_voided and found == self.bill
+        return finish == "recovered" and found in (Quantities(), *self.steps)
+
+
+class Site(msgspec.Struct, frozen=True):
+    """Where the processes of one run meet."""
+
+    home: Home
+    saves_early: bool
+    """The planted bug: the offset is saved before the commit."""
+
+    @property
+    def database_url(self) -> str:
+        return embedded.postgres_url(self.home)
+
+    def journal(self, name: str) -> Path:
+        return self.home.logs / f"{name}.journal"
+
+
+def run_process(site: Site, name: str) -> None:
+    """The life of one, until it is killed or told to stop."""
+    logging.disable(logging.WARNING)  # of outages there are many
+    worker.GATHER_S, worker.MAX_BACKOFF_S, worker.ADOPT_INTERVAL_S = 0.02, 0.2, 0.05
+    if site.saves_early:
+        worker.ship_batch = ship_early
+    try:
+        asyncio.run(live(site, name))
+    except Exception as error:
+        print(f"{name}: {error!r}", file=sys.stderr, flush=True)
+        raise
+
+
+async def live(site: Site, name: str) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    db = create_engine(site.database_url)
+    spool = await Spool.open(site.home.spool / name, segment_bytes=SEGMENT_BYTES)
+    adopts = site.home.spool if name in SHIPPERS else None
+    shipper = Shipper(spool, db, adopt_from=adopts)
+    shipper.start()
+    journal = os.open(site.journal(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    clients = CLIENTS if name in GATEWAYS else 0
+    use = [asyncio.create_task(be_client(spool, journal, stop)) for _ in range(clients)]
+    parent = multiprocessing.parent_process()
+    while not stop.is_set() and parent is not None and parent.is_alive():
+        await asyncio.sleep(0.1)
+    stop.set()
+    await asyncio.gather(*use)
+    await shipper.stop()
+    await spool.shutdown()
+    await db.dispose()
+
+
+async def be_client(spool: Spool, journal: int, stop: asyncio.Event) -> None:
+    """Ask again and again, and note what was asked before it is, and what was answered after."""
+    while not stop.is_set():
+        attempt_id = str(uuid7())
+        plan = Plan(attempt_id)
+        os.write(journal, f"asked {attempt_id}\n".encode())
+        attempt = Attempt(
+            id=attempt_id,
+            request_id=f"req_{attempt_id}",
+            org=plan.org,
+            project="proj",
+            key=f"key_{plan.org}",
+            model=plan.model,
+            prices=PRICES,
+            admitted_at=time.time(),
+        )
+        spool.attempt_opened(attempt)
+        for step in plan.steps:
+            await asyncio.sleep(THINK_S)
+            spool.checkpoint(attempt_id, step, False)
+        if plan.is_voided:
+            await spool.void(attempt_id)
+        else:
+            await spool.close(
+                UsageEvent(attempt=attempt, quantities=plan.bill, occurred_at=time.time())
+            )
+            os.write(journal, f"answered {attempt_id}\n".encode())
+        await asyncio.sleep(THINK_S)
+
+
+async def ship_early(
+    db: AsyncEngine,
+    spool: Spool,
+    alarms: Alarms,
+    on_booked: OnBooked = worker.nobody,
+) -> list[UsageEvent]:
+    """`ship_batch` with the bug."""
+    batch = await spool.read_closed(worker.MAX_BATCH)
+    await spool.commit(batch)
+    await ingest(db, batch.events)
+    await settle_late(db, batch.events)
+    await on_booked(batch.events)
+    return batch.events

@@ -1,0 +1,252 @@
+"""Gateways, shippers and Postgres, killed at random while usage flows; and what the books owe then.
+
+    python -m tests.chaos.metering [--kills 1000] [--seed 1]
+
+Above: `test_metering`, `make chaos-nightly`. Below: `metered`, an embedded Postgres, `billing`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import msgspec
+import psutil
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing import ledger
+from billing.events import COMPONENTS, Quantities
+from billing.rating import rate
+from billing.tables import AMOUNTS
+from billing.worker import Alarms, adopt
+from gateway import embedded
+from gateway.children import Child
+from gateway.db import create_engine
+from gateway.home import Home
+from migrations.runner import migrate
+from tests.chaos.metered import GATEWAYS, PRICES, SHIPPERS, Plan, Site, run_process
+
+POSTGRES = "postgres"
+VICTIMS = (*GATEWAYS, *GATEWAYS, *SHIPPERS, POSTGRES, POSTGRES)
+BETWEEN_KILLS_S = (0.05, 0.2)
+PROGRESS_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
+MEMORY = Path("/dev/shm")
+"""A kill takes what a process holds and leaves the disk; this one is as good, and fast."""
+ROOM_BYTES = 1 << 30
+PRELOADED = ["tests.chaos.metered", "psutil", "migrations.runner"]
+
+
+class Arena:
+    """A site with its processes, which come back as often as they are killed."""
+
+    def __init__(self, site: Site, rng: random.Random) -> None:
+        self.site, self._rng = site, rng
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+        self._processes: dict[str, ForkServerProcess] = {}
+        self._postgres: Child
+        self.killed: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        self._postgres = await embedded.start_postgres(self.site.home)
+        await migrate(self.site.database_url)
+        for name in (*GATEWAYS, *SHIPPERS):
+            self._begin(name)
+
+    def _begin(self, name: str) -> None:
+        process = self._context.Process(target=run_process, args=(self.site, name), daemon=True)
+        process.start()
+        self._processes[name] = process
+
+    async def kill(self, victim: str) -> None:
+        """kill -9, and begin again."""
+        self.killed[victim] += 1
+        if victim != POSTGRES:
+            self._processes[victim].kill()
+            await asyncio.to_thread(self._processes[victim].join)
+            self._begin(victim)
+        elif self._rng.random() < 0.5:
+            self._postgres.send_signal(signal.SIGKILL)
+            await self._postgres.wait()
+        else:
+            # It recovers by itself, unless that was the process that does.
+            for child in psutil.Process(self._postgres.pid).children()[-1:]:
+                child.kill()
+        if self._postgres.poll() is not None:
+            self._postgres = await self._postgres_again()
+
+    async def _postgres_again(self) -> Child:
+        """What the dead one's children still hold keeps the next from starting for a moment."""
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while True:
+            try:
+                return await embedded.start_postgres(self.site.home)
+            except embedded.EmbeddedError:
+                if time.monotonic() > deadline:
+                    raise
+
+    async def kill_many(self, kills: int) -> None:
+        for _ in range(kills):
+            await self._progress()
+            await asyncio.sleep(self._rng.uniform(*BETWEEN_KILLS_S))
+            await self.kill(self._rng.choice(VICTIMS))
+        await self._progress()
+
+    async def _progress(self) -> None:
+        """Until every gateway has answered since: what is killed does something."""
+        deadline = time.monotonic() + PROGRESS_TIMEOUT_S
+        for name in GATEWAYS:
+            path = self.site.journal(name)
+            before = path.stat().st_size if path.exists() else 0
+            while not path.exists() or path.stat().st_size <= before:
+                assert time.monotonic() < deadline, f"{name} answers nobody"
+                await asyncio.sleep(0.01)
+
+    async def finish(self) -> None:
+        """Everybody leaves, and what lies in the spools is shipped."""
+        for process in self._processes.values():
+            process.terminate()
+        for name, process in self._processes.items():
+            await asyncio.to_thread(process.join, STOP_TIMEOUT_S)
+            # One that had just begun again knew no signal yet.
+            assert process.exitcode in (0, -signal.SIGTERM), f"{name}: {process.exitcode}"
+        db = create_engine(self.site.database_url)
+        await until_it_answers(db)
+        for lock in sorted(self.site.home.spool.glob("*/lock")):
+            await adopt(db, lock.parent, Alarms(), lambda events: None)
+        await db.dispose()
+
+    async def clean_up(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.join()
+        await self._postgres.stop(embedded.STOP_TIMEOUT_S)
+
+
+async def until_it_answers(db: AsyncEngine) -> None:
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while True:
+        try:
+            return await (await db.connect()).close()
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+
+
+# The one who looks at the books.
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    answered: int = 0
+    recovered: int = 0
+    killed: dict[str, int] = {}
+    lost: list[str] = []
+    """Answered, and not in the books."""
+    phantom: list[str] = []
+    """In the books, and nobody asked for it, or not for that."""
+    wrong: list[str] = []
+    """Sums that differ, and what `tollgate reconcile` says."""
+
+    @property
+    def sound(self) -> bool:
+        return not (self.lost or self.phantom or self.wrong)
+
+
+SUMS = {
+    "ledger": "SELECT substr(debit, 12), sum(amount_pico) FROM transfers GROUP BY 1",
+    "balances": "SELECT substr(account, 12), debits_pico FROM balances WHERE debits_pico > 0",
+    "rollups": f"SELECT org, sum({' + '.join(AMOUNTS)}) FROM usage_hourly GROUP BY 1",
+}
+"""What each org owes, said three times."""
+
+
+async def judge(site: Site) -> Verdict:
+    texts = [site.journal(name).read_text() for name in GATEWAYS]
+    lines = [line.split() for text in texts for line in text.splitlines()]
+    asked = {attempt_id for verb, attempt_id in lines if verb == "asked"}
+    answered = {attempt_id for verb, attempt_id in lines if verb == "answered"}
+    db = create_engine(site.database_url)
+    async with db.connect() as connection:
+        rows = (await connection.execute(sa.text("SELECT * FROM usage_events"))).all()
+        owed: Counter[str] = Counter()
+        for row in rows:
+            owed[row.org] += rate(quantities_of(row), PRICES).amount_pico
+        wrong = []
+        for what, query in SUMS.items():
+            found = {org: int(sum_) for org, sum_ in await connection.execute(sa.text(query))}
+            if found != +owed:
+                wrong.append(f"{what}: {found} instead of {dict(+owed)}")
+        conflicts = await connection.scalars(sa.text("SELECT event_id FROM usage_conflicts"))
+        wrong += [f"{event_id} came with other content" for event_id in conflicts]
+    wrong += await ledger.check(db)
+    await db.dispose()
+    return Verdict(
+        answered=len(answered),
+        recovered=sum(row.finish == "recovered" for row in rows),
+        lost=sorted(answered - {row.id for row in rows}),
+        phantom=[row.id for row in rows if row.id not in asked or not is_due(row, answered)],
+        wrong=wrong,
+    )
+
+
+def quantities_of(row: sa.Row[tuple[object, ...]]) -> Quantities:
+    return Quantities(**{name: row._mapping[name] for name in COMPONENTS})
+
+
+def is_due(row: sa.Row[tuple[object, ...]], answered: set[str]) -> bool:
+    """Whether the attempt may be billed so; one that was answered only as it was answered."""
+    plan, used = Plan(row.id), quantities_of(row)
+    if row.id in answered and row.finish != "done":
+        return False
+    return (row.org, row.model) == (plan.org, plan.model) and plan.allows(row.finish, used)
+
+
+async def run(kills: int, *, seed: int, saves_early: bool = False) -> Verdict:
+    """Kill so often, let everything come to rest, and judge."""
+    roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM_BYTES
+    parent = MEMORY if roomy else None
+    folder = Path(tempfile.mkdtemp(prefix="tg-chaos-", dir=parent))
+    site = Site(Home(folder), saves_early)
+    site.home.create()
+    arena = Arena(site, random.Random(seed))
+    try:
+        await arena.start()
+        try:
+            await arena.kill_many(kills)
+            await arena.finish()
+            verdict = await judge(site)
+        finally:
+            await arena.clean_up()
+    finally:
+        shutil.rmtree(folder)
+    verdict.killed = dict(arena.killed)
+    return verdict
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    began_s = time.monotonic()
+    verdict = asyncio.run(run(options.kills, seed=options.seed))
+    print(msgspec.json.format(msgspec.json.encode(verdict), indent=2).decode())
+    print(f"{options.kills} kills in {time.monotonic() - began_s:.0f} s")
+    sys.exit(0 if verdict.sound else 1)
+
+
+if __name__ == "__main__":
+    main()

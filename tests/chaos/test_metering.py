@@ -1,0 +1,26 @@
+"""What was answered is in the books once, whatever was killed; and a harness that would tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.metered import GATEWAYS, SHIPPERS
+from tests.chaos.metering import POSTGRES, run
+
+pytestmark = pytest.mark.slow
+
+KILLS = 100
+KILLS_THAT_TELL = 12
+
+
+async def test_a_hundred_kills_lose_nothing_double_nothing_and_invent_nothing() -> None:
+    verdict = await run(KILLS, seed=6)
+    assert (verdict.lost, verdict.phantom, verdict.wrong) == ([], [], [])
+    assert sum(verdict.killed.values()) >= KILLS
+    assert verdict.killed.keys() == {*GATEWAYS, *SHIPPERS, POSTGRES}
+    assert verdict.answered > 10 * KILLS and verdict.recovered > 0
+
+
+async def test_an_offset_that_is_saved_before_the_commit_is_caught() -> None:
+    verdict = await run(KILLS_THAT_TELL, seed=6, saves_early=True)
+    assert verdict.lost and not verdict.sound
