@@ -125,6 +125,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     lane: str = "interactive"
     tier: Tier = "default"
+    price_list: str = "default"
+    """By which it is priced."""
     prices: PriceSet
     """Empty for a model without prices: its usage goes to suspense, never lost."""
     admitted_at: float

@@ -41,7 +41,7 @@ _KEPT = {
 """What is booked of a row."""
 _STORED = {
     **_KEPT,
-    **dict.fromkeys(("request_id", "finish"), "text"),
+    **dict.fromkeys(("request_id", "price_list", "finish"), "text"),
     "estimated": "boolean",
     "prices": "jsonb",
     "digest": "bytea",

@@ -36,6 +36,14 @@ def per_million(amount: str | int | Decimal, name: str) -> Pico:
     return _price(amount, PICO_DIGITS - MILLION_DIGITS, name)
 
 
+def basis_points(percent: str | int | Decimal) -> int:
+    """Hundredths of a percent. Raises: MoneyError for what is no whole number of them."""
+    try:
+        return _shifted(percent, 2)
+    except MoneyError:
+        raise MoneyError(f"{percent!r} is not a percentage of at most two places") from None
+
+
 def per_call(amount: str | int | Decimal, name: str) -> Pico:
     """USD per call -> pico-USD. Raises: as `per_million`."""
     return _price(amount, PICO_DIGITS, name)

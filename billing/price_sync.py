@@ -1,4 +1,5 @@
-"""Load the price book into Postgres, where ranges cannot overlap and nothing loaded changes.
+"""Load the price book into Postgres: ranges cannot overlap, and nothing that was loaded changes,
+neither a price nor a term of a price list.
 
 Above: the gateway's start. Below: `price_book`, `tables`.
 """
@@ -6,6 +7,8 @@ Above: the gateway's start. Below: `price_book`, `tables`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -15,15 +18,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.errors import PriceChanged
 from billing.events import Component, Price
-from billing.price_book import PriceBook, PriceEntry
-from billing.tables import price_keys, prices
+from billing.price_book import PriceBook
+from billing.price_entries import Dated, PriceEntry
+from billing.price_lists import Discount, PeriodRule, Rule
+from billing.tables import price_keys, price_rules, prices
 
 LOCK_KEY = 0x7072696365730001
 """pg_advisory_xact_lock: gateways that start together load one after the other."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Ids of prices that were added, and of those whose range a new entry has closed."""
+    """Ids of prices and rules that were added, and of those whose range a new entry has closed."""
 
     added: list[str]
     closed: list[str]
@@ -38,7 +43,7 @@ async def nobody(connection: AsyncConnection, loaded: Loaded) -> None:
 
 
 async def sync_price_book(db: AsyncEngine, book: PriceBook, *, note: Note = nobody) -> int:
-    """Add what is new and close ranges that a new entry ends; returns the number of prices added.
+    """Add what is new and close ranges that a new entry ends; returns the number of both added.
 
     Raises: PriceChanged when an entry that was loaded once reads otherwise now, or overlaps one
     that the book no longer holds. Nothing is changed then.
@@ -56,11 +61,19 @@ async def sync_price_book(db: AsyncEngine, book: PriceBook, *, note: Note = nobo
             ]
             for entry, component, price in new:
                 await _add(connection, entry, component, price)
-            if new or closed:
-                await note(connection, Loaded([price.price_id for *_, price in new], closed))
+            rules = [
+                rule
+                for rule in book.lists.rules
+                if not await _rule_stands(connection, rule, closed)
+            ]
+            for rule in rules:
+                await _add_rule(connection, rule)
+            added = [*(price.price_id for *_, price in new), *(rule.id for rule in rules)]
+            if added or closed:
+                await note(connection, Loaded(added, closed))
     except IntegrityError as error:
         raise PriceChanged(f"a price overlaps one that was loaded before: {error.orig}") from error
-    return len(new)
+    return len(added)
 
 
 async def _stands(
@@ -79,17 +92,40 @@ async def _stands(
             f"{entry.where}: {price.price_id} was loaded as {known.pico_per_token} pico per token,"
             f" now reads {price.pico_per_token}; add an entry with a later valid_from"
         )
-    if row.valid.upper == entry.valid_to:
-        return True
-    if row.valid.upper is not None:
+    if _is_to_close(row.valid, entry, price.price_id):
+        closing = prices.update().where(prices.c.price_id == price.price_id)
+        await connection.execute(closing.values(valid=_valid(entry)))
+        closed.append(price.price_id)
+    return True
+
+
+async def _rule_stands(connection: AsyncConnection, rule: Rule, closed: list[str]) -> bool:
+    """As `_stands`."""
+    query = sa.select(price_rules).where(price_rules.c.rule_id == rule.id)
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        return False
+    if row.content != content_of(rule):
         raise PriceChanged(
-            f"{entry.where}: {price.price_id} was loaded until {row.valid.upper},"
-            f" now reads {entry.valid_to or 'open'}"
+            f"{rule.where}: {rule.id} was loaded as {row.content}, now reads {content_of(rule)};"
+            " add one with a later valid_from"
         )
-    await connection.execute(
-        prices.update().where(prices.c.price_id == price.price_id).values(valid=_valid(entry))
-    )
-    closed.append(price.price_id)
+    if _is_to_close(row.valid, rule, rule.id):
+        closing = price_rules.update().where(price_rules.c.rule_id == rule.id)
+        await connection.execute(closing.values(valid=_valid(rule)))
+        closed.append(rule.id)
+    return True
+
+
+def _is_to_close(known: Range[datetime], now: Dated, name: str) -> bool:
+    """Raises: PriceChanged, where an end that was loaded reads otherwise now."""
+    if known.upper == now.valid_to:
+        return False
+    if known.upper is not None:
+        raise PriceChanged(
+            f"{now.where}: {name} was loaded until {known.upper}, now reads"
+            f" {now.valid_to or 'open'}"
+        )
     return True
 
 
@@ -97,6 +133,7 @@ async def _add(
     connection: AsyncConnection, entry: PriceEntry, component: Component, price: Price
 ) -> None:
     key = {
+        "price_list": entry.price_list,
         "model": entry.model,
         "tier": entry.tier,
         "component": component,
@@ -108,5 +145,25 @@ async def _add(
     await connection.execute(prices.insert().values(key_id=key_id, valid=_valid(entry), **row))
 
 
-def _valid(entry: PriceEntry) -> Range[object]:
+async def _add_rule(connection: AsyncConnection, rule: Rule) -> None:
+    row = {
+        "rule_id": rule.id,
+        "price_list": rule.price_list,
+        "slot": rule.slot,
+        "content": content_of(rule),
+        "valid": _valid(rule),
+    }
+    await connection.execute(price_rules.insert().values(row))
+
+
+def content_of(rule: Rule) -> dict[str, Any]:
+    """What a rule says, beside where and when."""
+    if isinstance(rule, Discount):
+        return {"discount_bps": rule.bps}
+    assert isinstance(rule, PeriodRule)
+    content: dict[str, Any] = msgspec.to_builtins(rule.content)
+    return {name: value for name, value in content.items() if name not in ("id", "scope")}
+
+
+def _valid(entry: Dated) -> Range[datetime]:
     return Range(entry.valid_from, entry.valid_to)

@@ -187,7 +187,10 @@ def _attempt_of(row: sa.Row[tuple[object, ...]]) -> Attempt:
     columns = row._mapping
     named = {
         name: columns[name]
-        for name in ("id", "request_id", "org", "project", "key", "model", "lane", "tier")
+        for name in (
+            *("id", "request_id", "org", "project", "key"),
+            *("model", "lane", "tier", "price_list"),
+        )
     }
     return Attempt(
         **named,
@@ -285,6 +288,6 @@ def _rate_suspended(row: sa.Row[tuple[object, ...]], book: PriceBook) -> Rated:
     }
     return rate(
         Quantities(**waiting),
-        book.at(attempt.model, attempt.admitted_at, attempt.tier),
+        book.at(attempt.model, attempt.admitted_at, attempt.tier, attempt.price_list),
         total_input=sum(row._mapping[component] for component in INPUTS),
     )

@@ -60,7 +60,7 @@ price_keys = sa.Table(
     "price_keys",
     metadata,
     sa.Column("id", sa.BigInteger, primary_key=True),
-    *_text("model", "tier", "component"),
+    *_text("price_list", "model", "tier", "component"),
     sa.Column("min_total_input", sa.BigInteger, nullable=False),
 )
 
@@ -73,11 +73,24 @@ prices = sa.Table(
     sa.Column("valid", TSTZRANGE, nullable=False),
 )
 
+price_rules = sa.Table(
+    "price_rules",
+    metadata,
+    sa.Column("rule_id", sa.Text, primary_key=True),
+    *_text("price_list", "slot"),
+    sa.Column(
+        "slot_id", sa.BigInteger, sa.Computed("hashtextextended(slot, 0) >> 1"), nullable=True
+    ),
+    sa.Column("content", JSONB, nullable=False),
+    sa.Column("valid", TSTZRANGE, nullable=False),
+)
+
 usage_events = sa.Table(
     "usage_events",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
     *_text("request_id", "org", "project", "key", "model", "lane", "tier", "kind", "finish"),
+    *_text("price_list"),
     sa.Column("estimated", sa.Boolean, nullable=False),
     *_counted(),
     sa.Column("suspended", sa.Boolean, nullable=False),

@@ -22,6 +22,7 @@ from gateway.settings import DEFAULT_PLAN, Settings
 from gateway.tenancy.bootstrap import bootstrap
 from gateway.tenancy.keys import PEPPER_PURPOSE
 from gateway.tenancy.orgs import find_operator
+from gateway.tenancy.plans import check_price_lists
 from migrations.runner import migrate
 
 
@@ -58,6 +59,8 @@ async def prepare(settings: Settings, database_url: str, base_url: str) -> Crede
             plans=settings.plans,
             default_plan=DEFAULT_PLAN.name,
         )
+        async with engine.connect() as conn:
+            await check_price_lists(conn, prices.lists.names)
         await sync_price_book(engine, prices, note=record_prices)
         await reprice_suspense(engine, prices)
     finally:

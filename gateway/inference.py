@@ -122,9 +122,9 @@ class Terms(msgspec.Struct, frozen=True):
     """1 where it comes from the queue of batches and that has a price."""
 
     @classmethod
-    def of_now(cls, book: PriceBook, model: str, turn: Turn) -> Terms:
-        now = time.time()
-        prices = book.at(model, now, turn.tier)
+    def of_now(cls, book: PriceBook, call: Call) -> Terms:
+        now, turn = time.time(), call.turn
+        prices = book.at(call.request.model, now, turn.tier, call.principal.price_list)
         return cls(now, prices, int(turn.lane == "batch" and "batch_queue" in prices))
 
 
@@ -182,7 +182,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     if delivery.abandoned:
         return
     refuse_what_comes_too_late(call.turn, replicas[0].predicted_ttft_s(prepared, call.turn))
-    terms = Terms.of_now(desk.price_book, call.request.model, call.turn)
+    terms = Terms.of_now(desk.price_book, call)
     verdict = await desk.limiter.admit(
         call.principal,
         call.request.model,
@@ -405,6 +405,7 @@ def new_attempt(call: Call, terms: Terms) -> Attempt:
         model=call.request.model,
         lane=call.turn.lane,
         tier=call.turn.tier,
+        price_list=call.principal.price_list,
         prices=terms.prices,
         admitted_at=terms.admitted_at,
     )

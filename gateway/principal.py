@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from billing.price_entries import DEFAULT_LIST
 from engine.protocol import Lane
 from gateway.networks import Networks
 
@@ -38,6 +39,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Where all its requests go. None: where they belong."""
     weight: float | None = None
     """An org's share among others in a lane. None: 1."""
+    price_list: str | None = None
+    """What its org pays. None: what everybody does."""
 
 
 UNLIMITED = Plan(name="unlimited")
@@ -105,6 +108,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """The part of `allowed_models` that the key itself is bound to."""
     allowed_networks: Networks | None = None
     """Where it may be used from. None: anywhere."""
+
+    @property
+    def price_list(self) -> str:
+        return self.org_plan.price_list or DEFAULT_LIST
 
     def may_use(self, model: str) -> bool:
         allowed = self.allowed_models

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from billing.price_lists import ListName
 from engine.protocol import Lane
 from gateway.engine_options import EngineOptions, PositiveInt
 from gateway.lanes import LaneDeadlines
@@ -108,6 +109,7 @@ class WrittenPlan(Strict, frozen=True, kw_only=True):
     batch_tokens_per_day: Limit | None = None
     lane: Lane | None = None
     weight: Annotated[float, Meta(ge=1 / 64, le=64)] | None = None
+    price_list: ListName | None = None
 
 
 class Scalars(Strict, frozen=True, kw_only=True):

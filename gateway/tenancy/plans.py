@@ -8,7 +8,7 @@ log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -30,8 +30,8 @@ PLAN_LIMITS = (
     *LIMITS,
     *("input_tokens_per_minute", "output_tokens_per_minute", "batch_tokens_per_day"),
 )
-PLAN_FIELDS = ("name", *PLAN_LIMITS, "lane", "weight")
-"""What a request is held to, and served by."""
+PLAN_FIELDS = ("name", *PLAN_LIMITS, "lane", "weight", "price_list")
+"""What a request is held to, served by and priced by."""
 MAX_LIMIT = 1_000_000_000_000
 
 
@@ -135,6 +135,21 @@ async def record_changes(
             before=each.before,
             after=each.after,
         )
+
+
+async def check_price_lists(conn: AsyncConnection, known: Collection[str]) -> None:
+    """That every plan names one of those that are `known`. Raises: InvalidField."""
+    named = sa.select(plans.c.name, plans.c.price_list).where(plans.c.price_list.is_not(None))
+    for name, price_list in await conn.execute(named.order_by(plans.c.name)):
+        check_price_list(price_list, known, param=f"plan.{name}.price_list")
+
+
+def check_price_list(
+    price_list: str | None, known: Collection[str], *, param: str = "price_list"
+) -> None:
+    """Raises: InvalidField."""
+    if price_list is not None and price_list not in known:
+        raise InvalidField(param, f"no price book names a price list {price_list!r}")
 
 
 async def create_plan(

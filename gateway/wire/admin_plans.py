@@ -7,11 +7,12 @@ takes the limit away.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from billing.price_lists import ListName
 from engine.protocol import Lane
 
 MAX_LIMIT = 1_000_000_000_000
@@ -19,8 +20,6 @@ PlanName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Limit = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
 Weight = Annotated[float, Meta(ge=1 / 64, le=64)]
 """Of an org among others in a lane: twice the weight, twice the share when all wait."""
-PriceList = Literal["default"]
-"""The price book; there is one so far."""
 
 
 class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +32,7 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     batch_tokens_per_day: Limit | None = None
     weight: Weight | None = None
     lane: Lane | None = None
-    price_list: PriceList | None = None
+    price_list: ListName | None = None
 
 
 class PlanPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +44,7 @@ class PlanPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     batch_tokens_per_day: Limit | None | UnsetType = UNSET
     weight: Weight | None | UnsetType = UNSET
     lane: Lane | None | UnsetType = UNSET
-    price_list: PriceList | None | UnsetType = UNSET
+    price_list: ListName | None | UnsetType = UNSET
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):

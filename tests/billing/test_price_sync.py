@@ -134,3 +134,71 @@ async def test_the_schema_itself_refuses_a_change(db: AsyncEngine, write: Write)
     with pytest.raises(DBAPIError, match="is immutable"):
         async with db.begin() as connection:
             await connection.execute(sa.text("TRUNCATE prices"))
+
+
+RULES = """
+[[discount]]
+price_list = "acme"
+percent = 20
+valid_from = 2026-11-10
+[[free_allowance]]
+price_list = "acme"
+component = "output"
+quantity = 5
+valid_from = 2026-11-01
+"""
+MORE = RULES.split("[[free")[1].replace("5", "7", 1).replace("11-01", "12-01")
+
+
+async def test_terms_load_once_and_grow_as_prices_do(db: AsyncEngine, write: Write) -> None:
+    assert await sync_price_book(db, write(FIRST + RULES)) == 4 + 2
+    assert await sync_price_book(db, write(FIRST + RULES)) == 0
+    assert (await loaded(db))["m:output:2026-11-01T00:00:00Z@acme:2026-11-10T00:00:00Z"] == (
+        120_000,
+        True,
+    )
+    assert await sync_price_book(db, write(FIRST + RULES + "[[free" + MORE)) == 1
+    async with db.connect() as connection:
+        found = await connection.execute(
+            sa.text("SELECT slot, content, upper_inf(valid) FROM price_rules ORDER BY rule_id")
+        )
+        assert [tuple(row) for row in found] == [
+            ("acme:discount:*:*:*", {"discount_bps": 2000}, True),
+            ("acme:free_allowance:*:*:output", {"quantity": 5}, False),
+            ("acme:free_allowance:*:*:output", {"quantity": 7}, True),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (RULES.replace("quantity = 5", "quantity = 6"), "now reads {'quantity': 6}; add one"),
+        (RULES.replace("percent = 20", "percent = 30"), "was loaded as 120000 pico per token"),
+        (RULES.replace("11-01", "10-01"), "overlaps one that was loaded before"),
+    ],
+)
+async def test_terms_that_were_loaded_cannot_change(
+    db: AsyncEngine, write: Write, changed: str, message: str
+) -> None:
+    await sync_price_book(db, write(FIRST + RULES))
+    with pytest.raises(PriceChanged, match=message):
+        await sync_price_book(db, write(FIRST + changed))
+
+
+async def test_the_schema_itself_keeps_terms_as_they_are(db: AsyncEngine, write: Write) -> None:
+    await sync_price_book(db, write(FIRST + RULES))
+    for statement, message in (
+        ("UPDATE price_rules SET content = '{}'", "cannot change; add one"),
+        ("UPDATE price_rules SET valid = valid", "cannot change; add one"),
+        ("DELETE FROM price_rules", "cannot change; add one"),
+        ("TRUNCATE price_rules", "is immutable"),
+        (
+            "INSERT INTO price_rules (rule_id, price_list, slot, content, valid)"
+            " SELECT 'x', price_list, slot, content, tstzrange('2026-12-24', NULL)"
+            " FROM price_rules LIMIT 1",
+            "price_rules_no_overlap",
+        ),
+    ):
+        with pytest.raises(DBAPIError, match=message):
+            async with db.begin() as connection:
+                await connection.execute(sa.text(statement))

@@ -80,6 +80,7 @@ SYSTEM = {
     "tenancy.orgs.update_org": "operators change tenants",
     "tenancy.orgs.update_org_plan": "operators give plans",
     "tenancy.plans.archive_plan": "plans are of the whole installation",
+    "tenancy.plans.check_price_lists": "plans are of the whole installation",
     "tenancy.plans.create_plan": "plans are of the whole installation",
     "tenancy.plans.get_plan": "plans are of the whole installation",
     "tenancy.plans.record_changes": "plans are of the whole installation",

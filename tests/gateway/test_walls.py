@@ -37,11 +37,12 @@ from tests.gateway.two_tenants import (
 READABLE = {
     "fx_rates": "what a currency was worth is the same for all",
     "plans": "named limits out of the settings, the same for all",
-    "price_keys": "the price list is public",
-    "prices": "the price list is public",
 }
 HIDDEN = {
     "alembic_version": "the owner's own: which migrations ran",
+    "price_keys": "what one tenant has agreed upon is no other's business",
+    "price_rules": "what one tenant has agreed upon is no other's business",
+    "prices": "what one tenant has agreed upon is no other's business",
     "accounts": "the books of the house speak of all tenants",
     "balances": "the books of the house speak of all tenants",
     "entries": "the books of the house speak of all tenants",

@@ -196,7 +196,7 @@ async def test_the_price_list_says_what_is_priced(world: World) -> None:
     listing = (await world.call("GET", "/v1/admin/price_lists")).json()
     assert [each["id"] for each in listing["data"]] == ["default"]
     one = (await world.call("GET", "/v1/admin/price_lists/default")).json()
-    assert one == listing["data"][0] and one["num_models"] >= 1
+    assert one == listing["data"][0] and one["num_models"] >= 1 and one["rules"] == []
     path = "/v1/admin/price_lists/default/prices?model=penny"
     prices = (await world.call("GET", path)).json()["data"]
     by_component = {each["component"]: each for each in prices}

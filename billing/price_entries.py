@@ -1,0 +1,166 @@
+"""One entry of a price book, and how it is written: what it costs, where, from when until when.
+Pure.
+
+Above: `price_book`, `price_lists`, `price_sources`. Below: `events`, `money`. Everything that is
+dated can be set in order here: an open entry is ended by the next of its kind, and none overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import msgspec
+
+from billing.errors import MoneyError, PriceBookError
+from billing.events import CALLS, COMPONENTS, TIERS, Component, Price, PriceSet, Tier
+from billing.money import per_call, per_million
+
+DEFAULT_LIST = "default"
+"""What everybody pays who has no terms of their own."""
+MAX_PICO_PER_TOKEN = 2**63 - 1
+"""What a msgpack integer and a bigint both hold; over $9 M per token."""
+
+COMPONENT_OF_KEY: dict[str, Component] = {
+    "cache_write" if component == "cache_write_5m" else component: component
+    for component in COMPONENTS
+}
+PLACE = {"model", "tier", "min_total_input", "valid_from", "valid_to"}
+KEYS = {*PLACE, *COMPONENT_OF_KEY}
+MAX_TOTAL_INPUT = 2**40
+
+
+class Dated(msgspec.Struct, frozen=True, kw_only=True):
+    """In force from `valid_from` until `valid_to` (exclusive; None: open)."""
+
+    valid_from: datetime
+    valid_to: datetime | None
+    where: str
+    """File and entry, for messages."""
+
+    def covers(self, unix_time: float) -> bool:
+        started = self.valid_from.timestamp() <= unix_time
+        return started and (self.valid_to is None or unix_time < self.valid_to.timestamp())
+
+
+D = TypeVar("D", bound=Dated)
+
+
+class PriceEntry(Dated, frozen=True, kw_only=True):
+    """The prices of one model, in one tier, for requests of so much input."""
+
+    price_list: str = DEFAULT_LIST
+    model: str
+    tier: Tier = "default"
+    min_total_input: int = 0
+    prices: PriceSet
+
+
+def timeline(entries: Iterable[D], name: str) -> list[D]:
+    """In order of time, each open entry ended by the next. Raises: PriceBookError."""
+    ordered = sorted(entries, key=lambda entry: entry.valid_from)
+    for position, (entry, following) in enumerate(zip(ordered, ordered[1:], strict=False)):
+        end = following.valid_from if entry.valid_to is None else entry.valid_to
+        if entry.valid_from == following.valid_from or end > following.valid_from:
+            raise PriceBookError(
+                f"{following.where}: {name} from {following.valid_from:%Y-%m-%d}"
+                f" overlaps the entry at {entry.where}"
+            )
+        ordered[position] = msgspec.structs.replace(entry, valid_to=end)
+    return ordered
+
+
+def starts_of(entries: Iterable[Dated]) -> list[float]:
+    """Every moment (Unix seconds) from which on something else may be in force."""
+    moments = (at for entry in entries for at in (entry.valid_from, entry.valid_to))
+    return sorted({moment.timestamp() for moment in moments if moment is not None})
+
+
+def read_entry(table: Mapping[str, Any], where: str) -> PriceEntry:
+    if unknown := sorted(set(table) - KEYS):
+        raise PriceBookError(f"{where}: unknown key {unknown[0]}")
+    model = table.get("model")
+    if not isinstance(model, str) or not model:
+        raise PriceBookError(f"{where}: model must be a name")
+    tier = table.get("tier", "default")
+    if tier not in TIERS:
+        raise PriceBookError(f"{where}: tier must be {', '.join(TIERS[:-1])} or {TIERS[-1]}")
+    valid_from, valid_to = read_validity(table, where)
+    prices: PriceSet = {}
+    least = _min_total_input(table, where)
+    # Behind the moment, where no model's name can look like it.
+    suffix = ("" if tier == "default" else f":{tier}") + (f":{least}" if least else "")
+    for key, component in COMPONENT_OF_KEY.items():
+        if key in table:
+            price_id = f"{model}:{component}:{moment_text(valid_from)}{suffix}"
+            prices[component] = Price(price_id, read_pico(component, table[key], f"{where}: {key}"))
+    if not prices:
+        raise PriceBookError(f"{where}: {model} has no price at all")
+    return PriceEntry(
+        model=model,
+        tier=tier,
+        min_total_input=least,
+        valid_from=valid_from,
+        valid_to=valid_to,
+        prices=prices,
+        where=where,
+    )
+
+
+def _min_total_input(table: Mapping[str, Any], where: str) -> int:
+    value = table.get("min_total_input", 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TOTAL_INPUT:
+        raise PriceBookError(f"{where}: min_total_input must be a count of tokens")
+    return value
+
+
+def decimal_of(value: object, name: str) -> str | int | Decimal:
+    """What may stand for a number in a book. Raises: PriceBookError."""
+    if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
+        raise PriceBookError(f"{name}: must be a decimal such as '0.15'")
+    return value
+
+
+def read_pico(component: Component, value: object, name: str) -> int:
+    """Per token, or per call where calls are counted."""
+    amount = decimal_of(value, name)
+    try:
+        pico = (per_call if component in CALLS else per_million)(amount, name)
+    except MoneyError as error:
+        raise PriceBookError(str(error)) from error
+    if pico > MAX_PICO_PER_TOKEN:
+        raise PriceBookError(f"{name}: {value} is more than a token can cost")
+    return pico
+
+
+def read_validity(table: Mapping[str, Any], where: str) -> tuple[datetime, datetime | None]:
+    """Raises: PriceBookError."""
+    valid_from = _moment(table, "valid_from", where)
+    valid_to = None if table.get("valid_to") is None else _moment(table, "valid_to", where)
+    if valid_to is not None and valid_to <= valid_from:
+        raise PriceBookError(f"{where}: valid_to must be after valid_from")
+    return valid_from, valid_to
+
+
+def moment_text(moment: datetime) -> str:
+    """As in the ids of prices and rules."""
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _moment(table: Mapping[str, Any], key: str, where: str) -> datetime:
+    """UTC, whole seconds."""
+    value = table.get(key)
+    try:
+        moment = datetime.fromisoformat(value if isinstance(value, str) else str(value))
+    except ValueError:
+        raise PriceBookError(f"{where}: {key} must be a date such as '2026-11-01'") from None
+    if moment.tzinfo is None:
+        # A bare date is midnight UTC; a bare time of day would be a guess.
+        if moment.time() != datetime.min.time():
+            raise PriceBookError(f"{where}: {key} needs a time zone; write it in UTC with Z")
+        moment = moment.replace(tzinfo=UTC)
+    if moment.microsecond:
+        raise PriceBookError(f"{where}: {key} must be a whole second")
+    return moment.astimezone(UTC)
