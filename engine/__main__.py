@@ -14,7 +14,8 @@ import logging
 import math
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -24,6 +25,7 @@ from engine.hub import fetch, names_a_repository
 from engine.server import EngineServer
 from engine.startup import Startup
 from engine.step_loop import Core
+from engine.usage_record import UsageRecord
 
 log = logging.getLogger("engine")
 
@@ -43,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with startup.phase("hub"):
             _fetch_model(arguments)
         core = _load(_config(arguments), startup)
-        asyncio.run(_serve(core, arguments.listen, arguments.drain_timeout_s))
+        with _record_at(arguments.usage_record) as record:
+            server = EngineServer(core, arguments.listen, record)
+            asyncio.run(_serve(server, arguments.drain_timeout_s))
     except ConfigError as error:
         print(f"engine: {error.message}", file=sys.stderr)
         return 2
@@ -74,11 +78,26 @@ def _load(config: EngineConfig, startup: Startup) -> Core:
     return EngineCore(config, startup=startup)
 
 
-async def _serve(core: Core, address: str, drain_timeout_s: float) -> None:
+@contextmanager
+def _record_at(path: Path | None) -> Iterator[UsageRecord | None]:
+    if path is None:
+        yield None
+        return
+    try:
+        record = UsageRecord(path)
+    except OSError as error:
+        raise ConfigError(f"--usage-record {path}: {error.strerror}") from error
+    try:
+        yield record
+    finally:
+        record.close()
+
+
+async def _serve(server: EngineServer, drain_timeout_s: float) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    await EngineServer(core, address).serve(stop, drain_timeout_s=drain_timeout_s)
+    await server.serve(stop, drain_timeout_s=drain_timeout_s)
 
 
 def _config(arguments: argparse.Namespace) -> EngineConfig:
@@ -255,6 +274,12 @@ def _add_process(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         type=_seconds,
         help="longer than any step; an engine silent for so long is given up, and killed when it "
         "was silent twice as long. Unset: derived from the model's size",
+    )
+    add(
+        "--usage-record",
+        type=Path,
+        metavar="FILE",
+        help="counts what was generated where a kill -9 does not take it; unset: nowhere",
     )
     add(
         "--drain-timeout-s",

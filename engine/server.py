@@ -57,6 +57,7 @@ from engine.protocol import (
     Usage,
 )
 from engine.step_loop import Core, Result, StepLoop, refusal_of
+from engine.usage_record import UsageRecord
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,8 @@ class _LiveRequest:
 class EngineServer:
     """Serves one core on one address, `unix:/path` or `tcp:host:port` (port 0: any free one)."""
 
-    def __init__(self, core: Core, address: str) -> None:
+    def __init__(self, core: Core, address: str, record: UsageRecord | None = None) -> None:
+        """`record`: what a kill -9 must not take; the caller closes it."""
         self._listen_address = parse_address(address)
         self._core = core
         self._max_orphans = core.resolved.config.max_orphans
@@ -138,7 +140,12 @@ class EngineServer:
         self._live: dict[str, _LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._orphans: dict[str, OrphanedUsage] = {}
+        self._record = record
+        left = {} if record is None else record.left
+        self._orphans: dict[str, OrphanedUsage] = {
+            request_id: OrphanedUsage(request_id=request_id, usage=usage)
+            for request_id, usage in left.items()
+        }
         self._draining = False
 
     @property
@@ -306,6 +313,7 @@ class EngineServer:
             for request_id in message.request_ids:
                 connection.unacked.pop(request_id, None)
                 self._orphans.pop(request_id, None)
+                self._fold(request_id)
 
     def _submit(self, connection: _Connection, request: EngineRequest) -> Rejected | None:
         request_id = request.request_id
@@ -407,6 +415,8 @@ class EngineServer:
         for result in results:
             is_last = isinstance(result, Rejected) or result.finished
             live = self._live.pop(result.request_id) if is_last else self._live[result.request_id]
+            if self._record and isinstance(result, EngineOutput) and result.usage.prefilled:
+                self._record.note(result.request_id, result.usage)
             if isinstance(result, Rejected):
                 if live.connection is not None:
                     self._send(live.connection, result)
@@ -452,9 +462,14 @@ class EngineServer:
         while len(self._orphans) > self._max_orphans:
             oldest = next(iter(self._orphans))
             lost = self._orphans.pop(oldest)
+            self._fold(oldest)
             log.error("orphaned usage of %s dropped unacknowledged: %s", oldest, lost.usage)
         for connection in tuple(self._connections):
             self._send(connection, orphan)
+
+    def _fold(self, request_id: str) -> None:
+        if self._record and request_id not in self._live:
+            self._record.fold(request_id)
 
     async def _reoffer_orphans(self) -> None:
         while True:

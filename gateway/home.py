@@ -14,6 +14,7 @@ import os
 import stat
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 MAX_SOCKET_PATH_BYTES = 103
 """sun_path has 108 bytes on Linux and 104 elsewhere, the final NUL included (unix(7))."""
@@ -36,6 +37,7 @@ class Home:
         self.run = self.root / "run"
         self.logs = self.root / "logs"
         self.spool = self.root / "spool"
+        self.usage = self.root / "usage"
         self.postgres = self.root / "postgres"
         self.redis = self.root / "redis"
         self.lock = self.root / "lock"
@@ -49,7 +51,7 @@ class Home:
     def create(self) -> None:
         """Make the folders that a gateway writes to. Raises: OSError."""
         self.root.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
-        for folder in (self.run, self.logs, self.spool):
+        for folder in (self.run, self.logs, self.spool, self.usage):
             folder.mkdir(mode=0o700, exist_ok=True)
 
     def check(self) -> None:
@@ -62,6 +64,10 @@ class Home:
         """The socket of the engine that serves the configuration's model number `position`."""
         name = f"engine-{position}.sock"
         return socket_folder(self.run, name) / name
+
+    def usage_record(self, model: str) -> Path:
+        """What the engine of `model` keeps of what it has generated."""
+        return self.usage / f"{quote(model, safe='')}.record"
 
 
 class HomeLock:

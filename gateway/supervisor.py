@@ -220,6 +220,7 @@ class Supervisor:
             [
                 *(sys.executable, "-m", "engine", "--model", str(model.path)),
                 *("--served-name", model.name, "--listen", model.engine),
+                *("--usage-record", str(self.home.usage_record(model.name))),
                 *("--log-level", self.settings.log_level),
                 *model.engine_options.to_flags(),
                 *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),

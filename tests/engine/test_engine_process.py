@@ -26,6 +26,7 @@ from engine.protocol import (
     SamplingParams,
     Usage,
 )
+from engine.usage_record import Totals, read
 from tests.engine import checkpoints
 from tests.engine.peers import collect, until
 
@@ -44,11 +45,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Process:
     """One engine process after the other on the same address."""
 
-    def __init__(self, model: Path, address: str) -> None:
+    def __init__(self, model: Path, address: str, record: Path) -> None:
         self.address = address
         self._command = [sys.executable, "-m", "engine", "--model", str(model)]
         self._command += ["--listen", address, "--num-blocks", "256", "--num-threads", "1"]
-        self._command += ["--drain-timeout-s", "1"]
+        self._command += ["--drain-timeout-s", "1", "--usage-record", str(record)]
         self.running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -70,7 +71,7 @@ class Process:
 
 @pytest_asyncio.fixture
 async def process(model: Path, tmp_path: Path) -> AsyncIterator[Process]:
-    process = Process(model, f"unix:{tmp_path}/engine.sock")
+    process = Process(model, f"unix:{tmp_path}/engine.sock", tmp_path / "usage.record")
     process.start()
     yield process
     process.kill()
@@ -105,6 +106,39 @@ GATEWAY = """
 
     asyncio.run(main())
 """
+
+
+async def test_what_a_killed_engine_had_generated_is_offered_by_the_next(
+    process: Process, tmp_path: Path
+) -> None:
+    record, seen = tmp_path / "usage.record", Usage(prompt_tokens=0)
+    client = await EngineClient.connect(process.address, timeout_s=START_TIMEOUT_S)
+    await collect(client, ask("whole", max_tokens=5))
+    await client.acknowledge("whole")
+    with pytest.raises(EngineUnavailable):
+        async for output in client.generate(ask("cut")):
+            seen = output.usage
+            if seen.generated_tokens == 20:
+                process.send(signal.SIGKILL)
+    assert await process.exit_code() == -signal.SIGKILL
+    left = read(record)
+    assert left.acknowledged == Totals(1, len(PROMPT), 0, 5)
+    assert left.open["cut"].generated_tokens >= seen.generated_tokens >= 20
+    await client.close()
+    process.start()
+    offered: list[OrphanedUsage] = []
+
+    async def accept(orphan: OrphanedUsage) -> None:
+        offered.append(orphan)
+
+    client = await EngineClient.connect(
+        process.address, timeout_s=START_TIMEOUT_S, on_orphan=accept
+    )
+    await until(lambda: not read(record).open)
+    assert [(it.request_id, it.usage) for it in offered] == [("cut", left.open["cut"])]
+    generated = left.open["cut"].generated_tokens + 5
+    assert read(record).acknowledged.generated_tokens == generated
+    await client.close()
 
 
 async def test_a_killed_gateway_frees_its_blocks_and_its_usage_is_kept(process: Process) -> None:
