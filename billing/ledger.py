@@ -89,6 +89,12 @@ def roll_up(source: str, num_requests: str) -> str:
     return f"{hours}, {_grown('usage_daily', 'day', source, num_requests)}"
 
 
+_HOUR = f"""
+    concat_ws('/', {_HOUR_KEY}) || coalesce((
+        SELECT concat(', first of it request ', request_id, ', event ', id)
+        FROM usage_events WHERE id = first), '')
+"""
+"""SQL: names an hour, and by its `first` event the request that it begins with."""
 _CHECKS = {
     "the sum of all debits differs from the sum of all credits": """
         SELECT 'all accounts' FROM balances
@@ -122,16 +128,16 @@ _CHECKS = {
                 AND NOT EXISTS (SELECT FROM usage_events u WHERE u.id = t.event_id))
     """,
     "the event's amounts differ from its transfers": f"""
-        SELECT id FROM usage_events u LEFT JOIN (
+        SELECT concat('request ', request_id, ', event ', id) FROM usage_events u LEFT JOIN (
             SELECT event_id, sum(amount_pico) AS posted FROM transfers
             WHERE kind IN ('usage', 'waste') GROUP BY event_id
         ) t ON t.event_id = u.id
-        WHERE {" + ".join(AMOUNTS)} <> coalesce(posted, 0)
+        WHERE {" + ".join(AMOUNTS)} <> coalesce(posted, 0) ORDER BY admitted_at
     """,
     "the hour's tokens differ from its events": f"""
-        SELECT concat_ws('/', {_HOUR_KEY}) FROM usage_hourly h FULL JOIN (
+        SELECT {_HOUR} FROM usage_hourly h FULL JOIN (
             SELECT org, date_trunc('hour', admitted_at, 'UTC') AS hour, project, key, model, tier,
-                lane = 'batch' AS batch, count(*) AS found, {_sums(COMPONENTS)}
+                lane = 'batch' AS batch, min(id) AS first, count(*) AS found, {_sums(COMPONENTS)}
             FROM usage_events WHERE kind = 'usage' AND {" + ".join(COMPONENTS)} > 0
             GROUP BY {_HOUR_KEY}
         ) e USING ({_HOUR_KEY})
@@ -139,9 +145,9 @@ _CHECKS = {
             IS DISTINCT FROM (e.found, {", ".join(f"e.{name}" for name in COMPONENTS)})
     """,
     "the hour's money differs from its transfers": f"""
-        SELECT concat_ws('/', {_HOUR_KEY}) FROM usage_hourly FULL JOIN (
+        SELECT {_HOUR} FROM usage_hourly FULL JOIN (
             SELECT org, date_trunc('hour', u.admitted_at, 'UTC') AS hour, project, key, model,
-                tier, lane = 'batch' AS batch, sum(amount_pico) AS posted
+                tier, lane = 'batch' AS batch, min(u.id) AS first, sum(amount_pico) AS posted
             FROM transfers t JOIN usage_events u ON u.id = t.event_id
             WHERE u.kind = 'usage' GROUP BY {_HOUR_KEY}
         ) t USING ({_HOUR_KEY})

@@ -16,6 +16,7 @@ import fcntl
 import logging
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -232,6 +233,28 @@ class SpoolDirectory:
 
     def _keep_damage(self, number: int, placed: Placed, data: bytes) -> None:
         self.quarantine(f"{number:08d}-{placed.start}.corrupt", data[placed.start : placed.end])
+
+
+def closed_in(path: Path) -> Iterator[tuple[UsageEvent, bool]]:
+    """Every closed event that stands in a directory, and whether it has shipped. It takes no lock
+    and changes nothing, so the directory may be in use: what is not whole yet is not seen, and a
+    segment that goes meanwhile has shipped.
+
+    Raises: OSError.
+    """
+    try:
+        cursor = msgspec.json.decode((path / "cursor").read_bytes(), type=Position)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        cursor = Position(0, 0)
+    for segment in sorted(path.glob("[0-9]" * 8 + ".log")):
+        try:
+            data = segment.read_bytes()
+        except FileNotFoundError:
+            continue
+        for placed in scan(data):
+            if isinstance(placed.record, Closed):
+                place = Position(int(segment.stem), placed.start)
+                yield placed.record.event, place < cursor
 
 
 def _lock(path: Path, wait_s: float) -> int:

@@ -21,6 +21,7 @@ import fcntl
 import mmap
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     open: dict[str, Usage]
     """No gateway has acknowledged it."""
     acknowledged: Totals
+    recent: dict[str, Usage]
+    """Of those acknowledged, whose slots nobody else took since."""
 
 
 class UsageRecord:
@@ -91,11 +94,13 @@ class UsageRecord:
         self._finish_folding()
         self._slots: dict[str, int] = {}
         self._without_slot: dict[str, Usage] = {}
-        self._free: list[int] = []
+        self._free: deque[int] = deque()
+        """Longest free first: what stands in a slot is read long after."""
         self.left: dict[str, Usage] = {}
         """Of the process before, and on no gateway's disk as far as it knew."""
         for slot in range(self._cells[_NUM_SLOTS]):
-            if request_id := _request_in(self._map, self._cells, slot):
+            if _is_taken(self._cells, slot):
+                request_id = _id_in(self._map, self._cells, slot)
                 self._slots[request_id] = slot
                 self.left[request_id] = _usage_in(self._cells, slot)
             else:
@@ -139,7 +144,7 @@ class UsageRecord:
         name = request_id.encode()
         if not self._free or len(name) > MAX_ID_BYTES:
             return None
-        slot = self._free.pop()
+        slot = self._free.popleft()
         at = _SLOTS + slot * _SLOT_CELLS
         for cell in range(at + _USED, at + _ID_LENGTH):
             self._cells[cell] = 0
@@ -171,23 +176,30 @@ class UsageRecord:
 
 
 def read(path: Path) -> Reading:
-    """What stands there, whether or not its engine runs. Raises: OSError, ValueError if it is no
-    record."""
+    """What stands there, whether or not its engine runs; of a lost one nothing may be left.
+
+    Raises: OSError, ValueError if it is no record.
+    """
+    is_lost = path.suffix == LOST
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         with memoryview(mapped) as view, view.cast("q") as cells:
             if len(cells) < _SLOTS or cells[_MAGIC] != MAGIC:
+                if is_lost:
+                    return Reading(since=0, is_lost=True, open={}, acknowledged=Totals(), recent={})
                 raise ValueError(f"{path} is no record of usage")
             # The slots first: what is folded meanwhile is then seen twice, and never missed.
-            found = {
-                request_id: _usage_in(cells, slot)
-                for slot in range(cells[_NUM_SLOTS])
-                if (request_id := _request_in(mapped, cells, slot))
-            }
+            opened: dict[str, Usage] = {}
+            recent: dict[str, Usage] = {}
+            for slot in range(cells[_NUM_SLOTS]):
+                if request_id := _id_in(mapped, cells, slot):
+                    found = opened if _is_taken(cells, slot) else recent
+                    found[request_id] = _usage_in(cells, slot)
             return Reading(
                 since=cells[_SINCE_US] / 1_000_000,
-                is_lost=path.suffix == LOST,
-                open=found,
+                is_lost=is_lost,
+                open=opened,
                 acknowledged=_totals_in(cells),
+                recent=recent,
             )
 
 
@@ -239,10 +251,12 @@ def _usage_in(cells: memoryview, slot: int) -> Usage:
     )
 
 
-def _request_in(mapped: mmap.mmap, cells: memoryview, slot: int) -> str | None:
-    """Whose slot it is; None: nobody's."""
+def _is_taken(cells: memoryview, slot: int) -> bool:
+    return cells[_SLOTS + slot * _SLOT_CELLS + _GENERATION] % 2 == 1
+
+
+def _id_in(mapped: mmap.mmap, cells: memoryview, slot: int) -> str:
+    """Whose slot it is or was; empty: nobody's so far."""
     at = _SLOTS + slot * _SLOT_CELLS
-    if cells[at + _GENERATION] % 2 == 0:
-        return None
     start = (at + _ID) * _CELL
-    return bytes(mapped[start : start + cells[at + _ID_LENGTH]]).decode()
+    return bytes(mapped[start : start + cells[at + _ID_LENGTH]]).decode(errors="replace")

@@ -1,7 +1,6 @@
-"""`tollgate reconcile`: do the books balance?
+"""`tollgate reconcile`: do engines, spools, ledger, rollups and invoices say the same?
 
-Above: `cli`. Below: `command`, and `billing.ledger`, imported where the command runs. It reads
-Postgres alone: what is still in a spool has not come to the books yet.
+Above: `cli`. Below: `command`, and `billing.agreement`, imported where the command runs.
 """
 
 from __future__ import annotations
@@ -11,30 +10,41 @@ import sys
 import click
 
 from gateway.command import STATE, Flags, run, with_options
+from gateway.home import Home
 from gateway.settings import load
 
 
 @click.command()
 @with_options(*STATE)
 def reconcile(**flags: Flags) -> None:
-    """Check the ledger, while `tollgate up` runs or not.
+    """Check the books, while `tollgate up` runs or not.
 
-    Every transfer has two legs of one amount, every balance is the sum of its entries, and every
-    hour's rollup is that of its events. Prints what is not so, a line each, and exits with 1.
+    What engines generated was billed or is the house's waste, in the books or in a spool on the way
+    there; every balance is the sum of its entries, every hour that of its events, every invoice
+    what it charges. Prints what is not so, a line each, with the first request that differs, and
+    exits with 1. What nobody can know any more is printed as unknown.
     """
-    from billing.ledger import check
+    from billing.agreement import Agreement, agree
     from gateway import administration
+    from gateway.engine_counts import engine_counts
 
     settings = load(flags)
-    problems: list[str] = []
+    home = Home(settings.home)
+
+    found = Agreement()
 
     async def work() -> None:
+        nonlocal found
         async with administration.connections(settings) as (db, _):
-            problems.extend(await check(db))
+            found = await agree(db, home.spool, lambda: engine_counts(home, settings.models))
 
     run(work())
-    for problem in problems:
+    for problem in found.problems:
         click.echo(problem)
-    if problems:
+    for line in found.unknown:
+        click.echo(f"unknown: {line}")
+    if found.num_waiting:
+        click.echo(f"{found.num_waiting} events are on their way to the books.")
+    if found.problems:
         sys.exit(1)
     click.echo("The books balance.")

@@ -64,6 +64,7 @@ def test_what_is_acknowledged_moves_to_the_totals(tmp_path: Path) -> None:
     record.fold("unknown")
     assert read(path).open == {"b": used(2)}
     assert read(path).acknowledged == Totals(1, 10, 4, 5)
+    assert read(path).recent == {"a": used(5)}
     with pytest.raises(BlockingIOError):
         UsageRecord(path)
     record.close()
@@ -126,7 +127,9 @@ def test_what_is_no_record_is_put_aside_and_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no record of usage"):
         read(path)
     UsageRecord(path).close()
-    assert read(path).acknowledged == Totals()
+    lost, running = map(read, records_of(path))
+    assert (lost.is_lost, lost.since, lost.acknowledged) == (True, 0, Totals())
+    assert (running.is_lost, running.acknowledged) == (False, Totals())
 
 
 def test_what_finds_no_slot_is_counted_when_it_is_acknowledged(

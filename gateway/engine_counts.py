@@ -1,0 +1,44 @@
+"""What the engines that `tollgate up` starts have counted, for `billing.agreement`.
+
+Above: `tollgate reconcile`, the daily job. Below: the records that the engines leave in HOME. An
+engine that somebody else runs keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from billing.agreement import EngineCount, Tokens
+from engine import usage_record
+from engine.protocol import Usage
+from gateway.home import Home
+from gateway.served_models import ModelConfig
+
+
+def engine_counts(home: Home, models: Sequence[ModelConfig]) -> list[EngineCount]:
+    """Raises: OSError, ValueError for a file that is no record."""
+    return [count for model in models if model.starts_engine for count in _counts(home, model)]
+
+
+def _counts(home: Home, model: ModelConfig) -> Iterator[EngineCount]:
+    names = frozenset({model.name, *(adapter.name for adapter in model.adapters)})
+    paths = usage_record.records_of(home.usage_record(model.name))
+    readings = [usage_record.read(path) for path in paths]
+    for reading, successor in pairwise([*readings, None]):
+        assert reading is not None
+        total = reading.acknowledged
+        yield EngineCount(
+            name=model.name,
+            models=names,
+            since=reading.since,
+            until=None if successor is None else successor.since,
+            is_lost=reading.is_lost,
+            acknowledged=Tokens(total.prompt_tokens, total.generated_tokens),
+            open=_tokens(reading.open),
+            recent=_tokens(reading.recent),
+        )
+
+
+def _tokens(usages: Mapping[str, Usage]) -> dict[str, Tokens]:
+    return {name: Tokens(it.prompt_tokens, it.generated_tokens) for name, it in usages.items()}
