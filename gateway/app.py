@@ -129,17 +129,16 @@ def create_app(
 ) -> Litestar:
     """One worker's ASGI application. `metrics`: prometheus-client's shared folder, where there is
     one."""
+    app = with_routes(settings.max_body_bytes)
+    app.state.open = partial(open_services, settings, worker_id=worker_id, metrics=metrics)
+    app.state.begin_drain = lambda: None
+    app.state.drain_timeout_s = settings.drain_timeout_s
+    app.state.public_url = settings.issuer
+    return app
 
-    @asynccontextmanager
-    async def lifespan(app: Litestar) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            services = await open_services(settings, stack, worker_id=worker_id, metrics=metrics)
-            app.state.services = services
-            services.desk.tasks.spawn(services.observe_forever(), name="observe")
-            services.desk.tasks.spawn(services.idempotency_keys.sweep_forever(), name="sweep")
-            app.state.begin_drain = partial(begin_drain, services, settings.drain_timeout_s)
-            yield
 
+def with_routes(max_body_bytes: int) -> Litestar:
+    """What does not depend on settings beside this: what does, stands in its state."""
     app = Application(
         route_handlers=[
             *health.routes,
@@ -180,16 +179,25 @@ def create_app(
         guards=[authenticate],
         before_request=claim_key,
         exception_handlers={Exception: refuse},
-        request_max_body_size=settings.max_body_bytes,
+        request_max_body_size=max_body_bytes,
         openapi_config=openapi_config(),
         debug=False,
         logging_config=None,
     )
     complete(app)
-    app.state.begin_drain = lambda: None
-    app.state.public_url = settings.issuer
     app.asgi_handler = Counted(Envelope(Cors(Idempotent(Head(app.asgi_handler)))))
     return app
+
+
+@asynccontextmanager
+async def lifespan(app: Litestar) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        services: Services = await app.state.open(stack)
+        app.state.services = services
+        services.desk.tasks.spawn(services.observe_forever(), name="observe")
+        services.desk.tasks.spawn(services.idempotency_keys.sweep_forever(), name="sweep")
+        app.state.begin_drain = partial(begin_drain, services, app.state.drain_timeout_s)
+        yield
 
 
 def begin_drain(services: Services, timeout_s: float) -> None:

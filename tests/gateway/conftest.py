@@ -1,4 +1,4 @@
-"""The text side of a model without a model."""
+"""The text side of a model without a model; and what all applications have in common, made once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,30 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from engine.chat_template import ChatTemplate
 from engine.tokenizer import Tokenizer
+from gateway import app as product
+from gateway.auth import access_tokens, api_keys, revocations
 from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.tenancy import changes
+from tests.gateway import one_routing
+from tests.gateway.rsa_keys import few_keys
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made_once() -> Iterator[None]:
+    with few_keys(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(product, "with_routes", one_routing.with_routes)
+        yield
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known stays known while this process, both ends of all, is kept from running: for
+    who tests anything but how long that is."""
+    for module in (access_tokens, api_keys, revocations):
+        monkeypatch.setattr(module, "MAX_STALENESS_S", PATIENCE_S)
+    monkeypatch.setattr(changes, "SILENCE_S", PATIENCE_S)
 
 
 @pytest.fixture

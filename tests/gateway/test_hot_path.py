@@ -56,7 +56,7 @@ def statements(*pools: AsyncEngine) -> Iterator[list[str]]:
 
 @pytest.fixture
 async def app(
-    tmp_path: Path, postgres_url: str, redis_url: str, db: AsyncEngine
+    tmp_path: Path, postgres_url: str, redis_url: str, db: AsyncEngine, patient: None
 ) -> AsyncIterator[Litestar]:
     upstream = Upstream()
 

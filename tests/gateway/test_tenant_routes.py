@@ -47,6 +47,7 @@ async def app(
     postgres_url: str,
     redis_url: str,
     tmp_path: Path,
+    patient: None,
 ) -> AsyncIterator[Litestar]:
     config = tmp_path / "t.toml"
     config.write_text('[[model]]\nname = "b"\nupstream = "http://127.0.0.1:1/v1"')
@@ -60,7 +61,10 @@ async def app(
             last_four = '0000', scopes = :scopes
         WHERE org_id = :org
     """)
+    # What the sender of webhooks does of itself would look like a change by the other tenant.
+    idle = sa.text("UPDATE webhook_deliveries SET due_at = 'infinity'")
     async with db.begin() as conn:
+        await conn.execute(idle)
         for org, key in KEY_OF.items():
             values = {"org": org, "hash": hash_key(pepper, key), "pepper_id": secret.id}
             await conn.execute(known, {**values, "prefix": ADMIN_PREFIX, "scopes": SCOPES})

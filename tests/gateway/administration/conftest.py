@@ -78,7 +78,12 @@ async def config_text() -> str:
 
 @pytest.fixture
 async def world(
-    db: AsyncEngine, postgres_url: str, redis_url: str, tmp_path: Path, config_text: str
+    db: AsyncEngine,
+    postgres_url: str,
+    redis_url: str,
+    tmp_path: Path,
+    config_text: str,
+    patient: None,
 ) -> AsyncIterator[World]:
     config = tmp_path / "tollgate.toml"
     config.write_text(config_text)

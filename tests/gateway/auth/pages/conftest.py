@@ -26,7 +26,12 @@ from tests.gateway.auth.conftest import Clock, Tenant
 
 @pytest.fixture
 async def app(
-    tmp_path: Path, postgres_url: str, redis_url: str, db: AsyncEngine, clock: Clock
+    tmp_path: Path,
+    postgres_url: str,
+    redis_url: str,
+    db: AsyncEngine,
+    clock: Clock,
+    patient: None,
 ) -> AsyncIterator[Litestar]:
     async with live_app(tmp_path, postgres_url, redis_url, clock) as made:
         yield made

@@ -1,0 +1,27 @@
+"""The application's routes, made once in a process: hundreds of tests make an application, and half
+of what that takes is Litestar's reading of the same two hundred handlers.
+
+Each has a state, a lifespan and a router of its own, and only these depend on settings.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+from litestar import Litestar
+from litestar.datastructures import State
+
+from gateway import app as product
+
+_made = cache(product.with_routes)
+
+
+def with_routes(max_body_bytes: int) -> Litestar:
+    """As `gateway.app.with_routes`."""
+    found = copy.copy(_made(max_body_bytes))
+    found.state = State()
+    found.event_emitter = copy.copy(found.event_emitter)
+    found.asgi_router = copy.copy(found.asgi_router)
+    found.asgi_router.app = found
+    return found
