@@ -10,6 +10,8 @@
     cache_read = "0.01"
     cache_write = "0.00"             # of the 5 minute cache
     cache_write_1h = "0.00"
+    cache_prices = "explicit"        # optional; of those three, what is left out is 0.1, 1.25 and 2
+                                     # times uncached_input
     output = "0.40"
     reasoning_output = "0.40"        # where it is left out: what output costs
     embedding_input = "0.02"         # where it is left out: what uncached_input costs

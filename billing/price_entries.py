@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from billing.cache_contracts import EXPLICIT_PRICES_BPS
 from billing.errors import MoneyError, PriceBookError
 from billing.events import CALLS, COMPONENTS, TIERS, Component, Price, PriceSet, Tier
 from billing.money import per_call, per_million
@@ -28,7 +29,8 @@ COMPONENT_OF_KEY: dict[str, Component] = {
     for component in COMPONENTS
 }
 PLACE = {"model", "tier", "min_total_input", "valid_from", "valid_to"}
-KEYS = {*PLACE, *COMPONENT_OF_KEY}
+CACHE_PRICES = "cache_prices"
+KEYS = {*PLACE, CACHE_PRICES, *COMPONENT_OF_KEY}
 MAX_TOTAL_INPUT = 2**40
 
 
@@ -88,14 +90,13 @@ def read_entry(table: Mapping[str, Any], where: str) -> PriceEntry:
     if tier not in TIERS:
         raise PriceBookError(f"{where}: tier must be {', '.join(TIERS[:-1])} or {TIERS[-1]}")
     valid_from, valid_to = read_validity(table, where)
-    prices: PriceSet = {}
     least = _min_total_input(table, where)
     # Behind the moment, where no model's name can look like it.
     suffix = ("" if tier == "default" else f":{tier}") + (f":{least}" if least else "")
-    for key, component in COMPONENT_OF_KEY.items():
-        if key in table:
-            price_id = f"{model}:{component}:{moment_text(valid_from)}{suffix}"
-            prices[component] = Price(price_id, read_pico(component, table[key], f"{where}: {key}"))
+    prices: PriceSet = {
+        component: Price(f"{model}:{component}:{moment_text(valid_from)}{suffix}", pico)
+        for component, pico in _picos(table, where).items()
+    }
     if not prices:
         raise PriceBookError(f"{where}: {model} has no price at all")
     return PriceEntry(
@@ -107,6 +108,24 @@ def read_entry(table: Mapping[str, Any], where: str) -> PriceEntry:
         prices=prices,
         where=where,
     )
+
+
+def _picos(table: Mapping[str, Any], where: str) -> dict[Component, int]:
+    picos = {
+        component: read_pico(component, table[key], f"{where}: {key}")
+        for key, component in COMPONENT_OF_KEY.items()
+        if key in table
+    }
+    if CACHE_PRICES not in table:
+        return picos
+    if table[CACHE_PRICES] != "explicit" or "uncached_input" not in picos:
+        raise PriceBookError(f"{where}: {CACHE_PRICES} may be explicit, beside uncached_input")
+    for component, bps in EXPLICIT_PRICES_BPS.items():
+        pico, rest = divmod(picos["uncached_input"] * bps, 10_000)
+        if rest and component not in picos:
+            raise PriceBookError(f"{where}: {component} would not be whole pico-USD; write it")
+        picos.setdefault(component, pico)
+    return picos
 
 
 def _min_total_input(table: Mapping[str, Any], where: str) -> int:

@@ -420,6 +420,7 @@ def to_quantities(usage: MeteredUsage, terms: Terms) -> Quantities:
         uncached_input=usage.uncached_input,
         cache_read=usage.cache_read,
         cache_write_5m=usage.cache_write,
+        cache_write_1h=usage.cache_write_1h,
         output=usage.output - usage.reasoning_output,
         reasoning_output=usage.reasoning_output,
         batch_queue=terms.batch_queue,

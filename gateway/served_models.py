@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
 from engine.hub import names_a_repository
 from gateway.engine_options import EngineOptions, PositiveInt
 from gateway.home import Home
@@ -86,6 +87,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """All that an engine which is started here is started with."""
     adapters: tuple[AdapterConfig, ...] = ()
     """Beside the model as it is."""
+    cache_contract: ContractName = DEFAULT_CONTRACT
+    """How what its engine reused is counted. An upstream counts by itself."""
     replicas: tuple[ReplicaConfig, ...] = ()
     """Tried in weighted order, the next one only before the first byte."""
     context_window: PositiveInt | None = None
@@ -142,6 +145,7 @@ def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: H
         starts_engine=starts_engine,
         engine_options=_options(model.engine_options, engine) if starts_engine else EngineOptions(),
         adapters=tuple(_to_adapters(model, at)),
+        cache_contract=model.cache_contract or DEFAULT_CONTRACT,
     )
 
 
@@ -181,6 +185,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
         ("revision", model.revision is not None),
         ("engine_options", model.engine_options != EngineOptions()),
         ("adapter", bool(model.adapter)),
+        ("cache_contract", model.cache_contract is not None),
     ):
         if said:
             raise SettingsError(f"{at}.{key}: only for a model with a path")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from billing.cache_contracts import ContractName
 from billing.price_lists import ListName
 from engine.protocol import Lane
 from gateway.engine_options import EngineOptions, PositiveInt
@@ -69,6 +70,7 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     engine_options: EngineOptions = EngineOptions()
     """What its engine is started with, over `[engine]`."""
     adapter: list[WrittenAdapter] = []
+    cache_contract: ContractName | None = None
     upstream: Url | None = None
     upstream_model: str | None = None
     api_key_env: str | None = None

@@ -236,7 +236,7 @@ class RequestMeter:
             self._model,
             uncached=usage.uncached_input,
             cache_read=usage.cache_read,
-            cache_write=usage.cache_write,
+            cache_write=usage.cache_write + usage.cache_write_1h,
             output=usage.output,
         )
 

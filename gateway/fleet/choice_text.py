@@ -7,6 +7,7 @@ stop strings: what it generated behind one was not asked for, so it is counted a
 
 from __future__ import annotations
 
+from billing.cache_contracts import DEFAULT_CONTRACT, ContractName, split_input
 from engine.detokenizer import Detokenizer
 from engine.protocol import EngineOutput, TokenLogprob, TokenLogprobs
 from engine.tokenizer import Tokenizer
@@ -90,7 +91,15 @@ class ChoiceText:
 class GenerationText:
     """All choices of one attempt, and its usage so far."""
 
-    def __init__(self, prompt: ChatPrompt, n: int, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        prompt: ChatPrompt,
+        n: int,
+        tokenizer: Tokenizer,
+        contract: ContractName = DEFAULT_CONTRACT,
+    ) -> None:
+        """`contract`: by which what the engine reused is counted."""
+        self._contract = contract
         self._choices = [ChoiceText(index, prompt, tokenizer) for index in range(n)]
         self.usage: MeteredUsage | None = None
 
@@ -126,9 +135,12 @@ class GenerationText:
                 wasted += unseen
             else:
                 used += unseen
+        counted = split_input(self._contract, told.prompt_tokens, told.cached_tokens)
         return MeteredUsage(
-            uncached_input=told.prompt_tokens - told.cached_tokens,
-            cache_read=told.cached_tokens,
+            uncached_input=counted.uncached,
+            cache_read=counted.cache_read,
+            cache_write=counted.cache_write_5m,
+            cache_write_1h=counted.cache_write_1h,
             output=used,
             wasted_output=wasted,
         )

@@ -13,6 +13,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
 from engine.chat_template import ChatTemplate
 from engine.client import Engine
 from engine.errors import (
@@ -73,10 +74,12 @@ class EngineReplica:
         threads: PrepareThreads,
         weight: int = 1,
         adapter: str = "",
+        cache_contract: ContractName = DEFAULT_CONTRACT,
     ) -> None:
         self.name = name
         self.weight = weight
         self._adapter = adapter
+        self._cache_contract = cache_contract
         self._sent = PrefixMemory()
         self._client = client
         self._tokenizer = tokenizer
@@ -147,7 +150,9 @@ class EngineReplica:
         assert request.prompt is not None
         assert isinstance(prepared.payload, Job)
         self._sent.sent(turn.tenant, prepared.payload.prompt_token_ids)
-        generation = GenerationText(request.prompt, request.n, self._tokenizer)
+        generation = GenerationText(
+            request.prompt, request.n, self._tokenizer, self._cache_contract
+        )
         outputs = self._client.generate(
             EngineRequest(
                 request_id=attempt_id,

@@ -30,5 +30,8 @@ def engine_routes(model: ModelConfig, client: Engine, threads: PrepareThreads) -
             template=template,
             threads=threads,
             adapter=adapter,
+            cache_contract=model.cache_contract,
         )
-        yield Route(model=name, kind="engine", replicas=(replica,))
+        yield Route(
+            model=name, kind="engine", replicas=(replica,), cache_contract=model.cache_contract
+        )

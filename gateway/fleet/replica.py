@@ -21,13 +21,15 @@ class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Cumulative over the attempt, in tokens; monotone from event to event, but for the step from
     an estimate to the replica's own count.
 
-    prompt = uncached_input + cache_read + cache_write. `wasted_output` was generated but lies
-    behind a stop string, so nobody sees it or pays for it.
+    prompt = uncached_input + cache_read + cache_write + cache_write_1h. `wasted_output` was
+    generated but lies behind a stop string, so nobody sees it or pays for it.
     """
 
     uncached_input: int = 0
     cache_read: int = 0
     cache_write: int = 0
+    """For five minutes."""
+    cache_write_1h: int = 0
     output: int = 0
     reasoning_output: int = 0
     """Part of `output`."""
@@ -37,7 +39,7 @@ class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt_tokens(self) -> int:
-        return self.uncached_input + self.cache_read + self.cache_write
+        return self.uncached_input + self.cache_read + self.cache_write + self.cache_write_1h
 
     @property
     def total_tokens(self) -> int:

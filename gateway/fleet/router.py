@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from billing.cache_contracts import ContractName
 from gateway.fleet.errors import UnknownModel
 from gateway.fleet.replica import Replica
 from gateway.fleet.waiting_room import WaitingRoom
@@ -32,6 +33,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[Replica, ...]
     rooms: tuple[WaitingRoom, ...] = ()
     """Of its upstreams that have one."""
+    cache_contract: ContractName | None = None
+    """By which what its engine reused is counted; None: an upstream counts by itself."""
 
 
 class Fleet:

@@ -12,6 +12,7 @@ import msgspec
 from litestar import Request, Response, get
 from litestar.params import FromPath
 
+from billing.cache_contracts import FLOORS, ContractName
 from gateway.fleet.router import Route
 from gateway.principal import Principal
 from gateway.routes.access import needs, services
@@ -34,6 +35,15 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     weight: int
 
 
+class CacheContractView(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the prompt tokens that the engine reused is billed as read from the cache: from
+    `min_tokens` on, in steps of `step`. `explicit`: and up to a breakpoint."""
+
+    name: str
+    min_tokens: int
+    step: int
+
+
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     """`kind`: `engine` for one of our own, `upstream` for somebody else's."""
 
@@ -43,6 +53,15 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     available: bool
     """Some replica is."""
     replicas: list[ReplicaView]
+    cache_contract: CacheContractView | None
+    """Null: an upstream counts by itself."""
+
+
+def to_contract(name: ContractName | None) -> CacheContractView | None:
+    if name is None:
+        return None
+    floor = FLOORS[name]
+    return CacheContractView(name=name, min_tokens=floor.min_tokens, step=floor.step)
 
 
 def to_view(route: Route) -> ModelView:
@@ -62,6 +81,7 @@ def to_view(route: Route) -> ModelView:
         kind=route.kind,
         available=any(each.available for each in replicas),
         replicas=replicas,
+        cache_contract=to_contract(route.cache_contract),
     )
 
 

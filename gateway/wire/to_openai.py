@@ -54,7 +54,8 @@ def to_usage(usage: MeteredUsage) -> CompletionUsage:
         completion_tokens=usage.output,
         total_tokens=usage.total_tokens,
         prompt_tokens_details=PromptTokensDetails(
-            cached_tokens=usage.cache_read, cache_write_tokens=usage.cache_write
+            cached_tokens=usage.cache_read,
+            cache_write_tokens=usage.cache_write + usage.cache_write_1h,
         ),
         completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_output),
     )

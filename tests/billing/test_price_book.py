@@ -162,6 +162,13 @@ def test_a_band_without_a_price_below_it_is_refused(tmp_path: Path) -> None:
         book(tmp_path, f"[[price]]{ended}[[price]]{band}")
 
 
+def test_explicit_cache_prices_are_parts_of_the_input(tmp_path: Path) -> None:
+    text = HEAD + 'valid_from = 2026-11-01\nuncached_input = 3\ncache_prices = "explicit"\n'
+    prices = book(tmp_path, text + "cache_write = 4\n").at("m", FIRST)
+    found = [prices[c].pico_per_token for c in ("cache_read", "cache_write_5m", "cache_write_1h")]
+    assert found == [300_000, 4_000_000, 6_000_000]
+
+
 def test_calls_are_priced_by_the_call(tmp_path: Path) -> None:
     text = HEAD + 'valid_from = 2026-11-01\noutput = 1\ntool_call = "0.01"\nbatch_queue = 0.002\n'
     prices = book(tmp_path, text).at("m", FIRST)
@@ -192,6 +199,14 @@ HEAD = '[[price]]\nmodel = "m"\n'
         (HEAD + "min_total_input = -1\nvalid_from = 2026-11-01", "must be a count of tokens"),
         (HEAD + "min_total_input = true\nvalid_from = 2026-11-01", "must be a count of tokens"),
         (HEAD + "valid_from = 2026-11-01\ntool_call = 1e-13", "tool_call: .*whole number of pico"),
+        (
+            HEAD + 'valid_from = 2026-11-01\noutput = 1\ncache_prices = "explicit"',
+            "beside uncached",
+        ),
+        (
+            HEAD + 'valid_from = 2026-11-01\nuncached_input = 1e-6\ncache_prices = "explicit"',
+            "cache_read would not be whole pico-USD",
+        ),
         ("[prices]\n", "only .*belong here"),
         ("price = 1\n", "only .*belong here"),
         ("[[price]\n", "toml"),

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.audit.tables import entries
+from gateway.routes.admin_models import CacheContractView, to_contract
 from gateway.tenancy.tables import plans
 from tests.gateway.administration.conftest import World
 
@@ -222,6 +223,10 @@ async def test_models_are_shown_with_their_replicas(world: World) -> None:
     (model,) = listing["data"]
     assert (model["id"], model["kind"]) == ("far", "upstream")
     (replica,) = model["replicas"]
+    assert model["cache_contract"] is None
+    assert to_contract("automatic") == CacheContractView(
+        name="automatic", min_tokens=1024, step=128
+    )
     assert replica["name"] == "far/0" and replica["weight"] == 1
     assert model["available"] == replica["available"]
     assert (await world.call("GET", "/v1/admin/models/far")).json() == model

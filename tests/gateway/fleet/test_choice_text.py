@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from billing.cache_contracts import CONTRACTS, ContractName
 from engine.protocol import EngineOutput, FinishReason, Usage
 from engine.tokenizer import Tokenizer
 from gateway.fleet.choice_text import GenerationText
@@ -32,6 +33,19 @@ def expected(answer: str, stops: list[str]) -> tuple[str, int | None]:
             shown = answer[: end - max(map(len, done))]
             return shown, len(answer[:end].encode())
     return answer, None
+
+
+def test_what_the_engine_reused_is_told_by_the_contract_of_the_model(tokenizer: Tokenizer) -> None:
+    usage = Usage(prompt_tokens=2000, cached_tokens=1200, generated_tokens=1, prefilled=True)
+    output = EngineOutput(request_id="a", usage=usage, token_ids=[1])
+
+    def read(contract: ContractName) -> int:
+        told = GenerationText(ChatPrompt(messages=[]), 1, tokenizer, contract).read(output).usage
+        assert told is not None and told.prompt_tokens == 2000
+        return told.cache_read
+
+    found = [read(contract) for contract in CONTRACTS]
+    assert found == [1200, 1152, 0, 1200]
 
 
 @given(st.lists(ANSWER, min_size=1, max_size=3), STOPS, st.integers(0, 3), st.data())
