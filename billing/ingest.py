@@ -48,6 +48,8 @@ _STORED = {
     "occurred_at": "timestamptz",
 }
 _COLUMNS = ", ".join(_STORED)
+_COUNTED = {*COMPONENTS, *AMOUNTS}
+_COMPLETED = ", ".join(f"coalesce({name}, 0)" if name in _COUNTED else name for name in _STORED)
 _TOKENS = " + ".join(COMPONENTS)
 _AMOUNT = " + ".join(AMOUNTS)
 
@@ -60,7 +62,7 @@ _INGEST = sa.text(f"""
     ),
     fresh AS (
         INSERT INTO usage_events ({_COLUMNS}, ingested_at)
-        SELECT {_COLUMNS}, clock_timestamp() FROM incoming ORDER BY id
+        SELECT {_COMPLETED}, clock_timestamp() FROM incoming ORDER BY id
         ON CONFLICT (id) DO NOTHING RETURNING {", ".join(_KEPT)}
     ),
     used AS (SELECT * FROM fresh WHERE {_TOKENS} > 0),
@@ -124,9 +126,10 @@ def digest(event: UsageEvent) -> bytes:
 
 
 def _row(event: UsageEvent, rated: Rated) -> dict[str, Any]:
-    """One event as the columns of _STORED, in JSON. Money is text there: it may exceed 64 bits."""
+    """One event as the columns of _STORED, in JSON. Money is text there: it may exceed 64 bits.
+    What was not used is not said."""
     attempt, quantities = event.attempt, event.quantities
-    row: dict[str, Any] = {**asdict(attempt), **asdict(quantities), **_NO_AMOUNTS}
+    row: dict[str, Any] = {**asdict(attempt), **msgspec.to_builtins(quantities)}
     row.update((amount_column(line.component), str(line.amount_pico)) for line in rated.lines)
     row["kind"] = event.kind
     row["finish"] = event.finish
@@ -136,9 +139,6 @@ def _row(event: UsageEvent, rated: Rated) -> dict[str, Any]:
     row["admitted_at"] = to_moment(attempt.admitted_at)
     row["occurred_at"] = to_moment(event.occurred_at)
     return row
-
-
-_NO_AMOUNTS = dict.fromkeys(AMOUNTS, "0")
 
 
 async def _keep_conflicts(
