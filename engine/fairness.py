@@ -238,17 +238,19 @@ class FairShare:
 
     def first(self, *, beside: Collection[Lane] = ()) -> tuple[Lane, str] | None:
         """Who is next of those that wait in any lane but these; None: nobody waits there."""
-        waiting = [
-            (account.counter, LANE_RANKS[lane], lane)
-            for lane, account in self._lanes.accounts.items()
-            if account.num_waiting and lane not in beside
-        ]
-        if not waiting:
+        lowest: _Account[Lane] | None = None
+        for account in self._lanes.accounts.values():  # from the highest lane
+            if (
+                account.num_waiting
+                and (lowest is None or account.counter < lowest.counter)
+                and account.key not in beside
+            ):
+                lowest = account
+        if lowest is None:
             return None
-        lane = min(waiting)[-1]
-        tenant = self._tenants[lane].first()
-        assert tenant is not None, f"nobody waits in lane {lane}"
-        return lane, tenant.key
+        tenant = self._tenants[lowest.key].first()
+        assert tenant is not None, f"nobody waits in lane {lowest.key}"
+        return lowest.key, tenant.key
 
     def is_waiting(self, lane: Lane) -> bool:
         """Whether anybody waits in that lane."""

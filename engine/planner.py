@@ -225,14 +225,15 @@ class Planner:
 
     def _pressed(self, step: StepPlan) -> dict[Lane, int]:
         """Tokens that the step computes of prompts, of lanes that have more of them."""
-        tokens: Counter[Lane] = Counter()
+        tokens: dict[Lane, int] = {}
         pressed = {lane for lane, waiting in self.waiting.num_tokens.items() if waiting}
         for entry in step.scheduled.values():
             if not entry.decodes:
-                tokens[entry.seq.lane] += entry.num_new_tokens
+                lane = entry.seq.lane
+                tokens[lane] = tokens.get(lane, 0) + entry.num_new_tokens
                 if not entry.answers:
-                    pressed.add(entry.seq.lane)
-        return {lane: tokens[lane] for lane in pressed}
+                    pressed.add(lane)
+        return {lane: tokens.get(lane, 0) for lane in pressed}
 
     def _make_room(self, step: StepPlan, seq: Sequence, num_tokens: int) -> bool:
         """Let the table of a running sequence cover `num_tokens`, at the cost of others. False when
@@ -311,6 +312,9 @@ class Planner:
     ) -> bool:
         """Preempt as few as will do to find so many blocks beside those of `table`, and a place
         among the running. False, and nobody is, when all of them are not enough."""
+        is_full = len(self.running) >= self._max_num_seqs
+        if num_blocks <= 0 and not is_full:
+            return True
         if num_blocks > 0 and num_blocks > sum(map(self._num_at_most, victims)):
             return False  # as at every step while a large one waits: without a look at each block
         taken, held, matched = 0, Counter[int](), set(table)
@@ -322,7 +326,7 @@ class Planner:
             taken += 1
         if num_blocks > 0:
             return False
-        if len(self.running) >= self._max_num_seqs:
+        if is_full:
             taken = max(taken, 1)
         for victim in victims[:taken]:
             self._preempt(step, victim)
@@ -335,6 +339,8 @@ class Planner:
     def _num_wanted(self, seq: Sequence, table: list[int]) -> int:
         """Blocks that a waiting sequence has yet to get, on a matched table."""
         total = min(self._cache.num_blocks_for(seq.num_tokens), self._max_blocks_per_seq)
+        if not table:
+            return total
         num_held = len(table) - table.count(FREED)
         return total - num_held + self._cache.num_idle(table)
 

@@ -130,6 +130,8 @@ class PrefixCache:
                 break
             else:
                 run = 0
+        if longest == 0:
+            return []
         first = self.first_visible_block(longest * self.block_size)
         held = [self._block_of[digest] for digest in seq.block_digests[first:longest]]
         return [FREED] * first + held

@@ -71,8 +71,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def penalises(self) -> bool:
         """Whether what is sampled depends on all that was said before."""
-        factors = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
-        return factors != (1.0, 0.0, 0.0)
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
 
 
 NOTHING_SAMPLED = SamplingParams(max_tokens=0)

@@ -32,9 +32,11 @@ def _precedence(seq: Sequence) -> tuple[int, int, int]:
 
 
 def _remove(queue: list[Sequence], seq: Sequence) -> bool:
-    at = bisect_left(queue, seq.precedence, key=_precedence)
-    if at == len(queue) or queue[at] is not seq:
-        return False
+    at = 0
+    if not queue or queue[0] is not seq:
+        at = bisect_left(queue, seq.precedence, key=_precedence)
+        if at == len(queue) or queue[at] is not seq:
+            return False
     del queue[at]
     return True
 
@@ -54,7 +56,10 @@ class Running:
         return chain(self.active, self.halted)
 
     def add(self, seq: Sequence) -> None:
-        insort(self.active, seq, key=_precedence)
+        if not self.active or self.active[-1].precedence < seq.precedence:
+            self.active.append(seq)  # as mostly: it came last, into the lowest lane that runs
+        else:
+            insort(self.active, seq, key=_precedence)
         self.num_active[seq.lane] += 1
 
     def remove(self, seq: Sequence) -> None:
@@ -91,13 +96,15 @@ class Running:
 
     def victims_of(self, lane: Lane) -> list[Sequence]:
         """Who gives way to a waiting sequence of that lane, in this order."""
+        victims = self.halted[::-1]
+        if self.num_active[lane] == len(self.active):
+            return victims  # as mostly: nobody runs in another lane
         counter_of, rank = self._share.lane_counter, LANE_RANKS[lane]
         lower = [
             (counter_of(other), LANE_RANKS[other])
             for other in _LANES[rank + 1 :]
             if self.num_active[other] and counter_of(other) > counter_of(lane)
         ]
-        victims = self.halted[::-1]
         for _, other_rank in sorted(lower, reverse=True):
             victims += self.active[self._start_of(other_rank) : self._start_of(other_rank + 1)][
                 ::-1

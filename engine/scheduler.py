@@ -37,7 +37,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from engine.config import Pooling
 from engine.errors import InvalidRequest
@@ -50,6 +50,7 @@ from engine.protocol import EngineOutput, EngineRequest, FinishReason, Lane, Lan
 from engine.schedule import NOTHING_EMBEDDED, Embedded, Sampled, SchedulerOutput
 from engine.sequence import (
     Constraint,
+    Key,
     RequestState,
     SampledTokens,
     Sequence,
@@ -58,6 +59,12 @@ from engine.sequence import (
 )
 from engine.validation import check_request
 from engine.waiting import Deadlines
+
+
+def _check_keys(what: str, found: Collection[Key], wanted: list[Key]) -> None:
+    """wanted: each once."""
+    same = len(found) == len(wanted) and all(map(found.__contains__, wanted))
+    assert same, f"{what} {set(found) ^ set(wanted)} against the schedule"
 
 
 class Scheduler:
@@ -228,10 +235,8 @@ class Scheduler:
         """Take in what the step computed: `sampled` has exactly the entries that sample, `embedded`
         those that embed. Returns an output for each of them. Sequences that ended or were preempted
         since schedule() are passed over."""
-        wanted = {entry.key for entry in output.scheduled if entry.samples}
-        assert sampled.keys() == wanted, f"sampled {sampled.keys() ^ wanted} against the schedule"
-        wanted = {entry.key for entry in output.scheduled if entry.embeds}
-        assert embedded.keys() == wanted, f"embedded {embedded.keys() ^ wanted}"
+        _check_keys("sampled", sampled, [e.seq.key for e in output.scheduled if e.samples])
+        _check_keys("embedded", embedded, [e.seq.key for e in output.scheduled if e.embeds])
         now = self._clock()
         step_s = now - max(output.started_s, self._updated_s)
         if output.prompt_tokens and step_s > 0:
@@ -244,7 +249,7 @@ class Scheduler:
                 continue
             seq.num_in_flight -= entry.num_new_tokens
             seq.num_pending -= entry.samples
-            tokens = sampled[entry.key] if entry.samples else []
+            tokens = sampled[seq.key] if entry.samples else []
             num_rejected = len(entry.draft_token_ids) + entry.samples - len(tokens)
             said, reason = seq.say(tokens, self.eos_token_ids)
             computed = entry.start + entry.num_new_tokens - num_rejected
@@ -252,9 +257,9 @@ class Scheduler:
             self.cache.register(seq)
             self.cache.slide(seq)
             if entry.embeds:
-                reason = "stop"
-            if entry.answers:
-                outputs.append(self._answer(seq, said, reason, now, embedded.get(entry.key)))
+                outputs.append(self._answer(seq, said, "stop", now, embedded[seq.key]))
+            elif entry.samples:
+                outputs.append(self._answer(seq, said, reason, now, None))
         return outputs
 
     def fail_batch(self, output: SchedulerOutput) -> list[EngineOutput]:

@@ -71,8 +71,8 @@ class Constraint(Protocol):
 def choice_seed(seed: int, index: int) -> int:
     """The seed of choice `index` of a request with `seed`: the first 8 bytes, little-endian, of
     BLAKE2b (RFC 7693) over the ASCII text "<seed>:<index>". 0 <= result < 2**64."""
-    text = f"{seed}:{index}".encode("ascii")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    digest = hashlib.blake2b(b"%d:%d" % (seed, index), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 @dataclass(slots=True, eq=False)
@@ -239,10 +239,10 @@ def sequences_of(
     """The choices of a request, which must fit. arrival: its number. seed: of the whole request.
     constraint: of each choice."""
     room = max_model_len - len(request.prompt_token_ids)
-    sampling = request.sampling
+    sampling, namespace = request.sampling, request.cache_namespace
     if sampling.max_tokens > room:
         sampling = msgspec.structs.replace(sampling, max_tokens=room)
-    return tuple(
+    choices = [
         Sequence(
             request_id=request.request_id,
             index=index,
@@ -250,7 +250,7 @@ def sequences_of(
             prompt_token_ids=request.prompt_token_ids,
             sampling=sampling,
             seed=choice_seed(seed, index),
-            cache_salt=request.cache_namespace,
+            cache_salt=namespace,
             adapter=request.adapter,
             pooling=pooling if request.embed else None,
             dimensions=request.dimensions,
@@ -260,7 +260,8 @@ def sequences_of(
             weight=request.weight,
         )
         for index in range(request.n)
-    )
+    ]
+    return tuple(choices)
 
 
 @dataclass(slots=True, eq=False)

@@ -25,10 +25,12 @@ MAX_LOGIT_BIAS = 100.0
 """Of either sign (OpenAI's)."""
 MAX_TENANT_CHARS = 256
 MAX_WEIGHT = 64.0
-"""Of a tenant; the least is one over this."""
+MIN_WEIGHT = 1 / MAX_WEIGHT
+"""Of a tenant."""
 MAX_DEADLINE_S = 86_400.0
 MAX_GRAMMAR_BYTES = 128 * 1024
 """Of a grammar's text in UTF-8."""
+_LANES: tuple[Lane, ...] = get_args(Lane)
 
 
 def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int) -> None:
@@ -61,30 +63,21 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int
         )
 
 
+def _must_be(param: str, allowed: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} must be {allowed}", param=param)
+
+
 def _check_turn(request: EngineRequest) -> None:
     """What says when it is its turn."""
+    if request.lane not in _LANES:
+        raise _must_be("lane", f"one of {', '.join(_LANES)}")
+    if len(request.tenant) > MAX_TENANT_CHARS:
+        raise _must_be("tenant", f"at most {MAX_TENANT_CHARS} characters")
+    if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:
+        raise _must_be("weight", f"between 1/{MAX_WEIGHT:g} and {MAX_WEIGHT:g}")
     deadline_s = request.deadline_s
-    rules = (
-        ("lane", request.lane in get_args(Lane), f"one of {', '.join(get_args(Lane))}"),
-        (
-            "tenant",
-            len(request.tenant) <= MAX_TENANT_CHARS,
-            f"at most {MAX_TENANT_CHARS} characters",
-        ),
-        (
-            "weight",
-            1 / MAX_WEIGHT <= request.weight <= MAX_WEIGHT,
-            f"between 1/{MAX_WEIGHT:g} and {MAX_WEIGHT:g}",
-        ),
-        (
-            "deadline_s",
-            deadline_s is None or 0 < deadline_s <= MAX_DEADLINE_S,
-            f"above 0 and at most {MAX_DEADLINE_S:g}",
-        ),
-    )
-    for param, holds, allowed in rules:
-        if not holds:
-            raise InvalidRequest(f"{param} must be {allowed}", param=param)
+    if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise _must_be("deadline_s", f"above 0 and at most {MAX_DEADLINE_S:g}")
 
 
 def check_head(request: EngineRequest, *, generates: bool, embedding_size: int) -> None:
@@ -111,51 +104,64 @@ def check_adapter(request: EngineRequest, adapters: Collection[str]) -> None:
 
 def check_sampling(params: SamplingParams, *, vocab_size: int) -> None:
     """InvalidRequest, with `param` the field's name, unless every field is in its range."""
-    p, ids = params, range(vocab_size)
-    known = f"token ids between 0 and {vocab_size - 1}"
-    low, high, bias = MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY, MAX_LOGIT_BIAS
-    rules: tuple[tuple[str, bool, str], ...] = (
-        ("max_tokens", p.max_tokens >= 1, "at least 1"),
-        ("min_tokens", 0 <= p.min_tokens <= p.max_tokens, "between 0 and max_tokens"),
-        (
-            "temperature",
-            0 <= p.temperature <= MAX_TEMPERATURE,
-            f"between 0 and {MAX_TEMPERATURE:g}",
-        ),
-        ("top_p", 0 < p.top_p <= 1, "above 0 and at most 1"),
-        ("top_k", p.top_k >= 0, "at least 0"),
-        ("min_p", 0 <= p.min_p <= 1, "between 0 and 1"),
-        (
-            "repetition_penalty",
-            low <= p.repetition_penalty <= high,
-            f"between {low:g} and {high:g}",
-        ),
-        ("frequency_penalty", -2 <= p.frequency_penalty <= 2, "between -2 and 2"),
-        ("presence_penalty", -2 <= p.presence_penalty <= 2, "between -2 and 2"),
-        ("logprobs", 0 <= (p.logprobs or 0) <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}"),
-        ("logit_bias", all(i in ids for i in p.logit_bias), f"keyed by {known}"),
-        (
-            "logit_bias",
-            all(-bias <= value <= bias for value in p.logit_bias.values()),
-            f"between {-bias:g} and {bias:g}",
-        ),
-        ("stop_token_ids", all(i in ids for i in p.stop_token_ids), known),
-    )
-    for param, holds, allowed in rules:
-        if not holds:
-            raise InvalidRequest(f"{param} must be {allowed}", param=param)
-    if p.grammar is not None:
-        _check_grammar(p.grammar, known=known, is_known=(p.grammar.after_token_id or 0) in ids)
-        if p.ignore_eos:
-            raise InvalidRequest(
-                "ignore_eos must be false: a grammar says where an output ends", param="ignore_eos"
-            )
+    _check_lengths(params)
+    _check_penalties(params)
+    _check_ids(params, vocab_size)
+    if params.grammar is not None:
+        _check_grammar(params.grammar, vocab_size)
+        if params.ignore_eos:
+            raise _must_be("ignore_eos", "false: a grammar says where an output ends")
 
 
-def _check_grammar(grammar: Grammar, *, known: str, is_known: bool) -> None:
-    """Whether it can be compiled is another matter. is_known: of its after_token_id."""
-    if not is_known:
-        raise InvalidRequest(f"grammar's after_token_id must be {known}", param="grammar")
+def _check_lengths(p: SamplingParams) -> None:
+    """And what is drawn from."""
+    if p.max_tokens < 1:
+        raise _must_be("max_tokens", "at least 1")
+    if not 0 <= p.min_tokens <= p.max_tokens:
+        raise _must_be("min_tokens", "between 0 and max_tokens")
+    if not 0 <= p.temperature <= MAX_TEMPERATURE:
+        raise _must_be("temperature", f"between 0 and {MAX_TEMPERATURE:g}")
+    if not 0 < p.top_p <= 1:
+        raise _must_be("top_p", "above 0 and at most 1")
+    if p.top_k < 0:
+        raise _must_be("top_k", "at least 0")
+    if not 0 <= p.min_p <= 1:
+        raise _must_be("min_p", "between 0 and 1")
+
+
+def _check_penalties(p: SamplingParams) -> None:
+    low, high = MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+    if not low <= p.repetition_penalty <= high:
+        raise _must_be("repetition_penalty", f"between {low:g} and {high:g}")
+    if not -2 <= p.frequency_penalty <= 2:
+        raise _must_be("frequency_penalty", "between -2 and 2")
+    if not -2 <= p.presence_penalty <= 2:
+        raise _must_be("presence_penalty", "between -2 and 2")
+
+
+def _check_ids(p: SamplingParams, vocab_size: int) -> None:
+    ids = range(vocab_size)
+    if p.logprobs is not None and not 0 <= p.logprobs <= MAX_LOGPROBS:
+        raise _must_be("logprobs", f"between 0 and {MAX_LOGPROBS}")
+    if p.logit_bias:
+        bias = MAX_LOGIT_BIAS
+        if not all(i in ids for i in p.logit_bias):
+            raise _must_be("logit_bias", f"keyed by {_known(vocab_size)}")
+        if not all(-bias <= value <= bias for value in p.logit_bias.values()):
+            raise _must_be("logit_bias", f"between {-bias:g} and {bias:g}")
+    if p.stop_token_ids and not all(i in ids for i in p.stop_token_ids):
+        raise _must_be("stop_token_ids", _known(vocab_size))
+
+
+def _known(vocab_size: int) -> str:
+    return f"token ids between 0 and {vocab_size - 1}"
+
+
+def _check_grammar(grammar: Grammar, vocab_size: int) -> None:
+    """Whether it can be compiled is another matter."""
+    if (grammar.after_token_id or 0) not in range(vocab_size):
+        message = f"grammar's after_token_id must be {_known(vocab_size)}"
+        raise InvalidRequest(message, param="grammar")
     try:
         size_bytes = len(grammar.text.encode())
     except UnicodeEncodeError as error:

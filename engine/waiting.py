@@ -66,25 +66,34 @@ class WaitingRoom(Generic[W]):
         )
 
     def add(self, waiter: W) -> None:
-        queue = self._queues[waiter.lane].setdefault(waiter.tenant, [])
-        insort(queue, waiter, key=_order)
-        self._share.wait(waiter.lane, waiter.tenant)
+        lane, tenant = waiter.lane, waiter.tenant
+        queue = self._queues[lane].setdefault(tenant, [])
+        if not queue or queue[-1].order < waiter.order:
+            queue.append(waiter)  # as all do that come for the first time
+        else:
+            insort(queue, waiter, key=_order)
+        self._share.wait(lane, tenant)
         self._num_waiting += 1
-        self.num_tokens[waiter.lane] += waiter.num_tokens
+        self.num_tokens[lane] += waiter.num_tokens
 
     def remove(self, waiter: W) -> bool:
         """False when it is not here."""
-        queues = self._queues[waiter.lane]
-        queue = queues.get(waiter.tenant, [])
-        at = bisect_left(queue, waiter.order, key=_order)
-        if at == len(queue) or queue[at] is not waiter:
+        lane, tenant = waiter.lane, waiter.tenant
+        queues = self._queues[lane]
+        queue = queues.get(tenant)
+        if queue is None:
             return False
+        at = 0  # as of all that start
+        if queue[0] is not waiter:
+            at = bisect_left(queue, waiter.order, key=_order)
+            if at == len(queue) or queue[at] is not waiter:
+                return False
         del queue[at]
         if not queue:
-            del queues[waiter.tenant]
-        self._share.unwait(waiter.lane, waiter.tenant)
+            del queues[tenant]
+        self._share.unwait(lane, tenant)
         self._num_waiting -= 1
-        self.num_tokens[waiter.lane] -= waiter.num_tokens
+        self.num_tokens[lane] -= waiter.num_tokens
         return True
 
     def first(self, *, beside: Collection[Lane] = ()) -> W | None:

@@ -25,10 +25,10 @@ class Lru(Generic[K, V]):
         return key in self._items
 
     def get(self, key: K) -> V | None:
-        if key not in self._items:
-            return None
-        self._items.move_to_end(key)
-        return self._items[key]
+        value = self._items.get(key)
+        if value is not None:
+            self._items.move_to_end(key)
+        return value
 
     def put(self, key: K, value: V) -> None:
         self._items[key] = value

@@ -27,6 +27,8 @@ from bench.sim.world import Session, World
 COST = FOLDER / "cost_penny-cpu.json"
 SIZE = 3000
 SPEED_SIZE = 200_000
+SPEED_GOAL = 1_000_000
+"""Requests a minute, on one core, with admission."""
 
 
 def main() -> None:
@@ -49,7 +51,7 @@ def main() -> None:
     if arguments.fit:
         _fit(arguments.cost or COST)
         return
-    gc.set_threshold(100_000)  # what became of each request is kept
+    gc.disable()  # nothing here that comes and goes refers to itself, and what is kept is large
     cost = load(arguments.cost or COST)
     if arguments.check:
         result, name = _check(cost), "sim_check"
@@ -90,16 +92,25 @@ def _speed(cost: Cost, seed: int) -> dict[str, Any]:
     bare = replace(scenario.setup, rules=None)
     for name, setup in (("scheduler", bare), ("with admission", scenario.setup)):
         world = World(cost, FAIR, setup)
-        began_s = time.process_time()
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         outcome = world.run(scenario.sessions, scenario.horizon_s)
-        took_s = time.process_time() - began_s
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         requests, steps = len(outcome.fates), outcome.num_steps
-        per_minute = requests / took_s * 60
-        found[name] = {"requests": requests, "steps": steps, "requests_per_minute": per_minute}
+        found[name] = {
+            "requests": requests,
+            "steps": steps,
+            "requests_per_minute": requests / wall_s * 60,
+            "requests_per_minute_of_processor": requests / cpu_s * 60,
+        }
         print(
-            f"{name}: {requests} requests in {steps} steps, {took_s:.1f} s of the processor:"
-            f" {per_minute:,.0f} requests a minute"
+            f"{name}: {requests} requests in {steps} steps, {wall_s:.1f} s, {cpu_s:.1f} s of the"
+            f" processor ({1e6 * cpu_s / requests:.1f} us a request):"
+            f" {requests / wall_s * 60:,.0f} requests a minute"
         )
+    reached = found["with admission"]["requests_per_minute"]
+    found["met"] = reached >= SPEED_GOAL
+    said = "met" if found["met"] else "not met"
+    print(f"goal, {SPEED_GOAL:,} a minute with admission: {said}, {reached:,.0f}")
     return found
 
 

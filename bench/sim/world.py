@@ -16,7 +16,7 @@ import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from pathlib import Path
 
 from bench.sim.admission import Door, Rules
@@ -76,6 +76,7 @@ class Fate:
 
     session: Session
     turn: int
+    asked: Turn
     arrival_s: float
     cached: int = 0
     num_computed: int = 0
@@ -86,10 +87,6 @@ class Fate:
     is_done: bool = False
     was_refused: bool = False
     """By the gateway, or by the engine."""
-
-    @property
-    def asked(self) -> Turn:
-        return self.session.turns[self.turn]
 
 
 @dataclass(slots=True)
@@ -103,6 +100,39 @@ class Outcome:
         default_factory=lambda: {lane: array("d") for lane in LANE_WEIGHTS}
     )
     """Between two tokens of a turn."""
+
+
+_Arrival = tuple[float, int, int, Session]
+"""When, the session's number, the turn."""
+
+
+class _Coming:
+    """What will be asked, the soonest first: first turns, known from the beginning, are sorted
+    once; a heap has the others."""
+
+    def __init__(self, sessions: Iterable[Session]) -> None:
+        first = [(each.start_s, number, 0, each) for number, each in enumerate(sessions)]
+        self._first: list[_Arrival] = sorted(first, reverse=True)
+        self._later: list[_Arrival] = []
+        self.next_s = math.inf
+        self._look()
+
+    def push(self, arrival: _Arrival) -> None:
+        heappush(self._later, arrival)
+        self._look()
+
+    def pop(self) -> _Arrival:
+        """The one at `next_s`, which is finite."""
+        first, later = self._first, self._later
+        is_later = later and not (first and first[-1] < later[0])
+        found = heappop(later) if is_later else first.pop()
+        self._look()
+        return found
+
+    def _look(self) -> None:
+        self.next_s = self._first[-1][0] if self._first else math.inf
+        if self._later and self._later[0][0] < self.next_s:
+            self.next_s = self._later[0][0]
 
 
 class World:
@@ -132,12 +162,11 @@ class World:
     def run(self, sessions: Iterable[Session], horizon_s: float) -> Outcome:
         """Until then, or until all is answered."""
         outcome, scheduler = Outcome(horizon_s), self._scheduler
-        coming = [(session.start_s, number, 0, session) for number, session in enumerate(sessions)]
-        heapify(coming)
+        coming = _Coming(sessions)
         while self.now_s < horizon_s:
-            while coming and coming[0][0] <= self.now_s:
-                at_s, number, turn, session = heappop(coming)
-                fate = Fate(session, turn, at_s)
+            while coming.next_s <= self.now_s:
+                at_s, number, turn, session = coming.pop()
+                fate = Fate(session, turn, session.turns[turn], at_s)
                 outcome.fates.append(fate)
                 self._add(fate, f"{number}.{turn}", str(number))
             if self._door is not None:
@@ -145,16 +174,16 @@ class World:
                     self.open.pop(name).was_refused = True
                     self._door.void(name)
             if not scheduler.has_work():
-                if not coming:
+                if coming.next_s == math.inf:
                     break
-                self.now_s = coming[0][0]
+                self.now_s = coming.next_s
                 continue
             for output in self._step(outcome):
                 fate = self._hear(output, outcome.gaps_s)
                 if fate.is_done and fate.turn + 1 < len(fate.session.turns):
                     number, turn = int(output.request_id.partition(".")[0]), fate.turn + 1
                     at_s = self.now_s + fate.session.turns[turn].after_s
-                    heappush(coming, (at_s, number, turn, fate.session))
+                    coming.push((at_s, number, turn, fate.session))
         for seq in scheduler.running:
             fate = self.open[seq.request_id]
             fate.cached = seq.num_cached_tokens or 0
@@ -216,15 +245,15 @@ class World:
         return scheduler.update(output, {e.key: _SAID for e in output.scheduled if e.samples})
 
     def _hear(self, output: EngineOutput, gaps_s: dict[Lane, array[float]]) -> Fate:
-        name = output.request_id
+        name, now_s = output.request_id, self.now_s
         fate = self.open[name]
         if fate.first_s is None:
-            fate.first_s = self.now_s
+            fate.first_s = now_s
             fate.cached = output.usage.cached_tokens
             fate.num_computed = fate.asked.prompt - fate.cached
         else:
-            gaps_s[fate.session.lane].append(self.now_s - fate.last_s)
-        fate.last_s = self.now_s
+            gaps_s[fate.session.lane].append(now_s - fate.last_s)
+        fate.last_s = now_s
         fate.said += 1
         if output.finished:
             fate.is_done = True

@@ -8,6 +8,7 @@ settled, too high a one is refunded, so a rough figure does no harm.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 
 SAMPLES = 64
@@ -19,20 +20,46 @@ UNKNOWN_OUTPUT_TOKENS = 512
 QUANTILE = 0.95
 
 
+class _Samples:
+    """The last ones, as they came and by their size."""
+
+    __slots__ = ("_by_size", "_newest_last")
+
+    def __init__(self) -> None:
+        self._newest_last: deque[int] = deque()
+        self._by_size: list[int] = []
+
+    def add(self, output_tokens: int) -> None:
+        if len(self._newest_last) == SAMPLES:
+            del self._by_size[bisect_left(self._by_size, self._newest_last.popleft())]
+        self._newest_last.append(output_tokens)
+        insort(self._by_size, output_tokens)
+
+    def quantile(self) -> int | None:
+        """By the nearest rank; None: there are too few."""
+        number = len(self._by_size)
+        if number < MIN_SAMPLES:
+            return None
+        return self._by_size[math.ceil(QUANTILE * number) - 1]
+
+
 class ExpectedOutput:
     def __init__(self) -> None:
-        self._written: OrderedDict[tuple[str, str], deque[int]] = OrderedDict()
+        self._written: OrderedDict[tuple[str, str], _Samples] = OrderedDict()
 
     def note(self, key_id: str, model: str, output_tokens: int) -> None:
-        samples = self._written.setdefault((key_id, model), deque(maxlen=SAMPLES))
-        samples.append(output_tokens)
-        self._written.move_to_end((key_id, model))
-        if len(self._written) > MAX_WRITERS:
-            self._written.popitem(last=False)
+        writer = (key_id, model)
+        samples = self._written.get(writer)
+        if samples is None:
+            samples = self._written[writer] = _Samples()
+            if len(self._written) > MAX_WRITERS:
+                self._written.popitem(last=False)
+        else:
+            self._written.move_to_end(writer)
+        samples.add(output_tokens)
 
     def expected(self, key_id: str, model: str) -> int:
-        """Tokens; nearest-rank quantile."""
-        samples = self._written.get((key_id, model), ())
-        if len(samples) < MIN_SAMPLES:
-            return UNKNOWN_OUTPUT_TOKENS
-        return sorted(samples)[math.ceil(QUANTILE * len(samples)) - 1]
+        """Tokens."""
+        samples = self._written.get((key_id, model))
+        found = None if samples is None else samples.quantile()
+        return UNKNOWN_OUTPUT_TOKENS if found is None else found

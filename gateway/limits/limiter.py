@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -305,7 +306,8 @@ class Limiter:
         refused = self._local.admit(keys, wanted.scopes, units)
         if refused is not None:
             by = wanted.scopes[refused.place]
-            return _refusal(by, refused.kind, refused.wait_s, wanted.state)
+            wait_s = None if refused.wait_s == math.inf else refused.wait_s
+            return _refusal(by, refused.kind, wait_s, wanted.state)
         self._has_admitted = True
         self._on_use(wanted.org_id, wanted.scopes, wanted.reserved, NOTHING)
         return msgspec.structs.replace(wanted, is_local=True)

@@ -16,17 +16,19 @@ A lease here lives as long as its request: a gateway that dies takes its buckets
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gateway.limits.verdicts import BucketLimit, ScopeLimits, UnitKind
+from gateway.limits.verdicts import BucketKind, BucketLimit, ScopeLimits, UnitKind
 from gateway.lru import Lru
 
 SHARE = 0.8
 BURST_PARTS = 4
-MAX_BUCKETS = 65_536
+MAX_SCOPES = 16_384
+"""Of which the buckets are remembered."""
 UNKNOWN_S = 1.0
 """Until a stream ends, which nobody knows."""
 
@@ -35,8 +37,8 @@ class LocalRefusal(msgspec.Struct, frozen=True):
     place: int
     """Of the scope."""
     kind: str
-    wait_s: float | None
-    """None: for ever."""
+    wait_s: float
+    """Infinity: for ever."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -53,6 +55,13 @@ class Grant(msgspec.Struct, frozen=True):
 
 class _Bucket(msgspec.Struct):
     limit: BucketLimit
+    per_s: float = 0.0
+    """Units, of this gateway's share."""
+    rate: float = 0.0
+    """What is used of them."""
+    capacity: float = 0.0
+    full_s: float = 0.0
+    """How long the one in Redis takes to fill."""
     full_at: float = 0.0
     passed: int = 0
     """Units that Redis knows nothing of."""
@@ -70,40 +79,50 @@ class LocalBuckets:
     def __init__(
         self, clock: Clock = time.monotonic, *, share: float = SHARE, burst_parts: int = BURST_PARTS
     ) -> None:
-        self.num_gateways = 1
+        self._num_gateways = 1
         self._share, self._burst_parts = share, burst_parts
         self._clock = clock
         self._away_since = clock()
-        self._buckets: Lru[tuple[str, str], _Bucket] = Lru(MAX_BUCKETS)
+        self._scopes: Lru[str, dict[BucketKind, _Bucket]] = Lru(MAX_SCOPES)
+        """By their keys."""
         self._streams: dict[str, int] = {}
+
+    @property
+    def num_gateways(self) -> int:
+        return self._num_gateways
+
+    @num_gateways.setter
+    def num_gateways(self, number: int) -> None:
+        if number != self._num_gateways:
+            self._num_gateways = number
+            for buckets in self._scopes.values():
+                for bucket in buckets.values():
+                    self._share_out(bucket)
 
     def begins(self) -> None:
         """Redis is away from now on."""
         self._away_since = self._clock()
-        for bucket in self._buckets.values():
-            bucket.passed, bucket.owed_until = 0, 0.0
+        for buckets in self._scopes.values():
+            for bucket in buckets.values():
+                bucket.passed, bucket.owed_until = 0, 0.0
 
     def admit(
         self, keys: Sequence[str], scopes: Sequence[ScopeLimits], units: dict[UnitKind, int]
     ) -> LocalRefusal | None:
         """Take from all or from none."""
-        refusal: LocalRefusal | None = None
-        for place, (key, scope) in enumerate(zip(keys, scopes, strict=True)):
-            waits: list[tuple[str, float | None]] = [
-                (b.kind, self._wait_s(key, b, units[b.kind])) for b in scope.buckets
-            ]
-            waits.append(("s", self._wait_for_stream_s(key, scope.max_streams)))
-            for kind, wait_s in waits:
-                if wait_s is None:
-                    return LocalRefusal(place, kind, None)
-                if wait_s > 0 and (refusal is None or wait_s > (refusal.wait_s or 0)):
-                    refusal = LocalRefusal(place, kind, wait_s)
-        if refusal is None:
-            for key, scope in zip(keys, scopes, strict=True):
-                self._streams[key] = self._streams.get(key, 0) + 1
-                for bucket in scope.buckets:
-                    self._take(key, bucket, units[bucket.kind])
-        return refusal
+        now = self._clock()
+        found = [self._buckets_of(key, scope) for key, scope in zip(keys, scopes, strict=True)]
+        for place, buckets in enumerate(found):
+            waits = self._wait_for_stream_s(keys[place], scopes[place].max_streams) > 0
+            for bucket in buckets:
+                waits = waits or self._wait_s(bucket, units, now) > 0
+            if waits:
+                return self._refusal(keys, scopes, found, units, now)
+        for key, buckets in zip(keys, found, strict=True):
+            self._streams[key] = self._streams.get(key, 0) + 1
+            for bucket in buckets:
+                self._take(bucket, units[bucket.limit.kind], now)
+        return None
 
     def settle(
         self,
@@ -114,76 +133,108 @@ class LocalBuckets:
     ) -> None:
         """The end of what `admit` let pass with `taken`. `used` is as much where Redis is told of
         the difference."""
+        now = self._clock()
         for key, scope in zip(keys, scopes, strict=True):
             left = self._streams.get(key, 1) - 1
             self._streams[key] = left
             if not left:
                 del self._streams[key]
-            for bucket in scope.buckets:
-                self._take(key, bucket, used[bucket.kind] - taken[bucket.kind])
+            for bucket in self._buckets_of(key, scope):
+                kind = bucket.limit.kind
+                self._take(bucket, used[kind] - taken[kind], now)
 
     def grants(self) -> dict[str, list[Grant]]:
         """By scope key, what was let pass and has not refilled since Redis went away."""
         now = self._clock()
         found: dict[str, list[Grant]] = {}
-        for (key, _), bucket in self._buckets.items():
-            missing = round((bucket.full_at - now) * self._rate(bucket.limit))
-            owed = round((bucket.owed_until - now) * self._whole_rate(bucket.limit))
-            least, most = (min(bucket.passed, each) for each in (missing, max(missing, owed)))
-            if most > 0:
-                grant = Grant(bucket.limit, max(0, least), most, bucket.passed)
-                found.setdefault(key, []).append(grant)
+        for key, buckets in self._scopes.items():
+            for bucket in buckets.values():
+                missing = round((bucket.full_at - now) * bucket.rate)
+                owed = round((bucket.owed_until - now) * bucket.per_s)
+                least, most = (min(bucket.passed, each) for each in (missing, max(missing, owed)))
+                if most > 0:
+                    grant = Grant(bucket.limit, max(0, least), most, bucket.passed)
+                    found.setdefault(key, []).append(grant)
         return found
 
     def taken(self, key: str, grants: Sequence[Grant]) -> None:
         """Redis has these now. What may pass here is no more for that."""
+        buckets = self._scopes.get(key) or {}
         for grant in grants:
-            bucket = self._buckets.get((key, grant.bucket.kind))
+            bucket = buckets.get(grant.bucket.kind)
             if bucket is not None:
                 bucket.passed -= grant.passed
 
-    def _rate(self, bucket: BucketLimit) -> float:
-        """Units per second."""
-        return self._share * self._whole_rate(bucket)
+    def _refusal(
+        self,
+        keys: Sequence[str],
+        scopes: Sequence[ScopeLimits],
+        found: Sequence[Sequence[_Bucket]],
+        units: dict[UnitKind, int],
+        now: float,
+    ) -> LocalRefusal:
+        """The longest wait, where there is one; the first that never ends, where there is."""
+        waits: list[LocalRefusal] = []
+        for place, buckets in enumerate(found):
+            for bucket in buckets:
+                wait_s = self._wait_s(bucket, units, now)
+                waits.append(LocalRefusal(place, bucket.limit.kind, wait_s))
+            wait_s = self._wait_for_stream_s(keys[place], scopes[place].max_streams)
+            waits.append(LocalRefusal(place, "s", wait_s))
+        return max(waits, key=lambda each: each.wait_s)
 
-    def _whole_rate(self, bucket: BucketLimit) -> float:
-        """Of this gateway's share, of which `SHARE` is used."""
-        return bucket.limit / max(1, self.num_gateways) / (bucket.window_us / 1_000_000)
+    def _buckets_of(self, key: str, scope: ScopeLimits) -> list[_Bucket]:
+        """In its order. Whose limit was changed keeps what was taken of it."""
+        known = self._scopes.get(key)
+        if known is None:
+            known = {}
+            self._scopes.put(key, known)
+        found = []
+        for limit in scope.buckets:
+            bucket = known.get(limit.kind)
+            if bucket is None or (bucket.limit is not limit and bucket.limit != limit):
+                bucket = known.setdefault(limit.kind, _Bucket(limit))
+                bucket.limit = limit
+                self._share_out(bucket)
+            found.append(bucket)
+        return found
 
-    def _capacity(self, bucket: BucketLimit) -> float:
-        return bucket.burst * self._share / max(1, self.num_gateways) / self._burst_parts
+    def _share_out(self, bucket: _Bucket) -> None:
+        limit, num_gateways = bucket.limit, max(1, self._num_gateways)
+        whole = limit.limit / (limit.window_us / 1_000_000)
+        bucket.per_s = whole / num_gateways
+        bucket.rate = self._share * bucket.per_s
+        bucket.capacity = limit.burst * self._share / num_gateways / self._burst_parts
+        bucket.full_s = limit.burst / whole if whole else 0.0
 
-    def _wait_s(self, key: str, bucket: BucketLimit, units: int) -> float | None:
-        """As in `admit.lua`: more than the bucket holds needs a full one, and leaves debt."""
-        if units == 0:
+    def _wait_s(self, bucket: _Bucket, units: dict[UnitKind, int], now: float) -> float:
+        """As in `admit.lua`: more than the bucket holds needs a full one, and leaves debt. Infinity
+        where nothing helps."""
+        asked = units[bucket.limit.kind]
+        if asked == 0:
             return 0.0
-        if units > bucket.limit:
-            return None
-        known = self._buckets.get((key, bucket.kind))
-        deficit_s = max(0.0, known.full_at - self._clock()) if known is not None else 0.0
-        over = units - self._capacity(bucket)
-        return deficit_s if over >= 0 else max(0.0, deficit_s + over / self._rate(bucket))
+        if asked > bucket.limit.limit:
+            return math.inf
+        over = asked - bucket.capacity
+        wait_s = bucket.full_at - now
+        if over < 0:
+            wait_s += over / bucket.rate
+        return wait_s if wait_s > 0 else 0.0
 
-    def _wait_for_stream_s(self, key: str, max_streams: int | None) -> float | None:
+    def _wait_for_stream_s(self, key: str, max_streams: int | None) -> float:
         """At least one, so that a small limit lets something pass."""
         if max_streams is None:
             return 0.0
         if max_streams == 0:
-            return None
-        most = max(1, int(max_streams * self._share / max(1, self.num_gateways)))
+            return math.inf
+        most = max(1, int(max_streams * self._share / max(1, self._num_gateways)))
         return 0.0 if self._streams.get(key, 0) < most else UNKNOWN_S
 
-    def _take(self, key: str, limit: BucketLimit, units: int) -> None:
-        if not limit.limit or not units:
+    def _take(self, bucket: _Bucket, units: int, now: float) -> None:
+        if not units or not bucket.rate:
             return
-        now, place = self._clock(), (key, limit.kind)
-        bucket = self._buckets.get(place)
-        if bucket is None or bucket.limit != limit:
-            full_at = bucket.full_at if bucket is not None else 0.0
-            bucket = _Bucket(limit, full_at)
-            self._buckets.put(place, bucket)
-        bucket.full_at = max(now, max(now, bucket.full_at) + units / self._rate(limit))
+        full_at = (bucket.full_at if bucket.full_at > now else now) + units / bucket.rate
+        bucket.full_at = full_at if full_at > now else now
         bucket.passed += units
-        emptied = self._away_since + limit.burst / (limit.limit / (limit.window_us / 1_000_000))
-        since = max(now, emptied, bucket.owed_until)
-        bucket.owed_until = since + units / self._whole_rate(limit)
+        since = max(now, self._away_since + bucket.full_s, bucket.owed_until)
+        bucket.owed_until = since + units / bucket.per_s
