@@ -27,6 +27,7 @@ from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.ever_used import ever_used
+from billing.invoices.invoicer import Invoicer
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.worker import Shipper
@@ -55,6 +56,7 @@ from gateway.readiness import Readiness
 from gateway.routes import (
     admin_alerts,
     admin_credits,
+    admin_invoices,
     admin_issuers,
     admin_keys,
     admin_members,
@@ -156,6 +158,7 @@ def with_routes(max_body_bytes: int) -> Litestar:
             *admin_plans.routes,
             *admin_spend_caps.routes,
             *admin_credits.routes,
+            *admin_invoices.routes,
             *admin_models.routes,
             *admin_prices.routes,
             *admin_alerts.routes,
@@ -252,6 +255,7 @@ async def open_services(
         secret=secret,
         allow_loopback=settings.egress_to_loopback,
     )
+    start_invoicer(stack, system_db)
     webhooks = open_webhooks(
         stack, secret, system_db, telemetry, allow_loopback=settings.egress_to_loopback
     )
@@ -310,6 +314,12 @@ def start_shipper(
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
     return shipper
+
+
+def start_invoicer(stack: AsyncExitStack, system_db: AsyncEngine) -> None:
+    invoicer = Invoicer(system_db)
+    invoicer.start()
+    stack.push_async_callback(invoicer.close)
 
 
 async def open_limiter(

@@ -29,6 +29,7 @@
     tenancy: Conflict                  409     invalid_request_error   its own
     tenancy: NotAllowed                403     invalid_request_error   insufficient_permissions
     tenancy: ChangeNotAnnounced        503     server_error            service_unavailable
+    billing: BadInvoicing, NoInvoice, InvoicingConflict   as InvalidField, NotFound, Conflict
     sqlalchemy: a NUL in a text        400     invalid_request_error   (null)
     litestar: HTTPException            its own
     anything else                      500     server_error            (null)
@@ -46,7 +47,7 @@ from typing import ClassVar
 
 import msgspec
 
-from billing.errors import ReportQueryError
+from billing.errors import InvoicingConflict, InvoicingError, NoInvoice, ReportQueryError
 from billing.money import format_usd
 from billing.spool import SpoolError
 from gateway.audit.errors import CredentialInAudit
@@ -236,6 +237,8 @@ def to_face(error: Exception) -> Face:
             return face(400, message, INVALID, param=error.field, detail=capital(HOLDS_CREDENTIAL))
         case TenancyError():
             return from_tenancy(error)
+        case InvoicingError():
+            return from_tenancy(to_tenancy(error))
         case _:
             return from_anything(error)
 
@@ -328,6 +331,17 @@ def from_tenancy(error: TenancyError) -> Face:
             return face(400, message, INVALID, param=error.field, detail=detail)
         case _:
             return from_anything(error)
+
+
+def to_tenancy(error: InvoicingError) -> TenancyError:
+    """Invoices are administered as tenants are, and refuse alike."""
+    match error:
+        case NoInvoice():
+            return NotFound(error.field, error.message)
+        case InvoicingConflict():
+            return Conflict(error.field, error.message)
+        case _:
+            return InvalidField(error.field, error.message)
 
 
 def capital(message: str) -> str:

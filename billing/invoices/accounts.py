@@ -61,8 +61,8 @@ def check_terms(terms: Terms) -> Terms:
     """Raises: BadInvoicing, naming the field."""
     try:
         exponent_of(terms.currency)
-    except MoneyError as error:
-        raise BadInvoicing("currency", str(error)) from None
+    except MoneyError:
+        raise BadInvoicing("currency", "must be one of ISO 4217, with a smallest coin") from None
     if terms.timezone not in timezones():
         raise BadInvoicing("timezone", "must be a timezone of the IANA database")
     bounds = {
@@ -142,8 +142,9 @@ async def add_rate(
         raise BadInvoicing("currency", "a USD is worth a USD")
     try:
         coin = coin_of(currency, usd_per_unit)
-    except MoneyError as error:
-        raise BadInvoicing("usd_per_unit", str(error)) from None
+    except MoneyError:
+        most = "must be more than nothing, and for its smallest coin a whole number of pico-USD"
+        raise BadInvoicing("usd_per_unit", most) from None
     row = {
         "currency": currency,
         "valid_from": valid_from,

@@ -213,13 +213,18 @@ async def _write(conn: AsyncConnection, draft: Invoice, charges: Sequence[Charge
     return msgspec.structs.replace(draft, **sums)
 
 
+def line_id(invoice_id: str, position: int) -> str:
+    """In the order of their positions (`charges.MAX_LINES` has six digits)."""
+    return f"{invoice_id}.{position:06}"
+
+
 def _row(draft: Invoice, number: int, charge: Charge, rate: Rate | None) -> dict[str, Any]:
     subject = charge.subject
     rounded: tuple[int | None, Pico | None] = (None, None)
     if rate is not None:
         rounded = round_half_up(charge.amount_pico, rate.coin_pico)
     return {
-        "id": f"{draft.id}.{number}",
+        "id": line_id(draft.id, number),
         "org_id": draft.org_id,
         "invoice_id": draft.id,
         "position": number,
@@ -243,7 +248,7 @@ def _row(draft: Invoice, number: int, charge: Charge, rate: Rate | None) -> dict
 def _adjusted(draft: Invoice, charges: Sequence[Charge]) -> list[Posting]:
     """Of what is in the ledger with no event."""
     return [
-        Posting(id=f"{draft.id}.{number}", kind="adjustment", charged_pico=each.amount_pico)
+        Posting(id=line_id(draft.id, number), kind="adjustment", charged_pico=each.amount_pico)
         for number, each in enumerate(charges, 1)
         if each.subject.kind == "adjustment"
     ]

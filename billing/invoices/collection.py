@@ -136,9 +136,9 @@ async def issue_credit_note(
         raise InvoicingConflict("invoice_id", "nothing of it is left to take back")
     for line_id, coins in taken.items():
         if line_id not in left:
-            raise BadInvoicing("lines", f"the invoice has no line {line_id!r}")
+            raise BadInvoicing("lines", "the invoice has no such line")
         if not 0 < coins <= left[line_id]:
-            raise BadInvoicing("lines", f"no more can be taken back than is left of {line_id}")
+            raise BadInvoicing("lines", "no more can be taken back than is left of a line")
     total = sum(taken.values())
     if not 0 < total <= most:
         raise BadInvoicing("lines", "no more can be taken back than is left of the invoice")

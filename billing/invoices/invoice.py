@@ -129,6 +129,15 @@ async def get_lines(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> l
     return [to_line(row) for row in await conn.execute(ordered)]
 
 
+async def get_line(conn: AsyncConnection, invoice: Invoice, line_id: str) -> Line:
+    """Raises: NoInvoice."""
+    found = lines_of(invoice.org_id, invoice.id).where(invoice_lines.c.id == line_id)
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NoInvoice("line_id", f"no line {line_id!r}")
+    return to_line(row)
+
+
 async def latest_invoice(
     conn: AsyncConnection, *, org_id: str, before: datetime | None = None
 ) -> Invoice | None:

@@ -13,9 +13,24 @@ from typing import Literal
 import msgspec
 
 from billing.alerts import SPEND, Alert, Reason
+from billing.currency import format_coins
+from billing.invoices.transitions import Entered
 from billing.money import format_usd
 
-EventType = Literal["budget.threshold_reached", "rate_limit.threshold_reached"]
+EventType = Literal[
+    "budget.threshold_reached",
+    "rate_limit.threshold_reached",
+    "invoice.draft",
+    "invoice.finalized",
+    "invoice.past_due",
+    "invoice.reminder_1",
+    "invoice.reminder_2",
+    "invoice.reminder_3",
+    "invoice.suspended",
+    "invoice.uncollectible",
+    "invoice.paid",
+    "invoice.voided",
+]
 """What an endpoint can ask for."""
 BUDGET: EventType = "budget.threshold_reached"
 RATE_LIMIT: EventType = "rate_limit.threshold_reached"
@@ -60,6 +75,20 @@ class ThresholdReached(msgspec.Struct, frozen=True, kw_only=True):
     cost more than is left of it. Null of a rate limit."""
 
 
+class InvoiceEntered(msgspec.Struct, frozen=True, kw_only=True):
+    """What of an invoice holds for good; what is left to pay, its resource says."""
+
+    organization_id: str
+    invoice_id: str
+    number: str | None
+    """Null of a draft."""
+    state: str
+    currency: str
+    total: str | None
+    """In its currency; null of a draft without a rate."""
+    due_at: datetime | None
+
+
 class Pinged(msgspec.Struct, frozen=True, kw_only=True):
     organization_id: str
     endpoint_id: str
@@ -68,7 +97,7 @@ class Pinged(msgspec.Struct, frozen=True, kw_only=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     timestamp: datetime
-    data: ThresholdReached | Pinged
+    data: ThresholdReached | Pinged | InvoiceEntered
 
 
 class AlertView(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +120,28 @@ class AlertView(msgspec.Struct, frozen=True, kw_only=True):
 
 def event_type(alert: Alert) -> EventType:
     return BUDGET if alert.measure == SPEND else RATE_LIMIT
+
+
+def invoice_event(entered: Entered) -> Event:
+    total, currency = entered.total_coins, entered.currency
+    return Event(
+        type=invoice_event_type(entered),
+        timestamp=entered.occurred_at,
+        data=InvoiceEntered(
+            organization_id=entered.org_id,
+            invoice_id=entered.invoice_id,
+            number=entered.number,
+            state=entered.state,
+            currency=currency,
+            total=None if total is None else format_coins(total, currency),
+            due_at=entered.due_at,
+        ),
+    )
+
+
+def invoice_event_type(entered: Entered) -> str:
+    """One of EventType."""
+    return f"invoice.{entered.state}"
 
 
 def quantity(alert: Alert, amount: int) -> Quantity:

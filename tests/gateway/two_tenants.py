@@ -37,6 +37,8 @@ LITERALS = {
 }
 """A value of each type; a new type of column stands here."""
 LITERALS_OF = {
+    ("invoice_lines", "kind"): "'adjustment'",
+    ("invoices", "state"): "'draft'",
     ("invites", "projects"): "'[]'",
     ("invites", "role"): "'owner'",
     ("issuers", "issuer"): "'https://id.example/{label}'",
@@ -179,8 +181,10 @@ IDS = {
     "endpoint_id": id_of("webhook_endpoints"),
     "grant_id": id_of("oauth_grants"),
     "invite_id": id_of("invites"),
+    "invoice_id": id_of("invoices"),
     "issuer_id": id_of("issuers"),
     "key_id": id_of("api_keys"),
+    "line_id": id_of("invoice_lines"),
     "project_id": id_of("projects"),
     "service_account_id": id_of("service_accounts"),
     "user_id": id_of("users"),

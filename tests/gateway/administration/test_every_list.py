@@ -5,6 +5,7 @@ by `limit=7` and `after`, which is all that a client of the official SDK does.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,10 +13,15 @@ import sqlalchemy as sa
 from litestar.routes import HTTPRoute
 
 from billing.alerts import CeilingUse, note_ceilings
+from billing.ingest import ingest
+from billing.invoices.accounts import Terms, set_account
+from billing.invoices.closing import close, finalize, recount
+from billing.invoices.invoice import latest_invoice
 from gateway.auth.issuers import MAX_ISSUERS_PER_ORG
 from gateway.auth.token_tables import signing_keys
 from gateway.routes.idempotency import PREFIXES
 from gateway.wire.openai_admin import NOT_SOLD
+from tests.billing.invoices.billed import tokens
 from tests.gateway.administration.changing import ADMIN, ORG, Maker, admin_key
 from tests.gateway.administration.conftest import World
 
@@ -93,6 +99,53 @@ async def add_cap(maker: Maker, _path: str) -> None:
     await maker.cap()
 
 
+async def add_event(maker: Maker, at: datetime, project: str = "proj_a") -> None:
+    """Whose hour and project are lines and hours of their own."""
+    event = tokens(at, 1, 7, org=maker.org_id, project=project)
+    assert (await ingest(maker.world.db, [event])).inserted == 1
+
+
+async def make_invoice(maker: Maker) -> str:
+    """The path of a draft with one line, of September 2026, before all others."""
+    async with maker.world.db.begin() as conn:
+        made = datetime(2026, 9, 1, tzinfo=UTC)
+        await set_account(conn, org_id=maker.org_id, terms=Terms(), now=made)
+    await add_event(maker, datetime(2026, 9, 1, tzinfo=UTC))
+    now = datetime(2026, 10, 1, tzinfo=UTC)
+    await close(maker.world.db, org_id=maker.org_id, now=now)
+    return f"{ADMIN}/invoices/{await recounted(maker)}"
+
+
+async def recounted(maker: Maker) -> str:
+    """The draft, with what was booked since."""
+    draft = f"inv_{maker.org_id}_20260901T0000"
+    await recount(maker.world.db, org_id=maker.org_id, invoice_id=draft)
+    return draft
+
+
+async def add_invoice(maker: Maker, path: str) -> None:
+    """Of the next month."""
+    async with maker.world.db.connect() as conn:
+        newest = await latest_invoice(conn, org_id=maker.org_id)
+    assert newest is not None
+    then = newest.period_end + timedelta(days=40)
+    await finalize(maker.world.db, org_id=maker.org_id, invoice_id=newest.id, now=then)
+    await close(maker.world.db, org_id=maker.org_id, now=then)
+
+
+async def add_line(maker: Maker, _path: str) -> None:
+    """Behind the first one."""
+    await add_event(maker, datetime(2026, 9, 2, tzinfo=UTC), f"proj_{maker.name()}")
+    await recounted(maker)
+
+
+async def add_hour(maker: Maker, _path: str) -> None:
+    """Of the first line."""
+    hours = int(maker.name()[1:])
+    await add_event(maker, datetime(2026, 9, 1, tzinfo=UTC) + timedelta(hours=hours))
+    await recounted(maker)
+
+
 async def nothing(maker: Maker, _path: str) -> None:
     """There are as many as the settings name, or as others have made."""
 
@@ -100,6 +153,10 @@ async def nothing(maker: Maker, _path: str) -> None:
 HERE = f"{ORG}/projects/{{project_id}}"
 LISTS: dict[str, Fill] = {
     f"{ADMIN}/alerts": add_alert,
+    f"{ADMIN}/invoices/{{invoice_id}}/lines": add_line,
+    f"{ADMIN}/invoices/{{invoice_id}}/lines/{{line_id}}/hours": add_hour,
+    f"{ADMIN}/invoices/{{invoice_id}}/lines/{{line_id}}/requests": add_hour,
+    f"{ADMIN}/invoices": add_invoice,
     f"{ADMIN}/issuers": posts(Maker.issuer_body),
     f"{ADMIN}/keys": add_key,
     f"{ADMIN}/models": nothing,
@@ -172,6 +229,10 @@ async def test_every_list_is_walked_without_loss(world: World, maker: Maker) -> 
         path = template.replace("{project_id}", maker.project_id).replace("{price_list}", "default")
         if "{endpoint_id}" in path:
             path = path.replace(f"{ADMIN}/webhooks/{{endpoint_id}}", await maker.endpoint())
+        if "{invoice_id}" in path:
+            made = await make_invoice(maker)
+            path = path.replace(f"{ADMIN}/invoices/{{invoice_id}}", made)
+            path = path.replace("{line_id}", f"{made.rpartition('/')[2]}.000001")
         rows = min(ROWS, AT_MOST.get(template, ROWS))
         for _ in range(rows):
             await fill(maker, path)

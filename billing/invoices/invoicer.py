@@ -1,0 +1,90 @@
+"""The invoicer: drafts what has ended, finalizes what has waited long enough, reminds who has not
+paid. One task in each gateway; what two do at once, one of them does.
+
+Above: `app` starts and closes it. Below: `closing`, `collection`. An org whose invoice cannot be
+made (its currency has no rate) is logged and holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.errors import InvoicingConflict
+from billing.invoices.accounts import account_of, orgs_with_account
+from billing.invoices.closing import close, finalize, ripe
+from billing.invoices.collection import dun
+from billing.invoices.invoice import latest_invoice
+from billing.invoices.states import DRAFT
+from billing.tables import to_moment
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 60.0
+"""An invoice is late by as much."""
+MAX_PERIODS = 120
+"""Of an org, at one look: who gets an account after ten years of use is caught up with."""
+
+
+class Invoicer:
+    """`db`: of a role that sees every org's rows. `wall_clock`: Unix seconds."""
+
+    def __init__(
+        self,
+        db: AsyncEngine,
+        *,
+        interval_s: float = INTERVAL_S,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._db, self._interval_s, self._wall_clock = db, interval_s, wall_clock
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._looking = asyncio.create_task(self._look_forever(), name="invoicer")
+
+    async def close(self) -> None:
+        """What is half counted is a draft, and counted again."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+            self._looking = None
+
+    async def _look_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self.look()
+            except (SQLAlchemyError, OSError) as error:
+                log.warning("invoices wait for Postgres (%s)", type(error).__name__)
+
+    async def look(self) -> None:
+        """All that is due by now. Raises: what SQLAlchemy raises where Postgres is away."""
+        now = to_moment(self._wall_clock())
+        async with self._db.connect() as conn:
+            orgs = await orgs_with_account(conn)
+        for org_id in orgs:
+            try:
+                await self._catch_up(org_id, now)
+            except InvoicingConflict as error:
+                log.warning("no invoice for %s yet: %s", org_id, error.message)
+        while await dun(self._db, now):
+            continue
+
+    async def _catch_up(self, org_id: str, now: datetime) -> None:
+        for _ in range(MAX_PERIODS):
+            await close(self._db, org_id=org_id, now=now)
+            async with self._db.connect() as conn:
+                newest = await latest_invoice(conn, org_id=org_id)
+                if newest is None or newest.state != DRAFT:
+                    return
+                account = await account_of(conn, org_id, version=newest.account_version)
+            assert account is not None, "a draft names its account"
+            if not ripe(account, newest, now):
+                return
+            await finalize(self._db, org_id=org_id, invoice_id=newest.id, now=now)

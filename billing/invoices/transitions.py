@@ -1,0 +1,60 @@
+"""The outbox of invoices: each state that one has entered, until its webhooks are written.
+
+Above: the gateway's webhooks. Below: `tables`; `invoice.enter` writes the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.invoices.states import State
+from billing.invoices.tables import invoice_transitions, invoices
+
+
+class Entered(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    org_id: str
+    invoice_id: str
+    state: State
+    occurred_at: datetime
+    number: str | None
+    currency: str
+    total_coins: int | None
+    due_at: datetime | None
+
+
+async def undispatched(conn: AsyncConnection, limit: int) -> list[Entered]:
+    """The oldest ones, and nobody else's until the transaction ends."""
+    own, of = invoice_transitions.c, invoices.c
+    waiting = (
+        sa.select(invoice_transitions, of.number, of.currency, of.total_coins, of.due_at)
+        .join(invoices, of.id == own.invoice_id)
+        .where(own.dispatched_at.is_(None))
+        .order_by(own.occurred_at, own.id)
+        .limit(limit)
+        .with_for_update(of=invoice_transitions, skip_locked=True)
+    )
+    return [
+        Entered(
+            id=row.id,
+            org_id=row.org_id,
+            invoice_id=row.invoice_id,
+            state=row.state,
+            occurred_at=row.occurred_at,
+            number=row.number,
+            currency=row.currency,
+            total_coins=None if row.total_coins is None else int(row.total_coins),
+            due_at=row.due_at,
+        )
+        for row in await conn.execute(waiting)
+    ]
+
+
+async def mark_dispatched(conn: AsyncConnection, ids: Sequence[str]) -> None:
+    done = sa.update(invoice_transitions).where(invoice_transitions.c.id.in_(ids))
+    await conn.execute(done.values(dispatched_at=sa.func.now()))

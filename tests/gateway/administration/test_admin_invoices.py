@@ -1,0 +1,108 @@
+"""/v1/admin/invoices: from an invoice down to the request, as the job makes them; who is told."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from billing.events import Quantities
+from billing.invoices.accounts import Terms, set_account
+from billing.invoices.invoicer import Invoicer
+from gateway.webhooks.outbox import fan_out
+from tests.billing.invoices.billed import ACCOUNT_MADE, OCTOBER, at, book, tokens, used
+from tests.billing.samples import an_attempt, an_event
+from tests.gateway.administration.changing import ADMIN
+from tests.gateway.administration.conftest import World
+
+INVOICES = f"{ADMIN}/invoices"
+
+
+async def found(world: World, path: str) -> Any:
+    answer = await world.call("GET", path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def bill(world: World, org_id: str) -> str:
+    """The path of September's invoice, made by the job when its grace period was over."""
+    async with world.db.begin() as conn:
+        await set_account(conn, org_id=org_id, terms=Terms(), now=ACCOUNT_MADE)
+    endpoint = {"url": "https://hooks.example/x", "event_types": ["invoice.finalized"]}
+    assert (await world.call("POST", f"{ADMIN}/webhooks", endpoint)).is_success
+    for hour in (1, 1, 5):
+        await book(world.db, used(at(2026, 9, 10, hour), org=org_id))
+    now = OCTOBER
+
+    invoicer = Invoicer(world.db, wall_clock=lambda: now.timestamp())
+    await invoicer.look()
+    now = OCTOBER + timedelta(hours=23, minutes=59)
+    await invoicer.look()
+    [draft] = (await found(world, INVOICES))["data"]
+    assert (draft["state"], draft["number"], draft["due"]) == ("draft", None, None)
+    now = OCTOBER + timedelta(hours=24)
+    await invoicer.look()
+    return f"{INVOICES}/{draft['id']}"
+
+
+async def test_the_job_makes_an_invoice_that_leads_down_to_its_requests(
+    world: World, org_id: str
+) -> None:
+    path = await bill(world, org_id)
+    invoice = await found(world, path)
+    assert invoice["number"] == "TG-000001"
+    assert (invoice["exact_usd"], invoice["total"]) == ("0.000054", "0.00")
+    lines = (await found(world, f"{path}/lines"))["data"]
+    told = [(it["component"], it["quantity"], it["unit_usd"], it["exact_usd"]) for it in lines]
+    assert told == [
+        ("output", 60, "0.0000004", "0.000024"),
+        ("uncached_input", 300, "0.0000001", "0.00003"),
+    ]
+    line = f"{path}/lines/{lines[0]['id']}"
+    hours = (await found(world, f"{line}/hours"))["data"]
+    assert [(it["id"], it["num_requests"], it["exact_usd"]) for it in hours] == [
+        ("2026-09-10T01Z", 2, "0.000016"), ("2026-09-10T05Z", 1, "0.000008"),
+    ]  # fmt: skip
+    requests = (await found(world, f"{line}/requests?hour=2026-09-10T01Z"))["data"]
+    assert [(it["request_id"], it["quantity"]) for it in requests] == [("req_1", 20)] * 2
+    assert len((await found(world, f"{line}/requests"))["data"]) == 3
+    for bad in ("hour=2026-02-30T01Z", "hour=yesterday", "limit=0"):
+        assert (await world.call("GET", f"{line}/requests?{bad}")).status_code == 400
+    for gone in (f"{INVOICES}/inv_x", f"{path}/lines/x/hours", f"{INVOICES}/inv_x/lines"):
+        assert (await world.call("GET", gone)).status_code == 404
+
+
+async def test_late_and_corrected_lines_lead_to_their_requests_too(
+    world: World, org_id: str
+) -> None:
+    path = await bill(world, org_id)
+    unpriced = an_attempt(org=org_id, prices={}, admitted_at=at(2026, 9, 11).timestamp())
+    await book(
+        world.db,
+        tokens(at(2026, 9, 12), 2, 7, org=org_id),
+        tokens(at(2026, 10, 12), 2, 7, org=org_id),
+        an_event(unpriced, Quantities(output=3)),
+    )
+    now = at(2026, 11, 3)
+    await Invoicer(world.db, wall_clock=lambda: now.timestamp()).look()
+    october = (await found(world, f"{INVOICES}?order=desc&limit=1"))["data"][0]["id"]
+    lines = (await found(world, f"{INVOICES}/{october}/lines"))["data"]
+    assert [(it["kind"], it["price_id"]) for it in lines] == [
+        ("late", None), ("late", "p:7"), ("usage", "p:7"),
+    ]  # fmt: skip
+    for line in lines:
+        below = await found(world, f"{INVOICES}/{october}/lines/{line['id']}/requests")
+        assert len(below["data"]) == 1
+    assert len((await found(world, f"{path}/lines"))["data"]) == 2, "it stays as it was"
+
+
+async def test_who_asked_is_told_that_an_invoice_is_final(world: World, org_id: str) -> None:
+    await bill(world, org_id)
+    while await fan_out(world.db):
+        continue
+    async with world.db.connect() as conn:
+        query = sa.text("SELECT event_type, body::jsonb AS body FROM webhook_deliveries")
+        [row] = await conn.execute(query)
+    assert row.event_type == "invoice.finalized"
+    assert '"number": "TG-000001"' in str(row.body).replace("'", '"')
