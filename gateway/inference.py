@@ -54,7 +54,7 @@ from gateway.limits.limiter import (
 from gateway.limits.spending import to_nano
 from gateway.limits.verdicts import Units
 from gateway.principal import Principal
-from gateway.rests import Rests
+from gateway.rests import Rest, Rests
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter
 from gateway.wire.request import GenerateRequest, under_a_cap
@@ -278,7 +278,7 @@ class Run:
         self.replica, self.prepared = replica, prepared
         self.terms = generation.terms
         self.attempt = new_attempt(self.call, generation.terms)
-        self.rests = Rests(self.rest)
+        self.rests = Rests(halting(replica, self.attempt.id))
         self.usage: MeteredUsage | None = None
         self.checkpoint_due_s, self.checkpoint_due_output = 0.0, 0
         self.closing = False
@@ -347,10 +347,6 @@ class Run:
         deadline.reschedule(asyncio.get_running_loop().time() + ABORT_TIMEOUT_S)
         self.desk.tasks.spawn(self.replica.abort(self.attempt.id), name="abort")
 
-    async def rest(self, resting: bool) -> None:
-        """The tenant's limits have no more tokens or the reader takes none, or neither any more."""
-        await self.replica.rest(self.attempt.id, resting=resting)
-
     def note(self, event: ReplicaEvent) -> None:
         usage = event.usage
         if usage is None:
@@ -393,6 +389,16 @@ class Run:
         await self.desk.spool.close(*events)
         if event.kind == "usage":
             self.call.meter.used(usage)
+
+
+def halting(replica: Replica, attempt_id: str) -> Rest:
+    """What rests an attempt, and knows nothing of its run: a `Run` in a cycle of references would
+    keep its prompt until the collector comes by."""
+
+    async def halt(resting: bool) -> None:
+        await replica.rest(attempt_id, resting=resting)
+
+    return halt
 
 
 def new_attempt(call: Call, terms: Terms) -> Attempt:

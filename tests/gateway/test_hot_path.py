@@ -16,11 +16,10 @@ import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.database import PEPPER_PURPOSE
 from gateway.ids import uuid7
 from gateway.principal import Plan
 from gateway.secret import Secret
-from gateway.tenancy.keys import create_key
+from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.member_tables import service_accounts
 from gateway.tenancy.plans import sync_plans
 from gateway.tenancy.restrictions import Restrictions

@@ -4,7 +4,9 @@ it is billed once, what was reserved comes back, and nothing is billed that neve
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -97,6 +99,21 @@ async def test_a_whole_answer_is_delivered_billed_and_settled(open_office) -> No
     assert (event.quantities.output, event.finish, event.kind) == (3, "done", "usage")
     assert (waste.quantities.output, waste.quantities.input_total, waste.kind) == (2, 0, "waste")
     assert waste.id != event.id
+
+
+async def test_a_generation_that_has_ended_is_gone_without_the_collector(open_office) -> None:
+    """With its prompt, which may be large: the collector comes by after thousands of them."""
+    office = open_office(ScriptedReplica())
+    gc.disable()
+    try:
+        delivery = office.begin()
+        kept = weakref.ref(delivery)
+        assert await read(delivery) == b"w1 w2 w3 [3]"
+        await office.settled()
+        del delivery
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 async def test_the_first_token_of_a_whole_answer_is_timed_when_it_comes(open_office) -> None:

@@ -14,9 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import InvalidKey, RevokedKey
-from gateway.database import PEPPER_PURPOSE
 from gateway.secret import Secret, SecretKey
-from gateway.tenancy.keys import CreatedKey, create_key, revoke_key
+from gateway.tenancy.keys import PEPPER_PURPOSE, CreatedKey, create_key, revoke_key
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
 

@@ -19,12 +19,11 @@ from litestar.routes import HTTPRoute
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app import create_app, open_services
-from gateway.database import PEPPER_PURPOSE
 from gateway.home import Home
 from gateway.routes.access import SCOPE
 from gateway.secret import Secret
 from gateway.settings import load
-from gateway.tenancy.keys import ADMIN_PREFIX, hash_key
+from gateway.tenancy.keys import ADMIN_PREFIX, PEPPER_PURPOSE, hash_key
 from tests.gateway.two_tenants import ALICE, IDS, MALLORY, populate, rows_of_alice
 
 KEY_OF = {org: f"{ADMIN_PREFIX}{org.removeprefix('org_'):0<43}" for org in (ALICE, MALLORY)}

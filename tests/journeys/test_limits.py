@@ -17,11 +17,10 @@ from openai import OpenAI
 
 from gateway import embedded
 from gateway.audit.log import COMMAND_LINE
-from gateway.database import PEPPER_PURPOSE
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.secret import Secret
-from gateway.tenancy.keys import create_key
+from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.orgs import find_org
 from gateway.tenancy.projects import find_project
 from tests.gateway.fleet.scripted_upstream import Exchange, Script, chunk, completion

@@ -16,9 +16,8 @@ from gateway.auth.rfc6749_errors import DESCRIPTIONS
 from gateway.auth.rfc7591_register import EACH, MAX_BODY_BYTES
 from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.auth.token_tables import revocations
-from gateway.database import PEPPER_PURPOSE
 from gateway.db import tenant
-from gateway.tenancy.keys import create_key
+from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
 from tests.gateway.auth.browsing import (
     CALLBACK,
     ISSUER,
