@@ -89,8 +89,11 @@ def without_our_tiers(body: dict[str, Any]) -> dict[str, Any]:
 
 def service_tier(body: dict[str, Any]) -> ServiceTier | None:
     """What is none is refused in the words of a model of our own. Raises BadField."""
+    named = body.get("service_tier")
+    if named is None:
+        return None
     try:
-        found: ServiceTier | None = msgspec.convert(body.get("service_tier"), ServiceTier | None)
+        found: ServiceTier | None = msgspec.convert(named, ServiceTier | None)
     except msgspec.ValidationError as error:
         raise to_bad_value(f"{error} - at `$.service_tier`") from error
     return found
