@@ -148,16 +148,16 @@ class SpoolDirectory:
         return Batch(events, end)
 
     def commit(self, batch: Batch) -> None:
-        """Postgres has `batch`: move the cursor behind it, for good, and drop finished segments."""
+        """Postgres has `batch`: move the cursor behind it, and drop finished segments. Nothing is
+        synced: a machine that loses power may find an older cursor, or none, and ships again what
+        is booked but once; and closes, which do sync, need not wait for it."""
         temporary = self.path / "cursor.new"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             _write(fd, msgspec.json.encode(batch.end))
-            os.fsync(fd)
         finally:
             os.close(fd)
         temporary.replace(self.path / "cursor")
-        _sync_directory(self.path)
         self.cursor = batch.end
         for number in sorted(self.sizes):
             if number < batch.end.segment:
