@@ -79,10 +79,13 @@ def _fit(path: Path) -> None:
 
 
 def _check(cost: Cost) -> dict[str, Any]:
-    from bench.sim.fit import check
+    from bench.sim.fit import ALLOWED, check
 
     result = check(cost) | {"fitted_on": cost.fitted.get("machine")}
     print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+    for name, deviation in result["deviations"].items():
+        said = "within" if abs(deviation) <= ALLOWED else "beyond"
+        print(f"{name}: {deviation:+.1%} of the engine's, {said} {ALLOWED:.0%}")
     return result
 
 

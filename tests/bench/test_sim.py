@@ -13,6 +13,7 @@ from bench.gpu.floors import H200, decode_step_s, prefill_s
 from bench.gpu.models import LLAMA_8B, shape_of
 from bench.sim.__main__ import main
 from bench.sim.cost import Cost, Parts, floor, load, save
+from bench.sim.fit import Case, compared, least_of
 from bench.sim.orderings import FAIR, FCFS, ORDERINGS, STRICT, Ordering
 from bench.sim.report import Report, jain, max_min, moved, percentile, report
 from bench.sim.scenarios import SCENARIOS, Scenario, flood, long_prompt
@@ -121,3 +122,25 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: ob
     row = r"^    interactive( +\d+){3}( +[0-9.]+%?){7}$"
     assert len(re.findall(row, said, re.MULTILINE)) == 3
     assert said.count("Jain") == 3
+
+
+def test_rounds_of_a_case_are_joined_by_the_least_of_each_step() -> None:
+    step, other = Parts(1, 0, 5, 0.0), Parts(0, 9, 0, 45.0)
+    spans = [(0, 1)]
+    quiet = Case([(other, 0.2), (step, 0.3)], spans)
+    noisy = Case([(other, 0.1), (step, 9.0)], spans)
+    assert least_of([noisy, quiet]) == Case([(other, 0.1), (step, 0.3)], spans)
+    assert quiet.ends_s() == [0.2, 0.5] and quiet.total_s == 0.5
+    with pytest.raises(AssertionError, match="differ"):
+        least_of([quiet, Case([(step, 0.1), (step, 0.1)], spans)])
+
+
+def test_the_simulator_is_held_to_the_engine_in_each_quantity() -> None:
+    measured = {"ttft_s": 2.0, "tpot_s": 0.1, "token_s": 0.01}
+    near = compared(measured, {"ttft_s": 2.2, "tpot_s": 0.09, "token_s": 0.0125})
+    assert near["deviations"] == pytest.approx(
+        {"ttft_s": 0.1, "tpot_s": -0.1, "tokens_per_s": -0.2}
+    )
+    assert not near["within"]
+    assert compared(measured, measured | {"tpot_s": 0.114})["within"]
+    assert not compared(measured, measured | {"ttft_s": 2.4})["within"]
