@@ -9,7 +9,7 @@ is in the sums, and nothing else, whatever runs at the same time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import sqlalchemy as sa
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import TOKENS
 from billing.money import Pico
-from billing.tables import AMOUNTS, usage_events, usage_hourly
+from billing.tables import AMOUNTS, usage_daily, usage_events, usage_hourly
 
 BOOKING = 0x626F6F6B696E6701
 SHARED = sa.select(sa.func.pg_advisory_xact_lock_shared(BOOKING))
@@ -81,6 +81,33 @@ async def spent(db: AsyncEngine, org: str, accounts: Sequence[Account]) -> Spent
                 found = found.where(own.hour < account.end)
             amounts.append(int((await conn.execute(found)).scalar_one()))
     return Spent(watermark.timestamp(), amounts)
+
+
+class SpentByKey(msgspec.Struct, frozen=True, kw_only=True):
+    """UTC; weeks begin on Monday."""
+
+    day: Pico
+    week: Pico
+    month: Pico
+    total: Pico
+
+
+async def spent_by_key(conn: AsyncConnection, org: str, key: str, now: datetime) -> SpentByKey:
+    """As the books have it, which what runs is not in yet."""
+    own = usage_daily.c
+    total = sum((own[name] for name in AMOUNTS), sa.literal(0))
+    midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    starts = {
+        "day": midnight,
+        "week": midnight - timedelta(days=midnight.weekday()),
+        "month": midnight.replace(day=1),
+    }
+    sums = [
+        sa.func.sum(total).filter(own.day >= start).label(name) for name, start in starts.items()
+    ]
+    found = sa.select(*sums, sa.func.sum(total).label("total"))
+    row = (await conn.execute(found.where(own.org == org, own.key == key))).one()
+    return SpentByKey(**{name: int(amount or 0) for name, amount in row._mapping.items()})
 
 
 async def batch_tokens(

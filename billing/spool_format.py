@@ -10,7 +10,7 @@ Above: `spool_files`. Below: `events`. Knows no file and no clock.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -103,6 +103,19 @@ def scan(data: bytes, start: int = 0) -> Iterator[Placed]:
             placed = Placed(position, resumed, None)
         yield placed
         position = placed.end
+
+
+def holding(data: bytes, needles: Sequence[bytes]) -> Iterator[Record]:
+    """Whole records in which one of `needles` stands, in their order; far cheaper than a scan."""
+    starts = set[int]()
+    for needle in needles:
+        position = -1
+        while (position := data.find(needle, position + 1)) >= 0:
+            starts.add(data.rfind(MAGIC, 0, position))
+    for start in sorted(starts - {-1}):
+        placed = _frame_at(data, start)
+        if placed is not None and placed.record is not None:
+            yield placed.record
 
 
 def is_torn(data: bytes, damage: Placed) -> bool:

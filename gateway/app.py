@@ -87,6 +87,7 @@ from gateway.routes import (
     oauth_password,
     oauth_register,
     organization,
+    own_view,
     protected_resources,
     signing_keys,
 )
@@ -148,6 +149,7 @@ def with_routes(max_body_bytes: int) -> Litestar:
             *chat.routes,
             *organization.routes,
             *anthropic_reports.routes,
+            *own_view.routes,
             *protected_resources.routes,
             *mcp.routes,
             *audit_logs.routes,

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from billing.rating import Rated
 from gateway.limits.limiter import RateState
 from gateway.rests import Rest
 
@@ -31,6 +32,8 @@ class Delivery:
     def __init__(self, stalled_reader_s: float) -> None:
         self.stalled_reader_s = stalled_reader_s
         self.rate_state: RateState | None = None
+        self.cost: Rated | None = None
+        """Of an answer that says so, before its last chunk."""
         self.abandoned = False
         self.failure: Exception | None = None
         """Why the reader gets no more, where that was not the reader's own leaving."""

@@ -21,7 +21,7 @@ import msgspec
 
 from billing.events import Attempt, PriceSet, Quantities, UsageEvent, stop_waste_id
 from billing.price_book import PriceBook
-from billing.rating import rate
+from billing.rating import Rated, rate
 from billing.spool import Spool
 from engine.protocol import Usage
 from gateway.delivery import Delivery
@@ -88,7 +88,7 @@ class Encoder(Protocol):
 
     def encode(self, items: Sequence[TextDelta | RawChunk | RawRun | RawBody]) -> bytes: ...
 
-    def finish(self, usage: MeteredUsage) -> bytes: ...
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes: ...
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +108,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     turn: Turn
     encoder: Encoder
     meter: RequestMeter
+    shows_cost: bool = False
     timeout_s: float | None = None
     """Of the whole, as the client gave it; what is not there by then is cut off."""
 
@@ -303,12 +304,21 @@ class Run:
             if last is not None:
                 await self.replica.acknowledge(self.attempt.id)
             if last is not None and not self.delivery.abandoned:
-                tail = self.call.encoder.encode(last.items) + self.call.encoder.finish(self.usage)
-                self.delivery.put_last(tail)
+                cost = self.delivery.cost = self.cost(self.usage)
+                encoder = self.call.encoder
+                self.delivery.put_last(
+                    encoder.encode(last.items) + encoder.finish(self.usage, cost)
+                )
         except Exception as error:
             failure = failure or error
         charged = None if self.is_our_loss(failure) else self.usage
         return Outcome(usage=charged, failure=failure)
+
+    def cost(self, usage: MeteredUsage) -> Rated | None:
+        """As it is booked; of who asked."""
+        if not self.call.shows_cost:
+            return None
+        return rate(to_quantities(usage, self.terms), self.terms.prices)
 
     def is_our_loss(self, failure: Exception | None) -> bool:
         """What we failed to finish and nobody got a byte of, such as a whole answer, is on nobody's

@@ -23,6 +23,7 @@ from gateway.routes.envelope import REQUEST_ID
 from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.reply import JSON, Reply
 from gateway.telemetry import RequestMeter
+from gateway.wire.cost import asks_cost
 from gateway.wire.from_openai import from_openai, peek
 from gateway.wire.openai import ChatCompletionRequest
 from gateway.wire.to_openai import ChatCompletion, to_openai
@@ -37,6 +38,14 @@ DEADLINE = Parameter(
     ),
     required=False,
     schema=Schema(type=OpenAPIType.INTEGER, minimum=1, maximum=MAX_DEADLINE_MS),
+)
+SHOWS_COST = Parameter(
+    name="X-Tollgate-Cost",
+    param_in="header",
+    description="Say what the answer cost: in `usage.cost`, of a stream where that asks for its"
+    " usage, and in the header of the same name of an answer that is one body.",
+    required=False,
+    schema=Schema(type=OpenAPIType.STRING, enum=["true", "false", "1", "0"]),
 )
 ANSWERS = {JSON: ChatCompletion, "text/event-stream": str}
 REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422, 429, 503, 504)}
@@ -53,7 +62,7 @@ REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422
     operation_class=describes(
         body=ChatCompletionRequest,
         answer=ChatCompletion,
-        headers=[DEADLINE],
+        headers=[DEADLINE, SHOWS_COST],
         said={200: ANSWERS, **REFUSALS},
     ),
 )
@@ -89,6 +98,7 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
         ),
         meter=meter,
         timeout_s=deadline_s,
+        shows_cost=asks_cost(request.scope["headers"]),
     )
     return Reply(start(found.desk, call), stream=generate.stream)
 

@@ -18,6 +18,7 @@ from gateway.errors import Face, to_face
 from gateway.limits.headers import to_headers
 from gateway.patience import Patience
 from gateway.routes.counted import CLIENT_LEFT, OUTCOME
+from gateway.wire import cost as cost_header
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class Reply:
             return CLIENT_LEFT
         if self.stream:
             return await self.send_stream(send, chunk)
-        start = response_start(200, JSON, {"content-length": str(len(chunk)), **self.limits()})
+        headers = {"content-length": str(len(chunk)), **self.limits(), **self.cost()}
+        start = response_start(200, JSON, headers)
         await send(start)
         await send({"type": "http.response.body", "body": chunk, "more_body": False})
         return "200"
@@ -106,6 +108,10 @@ class Reply:
         await send(response_start(failed.status, JSON, headers))
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return str(failed.status)
+
+    def cost(self) -> dict[str, str]:
+        cost = self.delivery.cost
+        return {} if cost is None else {cost_header.HEADER: cost_header.to_header(cost.amount_pico)}
 
     def limits(self) -> dict[str, str]:
         state = self.delivery.rate_state

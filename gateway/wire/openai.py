@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from gateway.wire.cost import UsageCost
 from gateway.wire.request import ServiceTier
 
 MAX_CHOICES = 128
@@ -196,6 +197,8 @@ class CompletionUsage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+    cost: UsageCost | UnsetType = UNSET
+    """Where it was asked for."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ means the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from urllib.parse import parse_qsl
@@ -209,9 +208,13 @@ class EmbeddingsUsageResult(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
+UsdNumber = Annotated[Any, Meta(extra_json_schema={"type": "number"})]
+"""A Decimal, exact to the pico-USD, where a vendor's shape wants a number. To msgspec's schema a
+Decimal is a string, whatever else it is told."""
+
+
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
-    value: Annotated[Decimal, Meta(extra_json_schema={"type": "number"})]
-    """A number, exact to the pico-USD."""
+    value: UsdNumber
     currency: str = "usd"
 
 

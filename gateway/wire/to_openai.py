@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from billing.events import Tier
+from billing.rating import Rated
 from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, RawRun, TextDelta, TokenInfo
 from gateway.wire import sse
+from gateway.wire.cost import to_usage_cost
 from gateway.wire.openai import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from gateway.wire.request import GenerateRequest
 
@@ -28,8 +31,8 @@ class ChatEncoder(Protocol):
     def encode(self, items: Items) -> bytes:
         """Bytes that may go out now; none where the answer is one body."""
 
-    def finish(self, usage: MeteredUsage) -> bytes:
-        """The rest, once the attempt is billed."""
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+        """The rest, once the attempt is billed. `cost`: of who asked what it is."""
 
 
 def to_openai(
@@ -48,7 +51,7 @@ def to_openai(
     return ChatBody(head, request.n)
 
 
-def to_usage(usage: MeteredUsage) -> CompletionUsage:
+def to_usage(usage: MeteredUsage, cost: Rated | None = None) -> CompletionUsage:
     return CompletionUsage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.output,
@@ -58,6 +61,7 @@ def to_usage(usage: MeteredUsage) -> CompletionUsage:
             cache_write_tokens=usage.cache_write + usage.cache_write_1h,
         ),
         completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_output),
+        cost=UNSET if cost is None else to_usage_cost(cost),
     )
 
 
@@ -75,10 +79,9 @@ class Head(msgspec.Struct, kw_only=True):
         """The object without its closing brace."""
         return bytes(_encode(self)[:-1])
 
-    def usage_chunk(self, usage: MeteredUsage) -> bytes:
-        return sse.encode(
-            self.opened() + b',"choices":[],"usage":' + _encode(to_usage(usage)) + b"}"
-        )
+    def usage_chunk(self, usage: MeteredUsage, cost: Rated | None) -> bytes:
+        shown = _encode(to_usage(usage, cost))
+        return sse.encode(self.opened() + b',"choices":[],"usage":' + shown + b"}")
 
 
 class ChatStream:
@@ -108,8 +111,8 @@ class ChatStream:
                 chunks.append(self._chunk(item.index, b"{}", finish_reason=item.finish_reason))
         return b"".join(chunks)
 
-    def finish(self, usage: MeteredUsage) -> bytes:
-        return (self._head.usage_chunk(usage) if self._include_usage else b"") + sse.DONE
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+        return (self._head.usage_chunk(usage, cost) if self._include_usage else b"") + sse.DONE
 
     def _chunk(
         self,
@@ -182,7 +185,7 @@ class ChatBody:
                 self._finish_reasons[index] = item.finish_reason
         return b""
 
-    def finish(self, usage: MeteredUsage) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
         choices = [
             AnswerChoice(
                 index=index,
@@ -200,7 +203,7 @@ class ChatBody:
                 created=self._head.created,
                 model=self._head.model,
                 choices=choices,
-                usage=to_usage(usage),
+                usage=to_usage(usage, cost),
                 service_tier=self._head.service_tier,
                 system_fingerprint=self._head.system_fingerprint,
             )
@@ -230,11 +233,11 @@ class RawStream:
     def _closed(self, payload: bytes) -> bytes:
         return payload[:-1] + b',"usage":null}' if self._include_usage else payload
 
-    def finish(self, usage: MeteredUsage) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
         if not self._include_usage:
             return sse.DONE
         head = self._head if self._last is None else like(self._head, self._last)
-        return head.usage_chunk(usage) + sse.DONE
+        return head.usage_chunk(usage, cost) + sse.DONE
 
 
 class RawBodies:
@@ -249,8 +252,8 @@ class RawBodies:
             self._body = item.payload
         return b""
 
-    def finish(self, usage: MeteredUsage) -> bytes:
-        return self._body[:-1] + b',"usage":' + _encode(to_usage(usage)) + b"}"
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+        return self._body[:-1] + b',"usage":' + _encode(to_usage(usage, cost)) + b"}"
 
 
 class _Theirs(msgspec.Struct):

@@ -163,7 +163,7 @@ class PlainEncoder:
     def encode(self, items: Sequence[object]) -> bytes:
         return "".join(i.text for i in items if isinstance(i, TextDelta)).encode()
 
-    def finish(self, usage: MeteredUsage) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: object = None) -> bytes:
         return b"[%d]" % usage.output
 
 

@@ -51,7 +51,7 @@ class LongWinded(PlainEncoder):
         self.num_chunks += 1
         return b"#" * CHUNK_BYTES
 
-    def finish(self, usage: MeteredUsage) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: object = None) -> bytes:
         return b"[%d]" % usage.output
 
 

@@ -48,6 +48,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ACTOR = Actor(kind="system", id="test")
 TIMEOUT_S = 30.0
 CONFIG = """
+price_books = ["{folder}/book.toml"]
 [[model]]
 name = "near"
 path = "{root}/models/penny"
@@ -58,6 +59,19 @@ upstream = "{upstream}"
 [plan.default]
 tokens_per_minute = 1000000000
 """
+
+BOOK = "".join(
+    f"""
+[[price]]
+model = "{model}"
+valid_from = "2020-01-01"
+uncached_input = "0.15"
+cache_read = "0.07"
+cache_write = "0.2"
+output = "0.6"
+"""
+    for model in ("near", "far")
+)
 
 
 class Running:
@@ -237,6 +251,14 @@ class Running:
     def make_delivery(self, _: str, found: dict[str, str]) -> str:
         return self.made(f"/v1/admin/webhooks/{found['endpoint_id']}/ping")
 
+    def make_request(self, *_: Any) -> str:
+        headers = {"authorization": f"Bearer {self.everything}"}
+        body = {"model": "far", "messages": [{"role": "user", "content": "hi"}]}
+        url = f"{self.url}/v1/chat/completions"
+        answer = self.session.post(url, json=body, headers=headers, timeout=TIMEOUT_S)
+        assert answer.ok, answer.text
+        return str(answer.headers["x-request-id"])
+
     def make_model(self, *_: Any) -> str:
         return "far"
 
@@ -289,6 +311,7 @@ def running(folder: Path, postgres_url: str, redis_url: str) -> Iterator[Running
         upstream.script = good
         far = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
         config = folder / "tollgate.toml"
+        (folder / "book.toml").write_text(BOOK)
         where = f"http://127.0.0.1:{far.sockets[0].getsockname()[1]}/v1"
         config.write_text(CONFIG.format(root=ROOT, folder=folder, upstream=where))
         near = EngineServer(FakeCore(), f"unix:{folder}/engine.sock")

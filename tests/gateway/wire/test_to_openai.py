@@ -11,7 +11,8 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from billing.events import Tier
+from billing.events import Price, Quantities, Tier
+from billing.rating import Rated, rate
 from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, TextDelta, TokenInfo, TokenTop
 from gateway.wire.from_openai import from_openai
 from gateway.wire.to_openai import ChatEncoder, to_openai
@@ -208,3 +209,36 @@ def test_an_upstreams_whole_answer_gets_our_usage() -> None:
     answer = whole(chat.finish(USAGE))
     assert (answer.id, answer.choices[0].message.content) == ("chatcmpl-theirs", "x")
     assert_usage(answer.usage)
+
+
+RATED = rate(
+    Quantities(uncached_input=2, cache_read=3, output=5, reasoning_output=1),
+    {"uncached_input": Price("in", 150_000), "output": Price("out", 600_000)},
+)
+
+
+@pytest.mark.parametrize("upstream", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cost_is_exact_and_said_to_who_asked(stream: bool, upstream: bool) -> None:
+    fields = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+
+    def usage(cost: Rated | None) -> dict[str, Any]:
+        answer = encoder(upstream=upstream, **fields).finish(USAGE, cost)
+        found: Any = payloads(answer)[-1] if stream else json.loads(answer.replace(b"{,", b"{"))
+        return dict(found["usage"])
+
+    assert "cost" not in usage(None)
+    assert usage(RATED)["cost"] == {
+        "amount": "0.0000039",
+        "currency": "USD",
+        "components": {
+            "uncached_input": part(2, "0.0000003", "in"),
+            "output": part(5, "0.000003", "out"),
+            "reasoning_output": part(1, "0.0000006", "out"),
+        },
+        "unpriced": ["cache_read"],
+    }
+
+
+def part(quantity: int, amount: str, price_id: str) -> dict[str, Any]:
+    return {"quantity": quantity, "unit": "tokens", "amount": amount, "price_id": price_id}

@@ -1,0 +1,95 @@
+"""What the books have of one request: its attempts, at which prices, and what was moved for them.
+
+Above: the gateway, for whoever disputes a request. Below: `rating`, `tables`, Postgres. There is no
+index of request ids, which every event would pay for: an id says when it was made, and the events
+of a moment have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.credits import account_of
+from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
+from billing.money import Pico
+from billing.tables import to_moment, transfers, usage_events
+
+WINDOWS_S = ((-1.0, 60.0), (-3600.0, 7200.0))
+"""Around an id's moment, where its admission is looked for: nearly always at once; then so far off
+as a clock may have jumped and a prompt may have waited to be read. All attempts of a request are of
+one admission."""
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """A transfer."""
+
+    id: str
+    event_id: str
+    debit: str
+    credit: str
+    amount_pico: Pico
+    kind: str
+    phase: str
+    corrects: str | None
+    posted_at: datetime
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    events: list[UsageEvent]
+    transfers: list[Moved]
+    charged_pico: Pico
+    """To the org, by what was posted."""
+
+
+async def find_record(
+    conn: AsyncConnection, org: str, request_id: str, made_at: float
+) -> RequestRecord | None:
+    """`made_at`: Unix seconds, as the id says. `conn` sees the ledger."""
+    own = usage_events.c
+    for before_s, after_s in WINDOWS_S:
+        found = sa.select(usage_events).where(
+            own.org == org,
+            own.request_id == request_id,
+            own.admitted_at >= to_moment(made_at + before_s),
+            own.admitted_at < to_moment(made_at + after_s),
+        )
+        rows = (await conn.execute(found.order_by(own.id))).all()
+        if rows:
+            events = [_to_event(row) for row in rows]
+            return await _with_transfers(conn, org, events)
+    return None
+
+
+async def _with_transfers(
+    conn: AsyncConnection, org: str, events: Sequence[UsageEvent]
+) -> RequestRecord:
+    columns = [transfers.c[name] for name in Moved.__struct_fields__]
+    found = sa.select(*columns).where(transfers.c.event_id.in_([each.id for each in events]))
+    rows = await conn.execute(found.order_by(transfers.c.posted_at, transfers.c.id))
+    moved = [Moved(**{**row._mapping, "amount_pico": int(row.amount_pico)}) for row in rows]
+    account, charged = account_of(org), 0
+    for each in moved:
+        charged += each.amount_pico * ((each.debit == account) - (each.credit == account))
+    return RequestRecord([*events], moved, charged)
+
+
+def _to_event(row: sa.Row[tuple[object, ...]]) -> UsageEvent:
+    same = ("id", "request_id", "org", "project", "key", "model", "lane", "tier")
+    values = row._mapping
+    return UsageEvent(
+        attempt=Attempt(
+            **{name: values[name] for name in same},
+            prices=msgspec.convert(values["prices"], PriceSet),
+            admitted_at=values["admitted_at"].timestamp(),
+        ),
+        quantities=Quantities(**{name: values[name] for name in COMPONENTS}),
+        occurred_at=values["occurred_at"].timestamp(),
+        kind=values["kind"],
+        estimated=values["estimated"],
+        finish=values["finish"],
+    )

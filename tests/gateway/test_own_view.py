@@ -1,0 +1,188 @@
+"""What one request cost, as its answer says it, as the books have it and as its customer sees it:
+the same to the pico-USD. On a running worker, over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import requests
+import sqlalchemy as sa
+
+from billing.money import usd
+from billing.spent import hold_books
+from gateway.ids import uuid7
+from tests.databases import Databases
+from tests.gateway.openapi.running import TIMEOUT_S, Running, running
+
+BOOKED_WITHIN_S = 15.0
+ASKS = {"x-tollgate-cost": "true"}
+
+
+@pytest.fixture(scope="module")
+def worker(
+    databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    lent = asyncio.run(databases.lend())
+    with redis.from_url(redis_server_url) as store:
+        store.flushall()
+    folder: Path = tmp_path_factory.mktemp("own")
+    with running(folder, databases.url(lent.name), redis_server_url) as found:
+        yield found
+    asyncio.run(databases.take_back(lent))
+
+
+@pytest.fixture(scope="module")
+def key(worker: Running) -> str:
+    return worker.run(worker.new_key(["inference"]))
+
+
+def ask(worker: Running, key: str, *, stream: bool, **headers: str) -> Any:
+    body: dict[str, Any] = {"model": "far", "messages": [{"role": "user", "content": "hi"}]}
+    body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    headers |= {"authorization": f"Bearer {key}"}
+    url = f"{worker.url}/v1/chat/completions"
+    return worker.session.post(url, json=body, headers=headers, timeout=TIMEOUT_S)
+
+
+def usage_of(answer: requests.Response, *, stream: bool) -> Any:
+    if not stream:
+        return answer.json()["usage"]
+    chunks = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    return json.loads(chunks[-1])["usage"]
+
+
+def get(worker: Running, key: str, path: str) -> requests.Response:
+    headers = {"authorization": f"Bearer {key}"}
+    return worker.session.get(worker.url + path, headers=headers, timeout=TIMEOUT_S)
+
+
+def booked(worker: Running, key: str, request_id: str) -> Any:
+    deadline = time.monotonic() + BOOKED_WITHIN_S
+    while time.monotonic() < deadline:
+        answer = get(worker, key, f"/api/v1/generation?id={request_id}")
+        assert answer.status_code == 200, answer.text
+        found = answer.json()["data"]
+        if found["status"] == "booked":
+            return found
+        time.sleep(0.05)
+    raise AssertionError("not booked in time")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_says_what_is_booked(worker: Running, key: str, stream: bool) -> None:
+    answer = ask(worker, key, stream=stream, **ASKS)
+    assert answer.status_code == 200, answer.text
+    usage = usage_of(answer, stream=stream)
+    cost = usage["cost"]
+    assert answer.headers.get("x-tollgate-cost") == (None if stream else f"{cost['amount']} USD")
+    parts = cost["components"]
+    assert sum(Decimal(part["amount"]) for part in parts.values()) == Decimal(cost["amount"]) > 0
+    assert sum(part["quantity"] for part in parts.values()) == usage["total_tokens"]
+    found = booked(worker, key, answer.headers["x-request-id"])
+    assert found["cost"] == cost["amount"] and found["cancelled"] is False
+    assert Decimal(str(found["total_cost"])) == Decimal(cost["amount"])
+    assert found["tokens_prompt"] == usage["prompt_tokens"]
+    [attempt] = [each for each in found["attempts"] if each["kind"] == "usage"]
+    assert (attempt["components"], attempt["finish"]) == (parts, "done")
+    [moved] = attempt["transfers"]
+    assert (moved["amount"], moved["currency"]) == (cost["amount"], "USD")
+    assert (moved["debit"], moved["credit"]) == (f"receivable:{worker.org_id}", "revenue:far")
+
+    async def in_rollup() -> Any:
+        async with worker.services.system_db.connect() as conn:
+            query = sa.text("SELECT sum(amount_pico) FROM transfers WHERE event_id = :id")
+            return await conn.scalar(query, {"id": attempt["id"]})
+
+    assert worker.run(in_rollup()) == usd(cost["amount"])
+
+
+def test_who_does_not_ask_is_told_no_cost(worker: Running, key: str) -> None:
+    for headers in ({}, {"x-tollgate-cost": "false"}):
+        for stream in (False, True):
+            answer = ask(worker, key, stream=stream, **headers)
+            assert "cost" not in usage_of(answer, stream=stream)
+            assert "x-tollgate-cost" not in answer.headers
+    refused = ask(worker, key, stream=False, **{"x-tollgate-cost": "perhaps"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-tollgate-cost")
+
+
+def test_a_request_is_found_before_it_is_in_the_books(worker: Running, key: str) -> None:
+    async def hold(ended: asyncio.Event, held: asyncio.Event) -> None:
+        async with worker.services.system_db.begin() as conn:
+            await hold_books(conn)
+            held.set()
+            await ended.wait()
+
+    async def begin() -> tuple[asyncio.Event, asyncio.Task[None]]:
+        ended, held = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(hold(ended, held))
+        await held.wait()
+        return ended, task
+
+    async def finish(ended: asyncio.Event, task: asyncio.Task[None]) -> None:
+        ended.set()
+        await task
+
+    ended, task = worker.run(begin())
+    try:
+        answer = ask(worker, key, stream=False, **ASKS)
+        request_id = answer.headers["x-request-id"]
+        found = get(worker, key, f"/api/v1/generation?id={request_id}").json()["data"]
+    finally:
+        worker.run(finish(ended, task))
+    assert (found["status"], found["attempts"][0]["transfers"]) == ("pending", [])
+    assert found["cost"] == usage_of(answer, stream=False)["cost"]["amount"]
+    later = booked(worker, key, request_id)
+    same = found.keys() - {"status", "attempts"}
+    assert {name: found[name] for name in same} == {name: later[name] for name in same}
+
+
+def test_a_request_is_its_own_keys_and_the_orgs_who_read_the_bill(
+    worker: Running, key: str
+) -> None:
+    answer = ask(worker, key, stream=False)
+    request_id = answer.headers["x-request-id"]
+    completion_id = request_id.replace("req_", "chatcmpl-")
+    assert booked(worker, key, completion_id)["id"] == request_id
+    neighbour = worker.run(worker.new_key(["inference"]))
+    by_neighbour = get(worker, neighbour, f"/api/v1/generation?id={request_id}")
+    assert by_neighbour.status_code == 404
+    path = "/api/v1/requests/"
+    assert get(worker, worker.everything, path + request_id).json()["data"]["id"] == request_id
+    assert get(worker, key, path + request_id).status_code == 403
+    unknown = f"req_{uuid7().hex}"
+    assert get(worker, worker.everything, path + unknown).status_code == 404
+    for wrong in ("req_1", "x", f"req_{'f' * 32}"):
+        refused = get(worker, key, f"/api/v1/generation?id={wrong}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "id")
+
+
+def test_a_key_sees_what_it_may_spend_and_has_spent(worker: Running) -> None:
+    own = worker.run(worker.new_key(["inference"]))
+    fresh = get(worker, own, "/api/v1/key").json()["data"]
+    assert (fresh["usage"], fresh["limit"], fresh["limit_remaining"]) == (0, None, None)
+    worker.post("/v1/admin/spend-caps", key_id=fresh["id"], period="month", amount_usd="2")
+    worker.post("/v1/admin/spend-caps", key_id=fresh["id"], period="day", amount_usd="1")
+    amounts = []
+    for _ in range(2):
+        answer = ask(worker, own, stream=False, **ASKS)
+        amounts.append(Decimal(answer.headers["x-tollgate-cost"].split()[0]))
+        booked(worker, own, answer.headers["x-request-id"])
+    seen = get(worker, own, "/api/v1/key")
+    found = json.loads(seen.text, parse_float=Decimal)["data"]
+    assert found["usage"] == found["usage_daily"] == found["usage_monthly"] == sum(amounts)
+    assert (found["limit"], found["limit_reset"]) == (1, "daily")
+    assert found["limit_remaining"] == 1 - sum(amounts)
+    said = found["amounts"]
+    assert Decimal(said["limit_remaining"]) == found["limit_remaining"]
+    assert (said["limit"], said["currency"]) == ("1", "USD")
+    assert found["rate_limit"]["requests"] == -1
