@@ -85,11 +85,12 @@ class PriceBook:
         *,
         bases: Mapping[str, str] | None = None,
     ) -> PriceBook:
-        """Merge files; a folder stands for its *.toml. Raises: PriceBookError."""
+        """Merge files; what is no *.toml is a folder and stands for its own, if it is there.
+        Raises: PriceBookError."""
         entries: list[PriceEntry] = []
         rules: list[Rule] = []
         for path in map(Path, paths):
-            for file in sorted(path.glob("*.toml")) if path.is_dir() else (path,):
+            for file in (path,) if path.suffix == ".toml" else sorted(path.glob("*.toml")):
                 _read(file, entries, rules)
         return cls(entries, rules, bases=bases)
 

@@ -44,6 +44,8 @@ class Home:
         self.secret = self.root / "secret.json"
         self.credentials = self.root / "credentials.json"
         self.audit_witness = self.root / "audit_witness.json"
+        self.price_books = self.root / "price_books"
+        self.price_drafts = self.root / "price_drafts"
         self.commits = self.root / "commits.json"
         self.worker_settings = self.run / "settings.json"
         self.metrics = self.run / "metrics"

@@ -254,7 +254,11 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         models=models,
         plans=tuple(plans.values()),
         deadlines=file.deadlines,
-        price_books=(*shipped, *(path.absolute() for path in file.price_books)),
+        price_books=(
+            *shipped,
+            Home(home).price_books,
+            *(path.absolute() for path in file.price_books),
+        ),
         trusted_proxies=tuple(file.trusted_proxies),
         max_body_bytes=file.max_body_bytes,
         drain_timeout_s=file.drain_timeout_s,

@@ -1,0 +1,69 @@
+"""`tollgate prices`: a draft is shown, then applied by the digest that was shown, or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from tests.gateway.test_cli import environ, folder, invoke
+
+__all__ = ["environ", "folder"]
+
+
+def test_prices_are_imported_seen_and_applied(environ: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "litellm.json"
+    file.write_text('{"theirs": {"input_cost_per_token": 2e-07, "output_cost_per_token": 4e-07}}')
+    model = ("--model", "penny=theirs")
+
+    def prices(command: str, *arguments: str) -> tuple[int, str]:
+        done = invoke(environ, "prices", command, *arguments)
+        return done.exit_code, done.output
+
+    status, text = prices("check", "--litellm", str(file), *model)
+    assert (status, text.splitlines()) == (
+        1,
+        [
+            "ours -> litellm: penny default uncached_input: 0.1 -> 0.2 (+100.0 %)",
+            "ours -> litellm: penny default cache_read: 0.01 -> none",
+            "ours -> litellm: penny default cache_write_5m: 0 -> none",
+        ],
+    )
+    status, text = prices("import", "--from", "litellm", str(file), *model)
+    assert status == 0 and "penny default uncached_input: 0.1 -> 0.2 (+100.0 %)" in text
+    draft, digest = (re.search(rf"{name}: (.+)", text) for name in ("Draft", "Digest"))
+    assert draft is not None and digest is not None
+    assert prices("diff", draft[1])[1].splitlines()[-1] == digest[0]
+    status, text = prices("apply", draft[1], "--digest", "0" * 64)
+    assert status == 2 and "this is not what was shown" in text
+    assert prices("apply", draft[1], "--digest", digest[1])[0] == 0
+    status, text = prices("apply", draft[1], "--digest", digest[1])
+    assert status == 2 and "this is not what was shown" in text, "the book has changed since"
+    assert prices("import", "--from", "litellm", str(file), *model)[1] == "Nothing differs.\n"
+    past = ("--valid-from", "2026-11-02")
+    file.write_text('{"theirs": {"output_cost_per_token": 9e-07}}')
+    status, text = prices("import", "--from", "litellm", str(file), *model, *past)
+    digest = re.search("Digest: (.+)", text)
+    draft = re.search("Draft: (.+)", text)
+    assert status == 0 and digest is not None and draft is not None
+    status, text = prices("apply", draft[1], "--digest", digest[1])
+    assert status == 2 and "begins in the past" in text
+
+
+def test_what_nobody_knows_is_said_and_what_cannot_be_read_is_one_line(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    genai, litellm = tmp_path / "genai.json", tmp_path / "litellm.json"
+    genai.write_text(json.dumps([{"id": "p", "models": [{"id": "m", "prices": {}}]}]))
+    litellm.write_text('{"m": {}}')
+    files = ("--genai-prices", str(genai), "--litellm", str(litellm))
+    alike = invoke(environ, "prices", "check", *files, "--model", "m", "--model", "x")
+    assert (alike.exit_code, alike.output.splitlines()[-1]) == (
+        0,
+        "What several of them price costs the same.",
+    )
+    assert {"genai-prices: knows no x", "litellm: knows no x"} < set(alike.output.splitlines())
+    litellm.write_text("[")
+    broken = invoke(environ, "prices", "import", "--from", "litellm", str(litellm))
+    assert broken.exit_code == 2 and "tollgate: litellm: not in its format" in broken.output
+    assert invoke(environ, "prices", "check").exit_code == 2
