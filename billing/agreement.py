@@ -20,7 +20,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing import ledger
+from billing import credit_proof, ledger
 from billing.events import INPUTS, OUTPUTS, UsageEvent, stop_waste_id
 from billing.ingest import digest
 from billing.invoices import proof
@@ -95,6 +95,7 @@ async def agree(
             await _compare_requests(connection, count, later, waiting, found.problems)
     found.problems += await ledger.check(db)
     found.problems += await proof.check(db)
+    found.problems += await credit_proof.check(db)
     return found
 
 

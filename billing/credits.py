@@ -1,80 +1,173 @@
-"""What an org has paid in advance: transfers from the house's cash to its receivable.
+"""What an org has paid in advance: grants, each an account of its own, that the house owes it.
 
-Above: the gateway's `tenancy.credits`. Below: `ledger`, `tables`. Knows no cap: whoever may spend
-no more than that is held to it before a token is made, by the limiter.
+Above: the gateway's `tenancy.credits`. Below: `credit_lines`, `transfers`, `tables`. Who may spend
+no more than that is held to it before a token is made, by the limiter; which grant pays for what,
+`grants` says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ledger import CASH, POST_LEGS
+from billing.balance_leases import account
+from billing.credit_lines import open_line
+from billing.grants import DEFAULT_PRIORITY, burn_order
+from billing.ledger import CASH, account_of
 from billing.money import Pico
-from billing.tables import balances, transfers
-
-_CREDIT = sa.text(f"""
-    WITH legs AS (
-        SELECT CAST(:id AS text) AS id, CAST(NULL AS text) AS event_id, '{CASH}' AS debit,
-            CAST(:account AS text) AS credit, CAST(:amount AS numeric) AS amount_pico,
-            'credit' AS kind, CAST(NULL AS text) AS corrects, now() AS admitted_at
-        WHERE NOT EXISTS (SELECT FROM transfers WHERE id = :id)
-    ),
-    {POST_LEGS}
-    SELECT count(*) FROM legs
-""")
+from billing.tables import balances, credit_burns, credit_grants, transfers
+from billing.transfers import GOOD, GRANT_PREFIX, Transfer, transfer
 
 
 class Credit(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    org_id: str
     amount_pico: Pico
-    posted_at: datetime
+    left_pico: Pico
+    """Neither paid nor leased."""
+    leased_pico: Pico
+    priority: int
+    expires_at: datetime | None
+    models: Sequence[str] | None
+    components: Sequence[str] | None
+    created_at: datetime
+    revoked_at: datetime | None
+    ended_at: datetime | None
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True):
     credited_pico: Pico
+    """In all, ever."""
     spent_pico: Pico
-    """As far as the books have it."""
+    """In all, ever, as far as the books have it."""
+    unpaid_pico: Pico
+    """Of it, what no grant has paid yet."""
+    leased_pico: Pico
+    available_pico: Pico
+    """Neither paid, nor leased, nor expired."""
+
+    @property
+    def left_pico(self) -> Pico:
+        """When what is spent is paid; less than nothing where nothing pays for it."""
+        return self.available_pico + self.leased_pico - self.unpaid_pico
 
 
-def account_of(org: str) -> str:
-    return f"receivable:{org}"
-
-
-async def post_credit(
-    conn: AsyncConnection, *, credit_id: str, org: str, amount_pico: Pico
+async def grant_credit(
+    conn: AsyncConnection,
+    *,
+    credit_id: str,
+    org: str,
+    amount_pico: Pico,
+    priority: int = DEFAULT_PRIORITY,
+    expires_at: datetime | None = None,
+    models: Sequence[str] | None = None,
+    components: Sequence[str] | None = None,
 ) -> Credit:
-    """In the caller's transaction; of one id once."""
-    named = {"id": credit_id, "account": account_of(org), "amount": amount_pico}
-    await conn.execute(_CREDIT, named)
-    found = await conn.execute(credits_of(org).where(transfers.c.id == credit_id))
-    return to_credit(found.one())
+    """In the caller's transaction; of one id once. From now on it pays for what the org uses."""
+    await open_line(conn, org)
+    terms = {
+        "id": credit_id,
+        "org_id": org,
+        "amount_pico": amount_pico,
+        "priority": priority,
+        "expires_at": expires_at,
+        "models": models,
+        "components": components,
+        "created_at": sa.func.now(),
+    }
+    await conn.execute(insert(credit_grants).values(terms).on_conflict_do_nothing())
+    paid = Transfer(
+        id=credit_id, debit=CASH, credit=account(credit_id), amount_pico=amount_pico, kind="credit"
+    )
+    (status,) = await transfer(conn, [paid])
+    assert status in GOOD, status
+    made = await find_credit(conn, org, credit_id)
+    assert made is not None
+    return made
+
+
+async def revoke_credit(conn: AsyncConnection, org: str, credit_id: str) -> None:
+    """What is neither paid nor leased goes back with the next settling, what is leased when its
+    lease ends; of one id once."""
+    own = credit_grants.c
+    taken = sa.update(credit_grants).where(own.org_id == org, own.id == credit_id)
+    await conn.execute(taken.where(own.revoked_at.is_(None)).values(revoked_at=sa.func.now()))
 
 
 def credits_of(org: str) -> sa.Select[Any]:
-    own = transfers.c
-    found = sa.select(own.id, own.amount_pico, own.posted_at)
-    return found.where(own.kind == "credit", own.credit == account_of(org))
+    """For a page of them."""
+    own = balances.c
+    left = own.credits_pico - own.debits_pico - own.pending_debits_pico
+    found = sa.select(credit_grants, left.label("left_pico"), own.pending_debits_pico)
+    joined = sa.literal(GRANT_PREFIX) + credit_grants.c.id == own.account
+    return found.outerjoin(balances, joined).where(credit_grants.c.org_id == org)
 
 
 def to_credit(row: sa.Row[Any]) -> Credit:
-    return Credit(id=row.id, amount_pico=int(row.amount_pico), posted_at=row.posted_at)
+    fields = dict(row._mapping)
+    leased, left = fields.pop("pending_debits_pico"), fields.pop("left_pico")
+    amount = int(fields.pop("amount_pico"))
+    return Credit(
+        **fields, amount_pico=amount, left_pico=int(left or 0), leased_pico=int(leased or 0)
+    )
+
+
+async def find_credit(conn: AsyncConnection, org: str, credit_id: str) -> Credit | None:
+    found = await conn.execute(credits_of(org).where(credit_grants.c.id == credit_id))
+    row = found.one_or_none()
+    return to_credit(row) if row is not None else None
+
+
+async def open_credits(conn: AsyncConnection, org: str) -> list[Credit]:
+    """Those with something left, in the order in which they are burned."""
+    found = credits_of(org).where(credit_grants.c.ended_at.is_(None))
+    return sorted((to_credit(row) for row in await conn.execute(found)), key=burn_order)
+
+
+async def count_open(conn: AsyncConnection, org: str) -> int:
+    own = credit_grants.c
+    found = sa.select(sa.func.count()).where(own.org_id == org, own.ended_at.is_(None))
+    return await conn.scalar(found) or 0
+
+
+async def paid_pico(conn: AsyncConnection, org: str) -> Pico:
+    """What credits have paid of what it owes, ever; before there were grants all of them did at
+    once."""
+    burned = sa.select(sa.func.coalesce(sa.func.sum(credit_burns.c.amount_pico), 0))
+    burned = burned.where(credit_burns.c.org_id == org)
+    at_once = sa.select(sa.func.coalesce(sa.func.sum(transfers.c.amount_pico), 0))
+    at_once = at_once.where(transfers.c.kind == "credit", transfers.c.credit == account_of(org))
+    found = sa.select(burned.scalar_subquery() + at_once.scalar_subquery())
+    return int((await conn.execute(found)).scalar_one())
+
+
+_BALANCE = sa.text("""
+    SELECT
+        (SELECT coalesce(sum(amount_pico), 0) FROM credit_grants WHERE org_id = :org) AS credited,
+        (SELECT coalesce(sum(debits_pico), 0) FROM balances WHERE account = 'receivable:' || :org)
+            AS spent,
+        (SELECT coalesce(sum(amount_pico), 0) FROM unpaid_usage WHERE org_id = :org) AS unpaid,
+        coalesce(sum(pending_debits_pico), 0) AS leased,
+        coalesce(sum(credits_pico - debits_pico - pending_debits_pico)
+            FILTER (WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())), 0)
+            AS available
+    FROM credit_grants g JOIN balances b ON b.account = 'grant:' || g.id
+    WHERE g.org_id = :org AND g.ended_at IS NULL
+""")
 
 
 async def balance_of(conn: AsyncConnection, org: str) -> Balance:
-    found = sa.select(balances).where(balances.c.account == account_of(org))
-    row = (await conn.execute(found)).one_or_none()
-    if row is None:
-        return Balance(credited_pico=0, spent_pico=0)
-    return Balance(credited_pico=int(row.credits_pico), spent_pico=int(row.debits_pico))
-
-
-def credited(org: sa.ColumnElement[str]) -> sa.ScalarSelect[Any]:
-    """SQL: what the org of this row has been credited; NULL: nothing."""
-    found = sa.select(balances.c.credits_pico)
-    found = found.where(balances.c.account == sa.literal("receivable:") + org)
-    return found.correlate_except(balances).scalar_subquery()
+    row = (await conn.execute(_BALANCE, {"org": org})).one()
+    return Balance(
+        credited_pico=int(row.credited),
+        spent_pico=int(row.spent),
+        unpaid_pico=int(row.unpaid),
+        leased_pico=int(row.leased),
+        available_pico=int(row.available),
+    )

@@ -4,7 +4,11 @@
     waste       debit house:waste                 credit house:production      (never the org)
     suspense    debit receivable:{org} or waste   credit suspense              (0, until a price is)
     repriced    as usage or waste; corrects the suspense transfer
-    credit      debit house:cash                  credit receivable:{org}      (paid in advance)
+    credit      debit house:cash                  credit grant:{id}            (paid in advance)
+    lease       debit grant:{id}                  credit receivable:{org}      (pending, then post)
+    burn        as lease, at once                                              (beyond a lease)
+    expired     debit grant:{id}                  credit house:breakage
+    revoked     debit grant:{id}                  credit house:cash
     reversed    the other way round; corrects waste that an event made its org's after all
 
 Above: `ingest`, `reconcile`, tests and operators (`check`). Below: `tables`. Knows no price. What
@@ -29,6 +33,12 @@ DEBIT = f"CASE kind WHEN 'usage' THEN 'receivable:' || org ELSE '{WASTE}' END"
 CREDIT = f"CASE kind WHEN 'usage' THEN 'revenue:' || model ELSE '{PRODUCTION}' END"
 """SQL, over a row of usage_events."""
 
+
+def account_of(org: str) -> str:
+    """What it owes."""
+    return f"receivable:{org}"
+
+
 POST_LEGS = """
     opened AS (
         INSERT INTO accounts (id)
@@ -51,9 +61,16 @@ POST_LEGS = """
         ON CONFLICT (account) DO UPDATE SET
             debits_pico = b.debits_pico + EXCLUDED.debits_pico,
             credits_pico = b.credits_pico + EXCLUDED.credits_pico
+    ),
+    unpaid AS (
+        INSERT INTO unpaid_usage (transfer_id, org_id, event_id, amount_pico)
+        SELECT legs.id, org_id, event_id, amount_pico
+        FROM legs JOIN credit_lines ON account = debit
+        WHERE amount_pico > 0 AND event_id IS NOT NULL
     )
 """
-"""CTEs that post the rows of a CTE `legs` (the columns of transfers, without posted_at)."""
+"""CTEs that post the rows of a CTE `legs` (the columns of transfers, without posted_at). What an
+org with credit owes for events is paid later (`credit_lines`)."""
 
 _KEY = "project, key, model, tier, batch"
 _HOUR_KEY = f"org, hour, {_KEY}"

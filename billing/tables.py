@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB, TSTZRANGE
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TSTZRANGE
 
 from billing.events import COMPONENTS
 
@@ -191,4 +191,57 @@ ceiling_minutes = sa.Table(
     sa.Column("measure", sa.Text, primary_key=True),
     sa.Column("minute", sa.TIMESTAMP(timezone=True), primary_key=True),
     sa.Column("used", sa.BigInteger, nullable=False),
+)
+
+credit_grants = sa.Table(
+    "credit_grants",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    *_text("org_id"),
+    sa.Column("amount_pico", MONEY, nullable=False),
+    sa.Column("priority", sa.SmallInteger, nullable=False),
+    sa.Column("expires_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    sa.Column("models", ARRAY(sa.Text), nullable=True),
+    sa.Column("components", ARRAY(sa.Text), nullable=True),
+    _moment("created_at"),
+    sa.Column("revoked_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    sa.Column("ended_at", sa.TIMESTAMP(timezone=True), nullable=True),
+)
+
+credit_lines = sa.Table(
+    "credit_lines",
+    metadata,
+    sa.Column("org_id", sa.Text, primary_key=True),
+    *_text("account"),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("told", sa.BigInteger, nullable=False),
+    sa.Column("paid_pico", MONEY, nullable=False),
+    sa.Column("leased_until", sa.TIMESTAMP(timezone=True), nullable=True),
+    sa.Column("leased_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    sa.Column("spent_pico", MONEY, nullable=False),
+)
+
+credit_leases = sa.Table(
+    "credit_leases",
+    metadata,
+    sa.Column("grant_id", sa.Text, primary_key=True),
+    *_text("org_id", "transfer_id"),
+)
+
+unpaid_usage = sa.Table(
+    "unpaid_usage",
+    metadata,
+    sa.Column("transfer_id", sa.Text, primary_key=True),
+    *_text("org_id", "event_id"),
+    sa.Column("amount_pico", MONEY, nullable=False),
+)
+
+credit_burns = sa.Table(
+    "credit_burns",
+    metadata,
+    sa.Column("transfer_id", sa.Text, primary_key=True),
+    sa.Column("grant_id", sa.Text, primary_key=True),
+    *_text("org_id", "event_id"),
+    sa.Column("version", sa.BigInteger, primary_key=True),
+    sa.Column("amount_pico", MONEY, nullable=False),
 )

@@ -38,6 +38,7 @@ from gateway.auth.guards import authenticate
 from gateway.auth.wiring import open_auth
 from gateway.books import PostgresBooks
 from gateway.connection import LAST_REQUEST_S
+from gateway.credit_sweeper import CreditSweeper
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.errors import to_face
 from gateway.fleet.input_estimate import Encode
@@ -337,11 +338,16 @@ async def open_limiter(
     refused_caps = RefusedCaps(system_db)
     refused_caps.start()
     stack.push_async_callback(refused_caps.close)
+    sweeper = CreditSweeper(system_db)
+    sweeper.start()
+    stack.push_async_callback(sweeper.close)
+    books = PostgresBooks(system_db)
     limiter = Limiter(
         store,
         ever_used=partial(ever_used, system_db, spool),
         num_gateways=settings.workers,
-        books=PostgresBooks(system_db),
+        books=books,
+        lender=books,
         on_use=ceilings.note,
         on_refusal=refused_caps.note,
     )

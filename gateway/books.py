@@ -1,7 +1,7 @@
-"""The books of Postgres, as the limiter's counters ask them.
+"""The books of Postgres, as the limiter's counters and its funding ask them.
 
-Above: `app`. Below: `billing.spent`, `limits.counters`, which it joins: billing knows no cap, the
-limiter no table.
+Above: `app`. Below: `billing.spent`, `billing.credit_lines`, `limits.counters`, `limits.funding`,
+which it joins: billing knows no cap, the limiter no table.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.balance_leases import Ask
+from billing.credit_lines import top_up
 from billing.spent import Account, batch_tokens, booked, spent
 from gateway.limits.counters import BookedRequest
-from gateway.limits.spending import Counter
+from gateway.limits.funding import Funding
+from gateway.limits.spending import PICO_PER_NANO, Counter
 from gateway.limits.verdicts import ScopeName
 
 TIMEOUT_S = 5.0
@@ -43,6 +46,27 @@ class PostgresBooks:
         except SQLAlchemyError as error:
             raise OSError(type(error).__name__) from error
         return [BookedRequest(**msgspec.structs.asdict(row)) for row in rows]
+
+    async def top_up(
+        self, org_id: str, *, spent_nano: int, wanted_nano: int, released: int | None
+    ) -> Funding:
+        asked = Ask(
+            spent_pico=spent_nano * PICO_PER_NANO,
+            wanted_pico=wanted_nano * PICO_PER_NANO,
+            released=released,
+        )
+        try:
+            found = await top_up(self._db, org_id, asked)
+        except SQLAlchemyError as error:
+            raise OSError(type(error).__name__) from error
+        return Funding(
+            version=found.version,
+            funded_nano=found.funded_pico // PICO_PER_NANO,
+            by_model={name: pico // PICO_PER_NANO for name, pico in found.by_model.items()},
+            ttl_s=found.ttl_s,
+            refill_nano=found.refill_pico // PICO_PER_NANO,
+            must_shrink=found.must_shrink,
+        )
 
     async def batch_tokens(
         self, org_id: str, scope: ScopeName, owner_id: str, since: float

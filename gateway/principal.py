@@ -56,6 +56,8 @@ class SpendCap(msgspec.Struct, frozen=True):
     owner_id: str
     period: CapPeriod
     amount_nano: int
+    is_funded: bool = False
+    """No more than has been leased of what it has paid in advance, either."""
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
-"""What an org has paid in advance, and which invoices it has settled.
+"""What an org's credits have paid, and which invoices that has settled.
 
-Above: `closing`, `collection`. Below: credits in the ledger, `invoice_payments`. A credit stands in
-the org's receivable already: to settle an invoice of it posts nothing, it is only noted that it is
-no longer there for the next one. A negative note gives back: what an invoice was over-settled by,
-or what it owes the customer itself, settles later ones.
+Above: `closing`, `collection`. Below: credits in the ledger, `invoice_payments`. What was burned of
+a credit stands in the org's receivable already: to settle an invoice of it posts nothing, it is
+only noted that it is no longer there for the next one. A negative note gives back: what an invoice
+was over-settled by, or what it owes the customer itself, settles later ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.credits import credits_of
+from billing.credits import paid_pico
 from billing.invoices.invoice import Invoice, amounts_of, pay
 from billing.invoices.tables import invoice_payments, invoices
 from billing.money import Pico
@@ -22,17 +22,14 @@ ORG_LOCK = 0x62616C616E6365
 
 
 async def unapplied_pico(conn: AsyncConnection, org_id: str) -> Pico:
-    """Credit that has settled nothing yet."""
+    """What credits have paid, and has settled no invoice yet."""
     own, of = invoice_payments.c, invoices.c
-    given = credits_of(org_id).subquery()
-    credited = sa.select(sa.func.coalesce(sa.func.sum(given.c.amount_pico), 0))
     applied = (
         sa.select(sa.func.coalesce(sa.func.sum(own.amount_coins * of.coin_pico), 0))
         .join(invoices, of.id == own.invoice_id)
         .where(own.org_id == org_id, own.method == "balance")
     )
-    found = sa.select(credited.scalar_subquery() - applied.scalar_subquery())
-    return int((await conn.execute(found)).scalar_one())
+    return await paid_pico(conn, org_id) - int((await conn.execute(applied)).scalar_one())
 
 
 async def take_from_balance(conn: AsyncConnection, invoice: Invoice, now: datetime) -> None:

@@ -27,10 +27,10 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.credits import account_of
 from billing.errors import InvoicingConflict
 from billing.events import COMPONENTS, INPUTS, Band, PriceSet
 from billing.invoices.calendar import Period
+from billing.ledger import account_of
 from billing.money import Pico
 from billing.rating import price_of
 from billing.spent import hold_books

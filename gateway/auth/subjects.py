@@ -24,7 +24,7 @@ from gateway.tenancy.member_tables import project_members, service_accounts, use
 from gateway.tenancy.model_limits import limits_by_model, to_plans
 from gateway.tenancy.plans import plan_columns, plan_of
 from gateway.tenancy.restrictions import ModelPermissions
-from gateway.tenancy.spend_caps import hard_caps, prepaid_amount, to_spend_caps
+from gateway.tenancy.spend_caps import hard_caps, to_spend_caps
 from gateway.tenancy.tables import orgs, plans, projects
 
 OWNERS = {"client": oauth_clients, "project": projects, "org": orgs}
@@ -59,7 +59,7 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
         orgs.c.is_operator,
         limits_by_model(projects.c.id).label("model_limits"),
         hard_caps(orgs.c.id, projects.c.id).label("spend_caps"),
-        prepaid_amount().label("prepaid_amount"),
+        orgs.c.prepaid,
         projects.c.id.label("project_id"),
         projects.c.models_mode,
         projects.c.models,
@@ -143,7 +143,7 @@ def _principal(claims: AccessClaims, values: sa.RowMapping) -> Principal:
         project_plan=plan_of("project", values),
         org_plan=plan_of("org", values),
         model_plans=to_plans(values["model_limits"]),
-        spend_caps=to_spend_caps(values["spend_caps"], claims.org_id, values["prepaid_amount"]),
+        spend_caps=to_spend_caps(values["spend_caps"], claims.org_id, values["prepaid"]),
         expires_at=float(claims.exp),
         kind="token",
         role=values["user_role"] or values["service_account_role"],

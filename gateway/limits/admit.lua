@@ -2,15 +2,17 @@
 --
 -- KEYS  the org's open leases (sorted set: id -> expiry), prefix of lease keys, its epoch, the scopes, the counters
 -- ARGV  msgpack of {lease id, lease TTL in microseconds, units by kind, scopes, caps, money}; of each scope {open leases it
---       may have (-1: any number), list of {kind, limit, burst, window}}; of each cap nano-USD; money {nano-USD to hold, of
---       them for the input, pico-USD of a token of output, the fewest tokens to write (0: as many as were asked for)}
+--       may have (-1: any number), list of {kind, limit, burst, window}}; of each cap {nano-USD, 1 if no more than the counter
+--       is funded with, either}; money {nano-USD to hold, of them for the input, pico-USD of a token of output, the fewest
+--       tokens to write (0: as many as were asked for), the model, 1 if no more will be funded for it}
 -- Returns {outcome, place, kind, wait, now, tokens, what is left under each cap, then per scope: open leases and each
 --       bucket's full moment}
 --       outcome 0 refused: `place` is that of the scope or cap, `kind` that of the bucket ('s': open leases, 'm':
 --       money), wait in microseconds, -1 for ever; 1 admitted; 2 this lease is open already and nothing was done;
 --       3 this lease id was used up before; 4 the org has no epoch; 5 there is no counter, at `place`;
---       6 what a day's bucket holds is not known
---       tokens: what money lets it write, -1: what was asked for
+--       6 what a day's bucket holds is not known; 7 the counter at `place` is not funded, or not far enough. Where it was
+--       admitted `place` is that of a counter that is to be topped up (0: none)
+--       tokens: what money lets it write, -1: what was asked for; where money refused it, the cap in nano-USD
 
 local FOREVER = -1
 local UNKNOWN = 1000000 -- until a stream ends, which nobody knows
@@ -22,13 +24,28 @@ if not read_epoch(KEYS[3]) then
 end
 heal(leases_key, prefix)
 
-local left, least, tightest = {}, math.huge, 0
-for j, cap in ipairs(caps) do
-  local spent = tonumber(redis.call('HGET', KEYS[3 + #asked + j], 'n'))
+local left, least, tightest, cap_of = {}, math.huge, 0, {}
+local short, refill, refill_at = 0, 0, 0
+for j, each in ipairs(caps) do
+  local amount, funded = unpack(each)
+  local n, f, e, r, by_model = unpack(redis.call('HMGET', KEYS[3 + #asked + j], 'n', 'f', 'e', 'r', 's'))
+  local spent = tonumber(n)
   if not spent then
     return {5, j, '', 0, now}
   end
-  left[j] = cap - spent
+  if funded == 1 then
+    if not f or tonumber(e) <= now then
+      return {7, j, '', 0, now}
+    end
+    local most = tonumber(f) + (cmsgpack.unpack(by_model)[money[5]] or 0)
+    refill, refill_at = j, tonumber(r)
+    if most - spent < money[1] and most < amount and money[6] == 0 then
+      short = j
+    end
+    amount = math.min(amount, most)
+  end
+  cap_of[j] = amount
+  left[j] = amount - spent
   if left[j] < least then
     least, tightest = left[j], j
   end
@@ -109,6 +126,14 @@ if #caps > 0 and hold > least then
 end
 
 local known = record_of(prefix, lease_id)
+if short > 0 and not known and (outcome == 1 or by_kind == 'm') then
+  return {7, short, 'm', 0, now}
+end
+if outcome == 0 and by_kind == 'm' then
+  tokens = cap_of[at]
+elseif outcome == 1 and refill > 0 and left[refill] - hold < refill_at then
+  at = refill
+end
 if known then
   outcome = redis.call('ZSCORE', leases_key, lease_id) and 2 or 3
   tokens = known.t or -1

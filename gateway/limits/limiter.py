@@ -66,6 +66,7 @@ from gateway.limits.counters import GRACE_S, WATCH_S, Books, Counters, NoBooks, 
 from gateway.limits.day_buckets import DayBuckets
 from gateway.limits.epochs import Epochs, EverUsed, never
 from gateway.limits.expected_output import ExpectedOutput
+from gateway.limits.funding import Funds, Lender, NoLender, OrgCounter
 from gateway.limits.keys import GATEWAYS, epoch_key, org_keys, scope_keys
 from gateway.limits.local import LocalBuckets
 from gateway.limits.outage import Call, Outage
@@ -73,20 +74,18 @@ from gateway.limits.pipeline import QueueFull
 from gateway.limits.scripts import LimiterUnavailable, Scripts
 from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.limits.verdicts import (
-    KINDS,
     Admission,
     BucketLimit,
     RateState,
-    RateWindow,
     Refusal,
     ScopeLimits,
     Settlement,
     Units,
     holds_of,
     overspent,
-    rate_window,
+    rate_state,
+    refused,
     scopes_of,
-    tightest,
 )
 from gateway.principal import Principal
 from gateway.tasks import end
@@ -111,7 +110,7 @@ MAX_TOKENS = 100_000_000
 """Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which
 only an upstream's own count may claim, stands for this many."""
 NOTHING = Units()
-MAX_MISSING = 4  # how often an admission may find that Redis lacks what it needs
+MAX_MISSING = 8  # how often an admission may find that Redis lacks what it needs
 
 
 class Extension(msgspec.Struct, frozen=True):
@@ -125,7 +124,8 @@ class Extension(msgspec.Struct, frozen=True):
 class Limiter:
     """One per process. `redis` must not decode responses. `ever_used`: whether anybody ever
     used anything, as far as Postgres knows. `num_gateways`: at least so many share the limits.
-    `books`: what was spent. `clock`: Unix seconds. `on_use` hears of what is taken and given back,
+    `books`: what was spent. `lender`: of what was
+    paid in advance. `clock`: Unix seconds. `on_use` hears of what is taken and given back,
     `on_refusal` of caps that refuse; both wait for nothing."""
 
     def __init__(
@@ -135,6 +135,7 @@ class Limiter:
         ever_used: EverUsed = never,
         num_gateways: int = 1,
         books: Books | None = None,
+        lender: Lender | None = None,
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.time,
         on_use: OnUse = lambda org_id, scopes, taken, given_back: None,
@@ -155,6 +156,7 @@ class Limiter:
         self._epochs = Epochs(self._scripts.pipeline, self._was_ever_used)
         known = books or NoBooks()
         self.counters = Counters(self._scripts, known, self._was_ever_used, grace_s=grace_s)
+        self.funds = Funds(self._scripts, lender or NoLender())
         self._days = DayBuckets(self._scripts.pipeline, known)
         self._open: dict[str, tuple[Admission, Units]] = {}
         """By lease id, what this process renews, and what it has used so far."""
@@ -164,6 +166,7 @@ class Limiter:
         self._running = [
             asyncio.create_task(self._renew_forever(), name="renew leases"),
             asyncio.create_task(self._watch_forever(), name="watch for lost counters"),
+            asyncio.create_task(self.funds.renew_forever(self._funded), name="renew funding"),
         ]
 
     async def close(self) -> None:
@@ -172,6 +175,12 @@ class Limiter:
         while self._running:
             await end(self._running.pop())
         await self.counters.close()
+        await self.funds.close()
+
+    def _funded(self) -> list[OrgCounter]:
+        """Whose requests run here on what they have paid in advance."""
+        found = [funded_counter(admission) for admission, _ in self._open.values()]
+        return [of for of in found if of is not None]
 
     @property
     def num_gateways(self) -> int:
@@ -239,17 +248,11 @@ class Limiter:
         """Raises: LimiterUnavailable, SpentUnknown."""
         keys = [*org_keys(wanted.org_id), *scope_keys(wanted.org_id, wanted.scopes)]
         spending = wanted.spending
-        asked: Any = (
-            wanted.lease_id,
-            int(LEASE_TTL_S * 1_000_000),
-            wanted.reserved.by_kind(requests=1),
-            [_to_script(scope) for scope in wanted.scopes],
-            *(([], []) if spending is None else spending.to_script()),
-        )
         if spending is not None:
             keys += counter_keys(wanted.org_id, spending.caps)
-        reply = await self._scripts.call("admit", keys, asked)
-        for _ in range(MAX_MISSING):  # its epoch, its counters, a day's bucket
+        reply: list[Any] = []
+        for _ in range(MAX_MISSING):  # its epoch, its counters, a day's bucket, its funding
+            reply = await self._scripts.call("admit", keys, self._to_asked(wanted))
             if reply[0] == 4:
                 await self._epochs.begin(epoch_key(wanted.org_id))
             elif reply[0] == 5 and spending is not None:
@@ -258,30 +261,50 @@ class Limiter:
             elif reply[0] == 6:
                 place = reply[1] - 1
                 await self._days.note(wanted.org_id, wanted.scopes[place], keys[3 + place])
+            elif reply[0] == 7 and (paying := funded_counter(wanted)) is not None:
+                assert spending is not None
+                await self.funds.fund(paying, spending.hold_nano)
             else:
-                break
-            reply = await self._scripts.call("admit", keys, asked)
-        if reply[0] == 5:
-            raise SpentUnknown("Redis forgets its counters")
-        if reply[0] in (4, 6):
-            raise LimiterUnavailable("Redis forgets its epochs")
+                return self._to_verdict(wanted, reply)
+        if reply[0] in (5, 7):
+            raise SpentUnknown("Redis forgets its counters, or others take what was leased")
+        raise LimiterUnavailable("Redis forgets its epochs")
+
+    def _to_verdict(self, wanted: Admission, reply: list[Any]) -> Admission | Refusal:
+        """What `admit.lua` has answered."""
+        spending = wanted.spending
         outcome, place, kind, wait_us, now_us, tokens, left, *buckets = reply
         assert outcome != 3, "a lease id is made once"
-        state = _rate_state(wanted.scopes, buckets, now_us)
+        state = rate_state(wanted.scopes, buckets, now_us)
         if spending is not None:
             self._comfort.note(counter_keys(wanted.org_id, spending.caps), left)
         if outcome == 0:
             if kind == b"m":
                 assert spending is not None
-                self._on_refusal(wanted.org_id, spending.exceeded(left))
-                return overspent(spending, place, left[place - 1], state)
+                caps = [cap for cap in spending.exceeded(left) if not cap.is_funded]
+                self._on_refusal(wanted.org_id, caps)
+                return overspent(spending, place, tokens, left[place - 1], state)
             wait_s = None if wait_us < 0 else wait_us / 1_000_000
-            return _refusal(wanted.scopes[place - 1], kind.decode(), wait_s, state)
+            return refused(wanted.scopes[place - 1], kind.decode(), wait_s, state)
         admission = msgspec.structs.replace(wanted, state=state)
         if tokens >= 0:
             admission = msgspec.structs.replace(admission, max_output_tokens=tokens)
+        if (paying := funded_counter(wanted)) is not None:
+            self.funds.serves(paying, is_low=place > 0)
         self._begin(admission)
         return admission
+
+    def _to_asked(self, wanted: Admission) -> Any:
+        money: tuple[list[Any], list[Any]] = ([], [])
+        if wanted.spending is not None:
+            money = wanted.spending.to_script(is_final=self.funds.is_short(wanted.org_id))
+        return (
+            wanted.lease_id,
+            int(LEASE_TTL_S * 1_000_000),
+            wanted.reserved.by_kind(requests=1),
+            [_to_script(scope) for scope in wanted.scopes],
+            *money,
+        )
 
     async def _was_ever_used(self) -> bool:
         """What this process has let pass may be in no spool yet."""
@@ -303,11 +326,11 @@ class Limiter:
                 raise SpentUnknown("Redis is away")
             self._comfort.take(names, hold)
         keys, units = scope_keys(wanted.org_id, wanted.scopes), wanted.reserved.by_kind(requests=1)
-        refused = self._local.admit(keys, wanted.scopes, units)
-        if refused is not None:
-            by = wanted.scopes[refused.place]
-            wait_s = None if refused.wait_s == math.inf else refused.wait_s
-            return _refusal(by, refused.kind, wait_s, wanted.state)
+        found = self._local.admit(keys, wanted.scopes, units)
+        if found is not None:
+            by = wanted.scopes[found.place]
+            wait_s = None if found.wait_s == math.inf else found.wait_s
+            return refused(by, found.kind, wait_s, wanted.state)
         self._has_admitted = True
         self._on_use(wanted.org_id, wanted.scopes, wanted.reserved, NOTHING)
         return msgspec.structs.replace(wanted, is_local=True)
@@ -429,6 +452,12 @@ class Limiter:
         return renewed
 
 
+def funded_counter(admission: Admission) -> OrgCounter | None:
+    """Of an org that has paid in advance."""
+    funded = admission.spending and admission.spending.funded
+    return (admission.org_id, funded.counter.key(admission.org_id)) if funded else None
+
+
 def reservation(scopes: Sequence[ScopeLimits], input_tokens: int, output_tokens: int) -> Units:
     """What is expected to be written never makes a request too large for its limits: only its input
     does."""
@@ -463,28 +492,3 @@ def _to_charges(admission: Admission) -> list[tuple[str, list[BucketLimit]]]:
         (key, [bucket for bucket in scope.buckets if bucket.limit])
         for key, scope in zip(keys, admission.scopes, strict=True)
     ]
-
-
-def _rate_state(scopes: Sequence[ScopeLimits], reply: list[int], now_us: int) -> RateState:
-    """`reply`: for each scope its open leases, and the full moment of each of its buckets."""
-    windows: dict[str, list[RateWindow]] = {"r": [], "t": [], "i": [], "o": [], "d": []}
-    moments = iter(reply)
-    for scope in scopes:
-        next(moments)
-        for bucket in scope.buckets:
-            windows[bucket.kind].append(rate_window(bucket, next(moments), now_us))
-    return RateState(
-        requests=tightest(windows["r"]),
-        tokens=tightest(windows["t"]),
-        input_tokens=tightest(windows["i"]),
-        output_tokens=tightest(windows["o"]),
-    )
-
-
-def _refusal(by: ScopeLimits, kind: str, wait_s: float | None, state: RateState) -> Refusal:
-    limit = by.max_streams
-    for bucket in by.buckets:
-        if bucket.kind == kind:
-            limit = bucket.limit
-    assert limit is not None
-    return Refusal(scope=by.scope, kind=KINDS[kind], limit=limit, retry_after_s=wait_s, state=state)

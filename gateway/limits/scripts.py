@@ -22,7 +22,7 @@ from gateway.limits.pipeline import Pipeline, QueueFull
 
 log = logging.getLogger(__name__)
 
-NAMES = ("admit", "book", "build", "debit", "extend", "renew", "settle")
+NAMES = ("admit", "book", "build", "debit", "extend", "fund", "renew", "settle")
 
 
 class LimiterUnavailable(Exception):

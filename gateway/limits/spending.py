@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 
@@ -65,6 +66,8 @@ class Counter(msgspec.Struct, frozen=True):
 class Cap(msgspec.Struct, frozen=True):
     counter: Counter
     amount_nano: int
+    is_funded: bool = False
+    """And no more than is leased of the org's balance (`funding`)."""
 
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,8 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     min_output_tokens: int
     """The fewest that are worth running it for, where nobody said how many; 0: as many as were
     asked for, or none."""
+    model: str
+    """Which some of a balance may be for alone."""
 
     def cost_nano(self, input_tokens: int, output_tokens: int) -> int:
         """At most; exact is only the bill."""
@@ -89,6 +94,10 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
         """Of what was admitted, if it may write so much."""
         return self.input_nano + self.cost_nano(0, max_output_tokens)
 
+    @property
+    def funded(self) -> Cap | None:
+        return next((cap for cap in self.caps if cap.is_funded), None)
+
     def exceeded(self, left_nano: Sequence[int]) -> list[Cap]:
         """The caps that have not left what it holds at least; `left_nano`: of each."""
         written_nano = self.cost_nano(0, self.min_output_tokens)
@@ -96,11 +105,12 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
         least_nano = least if self.min_output_tokens else self.hold_nano
         return [cap for cap, left in zip(self.caps, left_nano, strict=True) if left < least_nano]
 
-    def to_script(self) -> tuple[list[int], list[int]]:
-        """What is capped, and what is to be held of it: as `admit.lua` reads them."""
-        amounts = [cap.amount_nano for cap in self.caps]
+    def to_script(self, *, is_final: bool) -> tuple[list[Any], list[Any]]:
+        """What is capped, and what is to be held of it: as `admit.lua` reads them. `is_final`: no
+        more will be leased for it."""
+        caps = [(cap.amount_nano, int(cap.is_funded)) for cap in self.caps]
         held = [self.hold_nano, self.input_nano, self.output_pico, self.min_output_tokens]
-        return amounts, held
+        return caps, [*held, self.model, int(is_final)]
 
 
 def to_nano(pico: int) -> int:
@@ -136,11 +146,13 @@ def counters_of(
 
 def caps_of(caps: Iterable[SpendCap], admitted_at: float) -> tuple[Cap, ...]:
     """Of each counter the tightest."""
-    least: dict[Counter, int] = {}
+    least: dict[Counter, Cap] = {}
     for cap in caps:
         counter = counter_of(cap.scope, cap.owner_id, cap.period, admitted_at)
-        least[counter] = min(cap.amount_nano, least.get(counter, MAX_NANO))
-    return tuple(Cap(counter, amount) for counter, amount in least.items())
+        known = least.get(counter, Cap(counter, MAX_NANO))
+        amount = min(cap.amount_nano, known.amount_nano)
+        least[counter] = Cap(counter, amount, cap.is_funded or known.is_funded)
+    return tuple(least.values())
 
 
 def dearest_pico(prices: PriceSet, components: Iterable[Component], most_input: int) -> int:
@@ -171,6 +183,7 @@ def spending_of(
     input_total = input_tokens * input_pico + (queue.dearest_pico(input_tokens) if queue else 0)
     return Spending(
         caps=caps,
+        model=model,
         input_pico=input_pico,
         output_pico=output_pico,
         hold_nano=min(MAX_NANO, to_nano(input_total + max_output_tokens * output_pico)),

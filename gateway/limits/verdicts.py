@@ -6,6 +6,7 @@ in `ledger.lua`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import Enum
 from functools import lru_cache
@@ -174,12 +175,15 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """If fewer tokens are asked for."""
 
 
-def overspent(spending: Spending, place: int, left: int, state: RateState) -> Refusal:
+def overspent(
+    spending: Spending, place: int, amount_nano: int, left: int, state: RateState
+) -> Refusal:
+    """`amount_nano`: of the cap, by now."""
     cap = spending.caps[place - 1]
     return Refusal(
         scope=cap.counter.scope,
         kind="money",
-        limit=cap.amount_nano,
+        limit=amount_nano,
         retry_after_s=None,
         state=state,
         period=cap.counter.period,
@@ -269,3 +273,28 @@ def rate_window(limit: BucketLimit, full_at_us: int, now_us: int) -> RateWindow:
 def tightest(windows: list[RateWindow]) -> RateWindow | None:
     """The one that lets least pass now."""
     return min(windows, key=lambda window: (window.remaining, window.limit), default=None)
+
+
+def rate_state(scopes: Sequence[ScopeLimits], reply: list[int], now_us: int) -> RateState:
+    """`reply`: for each scope its open leases, and the full moment of each of its buckets."""
+    windows: dict[str, list[RateWindow]] = {"r": [], "t": [], "i": [], "o": [], "d": []}
+    moments = iter(reply)
+    for scope in scopes:
+        next(moments)
+        for bucket in scope.buckets:
+            windows[bucket.kind].append(rate_window(bucket, next(moments), now_us))
+    return RateState(
+        requests=tightest(windows["r"]),
+        tokens=tightest(windows["t"]),
+        input_tokens=tightest(windows["i"]),
+        output_tokens=tightest(windows["o"]),
+    )
+
+
+def refused(by: ScopeLimits, kind: str, wait_s: float | None, state: RateState) -> Refusal:
+    limit = by.max_streams
+    for bucket in by.buckets:
+        if bucket.kind == kind:
+            limit = bucket.limit
+    assert limit is not None
+    return Refusal(scope=by.scope, kind=KINDS[kind], limit=limit, retry_after_s=wait_s, state=state)

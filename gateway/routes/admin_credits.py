@@ -1,5 +1,5 @@
-"""/v1/admin/credits and /v1/admin/balance: what an org has paid in advance. Operators give credit;
-who administers an org sees its own.
+"""/v1/admin/credits and /v1/admin/balance: what an org has paid in advance. Operators give credit,
+and take it back; who administers an org sees its own.
 
 Above: `app`. Below: `tenancy.credits`, `billing.credits`, and what all of administration shares.
 """
@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import msgspec
 from litestar import Response, get, post
+from litestar.params import FromPath
 
-from billing.credits import Credit, balance_of, credits_of, to_credit
+from billing.credits import Credit, balance_of, credits_of, open_credits, to_credit
 from billing.money import format_usd, usd
-from billing.tables import transfers
+from billing.tables import credit_grants, to_moment
 from gateway.auth.policy import SCOPE_ADMIN_READ
+from gateway.limits.spending import counter_of
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.admin_spend_caps import Asked, OrgQuery, in_org, org_of
 from gateway.routes.chat import plain_body
-from gateway.routes.conditional import JSON, answer
+from gateway.routes.conditional import JSON, answer, if_match
 from gateway.routes.operations import describes
+from gateway.routes.organization_requests import check_id
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.routes.problem import MEDIA_TYPE, Problem
-from gateway.tenancy.credits import create_credit
+from gateway.tenancy.credits import create_credit, get_credit, take_back_credit
 from gateway.tenancy.orgs import get_org
 from gateway.wire.admin_credits import BalanceView, CreditView, NewCredit
+from gateway.wire.admin_plans import to_seconds
 from gateway.wire.admin_spend_caps import Id
 from gateway.wire.openai_admin import parse_query
 from gateway.wire.refusals import decode
@@ -42,8 +46,22 @@ def to_view(credit: Credit) -> CreditView:
     return CreditView(
         id=credit.id,
         amount_usd=format_usd(credit.amount_pico),
-        created_at=int(credit.posted_at.timestamp()),
+        left_usd=format_usd(credit.left_pico),
+        pending_usd=format_usd(credit.leased_pico),
+        priority=credit.priority,
+        models=credit.models,
+        components=credit.components,
+        created_at=int(credit.created_at.timestamp()),
+        expires_at=to_seconds(credit.expires_at),
+        revoked_at=to_seconds(credit.revoked_at),
+        ended_at=to_seconds(credit.ended_at),
     )
+
+
+def tell(request: Asked, org_id: str) -> None:
+    """Its credit has changed: so may what it is leased."""
+    counter = counter_of("org", org_id, "total", 0).key(org_id)
+    services(request).desk.limiter.funds.has_changed((org_id, counter))
 
 
 @post(
@@ -57,13 +75,55 @@ async def create(request: Asked) -> Response[bytes]:
     wanted, found = decode(_new_decoder, await plain_body(request)), services(request)
     made = await create_credit(
         found.system_db,
-        found.redis,
         org_id=wanted.org_id,
         amount_pico=usd(wanted.amount_usd),
+        priority=wanted.priority,
+        expires_at=to_moment(wanted.expires_at) if wanted.expires_at is not None else None,
+        models=wanted.models,
+        components=wanted.components,
         operator_org=request.user.org_id,
         actor=actor_of(request),
     )
+    tell(request, wanted.org_id)
     return answer(request, to_view(made), status=201)
+
+
+@get(
+    "/v1/admin/credits/{credit_id:str}",
+    opt=needs(SCOPE_ADMIN_READ),
+    tags=TAGS,
+    summary="One credit",
+    operation_class=describes(query=OrgQuery, answer=CreditView),
+)
+async def retrieve(request: Asked, credit_id: FromPath[str]) -> Response[bytes]:
+    org_id, _ = in_org(request)
+    check_id("credit_id", credit_id)
+    async with services(request).system_db.connect() as conn:
+        found = await get_credit(conn, org_id=org_id, credit_id=credit_id)
+    return answer(request, to_view(found))
+
+
+@post(
+    "/v1/admin/credits/{credit_id:str}/revoke",
+    opt=needs(SCOPE),
+    status_code=200,
+    tags=TAGS,
+    summary="Take back what an organization has not spent of a credit",
+    operation_class=describes(query=OrgQuery, answer=CreditView, idempotent=True, conditional=True),
+)
+async def revoke(request: Asked, credit_id: FromPath[str]) -> Response[bytes]:
+    org_id, _ = in_org(request)
+    precondition = if_match(request)
+    taken = await take_back_credit(
+        services(request).system_db,
+        check_id("credit_id", credit_id),
+        org_id=org_id,
+        operator_org=request.user.org_id,
+        actor=actor_of(request),
+        check=lambda credit: precondition.check(to_view(credit)),
+    )
+    tell(request, org_id)
+    return answer(request, to_view(taken))
 
 
 @get(
@@ -77,7 +137,7 @@ async def list_(request: Asked) -> Response[bytes]:
     query = parse_query(request.url.query, CreditsQuery)
     org_id, _ = org_of(request, query.org_id)
     async with services(request).system_db.connect() as conn:
-        rows = await conn.execute(keyset(credits_of(org_id), transfers.c.id, query))
+        rows = await conn.execute(keyset(credits_of(org_id), credit_grants.c.id, query))
         found = [to_view(to_credit(row)) for row in rows]
     return Response(msgspec.json.encode(to_listing(found, query)), media_type=JSON)
 
@@ -96,14 +156,19 @@ async def balance(request: Asked) -> Response[bytes]:
     async with services(request).system_db.connect() as conn:
         org = await get_org(conn, org_id)
         found = await balance_of(conn, org_id)
+        credits = await open_credits(conn, org_id)
     view = BalanceView(
         org_id=org_id,
         prepaid=org.prepaid,
         credited_usd=format_usd(found.credited_pico),
         spent_usd=format_usd(found.spent_pico),
-        left_usd=format_usd(found.credited_pico - found.spent_pico),
+        unpaid_usd=format_usd(found.unpaid_pico),
+        pending_usd=format_usd(found.leased_pico),
+        available_usd=format_usd(found.available_pico),
+        left_usd=format_usd(found.left_pico),
+        credits=[to_view(each) for each in credits],
     )
     return answer(request, view)
 
 
-routes = [create, list_, balance]
+routes = [create, list_, retrieve, revoke, balance]

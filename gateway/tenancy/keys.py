@@ -52,7 +52,7 @@ from gateway.tenancy.restrictions import (
     narrowed,
     plans_by_model,
 )
-from gateway.tenancy.spend_caps import hard_caps, prepaid_amount, to_spend_caps
+from gateway.tenancy.spend_caps import hard_caps, to_spend_caps
 from gateway.tenancy.tables import (
     MAX_PAGE,
     api_keys,
@@ -434,7 +434,7 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
         owner_is_active().label("owner_active"),
         owned_projects().label("owned_projects"),
         hard_caps(orgs.c.id, projects.c.id, api_keys.c.id).label("spend_caps"),
-        prepaid_amount().label("prepaid_amount"),
+        orgs.c.prepaid,
         limits_by_model(api_keys.c.project_id).label("project_model_limits"),
         orgs.c.is_operator,
         projects.c.models_mode.label("project_mode"),
@@ -467,7 +467,7 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
         role=values["role"],
         owner_active=values["owner_active"],
         owned_projects=frozenset(values["owned_projects"] or ()),
-        spend_caps=to_spend_caps(values["spend_caps"], key.org_id, values["prepaid_amount"]),
+        spend_caps=to_spend_caps(values["spend_caps"], key.org_id, values["prepaid"]),
         model_plans=to_plans(values["project_model_limits"]),
         key_model_plans=plans_by_model(key.model_limits),
         key_plan=narrowed(plan_of("key", values), {limit: values[limit] for limit in LIMITS}),

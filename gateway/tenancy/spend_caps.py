@@ -21,7 +21,6 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.alerts import raise_for_cap
-from billing.credits import credited
 from billing.money import PICO_PER_USD, Pico
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
@@ -79,23 +78,19 @@ def hard_caps(
     return found.correlate_except(spend_caps).scalar_subquery()
 
 
-def prepaid_amount() -> sa.ColumnElement[Any]:
-    """One more column where `orgs` stands; NULL: the org is not prepaid."""
-    return sa.case((orgs.c.prepaid, sa.func.coalesce(credited(orgs.c.id), 0)))
-
-
 def to_spend_caps(
     found: Iterable[tuple[CapScope, str, CapPeriod, int]] | None,
     org_id: str,
-    prepaid_pico: Decimal | None,
+    is_prepaid: bool,
 ) -> tuple[SpendCap, ...]:
     """In an order that does not change."""
     caps = [
         SpendCap(scope, owner_id, period, int(amount_pico) // PICO_PER_NANO)
         for scope, owner_id, period, amount_pico in found or ()
     ]
-    if prepaid_pico is not None:
-        caps.append(SpendCap("org", org_id, "total", int(prepaid_pico) // PICO_PER_NANO))
+    if is_prepaid:
+        most = MAX_AMOUNT_PICO // PICO_PER_NANO
+        caps.append(SpendCap("org", org_id, "total", most, is_funded=True))
     return tuple(sorted(caps, key=lambda cap: (cap.scope, cap.period, cap.amount_nano)))
 
 

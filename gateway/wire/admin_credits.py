@@ -4,30 +4,66 @@ Money is a decimal text in USD, exact; moments are Unix seconds.
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from billing.events import Component
+from billing.grants import DEFAULT_PRIORITY, MAX_PRIORITY, MIN_PRIORITY
+from gateway.wire.admin_keys import Moment
 from gateway.wire.admin_spend_caps import AmountUsd, Id
+
+Priority = Annotated[int, Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)]
+ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
+Models = Annotated[list[ModelName], Meta(min_length=1, max_length=100)]
+Components = Annotated[list[Component], Meta(min_length=1, max_length=10)]
 
 
 class NewCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The credit of the lowest `priority` pays first, among equals the one that expires first.
+    `models`, `components`: it pays for nothing else."""
+
     org_id: Id
     amount_usd: AmountUsd
+    priority: Priority = DEFAULT_PRIORITY
+    expires_at: Moment | None = None
+    models: Models | None = None
+    components: Components | None = None
 
 
 class CreditView(msgspec.Struct, frozen=True, kw_only=True):
+    """`left_usd`: neither paid nor leased; `pending_usd`: leased to what runs now. A credit that
+    has ended has nothing left."""
+
     object: str = "credit"
     id: str
     amount_usd: str
+    left_usd: str
+    pending_usd: str
+    priority: int
+    expires_at: int | None
+    models: Sequence[str] | None
+    components: Sequence[str] | None
     created_at: int
+    revoked_at: int | None
+    ended_at: int | None
 
 
 class BalanceView(msgspec.Struct, frozen=True, kw_only=True):
     """As far as the books have it: what runs is not in it yet. `prepaid`: no more is spent than was
-    credited."""
+    credited. Of what was spent credits have paid all but `unpaid_usd`; `pending_usd` is leased to
+    what runs, `available_usd` neither spent nor leased, and `left_usd` what remains when all that
+    was spent is paid. `credits`: those with something left, in the order in which they pay."""
 
     object: str = "balance"
     org_id: str
     prepaid: bool
     credited_usd: str
     spent_usd: str
+    unpaid_usd: str
+    pending_usd: str
+    available_usd: str
     left_usd: str
+    credits: list[CreditView]

@@ -75,6 +75,7 @@ SYSTEM = {
     "books.PostgresBooks.batch_tokens": "of a scope that the limiter found with the request",
     "books.PostgresBooks.booked": "of the events that this gateway has shipped, whosever they were",
     "books.PostgresBooks.spent": "of counters that the limiter found with the request",
+    "books.PostgresBooks.top_up": "of a counter that the limiter found with the request",
     "limits.ceilings.Ceilings.note": "of the request that was admitted",
     "limits.refused_caps.RefusedCaps.note": "of the request that was refused",
     "settlement.Settlement.left": "settles what a spool holds, whosever it was",

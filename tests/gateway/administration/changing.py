@@ -179,6 +179,11 @@ async def credit(maker: Maker) -> Change:
     return Change(path=f"{ADMIN}/credits", body=body)
 
 
+async def credit_of(maker: Maker) -> str:
+    made = await maker.post(f"{ADMIN}/credits", {"org_id": maker.org_id, "amount_usd": "1"})
+    return f"{ADMIN}/credits/{made['id']}"
+
+
 async def new_cap(maker: Maker) -> Change:
     return Change(path=f"{ADMIN}/spend-caps", body=await maker.cap_body())
 
@@ -277,6 +282,7 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("POST", f"{ADMIN}/signing_keys/rotate"): rotate_signing_key,
     ("POST", f"{ADMIN}/signing_keys/{{kid}}/revoke"): at(Maker.signing_key, "/revoke"),
     ("POST", f"{ADMIN}/credits"): credit,
+    ("POST", f"{ADMIN}/credits/{{credit_id}}/revoke"): at(credit_of, "/revoke"),
     ("POST", f"{ADMIN}/spend-caps"): new_cap,
     ("PATCH", f"{ADMIN}/spend-caps/{{cap_id}}"): at(Maker.cap, body={"amount_usd": "2.5"}),
     ("POST", f"{ADMIN}/spend-caps/{{cap_id}}/archive"): at(Maker.cap, "/archive"),

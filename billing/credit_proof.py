@@ -1,0 +1,47 @@
+"""Everything that is wrong between the ledger and what is leased, burned and owed of credits.
+
+Above: `tollgate reconcile`, tests. Below: the tables. At best it finds nothing.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+CHECKS = {
+    "what is leased differs from what is pending": """
+        SELECT coalesce(l.transfer_id, p.id) FROM credit_leases l FULL JOIN (
+            SELECT id, debit FROM transfers t WHERE phase = 'pending'
+                AND NOT EXISTS (SELECT FROM transfers r WHERE r.resolves = t.id)
+        ) p ON p.id = l.transfer_id AND p.debit = 'grant:' || l.grant_id
+        WHERE l.transfer_id IS NULL OR p.id IS NULL
+    """,
+    "what the grant has paid differs from what it was burned for": """
+        SELECT grant_id FROM (
+            SELECT grant_id, sum(amount_pico) AS burned FROM credit_burns GROUP BY grant_id
+        ) b FULL JOIN (
+            SELECT substr(debit, length('grant:') + 1) AS grant_id, sum(amount_pico) AS paid
+            FROM transfers WHERE kind = 'burn' OR phase = 'post' GROUP BY debit
+        ) t USING (grant_id)
+        WHERE burned IS DISTINCT FROM paid
+    """,
+    "what it owes differs from what nobody has paid": """
+        SELECT transfer_id FROM unpaid_usage u LEFT JOIN transfers t ON t.id = u.transfer_id
+            LEFT JOIN (
+                SELECT transfer_id, sum(amount_pico) AS burned FROM credit_burns
+                GROUP BY transfer_id
+            ) b USING (transfer_id)
+        WHERE t.amount_pico IS DISTINCT FROM u.amount_pico + coalesce(burned, 0)
+    """,
+}
+
+
+async def check(db: AsyncEngine) -> list[str]:
+    """Naming grant or transfer."""
+    problems: list[str] = []
+    async with db.connect() as conn:
+        await conn.execution_options(isolation_level="REPEATABLE READ")
+        for complaint, query in CHECKS.items():
+            found = await conn.execute(sa.text(query))
+            problems.extend(f"{name}: {complaint}" for (name,) in found)
+    return problems

@@ -1,0 +1,209 @@
+"""A prepaid org's counter is funded by leases on its balance: topped up before they run dry.
+
+Above: `limiter`, which says what did not fit, what is nearly used up, and what runs. Below:
+`scripts`; the ledger's side is a `Lender`. The counter holds what was spent and is held, as any
+hard cap's does; beside it stands up to how much, and until when (`fund.lua`). Requests read that,
+and Postgres is asked by tasks: when little is left, while requests run, and, before one is refused,
+for it.
+
+A request that does not fit in the lease waits for a top-up, a transaction of some milliseconds, and
+is then admitted or refused for good: to be sent away with money left, and told to come back in a
+moment, would cost it more than that. All that wait for an org wait for one top-up of what they need
+together. Where the ledger does not answer within TOP_UP_TIMEOUT_S nobody can say, and it is told to
+come back.
+
+What has been leased is spent by whoever comes first, here or elsewhere: gateways share the counter,
+and with it the lease, which outlives any of them and expires if all are gone. It is overdrawn by no
+more than any hard cap is (`counters`), and by what ran when a lease expired that nobody could
+renew, at most that lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from gateway.limits.counters import SpentUnknown
+from gateway.limits.keys import org_keys
+from gateway.limits.scripts import LimiterUnavailable, Scripts
+from gateway.limits.spending import MAX_NANO
+from gateway.lru import Lru
+from gateway.tasks import end
+
+log = logging.getLogger(__name__)
+
+TOP_UP_TIMEOUT_S = 2.0
+RENEW_INTERVAL_S = 15.0
+RENEW_BEFORE_S = 40.0
+"""A lease that holds for less is renewed while its org is served."""
+SHORT_S = 1.0
+"""So long after a top-up fell short of what was wanted nobody asks for more."""
+MAX_SHRINKS = 3
+MAX_ORGS = 65_536
+
+OrgCounter = tuple[str, str]
+"""An org, and the key of the counter of all that it spends."""
+
+
+class Funding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger answers, in nano-USD; all of it counts what was ever spent, too."""
+
+    version: int
+    funded_nano: int
+    by_model: dict[str, int]
+    """Beyond that, of requests to these models."""
+    ttl_s: float
+    """From before it was asked."""
+    refill_nano: int
+    must_shrink: bool
+    """It counts on what is no longer there: let go of what was told, and ask again."""
+
+
+class Lender(Protocol):
+    async def top_up(
+        self, org_id: str, *, spent_nano: int, wanted_nano: int, released: int | None
+    ) -> Funding:
+        """`spent_nano`: and held. `wanted_nano`: beyond that, by who waits. `released`: the version
+        that was let go. Raises: OSError."""
+        ...
+
+
+class NoLender:
+    """Where nobody has paid in advance."""
+
+    async def top_up(
+        self, org_id: str, *, spent_nano: int, wanted_nano: int, released: int | None
+    ) -> Funding:
+        raise OSError("there is no ledger")
+
+
+class _Round:
+    """A top-up that has not begun yet, for all that wait for it."""
+
+    def __init__(self) -> None:
+        self.wanted_nano = 0
+        self.task: asyncio.Task[None] | None = None
+
+
+class Funds:
+    """One per limiter. `clock`: monotonic seconds."""
+
+    def __init__(
+        self, scripts: Scripts, lender: Lender, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._scripts, self._lender, self._clock = scripts, lender, clock
+        self._next: dict[OrgCounter, _Round] = {}
+        self._running: dict[OrgCounter, asyncio.Task[None]] = {}
+        self._short: Lru[str, float] = Lru(MAX_ORGS)
+        """When a top-up of the org last fell short."""
+        self._served: set[OrgCounter] = set()
+        """Since the last renewal."""
+
+    async def close(self) -> None:
+        for task in list(self._running.values()):
+            await end(task)
+
+    def is_short(self, org_id: str) -> bool:
+        """More was asked for a moment ago, and was not there."""
+        since = self._short.get(org_id)
+        return since is not None and self._clock() - since < SHORT_S
+
+    def has_changed(self, of: OrgCounter) -> None:
+        """Its credit has: what was not there a moment ago may be, or the other way round."""
+        self._short.put(of[0], self._clock() - SHORT_S)
+        if of not in self._next:
+            self._join(of, 0)
+
+    def serves(self, of: OrgCounter, *, is_low: bool) -> None:
+        """`is_low`: little is left, so top up while requests go on."""
+        if len(self._served) < MAX_ORGS:
+            self._served.add(of)
+        if is_low and of not in self._running:
+            self._join(of, 0)
+
+    async def fund(self, of: OrgCounter, wanted_nano: int) -> None:
+        """Until as much has been asked for. Raises: SpentUnknown."""
+        await asyncio.shield(self._join(of, wanted_nano))  # others wait for it, too
+
+    def _join(self, of: OrgCounter, wanted_nano: int) -> asyncio.Task[None]:
+        waiting = self._next.get(of)
+        if waiting is None:
+            waiting = self._next[of] = _Round()
+            before = self._running.get(of)
+            work = self._top_up_after(before, of, waiting)
+            task = asyncio.create_task(work, name=f"top up {of[0]}")
+            waiting.task = self._running[of] = task
+            task.add_done_callback(lambda done: self._done(of, done))
+        waiting.wanted_nano = min(MAX_NANO, waiting.wanted_nano + wanted_nano)
+        assert waiting.task is not None
+        return waiting.task
+
+    def _done(self, of: OrgCounter, task: asyncio.Task[None]) -> None:
+        if self._running.get(of) is task:
+            del self._running[of]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("the lease of %s was not topped up: %r", of[0], error)
+
+    async def _top_up_after(
+        self, before: asyncio.Task[None] | None, of: OrgCounter, waiting: _Round
+    ) -> None:
+        """Raises: SpentUnknown."""
+        if before is not None:
+            await asyncio.wait((before,))
+        self._next.pop(of, None)
+        try:
+            async with asyncio.timeout(TOP_UP_TIMEOUT_S):
+                await self._top_up(of, waiting.wanted_nano)
+        except (LimiterUnavailable, OSError) as error:  # TimeoutError is an OSError
+            raise SpentUnknown(of[0]) from error
+
+    async def _top_up(self, of: OrgCounter, wanted_nano: int) -> None:
+        """Raises: LimiterUnavailable, OSError."""
+        org_id, _ = of
+        began, released = self._clock(), None
+        spent, *_ = await self._script(of, (-1, 0, 0, 0, {}))
+        for _ in range(MAX_SHRINKS):
+            if spent < 0:
+                return  # whoever asks next builds the counter
+            found = await self._lender.top_up(
+                org_id, spent_nano=spent, wanted_nano=wanted_nano, released=released
+            )
+            if not found.must_shrink:
+                break
+            spent, released, *_ = await self._script(of, (0, 0, 0, 0, {}))
+        holds_us = int((found.ttl_s - (self._clock() - began)) * 1_000_000)
+        most = min(MAX_NANO, found.funded_nano + max(found.by_model.values(), default=0))
+        if most - spent < wanted_nano:
+            self._short.put(org_id, self._clock())
+        if holds_us > 0:
+            told = (found.version, min(MAX_NANO, found.funded_nano), holds_us, found.refill_nano)
+            await self._script(of, (*told, found.by_model))
+
+    async def _script(self, of: OrgCounter, asked: Any) -> list[int]:
+        """Raises: LimiterUnavailable."""
+        found: list[int] = await self._scripts.call("fund", [*org_keys(of[0]), of[1]], asked)
+        return found
+
+    # ---- what is served keeps its lease
+
+    async def renew_forever(self, running: Callable[[], Iterable[OrgCounter]]) -> None:
+        """`running`: whose requests run here."""
+        while True:
+            await asyncio.sleep(RENEW_INTERVAL_S)
+            served, self._served = self._served | set(running()), set()
+            for of in served:
+                try:
+                    await self._renew(of)
+                except (LimiterUnavailable, SpentUnknown) as error:
+                    log.warning("the lease of %s is not renewed: %r", of[0], error)
+
+    async def _renew(self, of: OrgCounter) -> None:
+        """Raises: LimiterUnavailable, SpentUnknown."""
+        _, _, holds_us, left = await self._script(of, (-1, 0, 0, 0, {}))
+        if holds_us < RENEW_BEFORE_S * 1_000_000 or left < 0:
+            await self.fund(of, 0)
