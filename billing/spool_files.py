@@ -134,15 +134,13 @@ class SpoolDirectory:
             if not self.cursor.segment <= number <= end.segment:
                 continue
             offset = position.offset if number == position.segment else 0
-            data = self._segment_path(number).read_bytes()
-            if number == end.segment:
-                data = data[: end.offset]
-            for placed in scan(data, offset):
+            data = self._read(number, offset, end.offset if number == end.segment else None)
+            for placed in scan(data):
                 if isinstance(placed.record, Closed):
                     events.append(placed.record.event)
                 elif placed.record is None:
-                    self._keep_damage(number, placed, data)
-                position = Position(number, placed.end)
+                    self._keep_damage(number, placed, data, offset)
+                position = Position(number, offset + placed.end)
                 if len(events) == limit:
                     return Batch(events, position)
         return Batch(events, end)
@@ -231,8 +229,16 @@ class SpoolDirectory:
         else:
             self._keep_damage(number, placed, data)
 
-    def _keep_damage(self, number: int, placed: Placed, data: bytes) -> None:
-        self.quarantine(f"{number:08d}-{placed.start}.corrupt", data[placed.start : placed.end])
+    def _read(self, number: int, start: int, end: int | None) -> bytes:
+        """No more than is asked for: a segment is large, and read from twice a second."""
+        with self._segment_path(number).open("rb") as file:
+            file.seek(start)
+            return file.read(-1 if end is None else max(0, end - start))
+
+    def _keep_damage(self, number: int, placed: Placed, data: bytes, offset: int = 0) -> None:
+        """`offset`: of `data` in its segment."""
+        name = f"{number:08d}-{offset + placed.start}.corrupt"
+        self.quarantine(name, data[placed.start : placed.end])
 
 
 def closed_in(path: Path) -> Iterator[tuple[UsageEvent, bool]]:
