@@ -27,6 +27,15 @@ from gateway.home import Home
 from tests.databases import Databases
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Two at a time, files with long tests come first: what begins a long one last is waited for,
+    and what waits leaves its core to short ones."""
+    if hasattr(config, "workerinput"):
+        long = {item.path for item in items if item.get_closest_marker("slow") is not None}
+        items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def real_parameters() -> Iterator[argon2.Parameters]:
     """A password costs next to nothing in the tests' own process; what it costs elsewhere."""

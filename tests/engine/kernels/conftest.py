@@ -25,13 +25,17 @@ ROOT = Path(__file__).resolve().parents[3]
 COMPILED = {"test_aot.py"}
 """Files that start their own children."""
 CHILD_TIMEOUT_S = 280.0
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:schemathesis")
+"""Plugins that nothing there asks for; the second is a second of imports in every child."""
 IN_CHILD = os.environ.get("TRITON_INTERPRET") == "1"
 NATIVE = torch.cuda.is_available() and not IN_CHILD
 
 
 class InterpretedFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
-        yield InterpretedTests.from_parent(self, name="in_the_interpreter")
+        found = InterpretedTests.from_parent(self, name="in_the_interpreter")
+        found.add_marker("slow")
+        yield found
 
 
 class InterpretedTests(pytest.Item):
@@ -41,7 +45,7 @@ class InterpretedTests(pytest.Item):
         if importlib.util.find_spec("triton") is None:
             pytest.skip("triton is not installed")
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(self.path)],
+            [sys.executable, "-m", "pytest", "-q", *WITHOUT, str(self.path)],
             cwd=ROOT,
             env=os.environ | {"TRITON_INTERPRET": "1"},
             stdout=subprocess.PIPE,
