@@ -14,8 +14,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.credits import account_of
 from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
+from billing.ledger import account_of
 from billing.money import Pico
 from billing.tables import to_moment, transfers, usage_events
 

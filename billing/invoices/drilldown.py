@@ -13,10 +13,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from billing.credits import account_of
 from billing.events import COMPONENTS, INPUTS
 from billing.invoices.charges import CHARGED, CHARGES
 from billing.invoices.invoice import Invoice, Line
+from billing.ledger import account_of
 from billing.rating import PRICED_AS
 from billing.tables import MONEY, amount_column
 
