@@ -259,6 +259,12 @@ def _add_memory(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         help="compute every prompt in full",
     )
     add(
+        "--cache-lease-share",
+        type=_share,
+        default=default.cache_lease_share,
+        help="KV blocks that one tenant may have kept for a time, of all; 0: nothing is kept",
+    )
+    add(
         "--poison-freed-blocks",
         action="store_true",
         help="overwrite freed KV blocks with NaN, to find who reads them; slow",
@@ -328,6 +334,13 @@ def _fraction(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
     return value
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 0 and at most 1")
+    return number
 
 
 def _headroom(text: str) -> float:

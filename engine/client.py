@@ -27,11 +27,15 @@ from engine.errors import (
     ProtocolError,
 )
 from engine.frames import FrameReader, encode_frame, open_connection, parse_address
+from engine.offers import Offers
 from engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
     EngineOutput,
     EngineRequest,
+    LeaseAck,
+    LeaseEnded,
+    LeaseGranted,
     OrphanAck,
     OrphanedUsage,
     Outputs,
@@ -54,16 +58,14 @@ SILENCE_TICKS = 10
 held up (stopped, or short of processor time), the one look that is late by it condemns nobody."""
 MAX_WRITE_BUFFER_BYTES = 64 * 1024 * 1024
 """Bytes an engine may leave unread; beyond it `generate` raises `EngineOverloaded`."""
-MAX_PENDING_ORPHANS = 10_000
-"""Further ones are left to the engine, which offers them again."""
 MAX_UNACKED = 10_000
 """Finished requests that may yet be acknowledged; the usage of older ones will be an orphan's."""
-ORPHAN_BATCH = 256
-"""Orphans recorded side by side (their fsyncs coalesce) and acked in one frame."""
 
 OnOrphan = Callable[[OrphanedUsage], Awaitable[bool | None]]
-"""Makes one orphan's usage durable. It is acked unless this raises or returns False; then the
-engine offers it again later, to this gateway and to others. The same one may come twice."""
+"""Makes one orphan's usage durable, as `Offers.record`."""
+OnLease = Callable[[LeaseGranted | LeaseEnded], Awaitable[bool | None]]
+"""Makes durable what one lease's beginning or end means. Where the end was not told, be it that the
+engine is lost, another `engine_id` says that all of its leases have ended."""
 
 _REJECTIONS: dict[str, type[EngineError]] = {
     kind.code: kind
@@ -73,8 +75,6 @@ _REJECTIONS: dict[str, type[EngineError]] = {
 
 class Engine(Protocol):
     """What the gateway needs of an engine."""
-
-    on_orphan: OnOrphan | None
 
     @property
     def connected(self) -> bool: ...
@@ -118,27 +118,46 @@ class EngineClient:
     """An `Engine` behind a socket. Make one with `connect`, or with `start` where the engine may
     come up later than the gateway."""
 
-    def __init__(self, address: str, *, on_orphan: OnOrphan | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        on_orphan: OnOrphan | None = None,
+        on_lease: OnLease | None = None,
+    ) -> None:
         parse_address(address)
         self._address = address
-        self.on_orphan = on_orphan
+        self._orphans: Offers[OrphanedUsage] = Offers(
+            "orphaned usage",
+            id_of=lambda orphan: orphan.request_id,
+            ack=lambda orphans: self._send(OrphanAck([each.request_id for each in orphans])),
+        )
+        self._leases: Offers[LeaseGranted | LeaseEnded] = Offers(
+            "lease",
+            id_of=lambda event: f"{event.lease_id}:{type(event).__name__}",
+            ack=self._ack_leases,
+        )
+        self._orphans.record, self._leases.record = on_orphan, on_lease
         self._status: ReplicaStatus | None = None
         self._writer: asyncio.StreamWriter | None = None  # while connected
         self._connected = asyncio.Event()
         self._streams: dict[str, OutputStream] = {}
         self._unacked: dict[str, None] = {}
-        self._orphans: dict[str, OrphanedUsage] = {}
-        self._orphans_pending = asyncio.Event()
         self._why_away = "not started"
         self._silent_ticks = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def connect(
-        cls, address: str, *, timeout_s: float, on_orphan: OnOrphan | None = None
+        cls,
+        address: str,
+        *,
+        timeout_s: float,
+        on_orphan: OnOrphan | None = None,
+        on_lease: OnLease | None = None,
     ) -> EngineClient:
         """A connected client. Raises `EngineUnavailable` when the time is up."""
-        client = cls(address, on_orphan=on_orphan)
+        client = cls(address, on_orphan=on_orphan, on_lease=on_lease)
         client.start()
         try:
             await client.wait_connected(timeout_s)
@@ -152,7 +171,8 @@ class EngineClient:
         self._why_away = "not connected yet"
         self._tasks = [
             asyncio.create_task(self._stay_connected(), name="engine-client"),
-            asyncio.create_task(self._record_orphans(), name="engine-client-orphans"),
+            asyncio.create_task(self._orphans.record_forever(), name="engine-client-orphans"),
+            asyncio.create_task(self._leases.record_forever(), name="engine-client-leases"),
         ]
 
     @property
@@ -238,6 +258,11 @@ class EngineClient:
         """Never waits. While away nothing is sent: the engine aborted all that was ours."""
         if self._writer is not None:
             self._writer.write(encode_frame(message))
+
+    def _ack_leases(self, events: list[LeaseGranted | LeaseEnded]) -> None:
+        ended = (event for event in events if isinstance(event, LeaseEnded))
+        if broken := [each.lease_id for each in ended if each.is_broken]:
+            self._send(LeaseAck(broken))
 
     def _unavailable(self) -> EngineUnavailable:
         return EngineUnavailable(f"{self._address}: {self._why_away}")
@@ -339,38 +364,10 @@ class EngineClient:
             if stream := self._streams.get(message.request_id):
                 kind = _REJECTIONS.get(message.code, EngineUnavailable)
                 stream.fail(kind(message.message, param=message.param))
-        elif len(self._orphans) < MAX_PENDING_ORPHANS:
-            self._orphans[message.request_id] = message
-            self._orphans_pending.set()
-
-    # ---- orphans
-
-    async def _record_orphans(self) -> None:
-        while True:
-            await self._orphans_pending.wait()
-            self._orphans_pending.clear()
-            try:
-                await self._record_pending()
-            except Exception:  # a bug: told, and these are offered again
-                log.exception("the orphans of %s were not recorded", self._address)
-
-    async def _record_pending(self) -> None:
-        while self._orphans and self.on_orphan is not None:
-            batch = list(self._orphans.values())[:ORPHAN_BATCH]
-            recorded = await asyncio.gather(*map(self._record, batch))
-            for orphan in batch:
-                del self._orphans[orphan.request_id]
-            acked = [o.request_id for o, ok in zip(batch, recorded, strict=True) if ok]
-            if acked:
-                self._send(OrphanAck(acked))
-
-    async def _record(self, orphan: OrphanedUsage) -> bool:
-        assert self.on_orphan is not None
-        try:
-            return await self.on_orphan(orphan) is not False
-        except Exception:  # whatever the callback met: not recorded, so not acked
-            log.exception("the orphaned usage of %s was not recorded", orphan.request_id)
-            return False
+        elif isinstance(message, OrphanedUsage):
+            self._orphans.take(message)
+        else:
+            self._leases.take(message)
 
 
 class OutputStream:

@@ -73,6 +73,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_blocks: int | None = None
     """Overrides both of the above (tests)."""
     enable_prefix_caching: bool = True
+    cache_lease_share: float = 0.25
+    """Of all blocks: what one tenant may have kept for a time; at least 0, at most 1."""
     poison_freed_blocks: bool = False
     """Overwrite freed KV blocks with NaN, so that reading one shows. Slow."""
     itl_target_s: float = 0.2
@@ -115,6 +117,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("agentic_kv_headroom", "batch_kv_headroom"):
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 0 and below 1")
+        if not 0 <= self.cache_lease_share <= 1:
+            share = self.cache_lease_share
+            raise ConfigError(f"cache_lease_share is {share}; it must be at least 0 and at most 1")
         if not 0 <= self.itl_target_s < math.inf:
             raise ConfigError(f"itl_target_s is {self.itl_target_s}; it must be 0 or more seconds")
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.block_pool import BlockPool
+from engine.cache_leases import CacheLeases
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
 from engine.errors import ConfigError, InvalidRequest
+from engine.keeping import LeaseEvent
 from engine.kernels.backend import uses_triton
 from engine.kernels.paged_attention import AttentionShape, KVLayer
 from engine.lanes import limits_of, queues_of
@@ -153,8 +155,13 @@ class EngineCore:
         self._scheduler.resume(request_id)
 
     def expire(self) -> list[str]:
-        """End the requests of which nothing ran before their deadline; their ids."""
+        """End the requests of which nothing ran before their deadline; their ids. End the leases
+        whose time is over."""
         return self._scheduler.expire()
+
+    def take_lease_events(self) -> list[LeaseEvent]:
+        """What of prompts is kept, or no longer, since the last call."""
+        return self._scheduler.take_lease_events()
 
     def has_work(self) -> bool:
         return self._stepper.has_work()
@@ -182,6 +189,7 @@ class EngineCore:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             kv_cache_usage=scheduler.kv_cache_usage,
+            num_leased_blocks=scheduler.cache.leases.num_blocks,
             prefix_cache_query_tokens=scheduler.prefix_cache_query_tokens,
             prefix_cache_hit_tokens=scheduler.prefix_cache_hit_tokens,
             num_preemptions=scheduler.num_preemptions,
@@ -425,6 +433,7 @@ def _scheduler(
         resolved.block_size,
         enabled=config.enable_prefix_caching,
         sliding_window=resolved.sliding_window,
+        leases=CacheLeases(int(resolved.num_blocks * config.cache_lease_share), clock),
     )
     return Scheduler(
         cache=cache,

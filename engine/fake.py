@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.client import OnOrphan, OutputStream
+from engine.client import OnLease, OnOrphan, OutputStream
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
 from engine.errors import (
     DeadlineExceeded,
@@ -29,6 +29,8 @@ from engine.errors import (
     InvalidRequest,
 )
 from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare, QueueBound
+from engine.fake_cache import FakeCache
+from engine.keeping import LeaseEvent
 from engine.lanes import queues_of
 from engine.protocol import (
     PROTOCOL_VERSION,
@@ -42,6 +44,7 @@ from engine.protocol import (
     TokenLogprobs,
     Usage,
 )
+from engine.sequence import NOTHING_KEPT
 from engine.validation import check_adapter, check_head, check_request
 from engine.waiting import Deadlines, WaitingRoom
 
@@ -90,6 +93,7 @@ class _FakeRequest:
         self.lengths = [0] * request.n
         self.open = set(range(request.n))
         self.cached_tokens = 0
+        self.kept = NOTHING_KEPT
         self.prefilled = False
 
     @property
@@ -97,6 +101,8 @@ class _FakeRequest:
         return Usage(
             prompt_tokens=len(self.request.prompt_token_ids),
             cached_tokens=self.cached_tokens,
+            kept_tokens=self.kept.kept_tokens,
+            written_tokens=self.kept.written_tokens,
             generated_tokens=sum(self.lengths),
             prefilled=self.prefilled,
         )
@@ -196,8 +202,8 @@ class FakeCore:
         """Those that wait, and those that would if they were not paused."""
         self._running: dict[str, _FakeRequest] = {}
         self._num_arrived = 0
-        self._prefixes: dict[bytes, None] = {}
-        self._num_steps = self._generated = self._queried = self._hit = 0
+        self._cache = FakeCache(self.resolved, clock)
+        self._num_steps = self._generated = 0
         self._engine_id = str(uuid.uuid4())
 
     def prepare(self, request: EngineRequest) -> None:
@@ -250,10 +256,14 @@ class FakeCore:
                 self._waiting.add(fake)
 
     def expire(self) -> list[str]:
+        self._cache.leases.expire()
         expired = self._deadlines.passed(self._clock())
         for request_id in expired:
             self.abort(request_id)
         return expired
+
+    def take_lease_events(self) -> list[LeaseEvent]:
+        return self._cache.keeping.take_events()
 
     def step(self) -> list[EngineOutput]:
         while (fake := self._waiting.first()) is not None and self._fits(fake):
@@ -287,8 +297,9 @@ class FakeCore:
             num_running=len(self._running),
             num_waiting=len(self._queued),
             kv_cache_usage=held / self.resolved.num_blocks,
-            prefix_cache_query_tokens=self._queried,
-            prefix_cache_hit_tokens=self._hit,
+            num_leased_blocks=self._cache.leases.num_blocks,
+            prefix_cache_query_tokens=self._cache.num_queried,
+            prefix_cache_hit_tokens=self._cache.num_hit,
             num_preemptions=0,
             num_steps=self._num_steps,
             generated_tokens=self._generated,
@@ -326,7 +337,7 @@ class FakeCore:
         del self._queued[fake.request.request_id]
         self._waiting.remove(fake)
         self._running[fake.request.request_id] = fake
-        self._look_up(fake)
+        fake.cached_tokens, fake.kept = self._cache.look_up(fake.request)
         self._charge(fake, INPUT_COST * (fake.num_tokens - fake.cached_tokens))
 
     def _charge(self, fake: _FakeRequest, cost: int) -> None:
@@ -345,25 +356,6 @@ class FakeCore:
     def _num_held_blocks(self) -> int:
         return sum(fake.max_blocks for fake in self._running.values())
 
-    def _look_up(self, fake: _FakeRequest) -> None:
-        """Find the longest remembered prefix in whole blocks, and remember this prompt's own."""
-        if not self.resolved.config.enable_prefix_caching:
-            return
-        prompt = fake.request.prompt_token_ids
-        prefix = fake.request.cache_namespace.encode()
-        for start in range(0, len(prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
-            block = repr(prompt[start : start + BLOCK_SIZE]).encode()
-            prefix = hashlib.blake2b(prefix + block, digest_size=16).digest()
-            end = start + BLOCK_SIZE
-            if prefix in self._prefixes and end < len(prompt):  # the last token is computed anew
-                fake.cached_tokens = end
-            self._prefixes.pop(prefix, None)  # to the young end
-            self._prefixes[prefix] = None
-        while len(self._prefixes) > self.resolved.num_blocks:
-            self._prefixes.pop(next(iter(self._prefixes)))
-        self._queried += len(prompt)
-        self._hit += fake.cached_tokens
-
 
 class FakeEngine:
     """An `Engine` in this process, without a socket. `delay_s` passes before every step, by way of
@@ -376,9 +368,10 @@ class FakeEngine:
         delay_s: float = 0.0,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         on_orphan: OnOrphan | None = None,
+        on_lease: OnLease | None = None,
     ) -> None:
         self.core = core or FakeCore()
-        self.on_orphan = on_orphan
+        self.on_orphan, self.on_lease = on_orphan, on_lease
         self.connected = True
         self.acknowledged: list[str] = []
         self._delay_s = delay_s
@@ -459,6 +452,9 @@ class FakeEngine:
                     self._streams[request_id].fail(expired)
                 for output in self.core.step():
                     self._streams[output.request_id].push(output)
+                for event in self.core.take_lease_events():
+                    if self.on_lease is not None:
+                        await self.on_lease(event)
         except Exception:  # a bug in the script or in here: told to the streams, and raised
             self.lose()
             raise

@@ -7,14 +7,16 @@ A full block is known by the digest of its own tokens and of its parent's digest
 the whole text up to the block's end; the root is a digest of the salt, so tenants never meet. The
 digests make a radix tree without storing one: children are found by hashing on.
 
-Eviction is LRU over the idle cached blocks and takes leaves only, by two rules:
+Eviction is LRU over the idle cached blocks and takes leaves only, those first that no lease is on
+(`cache_leases.py`), by two rules:
 
   - a table is released from its end: of one table, a child becomes idle before its parent;
   - a table's registered blocks are *the* registered ones: where two sequences computed the same
     content, the first registered block is kept and `register` points the second table to it. So
     whoever holds a child holds its parent, and a parent outlives its children in LRU order.
 
-Hence every idle cached block can be evicted, and counts as available.
+Hence every idle cached block can be evicted, and counts as available. A lease that is on a block is
+on its parent, too: what no lease is on has no child under one.
 
 With a sliding window of W tokens, position p attends to positions p-W+1..p only. A block wholly
 before that is given back while its children are still held, and may be evicted before them. That is
@@ -32,6 +34,7 @@ from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 
 from engine.block_pool import BlockPool
+from engine.cache_leases import CacheLeases
 from engine.sequence import FREED, Sequence
 
 _DIGEST_BYTES = 32
@@ -80,7 +83,9 @@ class PrefixCache:
         *,
         enabled: bool = True,
         sliding_window: int | None = None,
+        leases: CacheLeases | None = None,
     ) -> None:
+        """leases: None: there are none."""
         assert block_size >= 1, f"block_size must be at least 1, not {block_size}"
         assert sliding_window is None or sliding_window >= 1, f"sliding_window {sliding_window}"
         self.pool = pool
@@ -89,13 +94,16 @@ class PrefixCache:
         self.sliding_window = sliding_window
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        self.leases = leases or CacheLeases(0, lambda: 0.0)
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """Cached blocks that no table holds, least recently released first."""
+        self._leased: OrderedDict[int, None] = OrderedDict()
+        """Cached blocks that no table holds, without a lease and with one, least recently released
+        first."""
 
     @property
     def num_available(self) -> int:
         """Blocks that no table holds: free ones and evictable ones."""
-        return self.pool.num_free + len(self._idle)
+        return self.pool.num_free + len(self._idle) + len(self._leased)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -138,7 +146,7 @@ class PrefixCache:
 
     def num_idle(self, table: Iterable[int]) -> int:
         """How many blocks of a matched table count as available until it is adopted."""
-        return sum(block in self._idle for block in table)
+        return sum(block in self._idle or block in self._leased for block in table)
 
     def num_released(self, seq: Sequence, held: Counter[int], but: Collection[int]) -> int:
         """How many blocks `release` would give back that are not among `but`, once those of whom
@@ -208,6 +216,11 @@ class PrefixCache:
         seq.block_table = []
         seq.num_freed_blocks = seq.num_registered_blocks = seq.num_computed_tokens = 0
 
+    def expire_leases(self) -> None:
+        """What they were on may be evicted as anything else, the latest last."""
+        for block in self.leases.expire():
+            self._unlease(block)
+
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """AssertionError unless every block is exactly one of free, idle and cached, or held by as
         many of the tables of `sequences` (all there are) as its count says."""
@@ -220,10 +233,12 @@ class PrefixCache:
         for block, count in held.items():
             assert self.pool.refcount(block) == count, f"block {block}: {count} tables hold it"
             assert count == 1 or block in self._digest_of, f"block {block} shared, not cached"
-        for block in self._idle:
-            assert self.pool.refcount(block) == 0, f"block {block} is idle and held"
-            assert block in self._digest_of, f"block {block} is idle and not cached"
-        total = self.pool.num_free + len(self._idle) + len(held)
+        for idle, leased in ((self._idle, False), (self._leased, True)):
+            for block in idle:
+                assert self.pool.refcount(block) == 0, f"block {block} is idle and held"
+                assert block in self._digest_of, f"block {block} is idle and not cached"
+                assert self.leases.holds(block) == leased, f"block {block} is in the wrong order"
+        total = self.num_available + len(held)
         assert total == self.pool.num_blocks, f"{self.pool.num_blocks - total} blocks leaked"
         assert len(self._block_of) == len(self._digest_of)
         for digest, block in self._block_of.items():
@@ -249,16 +264,25 @@ class PrefixCache:
 
     def _take(self, block: int) -> None:
         if self.pool.ref(block) == 1:
-            del self._idle[block]
+            del (self._leased if self.leases.holds(block) else self._idle)[block]
 
     def _drop(self, block: int) -> None:
         if self.pool.unref(block) == 0:
             if block in self._digest_of:
-                self._idle[block] = None
+                (self._leased if self.leases.holds(block) else self._idle)[block] = None
             else:
                 self.pool.free(block)
 
     def _evict(self) -> None:
+        if not self._idle:
+            for block in self.leases.break_off(next(iter(self._leased))):
+                self._unlease(block)
         block, _ = self._idle.popitem(last=False)
         del self._block_of[self._digest_of.pop(block)]
         self.pool.free(block)
+
+    def _unlease(self, block: int) -> None:
+        """No lease is on it any more; it may be held."""
+        if block in self._leased:
+            del self._leased[block]
+            self._idle[block] = None

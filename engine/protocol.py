@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
@@ -81,6 +81,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 NOTHING_SAMPLED = SamplingParams(max_tokens=0)
 
 
+class Breakpoint(msgspec.Struct, frozen=True, array_like=True):
+    """A place in a prompt: the KV of all before it is to be kept until nobody has used it for
+    `ttl_s`. Whole blocks are."""
+
+    num_tokens: int
+    ttl_s: float
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation of `n` choices over one prompt, or the prompt's embedding. `request_id` is
     unique per attempt (the billing event id)."""
@@ -108,6 +116,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Of the tenant, in its lane: twice the weight, twice the service when all wait."""
     deadline_s: float | None = None
     """After its arrival here. Not begun by then it never is: `Rejected`, as `deadline_exceeded`."""
+    breakpoints: tuple[Breakpoint, ...] = ()
+    """From the first on; `Usage` says what came of them. A request without any has no part in what
+    others had kept."""
 
     @property
     def cache_namespace(self) -> str:
@@ -130,6 +141,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int
     cached_tokens: int = 0
     generated_tokens: int = 0
+    kept_tokens: int = 0
+    """Of the cached ones, from the first on: those that a lease was on, no further than the last
+    breakpoint. Frozen like them, as the next."""
+    written_tokens: tuple[int, ...] = ()
+    """By breakpoint: what comes between the one before, or what was kept, and it, in whole blocks;
+    0 where the engine does not keep it. From `prefilled` on a lease is on it."""
     prefilled: bool = False
     """True from the step that finished the prompt's first prefill on."""
     queue_time_s: float = 0.0
@@ -205,6 +222,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     num_waiting: int
     kv_cache_usage: float
     """0..1, blocks held by requests over all blocks."""
+    num_leased_blocks: int
+    """Kept for a time, held by a request or not."""
     prefix_cache_query_tokens: int
     prefix_cache_hit_tokens: int
     num_preemptions: int
@@ -273,6 +292,12 @@ class OrphanAck(msgspec.Struct, frozen=True, tag_field="t", tag="orphan_ack"):
     request_ids: list[str]
 
 
+class LeaseAck(msgspec.Struct, frozen=True, tag_field="t", tag="lease_ack"):
+    """What these leases' ends mean is on this gateway's disk; unknown ids are ignored."""
+
+    lease_ids: list[str]
+
+
 # engine -> gateway
 
 
@@ -280,6 +305,34 @@ class Outputs(msgspec.Struct, frozen=True, tag_field="t", tag="outputs"):
     """All outputs of one step for this connection."""
 
     outputs: list[EngineOutput]
+
+
+class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="lease"):
+    """What a breakpoint asked for has been computed and is kept from now on. Told to the gateway
+    that asked, before the output that says `prefilled`."""
+
+    lease_id: str
+    """<request_id>:<index of the breakpoint>"""
+    request_id: str
+    num_tokens: int
+    """That it was written for: `Usage.written_tokens`."""
+    ttl_s: float
+
+
+class LeaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="lease_ended"):
+    """It was kept for `kept_s`, which is less than `ttl_s` where the engine needed the room, and
+    more where it was used. Told to all gateways; of one that was broken off, to each that connects
+    too, until one answers `LeaseAck`, and `EngineConfig.max_orphans` of them at most are kept. An
+    engine's end ends all of its leases, and nothing says so but another `engine_id`."""
+
+    lease_id: str
+    num_tokens: int
+    ttl_s: float
+    kept_s: float
+
+    @property
+    def is_broken(self) -> bool:
+        return self.kept_s < self.ttl_s
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="rejected"):
@@ -291,5 +344,5 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="re
     param: str | None = None
 
 
-ClientMessage = Submit | Abort | Pause | Resume | OrphanAck
-ServerMessage = ReplicaStatus | Outputs | Rejected | OrphanedUsage
+ClientMessage = Submit | Abort | Pause | Resume | OrphanAck | LeaseAck
+ServerMessage = ReplicaStatus | Outputs | Rejected | OrphanedUsage | LeaseGranted | LeaseEnded

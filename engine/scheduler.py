@@ -42,14 +42,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from engine.config import Pooling
 from engine.errors import InvalidRequest
 from engine.fairness import LANE_WEIGHTS, OUTPUT_COST, FairShare
+from engine.keeping import Keeping, LeaseEvent
 from engine.lanes import LaneLimits
 from engine.pace import Pace
 from engine.planner import Planner
 from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
-from engine.protocol import EngineOutput, EngineRequest, FinishReason, Lane, LaneStatus
+from engine.protocol import (
+    Breakpoint,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    Lane,
+    LaneStatus,
+)
 from engine.schedule import NOTHING_EMBEDDED, Embedded, Sampled, SchedulerOutput
 from engine.sequence import (
     Constraint,
+    Kept,
     Key,
     RequestState,
     SampledTokens,
@@ -123,6 +132,7 @@ class Scheduler:
         self._num_arrived = self._num_paused = 0
         self._requests: dict[str, RequestState] = {}
         self._deadlines = Deadlines(self._waits_until)
+        self._keeping = Keeping(cache.leases, cache.block_size)
         self._updated_s = 0.0
         self._planner = Planner(
             cache=cache,
@@ -160,6 +170,7 @@ class Scheduler:
             constraint=constraint,
         )
         state = RequestState(request.request_id, sequences, arrival_s=self._clock())
+        state.breakpoints = request.breakpoints
         self._requests[request.request_id] = state
         self._num_arrived += 1
         self._lanes.queues[request.lane].take(request.tenant)
@@ -208,11 +219,17 @@ class Scheduler:
                 self._waiting.add(seq)
 
     def expire(self) -> list[str]:
-        """End the requests of which nothing ran before their deadline, unbilled; their ids."""
+        """End the requests of which nothing ran before their deadline, unbilled; their ids. End the
+        leases whose time is over."""
+        self.cache.expire_leases()
         expired = self._deadlines.passed(self._clock())
         for request_id in expired:
             self.abort(request_id)
         return expired
+
+    def take_lease_events(self) -> list[LeaseEvent]:
+        """What of prompts is kept, or no longer, since the last call."""
+        return self._keeping.take_events()
 
     # The step
 
@@ -255,6 +272,8 @@ class Scheduler:
             computed = entry.start + entry.num_new_tokens - num_rejected
             seq.num_computed_tokens = min(computed, seq.num_tokens)
             self.cache.register(seq)
+            if self._keeping.promised and seq.index == 0:
+                self._keeping.computed(seq.request_id, seq.block_table, seq.num_registered_blocks)
             self.cache.slide(seq)
             if entry.embeds:
                 outputs.append(self._answer(seq, said, "stop", now, embedded[seq.key]))
@@ -365,6 +384,7 @@ class Scheduler:
             covered = len(seq.block_table) * self.cache.block_size
             assert seq.num_computed_tokens + seq.num_in_flight <= covered, "computed off the table"
         self.cache.check_integrity(running)
+        self._keeping.check_integrity()
 
     # How
 
@@ -376,9 +396,17 @@ class Scheduler:
         state.first_scheduled_s = self._clock()
         state.cached_tokens = seq.num_cached_tokens
         self._lanes.queues[seq.lane].give_back(seq.tenant)
+        if state.breakpoints:
+            state.kept = self._keep(seq, state.breakpoints)
         if self.cache.serves(seq):
             self.prefix_cache_query_tokens += seq.num_prompt_tokens
             self.prefix_cache_hit_tokens += seq.num_cached_tokens
+
+    def _keep(self, seq: Sequence, breakpoints: tuple[Breakpoint, ...]) -> Kept:
+        """Of a sliding window the beginning is given back while it is computed: nothing is kept."""
+        if not self.cache.serves(seq) or self.cache.sliding_window is not None:
+            return Kept(written_tokens=(0,) * len(breakpoints))
+        return self._keeping.begin(seq.request_id, seq.tenant, seq.block_table, breakpoints)
 
     def _answer(
         self,
@@ -425,6 +453,7 @@ class Scheduler:
             if state.first_scheduled_s is None:
                 self._lanes.queues[seq.lane].give_back(seq.tenant)
             self._num_paused -= state.is_paused
+            self._keeping.forget(state.request_id)
             del self._requests[state.request_id]
 
     def _end(

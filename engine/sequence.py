@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from engine.config import Pooling
 from engine.fairness import LANE_RANKS
 from engine.protocol import (
+    Breakpoint,
     EngineRequest,
     FinishReason,
     Lane,
@@ -264,6 +265,17 @@ def sequences_of(
     return tuple(choices)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """As in `Usage`."""
+
+    kept_tokens: int = 0
+    written_tokens: tuple[int, ...] = ()
+
+
+NOTHING_KEPT = Kept()
+
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """What the choices of one request share: the bill and the clock."""
@@ -278,8 +290,10 @@ class RequestState:
     deadline_s: float = math.inf
     """On the same clock; nothing of it is begun after that."""
     is_paused: bool = False
+    breakpoints: tuple[Breakpoint, ...] = ()
     cached_tokens: int = 0
-    """Frozen when the first choice is first scheduled."""
+    kept: Kept = NOTHING_KEPT
+    """Both frozen when the first choice is first scheduled."""
     generated_tokens: int = 0
     num_unfinished: int = field(init=False)
     """Choices still open."""
@@ -297,6 +311,8 @@ class RequestState:
         return Usage(
             prompt_tokens=prompt_tokens,
             cached_tokens=self.cached_tokens,
+            kept_tokens=self.kept.kept_tokens,
+            written_tokens=self.kept.written_tokens,
             generated_tokens=self.generated_tokens,
             prefilled=token_s is not None,
             queue_time_s=scheduled_s - self.arrival_s,

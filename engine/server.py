@@ -47,6 +47,9 @@ from engine.protocol import (
     ClientMessage,
     EngineOutput,
     EngineRequest,
+    LeaseAck,
+    LeaseEnded,
+    LeaseGranted,
     OrphanedUsage,
     Outputs,
     Pause,
@@ -57,6 +60,7 @@ from engine.protocol import (
     Usage,
 )
 from engine.step_loop import Core, Result, StepLoop, refusal_of
+from engine.unacknowledged import Unacknowledged
 from engine.usage_record import UsageRecord
 
 log = logging.getLogger(__name__)
@@ -68,8 +72,8 @@ MAX_PREPARING = 64
 """Requests of a lane whose grammars wait to be compiled, one at a time, beside the steps."""
 MAX_WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 """Bytes a peer may leave unread beyond what its socket holds."""
-ORPHAN_REOFFER_S = 30.0
-"""A gateway that could not take an orphan when it was offered is asked again."""
+REOFFER_S = 30.0
+"""A gateway that could not take what it was offered is asked again."""
 ABORT_TIMEOUT_S = 10.0
 """After the drain: for the steps in which the last requests are aborted."""
 FLUSH_TIMEOUT_S = 5.0
@@ -142,10 +146,13 @@ class EngineServer:
         self._idle.set()
         self._record = record
         left = {} if record is None else record.left
-        self._orphans: dict[str, OrphanedUsage] = {
-            request_id: OrphanedUsage(request_id=request_id, usage=usage)
-            for request_id, usage in left.items()
-        }
+        self._orphans: Unacknowledged[OrphanedUsage] = Unacknowledged(
+            "orphaned usage", self._max_orphans
+        )
+        for request_id, usage in left.items():
+            self._orphans[request_id] = OrphanedUsage(request_id=request_id, usage=usage)
+        self._broken_leases: Unacknowledged[LeaseEnded]
+        self._broken_leases = Unacknowledged("broken lease", self._max_orphans)
         self._draining = False
 
     @property
@@ -178,7 +185,7 @@ class EngineServer:
         self._listener = await self._listen()
         self._heard_at_s = self._loop.time()
         self._step_loop.start()
-        self._reoffer = asyncio.create_task(self._reoffer_orphans())
+        self._reoffer = asyncio.create_task(self._reoffer_unacked())
         log.info("listening on %s for model %s", self.address, self._status.model)
 
     async def drain(self, timeout_s: float) -> None:
@@ -262,7 +269,7 @@ class EngineServer:
         log.info("%s connected", connection.name)
         silent_s = self._loop.time() - self._heard_at_s
         status = msgspec.structs.replace(self._status, silent_s=silent_s)
-        for greeting in (status, *self._orphans.values()):
+        for greeting in (status, *self._orphans.values(), *self._broken_leases.values()):
             self._send(connection, greeting)
         frames: FrameReader[ClientMessage] = FrameReader(reader, ClientMessage)
         try:
@@ -309,6 +316,9 @@ class EngineServer:
                 self._abort(message.request_id, live)
             else:
                 self._pause(message.request_id, live, isinstance(message, Pause))
+        elif isinstance(message, LeaseAck):
+            for lease_id in message.lease_ids:
+                self._broken_leases.pop(lease_id, None)
         else:
             for request_id in message.request_ids:
                 connection.unacked.pop(request_id, None)
@@ -413,6 +423,9 @@ class EngineServer:
     def _deliver(self, results: Sequence[Result]) -> None:
         outputs: dict[_Connection, list[EngineOutput]] = {}
         for result in results:
+            if isinstance(result, LeaseGranted | LeaseEnded):
+                self._tell_of_lease(result)
+                continue
             is_last = isinstance(result, Rejected) or result.finished
             live = self._live.pop(result.request_id) if is_last else self._live[result.request_id]
             if self._record and isinstance(result, EngineOutput) and result.usage.prefilled:
@@ -441,7 +454,7 @@ class EngineServer:
         if not self._failed.done():
             self._failed.set_exception(error)
 
-    # ---- orphans
+    # ---- what is offered until it is acknowledged
 
     def _await_ack(self, connection: _Connection, last: EngineOutput) -> None:
         """Bytes that were sent are not yet a bill: keep the usage until the gateway has one."""
@@ -458,12 +471,8 @@ class EngineServer:
 
     def _orphan(self, request_id: str, usage: Usage) -> None:
         orphan = OrphanedUsage(request_id=request_id, usage=usage)
-        self._orphans[request_id] = orphan
-        while len(self._orphans) > self._max_orphans:
-            oldest = next(iter(self._orphans))
-            lost = self._orphans.pop(oldest)
-            self._fold(oldest)
-            log.error("orphaned usage of %s dropped unacknowledged: %s", oldest, lost.usage)
+        for dropped in self._orphans.offer(request_id, orphan):
+            self._fold(dropped)
         for connection in tuple(self._connections):
             self._send(connection, orphan)
 
@@ -471,9 +480,19 @@ class EngineServer:
         if self._record and request_id not in self._live:
             self._record.fold(request_id)
 
-    async def _reoffer_orphans(self) -> None:
+    def _tell_of_lease(self, event: LeaseGranted | LeaseEnded) -> None:
+        hearers: tuple[_Connection | None, ...] = tuple(self._connections)
+        if isinstance(event, LeaseGranted):
+            hearers = (self._live[event.request_id].connection,)
+        elif event.is_broken:
+            self._broken_leases.offer(event.lease_id, event)
+        for connection in hearers:
+            if connection is not None:
+                self._send(connection, event)
+
+    async def _reoffer_unacked(self) -> None:
         while True:
-            await asyncio.sleep(ORPHAN_REOFFER_S)
-            for orphan in tuple(self._orphans.values()):
+            await asyncio.sleep(REOFFER_S)
+            for offered in (*self._orphans.values(), *self._broken_leases.values()):
                 for connection in tuple(self._connections):
-                    self._send(connection, orphan)
+                    self._send(connection, offered)

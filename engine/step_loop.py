@@ -24,6 +24,8 @@ from engine.protocol import (
     Abort,
     EngineOutput,
     EngineRequest,
+    LeaseEnded,
+    LeaseGranted,
     Rejected,
     ReplicaStatus,
     Submit,
@@ -44,7 +46,7 @@ INTEGRITY_INTERVAL_S = 60.0
 """Least time between two checks: one looks at every block (0.5 s for two million) and holds the GIL
 meanwhile."""
 
-Result = EngineOutput | Rejected
+Result = EngineOutput | Rejected | LeaseGranted | LeaseEnded
 
 
 class Core(Protocol):
@@ -69,7 +71,11 @@ class Core(Protocol):
     def resume(self, request_id: str) -> None: ...
 
     def expire(self) -> list[str]:
-        """End the requests of which nothing ran before their deadline; their ids."""
+        """End the requests of which nothing ran before their deadline; their ids. End the leases
+        whose time is over."""
+
+    def take_lease_events(self) -> list[LeaseGranted | LeaseEnded]:
+        """What of prompts is kept, or no longer, since the last call."""
 
     def step(self) -> list[EngineOutput]:
         """Run one batch."""
@@ -199,10 +205,15 @@ class StepLoop:
         self._deliver([answer for command in commands for answer in self._apply(command)])
         for request_id, is_paused in paused.items():
             (self._core.pause if is_paused else self._core.resume)(request_id)
-        self._deliver([*map(_expired, self._core.expire())])
+        self._expire()
         if self._core.has_work():
-            self._deliver(self._core.step())
+            outputs = self._core.step()
+            self._deliver([*self._core.take_lease_events(), *outputs])
         self._report_status()
+
+    def _expire(self) -> None:
+        expired = [*map(_expired, self._core.expire())]
+        self._deliver([*self._core.take_lease_events(), *expired])
 
     def _apply(self, command: Submit | Abort) -> Sequence[Result]:
         if isinstance(command, Abort):
@@ -222,7 +233,7 @@ class StepLoop:
                 self._last_check_s = time.monotonic()
             self._report_status()
             while not self._sleep(self._heartbeat_s):
-                self._deliver([*map(_expired, self._core.expire())])  # what is paused may
+                self._expire()  # what is paused may
                 self._report_status()
         with self._wake:
             if self._stopping:

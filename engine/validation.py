@@ -7,6 +7,7 @@ Above: `scheduler.py`, and any other engine that wants to refuse the same things
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 from typing import get_args
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
@@ -28,6 +29,9 @@ MAX_WEIGHT = 64.0
 MIN_WEIGHT = 1 / MAX_WEIGHT
 """Of a tenant."""
 MAX_DEADLINE_S = 86_400.0
+MAX_BREAKPOINTS = 4
+MAX_LEASE_TTL_S = 3600.0
+"""(Anthropic's, both.)"""
 MAX_GRAMMAR_BYTES = 128 * 1024
 """Of a grammar's text in UTF-8."""
 _LANES: tuple[Lane, ...] = get_args(Lane)
@@ -49,6 +53,7 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int
         raise InvalidRequest(
             f"prompt token ids must be between 0 and {vocab_size - 1}", param="prompt_token_ids"
         )
+    _check_breakpoints(request)
     if not embed:
         check_sampling(request.sampling, vocab_size=vocab_size)
     elif request.n != 1:
@@ -78,6 +83,21 @@ def _check_turn(request: EngineRequest) -> None:
     deadline_s = request.deadline_s
     if deadline_s is not None and not 0 < deadline_s <= MAX_DEADLINE_S:
         raise _must_be("deadline_s", f"above 0 and at most {MAX_DEADLINE_S:g}")
+
+
+def _check_breakpoints(request: EngineRequest) -> None:
+    places = [0, *(each.num_tokens for each in request.breakpoints)]
+    if len(request.breakpoints) > MAX_BREAKPOINTS:
+        what = f"be at most {MAX_BREAKPOINTS}"
+    elif any(after <= before for before, after in pairwise(places)):
+        what = "come one behind the other"
+    elif places[-1] > len(request.prompt_token_ids):
+        what = f"lie in the prompt of {len(request.prompt_token_ids)} tokens"
+    elif not all(0 < each.ttl_s <= MAX_LEASE_TTL_S for each in request.breakpoints):
+        what = f"have a ttl_s above 0 and at most {MAX_LEASE_TTL_S:g}"
+    else:
+        return
+    raise InvalidRequest(f"breakpoints must {what}", param="breakpoints")
 
 
 def check_head(request: EngineRequest, *, generates: bool, embedding_size: int) -> None:

@@ -19,6 +19,7 @@ KV_CACHE_SIZES = ("kv_cache_bytes", "kv_cache_fraction", "num_blocks")
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Headroom = Annotated[float, Meta(ge=0, lt=1)]
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 StepTimeout = Annotated[float, Meta(ge=1, le=86_400)]
@@ -57,6 +58,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seed: int | None = None
     prefix_caching: bool | None = None
     """None: on."""
+    cache_lease_share: Share | None = None
     poison_freed_blocks: bool | None = None
 
     @property

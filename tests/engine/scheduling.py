@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.block_pool import BlockPool
+from engine.cache_leases import CacheLeases
 from engine.fairness import LANE_WEIGHTS
 from engine.prefix_cache import PrefixCache
 from engine.protocol import EngineOutput, EngineRequest, Lane, SamplingParams
@@ -32,9 +33,16 @@ def make(
     window: int | None = None,
     enabled: bool = True,
     block_size: int = 4,
+    leases: CacheLeases | None = None,
     **changes: Any,
 ) -> Scheduler:
-    cache = PrefixCache(BlockPool(num_blocks), block_size, enabled=enabled, sliding_window=window)
+    cache = PrefixCache(
+        BlockPool(num_blocks),
+        block_size,
+        enabled=enabled,
+        sliding_window=window,
+        leases=leases,
+    )
     arguments: dict[str, Any] = {
         "max_num_batched_tokens": 16,
         "max_num_seqs": 8,
@@ -60,7 +68,7 @@ def request(
     **sampling: Any,
 ) -> EngineRequest:
     """A prompt given as a length is made of one token that no other request_id uses. turn: lane,
-    tenant, weight and deadline."""
+    tenant, weight, deadline and breakpoints."""
     if isinstance(prompt, int):
         prompt = [20 + sum(request_id.encode()) % 80] * prompt
     return EngineRequest(

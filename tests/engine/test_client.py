@@ -147,9 +147,9 @@ async def test_a_prompt_too_large_for_a_frame_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await EngineClient.connect((await serve(FakeCore(SMALL))).address, timeout_s=5)
-    monkeypatch.setattr("engine.frames.MAX_FRAME_BYTES", 500)
+    monkeypatch.setattr("engine.frames.MAX_FRAME_BYTES", 600)
     with pytest.raises(InvalidRequest) as refused:
-        await collect(client, ask(prompt=[1000] * 250))
+        await collect(client, ask(prompt=[1000] * 300))
     assert refused.value.param == "prompt_token_ids"
     assert await collect(client, ask())
     await client.close()
@@ -229,7 +229,7 @@ async def test_only_a_request_whose_end_was_taken_is_acknowledged(serve: Serve) 
 async def test_a_gateway_that_stays_is_offered_the_orphans_of_one_that_leaves(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine.server, "ORPHAN_REOFFER_S", 0.05)
+    monkeypatch.setattr(engine.server, "REOFFER_S", 0.05)
     address = (await serve(FakeCore(SMALL, respond=paced))).address
     offers = 0
 

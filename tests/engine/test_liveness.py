@@ -191,7 +191,7 @@ async def test_a_bug_in_connecting_is_told_and_tried_again(
 async def test_a_bug_in_recording_orphans_is_told_and_the_next_is_recorded(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine.server, "ORPHAN_REOFFER_S", 0.05)
+    monkeypatch.setattr(engine.server, "REOFFER_S", 0.05)
     server = await serve(FakeCore(BRISK, respond=paced))
     recorded: list[OrphanedUsage] = []
 
@@ -199,7 +199,7 @@ async def test_a_bug_in_recording_orphans_is_told_and_the_next_is_recorded(
         recorded.append(orphan)
 
     client = await EngineClient.connect(server.address, timeout_s=5, on_orphan=keep)
-    really, failures = client._record, 1
+    really, failures = client._orphans._record, 1
 
     def record(orphan: OrphanedUsage) -> Any:
         nonlocal failures
@@ -208,12 +208,12 @@ async def test_a_bug_in_recording_orphans_is_told_and_the_next_is_recorded(
             raise KeyError("a bug")
         return really(orphan)
 
-    monkeypatch.setattr(client, "_record", record)
+    monkeypatch.setattr(client._orphans, "_record", record)
     other = await EngineClient.connect(server.address, timeout_s=5)
     await anext(other.generate(ask("lost", max_tokens=LONG)))
     await other.close()
     await until(lambda: bool(recorded))
-    assert "were not recorded" in caplog.text
+    assert "no orphaned usage was recorded" in caplog.text
     await client.close()
 
 

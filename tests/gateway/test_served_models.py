@@ -32,6 +32,7 @@ def test_every_engine_option_is_a_flag_of_the_engine() -> None:
     values |= {"draft_model": Path("d")}
     values |= {"agentic_max_share": 0.5, "batch_max_share": 0.25}
     values |= {"agentic_kv_headroom": 0.0, "batch_kv_headroom": 0.125}
+    values |= {"cache_lease_share": 0.5}
     values |= {"kv_cache_dtype": "fp8", "deterministic": True, "poison_freed_blocks": True}
     options = EngineOptions(
         **{name: values.get(name, 7) for name in EngineOptions.__struct_fields__}
@@ -50,7 +51,7 @@ def test_every_engine_option_is_a_flag_of_the_engine() -> None:
 def test_every_flag_of_the_engine_is_an_engine_option() -> None:
     parsed = vars(engine_main._parser().parse_args(["--model", "m", "--listen", "unix:/s"]))
     ours = {"model", "revision", "adapters", "served_name", "listen"}
-    process = {"drain_timeout_s", "log_level"}
+    process = {"drain_timeout_s", "log_level", "usage_record"}
     flags = {name.removeprefix("enable_") for name in parsed} - ours - process
     assert flags == set(EngineOptions.__struct_fields__)
 
