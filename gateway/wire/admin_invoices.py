@@ -9,6 +9,7 @@ import msgspec
 
 from billing.currency import USD, format_coins
 from billing.invoices.collection import CreditNote, Payment
+from billing.invoices.documents.document import Document
 from billing.invoices.invoice import Invoice, Line
 from billing.invoices.states import Amounts
 from billing.money import Pico, format_usd
@@ -103,6 +104,26 @@ class PaymentView(msgspec.Struct, frozen=True, kw_only=True):
     reference: str
     amount: str
     created_at: int
+
+
+class InvoiceDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """An invoice with all that belongs to it."""
+
+    object: str = "invoice.document"
+    invoice: InvoiceView
+    lines: list[LineView]
+    credit_notes: list[CreditNoteView]
+    payments: list[PaymentView]
+
+
+def to_document(document: Document) -> InvoiceDocument:
+    currency = document.invoice.currency
+    return InvoiceDocument(
+        invoice=to_view(document.invoice, document.amounts),
+        lines=[to_line_view(line, currency) for line in document.lines],
+        credit_notes=[to_note_view(note, currency) for note in document.notes],
+        payments=[to_payment_view(payment, currency) for payment in document.payments],
+    )
 
 
 def _coins(amount: int | None, currency: str) -> str | None:

@@ -73,6 +73,23 @@ async def test_the_job_makes_an_invoice_that_leads_down_to_its_requests(
         assert (await world.call("GET", gone)).status_code == 404
 
 
+async def test_a_final_invoice_is_exported_in_every_form(world: World, org_id: str) -> None:
+    path = await bill(world, org_id)
+    begins = {
+        "json": b'{"object":"invoice.document"',
+        "csv": b"invoice,line,kind",
+        "pdf": b"%PDF-1.7",
+        "focus": b"AvailabilityZone,BilledCost",
+        "beancount": b'option "title"',
+        "hledger": b"commodity USD",
+    }
+    for form, begun in begins.items():
+        answer = await world.call("GET", f"{path}/export?format={form}")
+        assert answer.status_code == 200 and answer.content.startswith(begun), answer.text
+        assert b"TG-000001" in answer.content
+    assert (await world.call("GET", f"{path}/export?format=docx")).status_code == 400
+
+
 async def test_late_and_corrected_lines_lead_to_their_requests_too(
     world: World, org_id: str
 ) -> None:

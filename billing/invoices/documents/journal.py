@@ -1,0 +1,123 @@
+"""Invoices as a journal: what was asked for, taken back and paid, in double entry, for two plain
+text accounting tools.
+
+    beancount     2026-10-02 * "TG-000001" "inv_..."        Assets:Receivable:Org-x6fa  12.34 USD
+    hledger       2026-10-02 * (TG-000001) inv_...          assets:receivable:org_a     USD 12.34
+
+Above: the gateway's exports. Below: `document`. Amounts are exact USD, whatever the currency of the
+invoice, as in the ledger: charges by model against what the customer owes, the residual of rounding
+on an account of its own, so that each entry is nothing in sum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import date
+
+import msgspec
+
+from billing.invoices.documents.document import Document
+from billing.money import Pico, format_usd
+
+PLAIN = re.compile(r"[A-Za-z0-9]")
+UNSAFE = re.compile(r"[^A-Za-z0-9_./@+-]")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of an account's name are as they are called; each tool has its own way to write
+    them."""
+
+    on: date
+    number: str
+    note: str
+    postings: list[tuple[tuple[str, ...], Pico]]
+
+
+def entries(documents: Sequence[Document]) -> list[Entry]:
+    """By day, each balanced."""
+    found = [entry for document in documents for entry in _entries(document)]
+    return sorted(found, key=lambda entry: (entry.on, entry.number))
+
+
+def _entries(document: Document) -> Iterator[Entry]:
+    invoice, coin = document.invoice, document.coin_pico
+    owed = ("Assets", "Receivable", invoice.org_id)
+    charged: dict[tuple[str, ...], Pico] = defaultdict(int)
+    for line in document.lines:
+        of_terms = line.kind == "adjustment"
+        account = ("Income", "Adjustments") if of_terms else ("Income", "Usage", line.model)
+        charged[account] -= line.exact_pico
+    postings = [(owed, document.amounts.total * coin), *sorted(charged.items())]
+    postings.append((("Expenses", "Rounding"), invoice.residual_pico or 0))
+    yield Entry(
+        on=document.finalized_at.date(), number=document.number, note=invoice.id, postings=postings
+    )
+    for note in document.notes:
+        amount = note.total_coins * coin
+        yield Entry(
+            on=note.created_at.date(),
+            number=note.number,
+            note=f"takes back of {document.number}",
+            postings=[(("Expenses", "CreditNotes"), amount), (owed, -amount)],
+        )
+    for payment in document.payments:
+        if payment.method == "received":
+            amount = payment.amount_coins * coin
+            yield Entry(
+                on=payment.created_at.date(),
+                number=payment.id,
+                note=f"pays of {document.number}",
+                postings=[(("Assets", "Cash"), amount), (owed, -amount)],
+            )
+
+
+def to_beancount(documents: Sequence[Document]) -> str:
+    found = entries(documents)
+    accounts = sorted({name for entry in found for name, _ in entry.postings})
+    begun = min((entry.on for entry in found), default=date(1970, 1, 1))
+    lines = ['option "title" "Tollgate"', 'option "operating_currency" "USD"', ""]
+    lines += [f"{begun} open {_beancount(name)} USD" for name in accounts]
+    for entry in found:
+        lines += ["", f'{entry.on} * "{_safe(entry.number)}" "{_safe(entry.note)}"']
+        lines += [
+            f"  {_beancount(name)}  {format_usd(amount)} USD" for name, amount in entry.postings
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def to_hledger(documents: Sequence[Document]) -> str:
+    lines = ["commodity USD 1.000000000000"]
+    for entry in entries(documents):
+        lines += ["", f"{entry.on} * ({_safe(entry.number)}) {_safe(entry.note)}"]
+        lines += [
+            f"    {_hledger(name)}  USD {format_usd(amount)}" for name, amount in entry.postings
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _beancount(name: tuple[str, ...]) -> str:
+    """A part begins with a capital and has letters, digits and dashes alone; so that no two names
+    become one, all else, and what would be taken for it, is written as its code."""
+    kinds, own = name[:2], name[2:]
+    return ":".join([*kinds, *("N-" + "".join(map(_coded, part)) for part in own)])
+
+
+def _coded(character: str) -> str:
+    return character if PLAIN.match(character) else f"-{ord(character):x}-"
+
+
+def _hledger(name: tuple[str, ...]) -> str:
+    """A colon begins a part and two spaces an amount: neither is in a name."""
+    kinds, own = name[:2], name[2:]
+    return ":".join([*(kind.lower() for kind in kinds), *map(_escaped, own)])
+
+
+def _escaped(part: str) -> str:
+    return UNSAFE.sub(lambda found: f"%{ord(found[0]):x}%", part)
+
+
+def _safe(text: str) -> str:
+    """Of what we have named ourselves, and of ids that an admin gave."""
+    return re.sub(r"[^A-Za-z0-9_. -]", "?", text)
