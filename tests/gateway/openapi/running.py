@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,10 @@ import requests
 import uvicorn
 from litestar import Litestar
 
+from billing.ingest import ingest
+from billing.invoices.accounts import Terms, set_account
+from billing.invoices.closing import close, finalize
+from billing.invoices.invoice import latest_invoice
 from engine.fake import FakeCore
 from engine.server import EngineServer
 from gateway import database
@@ -40,6 +45,7 @@ from gateway.settings import Settings, load
 from gateway.tenancy.keys import create_key
 from gateway.tenancy.members import add_member
 from gateway.tenancy.users import create_user
+from tests.billing.invoices.billed import tokens
 from tests.gateway.fleet.scripted_upstream import Upstream
 from tests.journeys.upstreams import good
 
@@ -60,6 +66,7 @@ upstream = "{upstream}"
 tokens_per_minute = 1000000000
 """
 
+SEPTEMBER, OCTOBER = datetime(2026, 9, 1, tzinfo=UTC), datetime(2026, 10, 1, tzinfo=UTC)
 BOOK = "".join(
     f"""
 [[price]]
@@ -169,6 +176,27 @@ class Running:
             return made.id
 
         return self.run(work())
+
+    def make_invoice(self, path: str, _: dict[str, str]) -> str:
+        """Of September, with a line; final where it is to be exported."""
+        db, org_id = self.services.system_db, self.org_id
+
+        async def work() -> str:
+            async with db.begin() as conn:
+                await set_account(conn, org_id=org_id, terms=Terms(), now=SEPTEMBER)
+                standing = await latest_invoice(conn, org_id=org_id)
+            if standing is None:
+                await ingest(db, [tokens(SEPTEMBER, 1, 7, org=org_id)])
+                standing = await close(db, org_id=org_id, now=OCTOBER)
+            assert standing is not None
+            if path.endswith("/export"):
+                await finalize(db, org_id=org_id, invoice_id=standing.id, now=OCTOBER)
+            return standing.id
+
+        return self.run(work())
+
+    def make_line(self, _: str, found: dict[str, str]) -> str:
+        return f"{found['invoice_id']}.000001"
 
     def make_service_account(self, _: str, found: dict[str, str]) -> str:
         path = f"/v1/organization/projects/{found['project_id']}/service_accounts"
