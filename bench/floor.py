@@ -1,9 +1,9 @@
 """What an answer costs at the least here: a passthrough without keys, limits, spool or metering.
 
-`python -m bench.floor PORT UPSTREAM_URL [--litestar]`: each POST goes to the upstream as it came,
-and the answer comes back as it is read. On the gateway's own server, event loop and HTTP client, as
-bare ASGI or as the one route of a bare Litestar application. What the gateway costs beyond that is
-its own.
+`python -m bench.floor PORT MODEL=UPSTREAM_URL... [--litestar]`: each POST goes to its model's
+upstream as it came, and the answer comes back as it is read. On the gateway's own server, event
+loop and HTTP client, as bare ASGI or as the one route of a bare Litestar application. What the
+gateway costs beyond that is its own.
 
 Above: `bench.gateway`. Below: uvicorn, Litestar and `gateway.fleet.http1`.
 """
@@ -11,6 +11,7 @@ Above: `bench.gateway`. Below: uvicorn, Litestar and `gateway.fleet.http1`.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 import uvicorn
@@ -26,11 +27,21 @@ PATH = "/v1/chat/completions"
 PASSED_ON = ("content-type", "content-length")
 
 
+Pools = Mapping[bytes, Pool]
+"""By the model's name, in quotes."""
+
+
+def of_model(pools: Pools, body: bytes) -> Pool:
+    """As cheaply as can be: this is a floor, not a parser. Of no model: the first."""
+    named = (pool for name, pool in pools.items() if name in body)
+    return next(named, next(iter(pools.values())))
+
+
 class Passthrough:
     """An ASGI application for one answer."""
 
-    def __init__(self, pool: Pool, body: bytes) -> None:
-        self._pool, self._body = pool, body
+    def __init__(self, pools: Pools, body: bytes) -> None:
+        self._pool, self._body = of_model(pools, body), body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = self._pool.take_idle() or await self._pool.connect()
@@ -48,22 +59,22 @@ class Passthrough:
             self._pool.release(connection)
 
 
-def bare(pool: Pool) -> ASGIApp:
+def bare(pools: Pools) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         body, more = b"", True
         while more:
             message: Any = await receive()
             body += message["body"]
             more = message["more_body"]
-        await Passthrough(pool, body)(scope, receive, send)
+        await Passthrough(pools, body)(scope, receive, send)
 
     return app
 
 
-def on_litestar(pool: Pool) -> ASGIApp:
+def on_litestar(pools: Pools) -> ASGIApp:
     @post(PATH, status_code=200)
     async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
-        return Passthrough(pool, await request.body())
+        return Passthrough(pools, await request.body())
 
     return Litestar([chat_completions], openapi_config=None, logging_config=None)
 
@@ -71,12 +82,15 @@ def on_litestar(pool: Pool) -> ASGIApp:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("port", type=int)
-    parser.add_argument("upstream_url", help="its base URL, /v1 included")
+    parser.add_argument("upstreams", nargs="+", help="MODEL=URL, /v1 included")
     parser.add_argument("--litestar", action="store_true", help="as a route, not as bare ASGI")
     options = parser.parse_args()
-    pool = Pool(completions_url(options.upstream_url), request_headers(None))
+    pools = {
+        f'"{model}"'.encode(): Pool(completions_url(url), request_headers(None))
+        for model, _, url in (each.partition("=") for each in options.upstreams)
+    }
     uvicorn.run(
-        on_litestar(pool) if options.litestar else bare(pool),
+        on_litestar(pools) if options.litestar else bare(pools),
         host="127.0.0.1",
         port=options.port,
         loop="uvloop",

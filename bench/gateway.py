@@ -1,11 +1,14 @@
 """What the gateway costs in front of an upstream that costs nothing, beside the least possible.
 
-`python -m bench.gateway [--seconds S] [--workers N] [--dry]`: starts `bench.stub_upstream`, the two
-passthroughs of `bench.floor` (bare ASGI, and a bare Litestar route: the same server, loop and HTTP
-client, and nothing else) and, in a home of its own, `tollgate up`, everything on: keys, limits,
-spool, Postgres, Redis. The same load goes straight to the stub and through each, in the same run;
-one table shows them with ratios to the bare passthrough. Where there are two cores or more, stub,
-load generator and stores get the last one and what is measured the others.
+`python -m bench.gateway [--seconds S] [--workers N] [--kit FOLDER] [--dry]`: starts the upstreams,
+the two passthroughs of `bench.floor` (bare ASGI, and a bare Litestar route: the same server, loop
+and HTTP client, and nothing else) and, in a home of its own, `tollgate up`, everything on: keys,
+limits, spool, Postgres, Redis. The same load goes straight to the upstreams and through each, in
+the same run; one table shows them with ratios to the bare passthrough. Where there are two cores or
+more, upstreams, load generator and stores get the last one and what is measured the others. With
+`--kit` upstreams and load are those of `bench.kit`, in C: they leave that core to the stores and to
+the second of two workers, and take a tenth of the time to wake up, which counts at 20 requests a
+second.
 
 Processor time is that of the process which serves, whatever else ran on the machine meanwhile; it
 is the figure to compare. Rates and latencies are only as good as the machine was quiet.
@@ -21,49 +24,103 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
+import msgspec
 import psutil
 import uvloop
 
+from bench.cancel import cancel_ms
 from bench.floor import PATH
-from bench.load import Tally, Target, closed_loop, open_loop
+from bench.kit import Kit, Load, OwnLoad
+from bench.load import Target, percentiles_ms
 from bench.ports import free_port
 from bench.record import record
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = "stub"
 CONNECTIONS = 32
 RATE_PER_S = 20.0
+PACED_MS = 10.0
+PACED_STREAMS = 8
+PACED_LEAST_S = 2.0
+"""One such stream takes two thirds of a second."""
 WARM_UP_S = 2.0
+CANCELS = 50
+SYNCS = 40
+SYNC_BYTES = 600
+"""About what one request leaves in the spool."""
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 UNLIMITED = 1_000_000_000_000
+ENDLESS = "endless"
+"""The model whose streams end when their client goes (`bench.cancel`)."""
 SIDES = {
-    "straight": "the stub itself",
+    "straight": "straight",
     "bare": "bare ASGI",
     "litestar": "bare Litestar",
     "gateway": "gateway",
 }
-COLUMNS = (
-    *("req/s", "CPU ms/req", "events/s", "CPU ms/stream"),
-    *("added p50 ms", "added p99 ms", "added TTFT ms", "memory MB"),
-)
-""""Added": to the stub's own answer, at RATE_PER_S requests a second."""
-CONFIG = """
+MODEL = """
 [[model]]
-name = "{model}"
+name = "{name}"
 upstream = "{url}"
-
+"""
+PLAN = """
 [plan.default]
 tokens_per_minute = {limit}
 requests_per_minute = {limit}
 max_concurrent_streams = {limit}
 """
+
+
+class Kind(NamedTuple):
+    """What is asked for: of which model, streamed or not, on how many connections."""
+
+    model: str
+    stream: bool
+    connections: int = CONNECTIONS
+
+
+KINDS = {
+    "whole": Kind("each", stream=False),
+    "stream": Kind("stub", stream=True),
+    "each": Kind("each", stream=True),
+    "paced": Kind("paced", stream=True, connections=PACED_STREAMS),
+}
+"""Of `stub` a stream comes in one write; of `each`, each event in one of its own, back to back; of
+`paced`, each PACED_MS after the one before."""
+
+
+class Figure(NamedTuple):
+    """A line of the table. `path`: to it in a side's result; of what is added, to the time that is
+    compared with the upstream's own."""
+
+    title: str
+    path: str
+    to_reach: str = ""
+    added: bool = False
+
+
+FIGURES = (
+    Figure("requests/s", "whole.closed.requests_per_s", ">= 2,000"),
+    Figure("CPU ms/request", "whole.cpu_ms.serving"),
+    Figure("stores' CPU ms/request", "whole.cpu_ms.stores"),
+    Figure("events/s, a stream at once", "stream.closed.events_per_s", ">= 60,000"),
+    Figure("events/s, each by itself", "each.closed.events_per_s", ">= 60,000"),
+    Figure("CPU ms/stream, each by itself", "each.cpu_ms.serving"),
+    Figure("added p50 ms at 20/s", "whole.opened.latency_ms.p50", "<= 1", added=True),
+    Figure("added p99 ms at 20/s", "whole.opened.latency_ms.p99", "<= 3", added=True),
+    Figure("added TTFT p50 ms, 8 paced", "paced.closed.first_byte_ms.p50", "<= 1", added=True),
+    Figure("added TTFT p99 ms, 8 paced", "paced.closed.first_byte_ms.p99", added=True),
+    Figure("memory MB, resident", "memory_mb.resident", "<= 150"),
+    Figure("memory MB, its own share", "memory_mb.proportional"),
+    Figure("cancel of upstream p50 ms", "cancel_ms.p50", "<= 100"),
+    Figure("cancel of upstream p99 ms", "cancel_ms.p99", "<= 100"),
+)
 
 
 def share_cores() -> tuple[set[int], set[int]]:
@@ -123,125 +180,207 @@ class Meter:
             for name, group in groups.items()
         }
 
-    def memory_mb(self) -> float:
-        """Of each process that serves."""
-        sizes = [each.memory_info().rss for each in self._serving]
-        return round(sum(sizes) / len(sizes) / 1e6, 1)
-
-
-async def measure(
-    url: str, api_key: str | None, duration_s: float, meter: Meter | None = None
-) -> dict[str, Any]:
-    """Each kind of answer in each kind of loop."""
-    result: dict[str, Any] = {}
-    for kind, stream in (("whole", False), ("stream", True)):
-        target = Target(url=url, model=MODEL, api_key=api_key, stream=stream)
-        warm_up_s = min(WARM_UP_S, duration_s)
-        await closed_loop(target, connections=CONNECTIONS, duration_s=warm_up_s)
-        before = meter.cpu_s() if meter else {}
-        closed = await closed_loop(target, connections=CONNECTIONS, duration_s=duration_s)
-        after = meter.cpu_s() if meter else {}
-        opened = await open_loop(target, rate_per_s=RATE_PER_S, duration_s=duration_s)
-        result[kind] = {
-            f"closed_c{CONNECTIONS}": checked(closed),
-            f"open_{RATE_PER_S:.0f}_per_s": checked(opened),
-            "cpu_ms": {
-                group: round(1000 * (after[group] - before[group]) / len(closed.latencies_s), 4)
-                for group in after
-            },
+    def memory_mb(self) -> dict[str, float]:
+        """Of each process that serves: all that is resident, and where pages that others have, too,
+        are shared out evenly among them."""
+        found = [each.memory_full_info() for each in self._serving]
+        return {
+            "resident": round(sum(each.rss for each in found) / len(found) / 1e6, 1),
+            "proportional": round(sum(each.pss for each in found) / len(found) / 1e6, 1),
         }
+
+
+def measure(
+    load: Load, urls: Mapping[str, str], api_key: str | None, seconds: float, meter: Meter | None
+) -> dict[str, Any]:
+    """Each kind of answer in a closed loop, whole ones in an open loop as well."""
+    result: dict[str, Any] = {}
+    for name, kind in KINDS.items():
+        target = Target(urls[kind.model], kind.model, api_key, kind.stream)
+        load.closed(target, kind.connections, min(WARM_UP_S, seconds))
+        before = meter.cpu_s() if meter else {}
+        lasting = max(seconds, PACED_LEAST_S) if name == "paced" else seconds
+        closed = checked(load.closed(target, kind.connections, lasting))
+        after = meter.cpu_s() if meter else {}
+        cpu_ms = {
+            group: round(1000 * (after[group] - before[group]) / closed["requests"], 4)
+            for group in after
+        }
+        result[name] = {"closed": closed, "cpu_ms": cpu_ms}
+        if name == "whole":
+            result[name]["opened"] = checked(load.opened(target, RATE_PER_S, seconds))
     if meter:
         result["memory_mb"] = meter.memory_mb()
     return result
 
 
-def checked(tally: Tally) -> dict[str, Any]:
-    summary = tally.summary()
-    if tally.num_errors:
+def checked(summary: dict[str, Any]) -> dict[str, Any]:
+    if summary["errors"] or not summary["requests"]:
         raise SystemExit(f"a measurement with errors is none: {summary}")
     return summary
 
 
-def added_ms(straight: dict[str, Any], gateway: dict[str, Any]) -> dict[str, Any]:
-    """Of the open loop: to the whole answer, and to the first byte of a stream."""
-    loop = f"open_{RATE_PER_S:.0f}_per_s"
-    return {
-        kind: {
-            percentile: round(
-                gateway[kind][loop][what][percentile] - straight[kind][loop][what][percentile], 3
-            )
-            for percentile in ("p50", "p99")
+def value(result: Mapping[str, Any], side: str, figure: Figure) -> float | None:
+    """None where this side has no such figure."""
+    found: Any = result[side]
+    for name in figure.path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if figure.added and found is not None and side != "straight":
+        found -= value(result, "straight", figure) or 0.0
+    return found
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """A line for each figure: what each side has of it, and how many times the bare passthrough's
+    the gateway's is. Of what is added the upstream's own time stands under "straight"."""
+    titles = [*SIDES.values(), "x bare", "to reach"]
+    lines = ["".join([f"{'':32}", *(f"{title:>14}" for title in titles)])]
+    for figure in FIGURES:
+        values = {side: value(result, side, figure) for side in SIDES}
+        cells = ["-" if each is None else f"{each:,.3f}" for each in values.values()]
+        mine, least = values["gateway"], values["bare"]
+        cells.append(f"{mine / least:.2f}x" if mine and least else "")
+        cells.append(figure.to_reach)
+        lines.append("".join([f"{figure.title:32}", *(f"{cell:>14}" for cell in cells)]))
+    return "\n".join([*lines, *notes(result)])
+
+
+def notes(result: Mapping[str, Any]) -> Iterator[str]:
+    synced = result["sync_ms"]
+    yield (
+        f"a whole answer waits for one sync of the spool: here alone p50 {synced['p50']} ms, "
+        f"p99 {synced['p99']} ms"
+    )
+    if "scaled" in result:
+        scaled = result["scaled"]
+        yield (
+            f"{scaled['workers']} workers: {scaled['requests_per_s']:,.0f} requests/s on cores "
+            f"{scaled['cores']}, the load and the stores on {result['cores']['load']}: "
+            f"{scaled['times']}x one worker; {scaled['times_by_cpu']}x by the processor time of a "
+            "request, to reach >= 1.8"
+        )
+
+
+def sync_ms(folder: Path) -> dict[str, float]:
+    """What the disk takes to append and sync, now and then, as the spool does."""
+    took_s: list[float] = []
+    with (folder / "synced").open("wb", buffering=0) as file:
+        for _ in range(SYNCS):
+            time.sleep(1 / RATE_PER_S)
+            begun_at = time.perf_counter()
+            file.write(bytes(SYNC_BYTES))
+            os.fdatasync(file.fileno())
+            took_s.append(time.perf_counter() - begun_at)
+    return percentiles_ms(took_s)
+
+
+class Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """What all sides of a run have in common."""
+
+    folder: Path
+    load: Load
+    kit: Kit | None
+    seconds: float
+    served: set[int]
+    """Cores of what is measured."""
+    loaded: set[int]
+    """Cores of the rest."""
+
+    def upstreams(self, stack: ExitStack) -> dict[str, str]:
+        """Starts them; the base URL of each model's."""
+        urls: dict[str, str] = {}
+        for model, gap_ms in (("stub", None), ("each", 0.0), ("paced", PACED_MS)):
+            port = free_port()
+            urls[model] = f"http://127.0.0.1:{port}/v1"
+            command = [sys.executable, "-m", "bench.stub_upstream", str(port)]
+            if gap_ms is not None:
+                command.append(str(gap_ms))
+                if self.kit is not None:
+                    command = self.kit.stub_command(port, gap_ms)
+            log = self.folder / f"{model}.log"
+            started = stack.enter_context(process(command, log, self.loaded))
+            wait_until_ready(urls[model], started, log)
+        return urls
+
+    def straight(self, urls: Mapping[str, str]) -> dict[str, Any]:
+        return measure(self.load, urls, None, self.seconds, None)
+
+    def floor(self, name: str, urls: Mapping[str, str], *options: str) -> dict[str, Any]:
+        port, log = free_port(), self.folder / f"{name}.log"
+        command = [sys.executable, "-m", "bench.floor", str(port), *options]
+        command += [f"{model}={url}" for model, url in urls.items()]
+        base = f"http://127.0.0.1:{port}"
+        with process(command, log, self.served) as started:
+            wait_until_ready(base + PATH, started, log)
+            meter = Meter(started.pid)
+            return measure(self.load, dict.fromkeys(urls, f"{base}/v1"), None, self.seconds, meter)
+
+    def gateway(self, urls: Mapping[str, str]) -> dict[str, Any]:
+        endless = free_port()
+        models = {**urls, ENDLESS: f"http://127.0.0.1:{endless}/v1"}
+        with self._gateway(models, 1, self.served) as (base, key, meter):
+            result = measure(self.load, dict.fromkeys(urls, base), key, self.seconds, meter)
+            target = Target(base, ENDLESS, key, stream=True)
+            result["cancel_ms"] = uvloop.run(cancel_ms(target, endless, trials=CANCELS))
+        return result
+
+    def scaled(self, urls: Mapping[str, str], workers: int, one: Any) -> dict[str, Any]:
+        """Whole answers alone, beside what `one` worker did."""
+        cores = self.served if len(self.served) >= workers else self.served | self.loaded
+        kind = KINDS["whole"]
+        with self._gateway(urls, workers, cores) as (base, key, meter):
+            target = Target(base, kind.model, key, kind.stream)
+            self.load.closed(target, kind.connections, min(WARM_UP_S, self.seconds))
+            before = meter.cpu_s()["serving"]
+            closed = checked(self.load.closed(target, kind.connections, self.seconds))
+            cpu_ms = 1000 * (meter.cpu_s()["serving"] - before) / closed["requests"]
+        times = closed["requests_per_s"] / one["closed"]["requests_per_s"]
+        return {
+            **closed,
+            "workers": workers,
+            "cores": sorted(cores),
+            "cpu_ms": round(cpu_ms, 4),
+            "times": round(times, 2),
+            "times_by_cpu": round(workers * one["cpu_ms"]["serving"] / cpu_ms, 2),
         }
-        for kind, what in (("whole", "latency_ms"), ("stream", "first_byte_ms"))
-    }
+
+    @contextmanager
+    def _gateway(
+        self, models: Mapping[str, str], workers: int, cores: set[int]
+    ) -> Iterator[tuple[str, str, Meter]]:
+        """Its base URL, a key, and who measures it."""
+        home, port = self.folder / f"home{workers}", free_port()
+        config, log = self.folder / "tollgate.toml", self.folder / f"gateway{workers}.log"
+        written = [MODEL.format(name=name, url=url) for name, url in models.items()]
+        config.write_text("".join([*written, PLAN.format(limit=UNLIMITED)]))
+        command = [str(Path(sys.executable).parent / "tollgate"), "up", "--home", str(home)]
+        command += ["--port", str(port), "--config", str(config), "--workers", str(workers)]
+        base = f"http://127.0.0.1:{port}"
+        with process(command, log, cores) as started:
+            wait_until_ready(base + "/health/ready", started, log)
+            meter = Meter(started.pid)
+            meter.move_stores(self.loaded)
+            yield f"{base}/v1", api_key(home), meter
 
 
-def figures(side: dict[str, Any], straight: dict[str, Any]) -> list[float]:
-    """As `COLUMNS` names them."""
-    closed, added = f"closed_c{CONNECTIONS}", added_ms(straight, side)
-    return [
-        side["whole"][closed]["requests_per_s"],
-        side["whole"]["cpu_ms"].get("serving", 0.0),
-        side["stream"][closed]["events_per_s"],
-        side["stream"]["cpu_ms"].get("serving", 0.0),
-        added["whole"]["p50"],
-        added["whole"]["p99"],
-        added["stream"]["p50"],
-        side.get("memory_mb", 0.0),
-    ]
-
-
-def table(result: dict[str, Any]) -> str:
-    """A line for each side, and below it how many times the bare passthrough's figures its are."""
-    floor = figures(result["bare"], result["straight"])
-    lines = ["".join([f"{'':16}", *(f"{name:>14}" for name in COLUMNS)])]
-    for name, title in SIDES.items():
-        mine = figures(result[name], result["straight"])
-        lines.append("".join([f"{title:16}", *(f"{each:14,.3f}" for each in mine)]))
-        if name not in ("straight", "bare"):
-            ratios = [
-                f"{a / b:13.2f}x" if b else f"{'':14}" for a, b in zip(mine, floor, strict=True)
-            ]
-            lines.append("".join([f"{'':16}", *ratios]))
-    return "\n".join(lines)
-
-
-def run(duration_s: float, workers: int, folder: Path) -> dict[str, Any]:
+def run(bench: Bench, workers: int) -> dict[str, Any]:
     load_average = round(os.getloadavg()[0], 2)
-    theirs, ours = share_cores()
-    stub_url, home = f"http://127.0.0.1:{free_port()}/v1", folder / "home"
-    config = folder / "tollgate.toml"
-    config.write_text(CONFIG.format(model=MODEL, url=stub_url, limit=UNLIMITED))
-    ports = {name: free_port() for name in ("bare", "litestar", "gateway")}
-    python = [sys.executable, "-m"]
-    floor = [*python, "bench.floor"]
-    commands = {
-        "bare": [*floor, str(ports["bare"]), stub_url],
-        "litestar": [*floor, str(ports["litestar"]), stub_url, "--litestar"],
-        "gateway": [str(Path(sys.executable).parent / "tollgate"), "up", "--home", str(home)]
-        + ["--port", str(ports["gateway"]), "--config", str(config), "--workers", str(workers)],
-    }
-    os.sched_setaffinity(0, ours)
+    os.sched_setaffinity(0, bench.loaded)
     result: dict[str, Any] = {
-        "cores": {"served": sorted(theirs), "load": sorted(ours)},
-        "workers": workers,
-        "seconds_each": duration_s,
+        "cores": {"served": sorted(bench.served), "load": sorted(bench.loaded)},
+        "seconds_each": bench.seconds,
         "load_average_before": load_average,
+        "load": "ours" if bench.kit is None else "C",
+        "sync_ms": sync_ms(bench.folder),
     }
-    stub_command = [*python, "bench.stub_upstream", stub_url.rpartition(":")[2].split("/")[0]]
-    with process(stub_command, folder / "stub.log", ours) as stub:
-        wait_until_ready(stub_url, stub, folder / "stub.log")
-        result["straight"] = uvloop.run(measure(stub_url, None, duration_s))
-        for name, command in commands.items():
-            log, url = folder / f"{name}.log", f"http://127.0.0.1:{ports[name]}"
-            with process(command, log, theirs) as started:
-                ready = "/health/ready" if name == "gateway" else PATH
-                wait_until_ready(url + ready, started, log)
-                key = api_key(home) if name == "gateway" else None
-                meter = Meter(started.pid)
-                meter.move_stores(ours)
-                result[name] = uvloop.run(measure(f"{url}/v1", key, duration_s, meter))
-    result["added_ms"] = added_ms(result["straight"], result["gateway"])
+    with ExitStack() as stack:
+        urls = bench.upstreams(stack)
+        result["straight"] = bench.straight(urls)
+        result["bare"] = bench.floor("bare", urls)
+        result["litestar"] = bench.floor("litestar", urls, "--litestar")
+        result["gateway"] = bench.gateway(urls)
+        if workers > 1:
+            result["scaled"] = bench.scaled(urls, workers, result["gateway"]["whole"])
     return result
 
 
@@ -252,11 +391,23 @@ def api_key(home: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    parser.add_argument("--workers", type=int, default=1, help="of the gateway")
+    parser.add_argument("--workers", type=int, default=1, help="beside one, as many as this")
+    parser.add_argument("--kit", type=Path, help="folder with stub.c and lg.c: upstream and load")
     parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tg-bench-", dir="/tmp") as folder:
-        result = run(options.seconds, options.workers, Path(folder))
+    served, loaded = share_cores()
+    with tempfile.TemporaryDirectory(prefix="tg-bench-", dir="/tmp") as name:
+        folder = Path(name)
+        kit = None if options.kit is None else Kit(options.kit, folder)
+        bench = Bench(
+            folder=folder,
+            load=OwnLoad() if kit is None else kit,
+            kit=kit,
+            seconds=options.seconds,
+            served=served,
+            loaded=loaded,
+        )
+        result = run(bench, options.workers)
     print(table(result))
     print(json.dumps(result))
     if not options.dry:

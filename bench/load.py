@@ -32,12 +32,14 @@ class Target:
     api_key: str | None
     stream: bool
 
-    def request(self) -> bytes:
-        parts = urlsplit(self.url)
+    def body(self) -> bytes:
         messages = [{"role": "user", "content": "Tell me something about tollgates, please."}]
-        body = msgspec.json.encode(
+        return msgspec.json.encode(
             {"model": self.model, "messages": messages, "stream": self.stream}
         )
+
+    def request(self) -> bytes:
+        parts, body = urlsplit(self.url), self.body()
         lines = [
             f"POST {parts.path}/chat/completions HTTP/1.1",
             f"host: {parts.netloc}",
@@ -89,6 +91,11 @@ class Connection(asyncio.Protocol):
                 return await self._done
         finally:
             self._done = None
+
+    @property
+    def num_events(self) -> int:
+        """That have come of the answer under way."""
+        return self._answer.num_events
 
     def close(self) -> None:
         if self._transport is not None:

@@ -1,7 +1,9 @@
 """An upstream that costs next to nothing: it answers every chat completion with fixed bytes.
 
-`python -m bench.stub_upstream PORT`. What a gateway adds is measured in front of it. A request with
-`"stream": true` gets NUM_CHUNKS chunks of content, usage and `[DONE]` in one write; others a body.
+`python -m bench.stub_upstream PORT [GAP_MS]`. What a gateway adds is measured in front of it. A
+request with `"stream": true` gets NUM_CHUNKS chunks of content, usage and `[DONE]`, in one write
+or, where there is a gap, each event in a write of its own, GAP_MS after the one before (0: in the
+next turn of the loop); others a body.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -61,20 +65,24 @@ def whole_response() -> bytes:
     return head % len(body) + HEAD_END + body
 
 
-def stream_response() -> bytes:
+def stream_response() -> list[bytes]:
+    """The head with the first event, the other events, the end."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"
-    chunks = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events())
-    return head + HEAD_END + chunks + b"0\r\n\r\n"
+    first, *others = [b"%x\r\n%b\r\n" % (len(event), event) for event in events()]
+    return [head + HEAD_END + first, *others, b"0\r\n\r\n"]
 
 
 WHOLE = whole_response()
-STREAMED = stream_response()
+PIECES = stream_response()
+STREAMED = b"".join(PIECES)
 
 
 class StubProtocol(asyncio.Protocol):
-    """Reads a head and a body of content-length; knows no more of HTTP."""
+    """Reads a head and a body of content-length; knows no more of HTTP. `gap_s`: between the events
+    of a stream; None: all in one write."""
 
-    def __init__(self) -> None:
+    def __init__(self, gap_s: float | None = None) -> None:
+        self._gap_s = gap_s
         self._buffer = b""
         self._transport: asyncio.Transport | None = None
 
@@ -92,16 +100,37 @@ class StubProtocol(asyncio.Protocol):
                 return
             body = self._buffer[head_end:end]
             self._buffer = self._buffer[end:]
-            self._transport.write(STREAMED if STREAM.search(body) else WHOLE)
+            self._answer(STREAM.search(body) is not None)
         if len(self._buffer) > MAX_HEAD_BYTES:
             self._transport.abort()
 
+    def _answer(self, stream: bool) -> None:
+        assert self._transport is not None
+        if not stream:
+            self._transport.write(WHOLE)
+        elif self._gap_s is None:
+            self._transport.write(STREAMED)
+        else:
+            self._write_next(iter(PIECES), self._gap_s)
 
-async def serve(port: int) -> None:
+    def _write_next(self, pieces: Iterator[bytes], gap_s: float) -> None:
+        piece = next(pieces, None)
+        if piece is None or self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(piece)
+        loop = asyncio.get_running_loop()
+        if gap_s:
+            loop.call_later(gap_s, self._write_next, pieces, gap_s)
+        else:
+            loop.call_soon(self._write_next, pieces, gap_s)
+
+
+async def serve(port: int, gap_s: float | None) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(StubProtocol, "127.0.0.1", port)
+    server = await loop.create_server(partial(StubProtocol, gap_s), "127.0.0.1", port)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1])))
+    gaps_ms = [float(each) for each in sys.argv[2:]]
+    uvloop.run(serve(int(sys.argv[1]), gaps_ms[0] / 1000 if gaps_ms else None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -15,10 +16,10 @@ EVENTS = NUM_CHUNKS + 4
 """The role, the reason to finish, usage and [DONE] beside the content."""
 
 
-@pytest_asyncio.fixture
-async def url() -> AsyncIterator[str]:
+@pytest_asyncio.fixture(params=[None, 0.0, 0.0005], ids=["at once", "each alone", "paced"])
+async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(StubProtocol, "127.0.0.1", 0)
+    server = await loop.create_server(partial(StubProtocol, request.param), "127.0.0.1", 0)
     yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     server.close()
 
@@ -38,7 +39,7 @@ async def test_both_loops(url: str, stream: bool, events: int) -> None:
         )
 
 
-async def test_errors_are_counted(url: str) -> None:
+async def test_errors_are_counted() -> None:
     nowhere = Target(url="http://127.0.0.1:9/v1", model="m", api_key=None, stream=False)
     tally = await open_loop(nowhere, rate_per_s=50, duration_s=0.1)
     assert (tally.num_errors, tally.latencies_s) == (5, [])
