@@ -42,6 +42,7 @@ from gateway.credit_sweeper import CreditSweeper
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.errors import to_face
 from gateway.fleet.input_estimate import Encode
+from gateway.fleet.places import SharedPlaces
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream import UpstreamReplica
@@ -420,7 +421,7 @@ def build_fleet(
     routes: list[Route] = []
     for model in settings.models:
         if model.path is None:
-            routes.append(upstream_route(model, threads, settings.workers))
+            routes.append(upstream_route(model, threads, settings))
         else:
             from gateway.fleet.engine_routes import engine_routes  # loads the tokenizers library
 
@@ -428,10 +429,20 @@ def build_fleet(
     return Fleet(routes)
 
 
-def upstream_route(model: ModelConfig, threads: PrepareThreads, num_gateways: int) -> Route:
-    """What an upstream takes at once, the gateways of this machine share evenly."""
-    bounds = [each.max_concurrency for each in model.replicas]
-    rooms = [None if bound is None else WaitingRoom(bound // num_gateways) for bound in bounds]
+def room_before(model: ModelConfig, position: int, settings: Settings) -> WaitingRoom | None:
+    """What an upstream takes at once is shared by the gateways of this home."""
+    bound = model.replicas[position].max_concurrency
+    if bound is None:
+        return None
+    if settings.workers == 1:
+        return WaitingRoom(bound)
+    share = bound // settings.workers
+    path = Home(settings.home).places_of(f"{model.name}/{position}")
+    return WaitingRoom(share, places=SharedPlaces(path, bound, share=share))
+
+
+def upstream_route(model: ModelConfig, threads: PrepareThreads, settings: Settings) -> Route:
+    rooms = [room_before(model, position, settings) for position in range(len(model.replicas))]
     encode = None if model.tokenizer is None else load_encode(model.tokenizer)
     replicas = tuple(
         UpstreamReplica(

@@ -50,6 +50,10 @@ class Home:
         self.worker_settings = self.run / "settings.json"
         self.metrics = self.run / "metrics"
 
+    def places_of(self, replica: str) -> Path:
+        """The file whose bytes are the places of an upstream."""
+        return self.run / "places" / hashlib.sha256(replica.encode()).hexdigest()[:32]
+
     def create(self) -> None:
         """Make the folders that a gateway writes to. Raises: OSError."""
         self.root.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)

@@ -111,6 +111,8 @@ class UpstreamReplica:
         for attempt in self._attempts.values():
             attempt.abort()
         self._pool.close()
+        if self._room is not None:
+            self._room.close()
 
     def health(self) -> ReplicaHealth:
         num_open, room = len(self._attempts), self._room

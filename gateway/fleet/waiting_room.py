@@ -6,7 +6,8 @@ Knows no HTTP, and a request as a turn and a count of tokens.
 
 Lanes weigh 16:4:1, tenants in a lane what their plans say. Charged is the input when a request is
 served and the output as it comes, so whoever asks for little is served more often. While a place is
-free nobody waits; nobody is promoted by age. Each gateway process has rooms of its own.
+free nobody waits; nobody is promoted by age. Each gateway process has rooms of its own, before
+places that all of them may share (`places`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare, QueueBound
 from engine.protocol import Lane
 from gateway.fleet.errors import NoPlace
+from gateway.fleet.places import OwnPlaces, Places
 from gateway.fleet.replica import MeteredUsage
 from gateway.lanes import Turn
 
@@ -34,7 +36,7 @@ SMOOTHING = 0.2
 class Place:
     """One request's, from its coming to its leaving."""
 
-    __slots__ = ("came_at", "charged", "input_tokens", "served", "served_at", "turn")
+    __slots__ = ("came_at", "charged", "input_tokens", "number", "served", "served_at", "turn")
 
     def __init__(self, turn: Turn, input_tokens: int, now: float) -> None:
         self.turn = turn
@@ -43,6 +45,8 @@ class Place:
         self.came_at = now
         self.served_at: float | None = None
         """None: it waits."""
+        self.number = -1
+        """Once it is served, among `Places`."""
         self.served = asyncio.Event()
 
 
@@ -67,8 +71,12 @@ class WaitingRoom:
         *,
         max_waiting: int = MAX_WAITING,
         clock: Callable[[], float] = time.monotonic,
+        places: Places | None = None,
     ) -> None:
+        """places: shared ones, of which this process' part is `max_concurrency`."""
         assert max_concurrency >= 1
+        self._places = places or OwnPlaces(max_concurrency)
+        self._next_look: asyncio.TimerHandle | None = None
         self.max_concurrency = max_concurrency
         self._bounds = {lane: QueueBound(max_waiting) for lane in LANE_WEIGHTS}
         self._clock = clock
@@ -78,24 +86,28 @@ class WaitingRoom:
         """Of the tenants that wait."""
         self.num_waiting: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
         self.num_served: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
-        self._num_free = max_concurrency
         self._service_s: float | None = None
         """How long a place is taken, lately; None: not known yet."""
         self._first_s = 0.0
         """From when it is served to its first token, lately."""
 
     @property
+    def _num_places(self) -> int:
+        """Its part, or what it was lent beyond."""
+        return max(self.max_concurrency, self._places.num_taken)
+
+    @property
     def backlog(self) -> float:
         """0: the next one would be served at once; otherwise more, the longer it would wait."""
-        if self._num_free:
+        if self._has_free():
             return 0.0
-        return (1 + sum(self.num_waiting.values())) / self.max_concurrency
+        return (1 + sum(self.num_waiting.values())) / self._num_places
 
     def predicted_ttft_s(self, turn: Turn) -> float | None:
         """Of one that would come now; None: nobody knows. As if all requests took equally long, and
         all counters were equal: who waits in other lanes and of other tenants comes before it as
         far as their weights go."""
-        if self._num_free:
+        if self._has_free():
             return 0.0  # it may try; how long the upstream takes is not held against it
         if self._service_s is None:
             return None
@@ -108,7 +120,7 @@ class WaitingRoom:
         for other, number in self.num_waiting.items():
             if other != lane:
                 ahead += min(number, own * LANE_WEIGHTS[other] / LANE_WEIGHTS[lane])
-        return ahead * self._service_s / self.max_concurrency + self._first_s
+        return ahead * self._service_s / self._num_places + self._first_s
 
     def join(self, turn: Turn, input_tokens: int) -> Place:
         """Raises: NoPlace."""
@@ -149,7 +161,7 @@ class WaitingRoom:
             self._unqueue(place)
         else:
             self.num_served[lane] -= 1
-            self._num_free += 1
+            self._places.give_back(place.number)
             took_s = self._clock() - place.served_at
             known = took_s if self._service_s is None else self._service_s
             self._service_s = known + SMOOTHING * (took_s - known)
@@ -160,16 +172,38 @@ class WaitingRoom:
         """When it may be worth another try: a round of the places later."""
         return min(MAX_RETRY_AFTER_S, max(1.0, self._service_s or 0.0))
 
+    def close(self) -> None:
+        """Nobody is served any more."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._places.close()
+
+    def _has_free(self) -> bool:
+        return not any(self.num_waiting.values()) and self._places.is_any_free()
+
     def _serve(self) -> None:
-        while self._num_free and (first := self._share.first()) is not None:
+        while (first := self._share.first()) is not None:
+            number = self._places.take()
+            if number is None:
+                self._look_again()
+                return
             lane, tenant = first
             place = next(iter(self._queues[lane][tenant].places))
             self._unqueue(place)
-            self._num_free -= 1
             self.num_served[lane] += 1
-            place.served_at = self._clock()
+            place.number, place.served_at = number, self._clock()
             self._charge(place, INPUT_COST * place.input_tokens)
             place.served.set()
+
+    def _look_again(self) -> None:
+        """Somebody waits: another process may have given a place back by then."""
+        if self._places.look_again_s is not None and self._next_look is None:
+            loop = asyncio.get_running_loop()
+            self._next_look = loop.call_later(self._places.look_again_s, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        self._serve()
 
     def _unqueue(self, place: Place) -> None:
         lane, tenant = place.turn.lane, place.turn.tenant
@@ -200,6 +234,8 @@ class WaitingRoom:
             assert self._share.is_waiting(lane) == bool(waiting), f"lane {lane}: who waits?"
             weights = sum(queue.weight for queue in queues.values())
             assert abs(self._weights[lane] - weights) < 1e-6, f"lane {lane}: weights"
-        assert self._num_free + sum(self.num_served.values()) == self.max_concurrency
-        assert self._num_free >= 0, "more are served than may be"
-        assert not self._num_free or not any(self.num_waiting.values()), "a free place, and waiters"
+        assert self._places.num_taken == sum(self.num_served.values()), "places miscounted"
+        if self._places.look_again_s is None:
+            num_free = self.max_concurrency - self._places.num_taken
+            assert num_free >= 0, "more are served than may be"
+            assert not num_free or not any(self.num_waiting.values()), "a free place, and waiters"

@@ -1,0 +1,146 @@
+"""Places that processes of one home share: never more than there are, whoever dies; lent while
+their owner is idle, and its own again as soon as others' requests end."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.app import room_before
+from gateway.fleet.places import LOOK_AGAIN_S, REST_S, SharedPlaces
+from gateway.fleet.waiting_room import Place, WaitingRoom
+from gateway.lanes import Turn
+from gateway.settings import load
+
+OTHER = """
+import sys
+from pathlib import Path
+from gateway.app import room_before
+from gateway.fleet.places import SharedPlaces
+places = SharedPlaces(Path(sys.argv[1]), int(sys.argv[2]), share=int(sys.argv[3]), clock=lambda: 0)
+taken = []
+for line in sys.stdin:
+    if line.strip() == "take":
+        place = places.take()
+        print(-1 if place is None else place, flush=True)
+        taken += [] if place is None else [place]
+    else:
+        places.give_back(taken.pop())
+        print("back", flush=True)
+"""
+
+
+class Other:
+    """Another gateway, which takes and gives back when it is told to; its clock stands still, so
+    once it rests it rests for good."""
+
+    def __init__(self, path: Path, number: int, share: int) -> None:
+        command = [sys.executable, "-c", OTHER, str(path), str(number), str(share)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def says(self, word: str) -> str:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def take(self) -> int:
+        return int(self.says("take"))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Other]:
+    """Of two, that share ten."""
+    started = Other(tmp_path / "places", 10, 5)
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Iterator[SharedPlaces]:
+    opened = SharedPlaces(tmp_path / "places", 10, share=5)
+    yield opened
+    opened.close()
+
+
+def test_never_more_than_there_are_and_all_of_the_dead(mine: SharedPlaces, other: Other) -> None:
+    theirs = [other.take() for _ in range(7)]
+    taken = [mine.take() for _ in range(4)]
+    assert taken[3] is None and not mine.is_any_free()
+    assert sorted([*theirs, *taken[:3]]) == list(range(10)), "each once"
+    other.kill()
+    for _ in range(7):
+        assert mine.take() is not None
+    assert mine.num_taken == 10
+
+
+def test_what_is_beyond_its_share_a_process_leaves_to_the_others_first(
+    mine: SharedPlaces, other: Other
+) -> None:
+    assert [other.take() for _ in range(8)].count(-1) == 0, "lent, while nobody else is there"
+    assert [mine.take() is None for _ in range(3)] == [False, False, True]
+    for _ in range(3):  # as one of its requests ends, the next does not have its place
+        assert other.says("give back") == "back" and other.take() == -1
+        assert mine.take() is not None
+    assert other.says("give back") == "back" and other.take() >= 0, "its share is its own"
+    assert mine.num_taken == 5 and mine.take() is None
+
+
+async def test_who_waits_is_served_when_another_gives_back(tmp_path: Path, other: Other) -> None:
+    places = SharedPlaces(tmp_path / "places", 10, share=5)
+    room = WaitingRoom(5, places=places)
+    for _ in range(10):
+        other.take()
+    assert room.backlog > 0
+    came: list[Place] = [room.join(Turn(tenant="a"), 10) for _ in range(2)]
+    assert not came[0].served.is_set()
+    other.says("give back")
+    await asyncio.wait_for(came[0].served.wait(), 5)
+    assert not came[1].served.is_set() and room.num_waiting["interactive"] == 1
+    room.leave(came[0])  # a place of its share, so the next one of its own has it at once
+    assert came[1].served.is_set()
+    room.leave(came[1])
+    room.check_integrity()
+    assert room.backlog == 0.0
+    room.close()
+    assert places.take() is None
+
+
+def test_a_process_rests_longer_than_the_others_need_to_look() -> None:
+    assert REST_S > 2 * LOOK_AGAIN_S
+
+
+def test_what_was_closed_takes_nothing_back(tmp_path: Path) -> None:
+    places = SharedPlaces(tmp_path / "places", 2, share=1)
+    place = places.take()
+    assert place is not None
+    places.close()
+    places.give_back(place)
+    places.close()
+    again = SharedPlaces(tmp_path / "places", 2, share=1)
+    assert {again.take(), again.take()} == {0, 1}
+    again.close()
+
+
+def test_each_worker_has_a_part_and_all_of_them_what_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "tollgate.toml"
+    path.write_text(
+        'workers = 4\n[[model]]\nname = "up"\nupstream = "http://127.0.0.1:9/v1"\n'
+        "max_concurrency = 10\n"
+    )
+    settings = load({"home": tmp_path, "config": path}, {})
+    room = room_before(settings.models[0], 0, settings)
+    assert room is not None and room.max_concurrency == 2
+    assert len({room._places.take() for _ in range(10)} - {None}) == 10, "none is lost"
+    room.close()
