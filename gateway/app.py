@@ -58,6 +58,7 @@ from gateway.readiness import Readiness
 from gateway.routes import (
     admin_alerts,
     admin_credits,
+    admin_forecast,
     admin_invoices,
     admin_issuers,
     admin_keys,
@@ -166,6 +167,7 @@ def with_routes(max_body_bytes: int) -> Litestar:
             *admin_models.routes,
             *admin_prices.routes,
             *admin_alerts.routes,
+            *admin_forecast.routes,
             *admin_webhooks.routes,
             *oauth_authorize.routes,
             *oauth_login.routes,
