@@ -30,6 +30,9 @@ Reason = Literal["spent", "refused"]
 SPENT: Reason = "spent"
 REFUSED: Reason = "refused"
 SPEND: Literal["spend"] = "spend"
+UNUSUAL: Literal["unusual_spend"] = "unusual_spend"
+"""Of an hour, for its weekday (`unusual_spend`): the ceiling is what would have been usual."""
+IN_MONEY = (SPEND, UNUSUAL)
 TokenMeasure = Literal["tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute"]
 MINUTE_S = 60
 FORGET_MINUTES_S = 2 * 3600

@@ -14,11 +14,12 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from cryptography.exceptions import InvalidTag
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import alerts
+from billing import alerts, unusual_spend
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import DATABASE_ERRORS
 from gateway.egress import Egress, EgressError
@@ -114,6 +115,7 @@ class Sender:
             for _ in range(await deliveries.sweep(self._db)):
                 self._on_outcome(DEAD)
             await alerts.sweep(self._db)
+            await unusual_spend.watch(self._db, datetime.fromtimestamp(self._wall_clock(), UTC))
 
     async def drain(self) -> None:
         """Until what is under way has ended."""

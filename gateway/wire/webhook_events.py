@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from billing.alerts import SPEND, Alert, Reason
+from billing.alerts import IN_MONEY, SPEND, UNUSUAL, Alert, Reason
 from billing.currency import format_coins
 from billing.invoices.transitions import Entered
 from billing.money import format_usd
@@ -20,6 +20,7 @@ from billing.money import format_usd
 EventType = Literal[
     "budget.threshold_reached",
     "rate_limit.threshold_reached",
+    "spend.unusual",
     "invoice.draft",
     "invoice.finalized",
     "invoice.past_due",
@@ -34,6 +35,7 @@ EventType = Literal[
 """What an endpoint can ask for."""
 BUDGET: EventType = "budget.threshold_reached"
 RATE_LIMIT: EventType = "rate_limit.threshold_reached"
+UNUSUAL_SPEND: EventType = "spend.unusual"
 PING = "webhook.ping"
 """Sent when somebody asks for it, to any endpoint."""
 
@@ -53,7 +55,7 @@ class EventScope(msgspec.Struct, frozen=True, kw_only=True):
 
 class EventPeriod(msgspec.Struct, frozen=True, kw_only=True):
     type: str
-    """day, month or total of a budget, in UTC; hour of a rate limit."""
+    """day, month or total of a budget, in UTC; hour of a rate limit; day of unusual spend."""
     start: datetime | None
     """Null of `total`."""
 
@@ -63,7 +65,8 @@ class ThresholdReached(msgspec.Struct, frozen=True, kw_only=True):
     organization_id: str
     scope: EventScope
     measure: str
-    """`spend`, or the limit of a plan."""
+    """`spend`, `unusual_spend` (of an hour, whose usual most is the limit), or the limit of a
+    plan."""
     cap_id: str | None
     """Which of the scope's caps; null of a rate limit."""
     period: EventPeriod
@@ -119,7 +122,8 @@ class AlertView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_type(alert: Alert) -> EventType:
-    return BUDGET if alert.measure == SPEND else RATE_LIMIT
+    kinds = {SPEND: BUDGET, UNUSUAL: UNUSUAL_SPEND}
+    return kinds.get(alert.measure, RATE_LIMIT)
 
 
 def invoice_event(entered: Entered) -> Event:
@@ -145,7 +149,7 @@ def invoice_event_type(entered: Entered) -> str:
 
 
 def quantity(alert: Alert, amount: int) -> Quantity:
-    if alert.measure == SPEND:
+    if alert.measure in IN_MONEY:
         return Quantity(value=format_usd(amount), unit="usd")
     return Quantity(value=str(amount), unit="tokens")
 
