@@ -48,8 +48,10 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     def overlaps(self, other: Scope) -> bool:
         return all(mine in (None, its) or its is None for mine, its in _pairs(self, other))
 
-    def covers(self, other: Scope) -> bool:
-        return all(mine in (None, its) for mine, its in _pairs(self, other))
+    def covers(self, other: Scope | UsageLine) -> bool:
+        place = (other.model, other.tier, other.component)
+        mine = (self.model, self.tier, self.component)
+        return all(one in (None, its) for one, its in zip(mine, place, strict=True))
 
 
 def _pairs(one: Scope, other: Scope) -> Iterable[tuple[str | None, str | None]]:
@@ -61,14 +63,10 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     caller likes."""
 
     model: str
-    tier: Tier
-    component: Component
+    tier: str
+    component: str
     quantity: int
     amount_pico: Pico
-
-    @property
-    def scope(self) -> Scope:
-        return Scope(model=self.model, tier=self.tier, component=self.component)
 
 
 class FreeAllowance(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +186,7 @@ def _make_free(allowance: FreeAllowance, left: list[UsageLine]) -> Adjustment:
     """Takes what is free out of `left`."""
     free, amount = allowance.quantity, 0
     for position, line in enumerate(left):
-        if not line.quantity or not allowance.scope.covers(line.scope):
+        if not line.quantity or not allowance.scope.covers(line):
             continue
         taken = min(free, line.quantity)
         part = line.amount_pico * taken // line.quantity
@@ -231,5 +229,5 @@ def _fill_up(commitment: Commitment, terms: PeriodTerms, left: Sequence[UsageLin
 
 
 def _sum(scope: Scope, lines: Sequence[UsageLine]) -> tuple[int, Pico]:
-    covered = [line for line in lines if scope.covers(line.scope)]
+    covered = [line for line in lines if scope.covers(line)]
     return sum(line.quantity for line in covered), sum(line.amount_pico for line in covered)

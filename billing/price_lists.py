@@ -136,11 +136,7 @@ class PriceLists:
             and rule.price_list == price_list
             and rule.covers(unix_time)
         ]
-        return PeriodTerms(
-            allowances=tuple(it for it in found if isinstance(it, FreeAllowance)),
-            tiered=tuple(it for it in found if isinstance(it, TieredPrice)),
-            commitments=tuple(it for it in found if isinstance(it, Commitment)),
-        )
+        return period_terms(found)
 
     def discounted(self, entries: Iterable[PriceEntry]) -> Iterator[PriceEntry]:
         """What they cost by each list that has a discount on them. `entries`: everybody's, each
@@ -153,6 +149,36 @@ class PriceLists:
             for price_list, discounts in by_list.items():
                 for component, price in entry.prices.items():
                     yield from _discounted(price_list, entry, component, price, discounts)
+
+
+_CONTENT: dict[str, type[FreeAllowance | TieredPrice | Commitment]] = {
+    "free_allowance": FreeAllowance,
+    "tiered_price": TieredPrice,
+    "commitment": Commitment,
+}
+
+
+def stored_terms(rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> PeriodTerms:
+    """Of the rules of one list at one moment as they are stored: id, slot and content. Raises:
+    PriceBookError."""
+    found: list[FreeAllowance | TieredPrice | Commitment] = []
+    for rule_id, slot, content in rows:
+        _, kind, place = slot.split(":", 2)
+        if kind == "discount":
+            continue
+        parts = (None if part == "*" else part for part in place.rsplit(":", 2))
+        scope = dict(zip(("model", "tier", "component"), parts, strict=True))
+        found.append(msgspec.convert({**content, "id": rule_id, "scope": scope}, _CONTENT[kind]))
+    return period_terms(found)
+
+
+def period_terms(rules: Sequence[FreeAllowance | TieredPrice | Commitment]) -> PeriodTerms:
+    """Raises: PriceBookError."""
+    return PeriodTerms(
+        allowances=tuple(it for it in rules if isinstance(it, FreeAllowance)),
+        tiered=tuple(it for it in rules if isinstance(it, TieredPrice)),
+        commitments=tuple(it for it in rules if isinstance(it, Commitment)),
+    )
 
 
 def _discounted(

@@ -42,6 +42,7 @@ from billing.invoices.numbers import next_number
 from billing.invoices.postings import Posting, post
 from billing.invoices.states import DRAFT, FINALIZED
 from billing.invoices.tables import invoice_lines, invoices
+from billing.invoices.terms import with_terms
 from billing.money import Pico
 from billing.tables import usage_events
 
@@ -174,7 +175,8 @@ async def _count(db: AsyncEngine, org_id: str, invoice_id: str) -> Counted:
     window = Window(
         org=org_id, period=draft.period, since=draft.since, cutoff=cutoff, earlier=earlier
     )
-    return Counted(invoice=draft, account=account, charges=await charges_of(db, window))
+    charges = await with_terms(db, org_id, draft.period, await charges_of(db, window))
+    return Counted(invoice=draft, account=account, charges=charges)
 
 
 async def _periods_before(conn: AsyncConnection, draft: Invoice) -> tuple[Period, ...]:

@@ -1,0 +1,80 @@
+"""What an org has agreed upon for a whole period, as charges: `adjustments` over the charges that
+its usage has come to.
+
+Above: `closing`, which counts them with the rest. Below: `adjustments`, `price_lists`, and the
+tables of prices. The terms are those of the price list that the org's plan names when the period is
+counted, as they were in force when it began. They are about usage of the period itself: what comes
+late for another one, and corrections, are charged as they were booked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.adjustments import Adjustment, PeriodTerms, UsageLine, adjustments
+from billing.invoices.calendar import Period
+from billing.invoices.charges import Charge, Subject
+from billing.price_entries import DEFAULT_LIST
+from billing.price_lists import stored_terms
+
+_PRICE_LIST = sa.text("""
+    SELECT p.price_list FROM orgs o JOIN plans p ON p.name = o.plan WHERE o.id = :org
+""")
+_RULES = sa.text("""
+    SELECT rule_id, slot, content FROM price_rules
+    WHERE price_list = :price_list AND valid @> CAST(:moment AS timestamptz)
+    ORDER BY rule_id
+""")
+
+
+async def with_terms(
+    db: AsyncEngine, org: str, period: Period, charges: Sequence[Charge]
+) -> list[Charge]:
+    """`charges`, and behind them what the org's terms add or give back. Raises: PriceBookError."""
+    async with db.connect() as conn:
+        terms = await _terms_of(conn, org, period)
+    return [*charges, *_adjusted(terms, period, charges)]
+
+
+async def _terms_of(conn: AsyncConnection, org: str, period: Period) -> PeriodTerms:
+    price_list = await conn.scalar(_PRICE_LIST, {"org": org}) or DEFAULT_LIST
+    rows = await conn.execute(_RULES, {"price_list": price_list, "moment": period.start})
+    return stored_terms((row.rule_id, row.slot, row.content) for row in rows)
+
+
+def _adjusted(terms: PeriodTerms, period: Period, charges: Sequence[Charge]) -> Iterator[Charge]:
+    lines = [
+        UsageLine(
+            model=each.subject.model,
+            tier=each.subject.tier,
+            component=each.subject.component,
+            quantity=each.quantity,
+            amount_pico=each.amount_pico,
+        )
+        for each in charges
+        if each.subject.kind == "usage"
+    ]
+    for each in adjustments(terms, lines):
+        yield Charge(
+            subject=_subject(each, period),
+            quantity=each.quantity,
+            num_requests=0,
+            amount_pico=each.amount_pico,
+        )
+
+
+def _subject(adjustment: Adjustment, period: Period) -> Subject:
+    scope = adjustment.scope
+    return Subject(
+        usage=period,
+        kind="adjustment",
+        project="",
+        model=scope.model or "",
+        tier=scope.tier or "",
+        component=adjustment.kind,
+        price_id=adjustment.rule_id,
+        pico_per_token=None,
+    )
