@@ -227,7 +227,7 @@ async def test_a_model_without_a_price_is_counted_costs_nothing_and_waits_in_sus
     assert costs_pico(client) == before
     last = "SELECT * FROM usage_events WHERE model = 'wide' ORDER BY id DESC LIMIT 1"
     (event,) = await stack.sql(last)
-    assert event.suspended and event.output == 5
+    assert event.suspended and (event.output, event.reasoning_output) == (3, 2)
     posted = await stack.sql(f"SELECT * FROM transfers WHERE event_id = '{event.id}'")
     assert [(row.kind, row.amount_pico, row.credit) for row in posted] == [
         ("suspense", 0, "suspense")
@@ -261,7 +261,8 @@ def test_before_the_first_byte_the_next_replica_is_tried(
     assert text_of(ask(client, "wide", stream=stream)) == ("Hello" if stream else "Hello there")
     assert [len(replica.exchanges) for replica in wide] == [1, 1]
     event = next_event(stack, "wide", before)
-    assert (event.output, event.estimated, event.finish) == (5, False, "done")
+    assert (event.output, event.reasoning_output) == (3, 2)
+    assert (event.estimated, event.finish) == (False, "done")
 
 
 def test_an_error_event_before_the_first_chunk_lets_the_next_replica_answer(
