@@ -56,21 +56,19 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from billing.events import PriceSet
 from engine.protocol import Lane
-from gateway.ids import uuid7
 from gateway.limits.comfort import Comfort
 from gateway.limits.counters import GRACE_S, WATCH_S, Books, Counters, NoBooks, SpentUnknown
 from gateway.limits.day_buckets import DayBuckets
 from gateway.limits.epochs import Epochs, EverUsed, never
 from gateway.limits.expected_output import ExpectedOutput
 from gateway.limits.funding import Funds, Lender, NoLender, OrgCounter
-from gateway.limits.keys import GATEWAYS, epoch_key, org_keys, scope_keys
+from gateway.limits.gateways import Gateways
+from gateway.limits.keys import epoch_key, org_keys, scope_keys
 from gateway.limits.local import LocalBuckets
 from gateway.limits.outage import Call, Outage
-from gateway.limits.pipeline import QueueFull
 from gateway.limits.scripts import LimiterUnavailable, Scripts
 from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.limits.verdicts import (
@@ -141,16 +139,15 @@ class Limiter:
         on_use: OnUse = lambda org_id, scopes, taken, given_back: None,
         on_refusal: OnRefusal = lambda org_id, caps: None,
     ) -> None:
-        self._id = uuid7().hex
         self._on_use = on_use
         self._on_refusal = on_refusal
         self._ever_used, self._has_admitted = ever_used, False
-        self._num_gateways = num_gateways
         self._clock = clock
         self._outputs = ExpectedOutput()
         self._local = LocalBuckets()
         self._local.num_gateways = num_gateways
         self._scripts = Scripts(redis, on_away=self._on_away)
+        self._gateways = Gateways(self._scripts.pipeline, at_least=num_gateways)
         self._comfort = Comfort()
         self._outage = Outage(self._scripts, self._local)
         self._epochs = Epochs(self._scripts.pipeline, self._was_ever_used)
@@ -426,15 +423,8 @@ class Limiter:
 
     async def count_gateways(self) -> None:
         """How many share the limits, this one included. Raises: LimiterUnavailable."""
-        call = self._scripts.pipeline.call
-        try:
-            now = int((await call(("TIME",)))[0])
-            await call(("ZADD", GATEWAYS, str(now), self._id))
-            await call(("ZREMRANGEBYSCORE", GATEWAYS, "-inf", str(now - 3 * RENEW_INTERVAL_S)))
-            counted = await call(("ZCARD", GATEWAYS))
-        except (RedisError, OSError, QueueFull) as error:
-            raise LimiterUnavailable(f"count gateways: {type(error).__name__}") from error
-        self._local.num_gateways = max(self._num_gateways, counted)
+        counted = await self._gateways.count(heard_within_s=3 * RENEW_INTERVAL_S)
+        self._local.num_gateways = counted
 
     async def renew(self) -> int:
         """Put off the expiry of this process' open leases, or open them again; returns how many
