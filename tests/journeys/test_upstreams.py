@@ -311,7 +311,6 @@ def test_what_an_upstream_cannot_take_at_once_waits_for_as_long_as_its_deadline(
         with pytest.raises(openai.InternalServerError) as caught:
             ask(client, "narrow", extra_headers={"x-request-timeout-ms": "200"})
         assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
-        assert caught.value.response.headers["x-should-retry"] == "false"
         stack.wait_metric("tollgate_upstream_requests_running", 1, **one)
         stack.wait("only the holder has a lease", lambda: stack.open_leases() == 1)
         with ThreadPoolExecutor(1) as pool:
