@@ -114,7 +114,8 @@ def _in_books(of: str) -> str:
         SELECT coalesce(sum({" + ".join(AMOUNTS)}), 0) FROM usage_hourly h
         WHERE h.org = {of}.org_id
             AND {of}.scope_id = CASE {of}.scope
-                WHEN 'org' THEN h.org WHEN 'project' THEN h.project ELSE h.key END
+                WHEN 'org' THEN h.org WHEN 'project' THEN h.project
+                WHEN 'model' THEN h.model ELSE h.key END
             AND ({of}.period = 'total' OR (h.hour >= {of}.period_start
                 AND h.hour < ({of}.period_start AT TIME ZONE 'UTC'
                     + CASE {of}.period WHEN 'day' THEN interval '1 day'
@@ -134,22 +135,23 @@ DAY_S = 86_400
 
 
 class Spend(msgspec.Struct, frozen=True):
-    """What was booked of a key in one day (UTC) of admission."""
+    """What was booked of a key and a model in one day (UTC) of admission."""
 
     org: str
     project: str
     key: str
+    model: str
     day: int
     """Since 1970."""
     amount_pico: int
 
 
 def sum_up(booked: Iterable[tuple[Attempt, int]]) -> list[Spend]:
-    """By key and day, of what tenants are billed for (pico-USD)."""
-    amounts: dict[tuple[str, str, str, int], int] = defaultdict(int)
+    """By key, model and day, of what tenants are billed for (pico-USD)."""
+    amounts: dict[tuple[str, str, str, str, int], int] = defaultdict(int)
     for attempt, amount_pico in booked:
         day = (to_moment(attempt.admitted_at) - EPOCH).days
-        amounts[attempt.org, attempt.project, attempt.key, day] += amount_pico
+        amounts[attempt.org, attempt.project, attempt.key, attempt.model, day] += amount_pico
     return [Spend(*of, amount_pico) for of, amount_pico in amounts.items()]
 
 
@@ -158,14 +160,14 @@ def sum_up(booked: Iterable[tuple[Attempt, int]]) -> list[Spend]:
 # have no such sum.
 _SPENT = sa.text(f"""
     WITH spent AS (
-        SELECT org, project, key, to_timestamp(day * {DAY_S}) AS day, amount_pico
+        SELECT org, project, key, model, to_timestamp(day * {DAY_S}) AS day, amount_pico
         FROM unnest(CAST(:org AS text[]), CAST(:project AS text[]), CAST(:key AS text[]),
-            CAST(:day AS bigint[]), CAST(:amount_pico AS numeric[]))
-            AS s(org, project, key, day, amount_pico)
+            CAST(:model AS text[]), CAST(:day AS bigint[]), CAST(:amount_pico AS numeric[]))
+            AS s(org, project, key, model, day, amount_pico)
         WHERE org IN (SELECT org_id FROM spend_caps)
     ),
     caps AS (
-        SELECT id AS cap_id, org_id, scope, coalesce(key_id, project_id, org_id) AS scope_id,
+        SELECT id AS cap_id, org_id, scope, coalesce(key_id, project_id, model, org_id) AS scope_id,
             period, amount_pico AS ceiling
         FROM spend_caps WHERE archived_at IS NULL AND org_id IN (SELECT org FROM spent)
     ),
@@ -175,8 +177,8 @@ _SPENT = sa.text(f"""
                 ELSE date_trunc(period, day, 'UTC') END AS period_start,
             sum(amount_pico) AS amount_pico
         FROM spent
-            CROSS JOIN LATERAL (VALUES ('org', org), ('project', project), ('key', key))
-                AS s(scope, scope_id)
+            CROSS JOIN LATERAL (VALUES ('org', org), ('project', project), ('key', key),
+                ('model', model)) AS s(scope, scope_id)
             CROSS JOIN unnest(ARRAY['day', 'month', 'total']) AS period
         WHERE amount_pico > 0
         GROUP BY 1, 2, 3, 4, 5
@@ -219,7 +221,7 @@ async def raise_for_spend(connection: AsyncConnection, spends: Sequence[Spend]) 
 
 _OF_CAP = sa.text(f"""
     WITH caps AS (
-        SELECT id AS cap_id, org_id, scope, coalesce(key_id, project_id, org_id) AS scope_id,
+        SELECT id AS cap_id, org_id, scope, coalesce(key_id, project_id, model, org_id) AS scope_id,
             period, amount_pico AS ceiling, CASE period WHEN 'total' THEN to_timestamp(0)
                 ELSE date_trunc(period, coalesce(CAST(:at AS timestamptz), clock_timestamp()),
                     'UTC') END AS period_start

@@ -97,6 +97,7 @@ async def create(request: Asked) -> Response[bytes]:
         org_id=org_id,
         project_id=wanted.project_id,
         key_id=wanted.key_id,
+        model=wanted.model,
         period=wanted.period,
         amount_pico=usd(wanted.amount_usd),
         hard=wanted.hard,

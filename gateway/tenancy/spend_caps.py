@@ -1,4 +1,5 @@
-"""Spend caps: what an org, a project or a key may spend in a day, a month (UTC) or in all.
+"""Spend caps: what an org, a project or a key may spend in a day, a month (UTC) or in all; and of a
+model what its org wants to be told of.
 
 Above: `keys` and `auth.subjects` read the hard ones with whom they bind; admin routes make and
 change them. Below: `tables`, `billing.alerts`. The limiter holds requests to hard caps; a soft one
@@ -43,7 +44,8 @@ class SpendCapRow(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     project_id: str | None
     key_id: str | None
-    scope: CapScope
+    model: str | None
+    scope: CapScope | Literal["model"]
     period: CapPeriod
     amount_pico: Pico
     hard: bool
@@ -101,6 +103,7 @@ async def create_spend_cap(
     org_id: str,
     project_id: str | None = None,
     key_id: str | None = None,
+    model: str | None = None,
     period: CapPeriod = "month",
     amount_pico: Pico = 0,
     hard: bool = True,
@@ -108,12 +111,15 @@ async def create_spend_cap(
     operator_org: str | None = None,
     actor: Actor,
 ) -> SpendCapRow:
-    """Of the org, or of one project or key. Every worker goes by it within a second.
+    """Of the org, or of one project, key or model. Every worker goes by it within a second.
 
     Raises: InvalidField, NotFound (org, project, key), Conflict, ChangeNotAnnounced.
     """
     if project_id is not None and key_id is not None:
         raise InvalidField("key_id", "a cap is of a project or of a key")
+    if model is not None and (project_id is not None or key_id is not None):
+        raise InvalidField("model", "a cap is of a project, of a key or of a model")
+    _check_hardness(model, hard)
     _check_amount(amount_pico)
     subject = key_id or project_id or EVERYTHING
     async with changing(db, redis, subject, org_id=org_id) as conn:
@@ -127,6 +133,7 @@ async def create_spend_cap(
             "org_id": org_id,
             "project_id": project_id,
             "key_id": key_id,
+            "model": model,
             "period": period,
             "amount_pico": amount_pico,
             "hard": hard,
@@ -180,6 +187,7 @@ async def update_spend_cap(
             raise ReadOnly("cap", "an archived cap cannot be changed")
         if "amount_pico" in values:
             _check_amount(values["amount_pico"])
+        _check_hardness(before.model, values.get("hard", before.hard))
         changed = {
             name: value
             for name, value in values.items()
@@ -218,7 +226,7 @@ async def archive_spend_cap(
 
 def said(cap: SpendCapRow) -> dict[str, Any]:
     """For the audit log."""
-    fields = ("project_id", "key_id", "period", "amount_pico", "hard", "by_operator")
+    fields = ("project_id", "key_id", "model", "period", "amount_pico", "hard", "by_operator")
     return {name: _told(getattr(cap, name)) for name in fields}
 
 
@@ -231,6 +239,12 @@ def _check_amount(amount_pico: Pico) -> None:
     if not 0 <= amount_pico <= MAX_AMOUNT_PICO or amount_pico % PICO_PER_NANO:
         most = MAX_AMOUNT_PICO // PICO_PER_USD
         raise InvalidField("amount_usd", f"must be 0 to {most}, with at most nine decimals")
+
+
+def _check_hardness(model: str | None, hard: bool) -> None:
+    """What the limiter counts has no counter of a model over all projects."""
+    if model is not None and hard:
+        raise InvalidField("hard", "a cap of a model refuses nothing: it must be false")
 
 
 async def _lock_owner(
@@ -277,6 +291,7 @@ async def _is_taken(conn: AsyncConnection, cap: SpendCapRow, hard: bool) -> bool
         own.org_id == cap.org_id,
         own.project_id.is_not_distinct_from(cap.project_id),
         own.key_id.is_not_distinct_from(cap.key_id),
+        own.model.is_not_distinct_from(cap.model),
         own.period == cap.period,
         own.hard == hard,
         own.by_operator == cap.by_operator,

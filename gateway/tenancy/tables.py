@@ -142,6 +142,7 @@ spend_caps = sa.Table(
     sa.Column("org_id", sa.Text, sa.ForeignKey("orgs.id"), nullable=False),
     sa.Column("project_id", sa.Text, nullable=True),
     sa.Column("key_id", sa.Text, nullable=True),
+    sa.Column("model", sa.Text, nullable=True),
     sa.Column("scope", sa.Text, sa.FetchedValue(), nullable=False),
     sa.Column("period", sa.Text, nullable=False),
     sa.Column("amount_pico", sa.Numeric(38, 0), nullable=False),
@@ -158,7 +159,7 @@ spend_caps = sa.Table(
     sa.Index(
         "spend_caps_live",
         "org_id",
-        sa.text("coalesce(key_id, project_id, '')"),
+        sa.text("(coalesce(key_id, project_id, 'model/' || model, ''))"),
         "period",
         "hard",
         "by_operator",

@@ -4,7 +4,7 @@ msgspec. Money is a decimal text in USD, exact; moments are Unix seconds.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -13,14 +13,16 @@ from gateway.principal import CapPeriod, CapScope
 
 AmountUsd = Annotated[str, Meta(pattern=r"^[0-9]{1,7}(\.[0-9]{1,9})?\Z")]
 """`12.50`: to the nano."""
+MAX_MODEL_CHARS = 256
 Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}\Z")]
 
 
 class NewSpendCap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the org, unless it names a project or a key of it."""
+    """Of the org, unless it names a project or a key of it, or a model; that of a model is soft."""
 
     project_id: Id | None = None
     key_id: Id | None = None
+    model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)] | None = None
     period: CapPeriod
     amount_usd: AmountUsd
     hard: bool = True
@@ -40,7 +42,8 @@ class SpendCapView(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     project_id: str | None
     key_id: str | None
-    scope: CapScope
+    model: str | None
+    scope: CapScope | Literal["model"]
     period: CapPeriod
     amount_usd: str
     hard: bool

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import ingest as ingesting
-from billing.alerts import THRESHOLDS, select_alerts, to_alerts
+from billing.alerts import THRESHOLDS, raise_for_cap, select_alerts, to_alerts
 from billing.events import Price, Quantities, UsageEvent
 from billing.ingest import ingest
 from billing.price_book import PriceBook
@@ -43,6 +43,7 @@ async def cap(
     period: Period = "day",
     project: str | None = None,
     key: str | None = None,
+    model: str | None = None,
     hard: bool = False,
     by_operator: bool = False,
 ) -> str:
@@ -53,14 +54,15 @@ async def cap(
         await conn.execute(
             sa.text("""
                 INSERT INTO spend_caps
-                    (id, org_id, project_id, key_id, period, amount_pico, hard, by_operator)
-                VALUES (:id, :org, :project, :key, :period, :amount, :hard, :operator)
+                    (id, org_id, project_id, key_id, model, period, amount_pico, hard, by_operator)
+                VALUES (:id, :org, :project, :key, :model, :period, :amount, :hard, :operator)
             """),
             {
                 "id": cap_id,
                 "org": org,
                 "project": project,
                 "key": key,
+                "model": model,
                 "period": period,
                 "amount": amount,
                 "hard": hard,
@@ -122,6 +124,18 @@ async def test_one_jump_says_all_of_them_and_each_cap_speaks_for_itself(db: Asyn
     assert len([each for each in found if each[0] == lower]) == 3
     assert not [each for each in found if each[0] in (caps["key"], *others)]
     assert await raised(db, "org_b") == []
+
+
+async def test_a_models_cap_is_over_all_that_use_it(db: AsyncEngine) -> None:
+    await ingest(db, [spends(45, project="proj_b")])  # read from the books, once
+    penny = await cap(db, 100, model="penny", period="month")
+    other = await cap(db, 1, model="other")
+    await ingest(db, [spends(4), spends(1, key="another")])
+    assert await raised(db) == [(penny, "model", "2026-11-01", 50, 50)]
+    async with db.begin() as conn:
+        await raise_for_cap(conn, penny, datetime.fromtimestamp(NOON, UTC))
+        await raise_for_cap(conn, other, datetime.fromtimestamp(NOON, UTC))
+    assert len(await raised(db)) == 1
 
 
 async def test_a_period_is_that_of_the_admission_and_the_next_begins_at_nothing(

@@ -59,6 +59,19 @@ async def test_a_cap_is_made_changed_lifted_and_told_to_whom_it_binds(world: Wor
     assert log == ["spend_cap.created", "spend_cap.updated", "spend_cap.archived"]
 
 
+async def test_a_cap_of_a_model_is_soft_and_stays_so(world: World) -> None:
+    body = {"period": "day", "amount_usd": "3", "hard": False, "model": "far"}
+    made = await world.call("POST", CAPS, body)
+    assert made.status_code == 201, made.text
+    assert (made.json()["scope"], made.json()["model"]) == ("model", "far")
+    assert (await world.call("POST", CAPS, body)).status_code == 409
+    assert (await world.call("POST", CAPS, {**body, "model": "near"})).status_code == 201
+    path = f"{CAPS}/{made.json()['id']}"
+    hardened = await world.call("PATCH", path, {"hard": True})
+    assert (hardened.status_code, hardened.json()["param"]) == (400, "hard")
+    assert (await world.call("PATCH", path, {"amount_usd": "4"})).status_code == 200
+
+
 async def test_of_one_owner_and_period_there_is_one_cap(world: World) -> None:
     body = {"period": "day", "amount_usd": "3"}
     assert (await world.call("POST", CAPS, body)).status_code == 201
@@ -73,6 +86,9 @@ async def test_of_one_owner_and_period_there_is_one_cap(world: World) -> None:
         {"period": "day", "amount_usd": "1e3"},
         {"period": "week", "amount_usd": "1"},
         {"period": "day", "amount_usd": "1", "key_id": "k", "project_id": "p"},
+        {"period": "day", "amount_usd": "1", "model": "far", "hard": True},
+        {"period": "day", "amount_usd": "1", "model": "far", "hard": False, "project_id": "p"},
+        {"period": "day", "amount_usd": "1", "model": "", "hard": False},
     ):
         assert (await world.call("POST", CAPS, wrong)).status_code == 400
     gone = await world.call("POST", CAPS, {"period": "day", "amount_usd": "1", "key_id": "k"})
