@@ -146,7 +146,8 @@ async def usage_completions(
 ) -> ReportPage[UsageRow]:
     """Tokens and requests; times are Unix seconds, an empty filter does not filter, no `end_time`
     means now. `served_as`: BATCH of what is batch in the default tier, else the tier.
-    `embeddings`: of what was read for some; else of all else.
+    `embeddings`: of what was read for some; else of all else. Requests of a model that did both
+    for one key in one hour are counted in both.
 
     Raises: ReportQueryError, naming the parameter.
     """
@@ -159,7 +160,7 @@ async def usage_completions(
     filters = {"project": project_ids, "key": api_key_ids, "model": models, "served_as": served_as}
     where = [
         *_where(source, org, window, filters),
-        (source.c.embedding_input > 0) == embeddings,
+        _made_embeddings(source) if embeddings else _made_other(source),
         *_of_owners(source, {"user_id": user_ids, "service_account_id": service_account_ids}),
     ]
     if batch is not None:
@@ -324,6 +325,16 @@ def _where(
         source.c.moment < to_moment(window.end),
         *(source.c[name].in_(wanted) for name, wanted in filters.items() if wanted),
     ]
+
+
+def _made_embeddings(source: sa.Subquery) -> sa.ColumnElement[bool]:
+    return source.c.embedding_input > 0
+
+
+def _made_other(source: sa.Subquery) -> sa.ColumnElement[bool]:
+    """A row of a rollup may have both: then it is of both reports, each with its own tokens."""
+    others = [source.c[name] for name in COMPONENTS if name != "embedding_input"]
+    return sa.or_(source.c.embedding_input == 0, sum(others, sa.literal(0)) > 0)
 
 
 def _of_owners(

@@ -164,6 +164,17 @@ async def test_a_users_usage_is_that_of_their_keys(used: OpenRows, db: AsyncEngi
     assert [row.user_id for row in minute.buckets[0].results] == ["user_1", None]
 
 
+async def test_a_model_that_does_both_loses_no_tokens_to_the_other_report(db: AsyncEngine) -> None:
+    await ingest(db, [at(NOON), at(NOON, Quantities(embedding_input=9))])
+    query: dict[str, Any] = {
+        "org": "org_a", "start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY,
+    }  # fmt: skip
+    for embeddings in (False, True):
+        page = await usage_completions(partial(tenant, db), **query, embeddings=embeddings)
+        [row] = page.buckets[0].results
+        assert (row.quantities.prompt_total, row.quantities.embedding_input) == (116, 9)
+
+
 async def test_what_is_batch_in_the_default_tier_is_served_as_that(used: OpenRows) -> None:
     query: dict[str, Any] = {
         "org": "org_a", "start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY,
