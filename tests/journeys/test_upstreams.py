@@ -15,13 +15,7 @@ import pytest
 from openai import OpenAI
 
 from tests.chaos.load import check_books
-from tests.gateway.fleet.scripted_upstream import (
-    Exchange,
-    Script,
-    chunk,
-    completion,
-    usage_chunk,
-)
+from tests.gateway.fleet.scripted_upstream import Exchange, Script, chunk, completion, usage_chunk
 from tests.journeys.reports import costs_pico, events, eventually, next_event, usage_of_today
 from tests.journeys.upstream_settings import BIG_KEY, BIG_PRICES, BOOK, CONFIG, PRIORITY_TIMES
 from tests.journeys.upstreams import (
