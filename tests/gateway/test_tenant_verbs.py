@@ -70,6 +70,7 @@ SYSTEM = {
     "tenancy.invites.find_invite": "whoever has the link, before the tenant is known",
     "tenancy.pages.read_page": "a page of the statement that it is given",
     "tenancy.credits.create_credit": "operators credit tenants, in the books of the house",
+    "tenancy.credits.get_credit": "with what is left of it, in the books of the house",
     "tenancy.credits.take_back_credit": "operators credit tenants, in the books of the house",
     "tenancy.keys.find_key": "authentication, before it knows the tenant",
     "tenancy.keys.owner_of_key": "the command line, to learn the tenant",

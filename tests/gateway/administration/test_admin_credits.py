@@ -79,14 +79,21 @@ async def test_a_prepaid_org_spends_what_it_was_credited_and_no_more(
 async def test_operators_alone_give_credit_and_see_that_of_others(world: World) -> None:
     made = await world.call("POST", f"{ADMIN}/orgs", {"name": "tenant"})
     other, key = made.json()["organization"]["id"], made.json()["admin_key"]["value"]
+    me = (await world.call("GET", BALANCE)).json()["org_id"]
     body = {"org_id": other, "amount_usd": "5"}
     assert (await world.call("POST", CREDITS, body, key=key)).status_code == 403
-    assert (await world.call("POST", CREDITS, body)).status_code == 201
+    made = await world.call("POST", CREDITS, body)
+    assert made.status_code == 201
+    mine = await world.call("POST", CREDITS, {"org_id": me, "amount_usd": "1"})
+    credit, hidden = f"{CREDITS}/{made.json()['id']}", f"{CREDITS}/{mine.json()['id']}"
+    assert (await world.call("GET", credit, key=key)).json()["left_usd"] == "5"
+    assert (await world.call("GET", hidden, key=key)).status_code == 404
+    assert (await world.call("POST", f"{credit}/revoke", key=key)).status_code == 403
+    assert (await world.call("POST", f"{credit}/revoke")).status_code == 404, "not of this org"
     assert (await world.call("GET", BALANCE, key=key)).json()["left_usd"] == "5"
-    assert (await world.call("GET", BALANCE)).json()["left_usd"] == "0"
+    assert (await world.call("GET", BALANCE)).json()["left_usd"] == "1"
     seen = await world.call("GET", f"{BALANCE}?org_id={other}")
     assert seen.json()["left_usd"] == "5"
-    me = (await world.call("GET", BALANCE)).json()["org_id"]
     peeking = await world.call("GET", f"{BALANCE}?org_id={me}", key=key)
     assert peeking.status_code == 403
     for wrong in ({"amount_usd": "0"}, {"amount_usd": "9000000"}, {"amount_usd": "-1"}):
@@ -94,6 +101,9 @@ async def test_operators_alone_give_credit_and_see_that_of_others(world: World) 
         assert refused.status_code == 400
     gone = await world.call("POST", CREDITS, {"org_id": "org_none", "amount_usd": "1"})
     assert gone.status_code == 404
+    taken = await world.call("POST", f"{credit}/revoke?org_id={other}")
+    assert taken.json()["revoked_at"] is not None
+    assert (await world.call("GET", BALANCE, key=key)).json()["available_usd"] == "0"
 
 
 async def test_nobody_is_credited_with_more_than_counters_count(world: World, org_id: str) -> None:
