@@ -381,7 +381,7 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.no_cover  # a branch that only chance finds is not tested; and the tracer doubles it
+@pytest.mark.no_cover  # a branch that only chance finds is not tested
 def test_what_is_good_is_what_the_model_says(postgres_url: str, redis_url: str) -> None:
     with asyncio.Runner() as runner:
 
