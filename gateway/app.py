@@ -57,6 +57,7 @@ from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.routes import (
     admin_alerts,
+    admin_billing,
     admin_credits,
     admin_forecast,
     admin_invoices,
@@ -162,6 +163,7 @@ def with_routes(max_body_bytes: int) -> Litestar:
             *admin_members.routes,
             *admin_plans.routes,
             *admin_spend_caps.routes,
+            *admin_billing.routes,
             *admin_credits.routes,
             *admin_invoices.routes,
             *admin_models.routes,

@@ -11,11 +11,14 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from billing.invoices.accounts import Terms, set_account
+from billing.invoices.invoice import latest_invoice
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.grants import create_grant
 from gateway.auth.token_tables import signing_keys
 from gateway.db import tenant
 from gateway.tenancy import users
+from tests.billing.invoices.billed import ACCOUNT_MADE, book, close_and_finalize, tokens
 from tests.gateway.administration.conftest import World
 
 ADMIN, ORG = "/v1/admin", "/v1/organization"
@@ -143,6 +146,17 @@ class Maker:
     async def cap(self) -> str:
         made = await self.post(f"{ADMIN}/spend-caps", await self.cap_body())
         return f"{ADMIN}/spend-caps/{made['id']}"
+
+    async def invoice(self) -> str:
+        """A final one, of the next month, over more than all credit that others have given."""
+        db, org_id = self.world.db, self.org_id
+        async with db.begin() as conn:
+            await set_account(conn, org_id=org_id, terms=Terms(), now=ACCOUNT_MADE)
+            newest = await latest_invoice(conn, org_id=org_id)
+        begun = ACCOUNT_MADE if newest is None else newest.period_end
+        await book(db, tokens(begun, 10_000, 10**10, org=org_id))
+        made = await close_and_finalize(db, begun + timedelta(days=31), org_id)
+        return f"{ADMIN}/invoices/{made.id}"
 
     async def signing_key(self) -> str:
         """The next one was published long ago, so that it may sign."""
@@ -281,6 +295,24 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("PATCH", f"{ADMIN}/projects/{{project_id}}"): at(own_project, body={"plan": "gold"}),
     ("POST", f"{ADMIN}/signing_keys/rotate"): rotate_signing_key,
     ("POST", f"{ADMIN}/signing_keys/{{kid}}/revoke"): at(Maker.signing_key, "/revoke"),
+    ("POST", f"{ADMIN}/billing-account"): new(
+        f"{ADMIN}/billing-account", lambda m: {"net_days": int(m.name()[1:])}
+    ),
+    ("POST", f"{ADMIN}/fx-rates"): new(
+        f"{ADMIN}/fx-rates",
+        lambda m: {
+            "currency": "EUR",
+            "usd_per_unit": "1.1",
+            "valid_from": int(m.name()[1:]),
+            "source": "bank",
+        },
+    ),
+    ("POST", f"{ADMIN}/invoices/{{invoice_id}}/payments"): at(
+        Maker.invoice, "/payments", {"amount": "0.5", "reference": "wire 7"}
+    ),
+    ("POST", f"{ADMIN}/invoices/{{invoice_id}}/credit-notes"): at(
+        Maker.invoice, "/credit-notes", {"reason": "it was slow"}
+    ),
     ("POST", f"{ADMIN}/credits"): credit,
     ("POST", f"{ADMIN}/credits/{{credit_id}}/revoke"): at(credit_of, "/revoke"),
     ("POST", f"{ADMIN}/spend-caps"): new_cap,

@@ -13,7 +13,7 @@ from billing.invoices.invoicer import Invoicer
 from gateway.webhooks.outbox import fan_out
 from tests.billing.invoices.billed import ACCOUNT_MADE, OCTOBER, at, book, tokens, used
 from tests.billing.samples import an_attempt, an_event
-from tests.gateway.administration.changing import ADMIN
+from tests.gateway.administration.changing import ADMIN, Maker
 from tests.gateway.administration.conftest import World
 
 INVOICES = f"{ADMIN}/invoices"
@@ -123,3 +123,43 @@ async def test_who_asked_is_told_that_an_invoice_is_final(world: World, org_id: 
         [row] = await conn.execute(query)
     assert row.event_type == "invoice.finalized"
     assert '"number": "TG-000001"' in str(row.body).replace("'", '"')
+
+
+async def test_an_operator_bills_records_and_takes_back(world: World, org_id: str) -> None:
+    account = f"{ADMIN}/billing-account"
+    assert (await world.call("GET", account)).status_code == 404
+    terms = {"timezone": "Asia/Tokyo", "billing_day": 5, "issuer": "ACME"}
+    made = await world.call("POST", account, terms)
+    assert (made.status_code, made.json()["version"]) == (201, 1)
+    for field, value in {"timezone": "Mars/Olympus", "currency": "XAU", "billing_day": 0}.items():
+        refused = await world.call("POST", account, {field: value})
+        assert refused.status_code == 400 and field in refused.text
+    assert (await found(world, account))["timezone"] == "Asia/Tokyo"
+    path = await Maker(world, org_id, "proj_a").invoice()
+    paid = await world.call("POST", f"{path}/payments", {"amount": "60", "reference": "wire 7"})
+    assert (paid.status_code, paid.json()["amount"]) == (201, "60.00")
+    for amount in ("40.01", "0", "0.001", "-1"):
+        body = {"amount": amount, "reference": "wire 8"}
+        assert (await world.call("POST", f"{path}/payments", body)).status_code == 400
+    [line] = (await found(world, f"{path}/lines"))["data"]
+    body = {"reason": "it was slow", "lines": {line["id"]: "40"}}
+    note = await world.call("POST", f"{path}/credit-notes", body)
+    assert (note.status_code, note.json()["number"]) == (201, "TG-CN-000001")
+    invoice = await found(world, path)
+    assert (invoice["state"], invoice["due"], invoice["credited"]) == ("paid", "0.00", "40.00")
+
+
+async def test_nobody_says_of_their_own_invoice_that_it_was_paid(world: World, org_id: str) -> None:
+    made = await world.call("POST", f"{ADMIN}/orgs", {"name": "mallory"})
+    mallory = made.json()["admin_key"]["value"]
+    path = await Maker(world, org_id, "proj_a").invoice()
+    for change, body in {
+        f"{path}/payments": {"amount": "1", "reference": "x"},
+        f"{path}/credit-notes": {"reason": "x"},
+        f"{ADMIN}/billing-account": {"net_days": 365},
+        f"{ADMIN}/fx-rates": {
+            "currency": "EUR", "usd_per_unit": "1", "valid_from": 0, "source": "me",
+        },
+    }.items():  # fmt: skip
+        assert (await world.call("POST", change, body, key=mallory)).status_code == 403
+    assert (await world.call("GET", path, key=mallory)).status_code == 404

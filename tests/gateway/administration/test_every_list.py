@@ -29,6 +29,7 @@ ROWS, LIMIT, MAX_PAGES = 25, 7, 300
 NO_LIST = {
     f"{ADMIN}/balance": "one thing",
     f"{ADMIN}/forecast": "one thing",
+    f"{ADMIN}/billing-account": "one thing",
     f"{ADMIN}/organization": "one thing",
     f"{ADMIN}/invoices/{{invoice_id}}/export": "one document",
     f"{ORG}/projects/{{project_id}}/model_permissions": "one thing",
