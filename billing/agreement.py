@@ -66,6 +66,12 @@ class Agreement(msgspec.Struct, kw_only=True):
     num_waiting: int = 0
     """Events that stand in spools alone."""
 
+    @property
+    def first(self) -> str | None:
+        """The problem to begin with: one that names a request, if any does."""
+        named = (problem for problem in self.problems if "request " in problem)
+        return next(named, self.problems[0] if self.problems else None)
+
 
 class Waiting(NamedTuple):
     """An event that stands in a spool alone."""

@@ -245,3 +245,14 @@ credit_burns = sa.Table(
     sa.Column("version", sa.BigInteger, primary_key=True),
     sa.Column("amount_pico", MONEY, nullable=False),
 )
+
+reconciliations = sa.Table(
+    "reconciliations",
+    metadata,
+    sa.Column("host", sa.Text, primary_key=True),
+    sa.Column("day", sa.Date, primary_key=True),
+    _moment("started_at"),
+    sa.Column("ended_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *(sa.Column(name, sa.ARRAY(sa.Text), nullable=False) for name in ("problems", "unknown")),
+    sa.Column("num_waiting", sa.BigInteger, nullable=False),
+)

@@ -40,6 +40,7 @@ from gateway.books import PostgresBooks
 from gateway.connection import LAST_REQUEST_S
 from gateway.credit_sweeper import CreditSweeper
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
+from gateway.engine_counts import start_daily_agreement
 from gateway.errors import to_face
 from gateway.fleet.input_estimate import Encode
 from gateway.fleet.places import SharedPlaces
@@ -254,6 +255,7 @@ async def open_services(
     )
     settlement.recovered(spool.recovered)
     shipper = start_shipper(stack, spool, system_db, settlement, limiter)
+    start_daily_agreement(stack, Home(settings.home), settings.models, system_db)
     auth = await open_auth(
         stack,
         issuer=settings.issuer,

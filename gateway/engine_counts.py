@@ -6,10 +6,16 @@ engine that somebody else runs keeps its own.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from itertools import pairwise
 
+from sqlalchemy.ext.asyncio import AsyncEngine
+
 from billing.agreement import EngineCount, Tokens
+from billing.daily import DailyAgreement
 from engine import usage_record
 from engine.protocol import Usage
 from gateway.home import Home
@@ -19,6 +25,16 @@ from gateway.served_models import ModelConfig
 def engine_counts(home: Home, models: Sequence[ModelConfig]) -> list[EngineCount]:
     """Raises: OSError, ValueError for a file that is no record."""
     return [count for model in models if model.starts_engine for count in _counts(home, model)]
+
+
+def start_daily_agreement(
+    stack: AsyncExitStack, home: Home, models: Sequence[ModelConfig], db: AsyncEngine
+) -> None:
+    """Of this host. `db`: of a role that sees every org's rows."""
+    counts = partial(engine_counts, home, models)
+    daily = DailyAgreement(db, home.spool, counts, host=socket.gethostname())
+    stack.push_async_callback(daily.stop)
+    daily.start()
 
 
 def _counts(home: Home, model: ModelConfig) -> Iterator[EngineCount]:

@@ -48,6 +48,7 @@ HIDDEN = {
     "entries": "the books of the house speak of all tenants",
     "invoice_counters": "the last number of an issuer, who bills all tenants",
     "oauth_assertions": "which assertions were shown once, before it is known by whom",
+    "reconciliations": "whether the books of the house agree",
     "signing_keys": "the installation signs for all tenants",
     "transfers": "the books of the house speak of all tenants",
     "usage_conflicts": "what a person must look at, of whichever tenant",

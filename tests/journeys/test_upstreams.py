@@ -219,8 +219,7 @@ async def test_a_model_without_a_price_is_counted_costs_nothing_and_waits_in_sus
     expected = usage.get("input_tokens", 0) + 20
     eventually(lambda: usage_of_today(client, models=["wide"])["input_tokens"], expected)
     assert costs_pico(client) == before
-    last = "SELECT * FROM usage_events WHERE model = 'wide' ORDER BY id DESC LIMIT 1"
-    (event,) = await stack.sql(last)
+    event, *_ = await stack.sql("SELECT * FROM usage_events WHERE model = 'wide' ORDER BY id DESC")
     assert event.suspended and (event.output, event.reasoning_output) == (3, 2)
     posted = await stack.sql(f"SELECT * FROM transfers WHERE event_id = '{event.id}'")
     assert [(row.kind, row.amount_pico, row.credit) for row in posted] == [
