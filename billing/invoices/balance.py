@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.credits import paid_pico
+from billing.currency import round_half_up
 from billing.invoices.invoice import Invoice, amounts_of, pay
 from billing.invoices.tables import invoice_payments, invoices
 from billing.money import Pico
@@ -42,7 +43,8 @@ async def take_from_balance(conn: AsyncConnection, invoice: Invoice, now: dateti
     due = (await amounts_of(conn, invoice)).due
     if due > 0:
         there = max(0, await unapplied_pico(conn, invoice.org_id))
-        due = min(due, there // invoice.coin_pico)
+        # Usage is burned exactly and invoiced rounded: who has paid it all is not asked for a coin.
+        due = min(due, round_half_up(there, invoice.coin_pico)[0])
     if not due:
         return
     notes = sa.select(sa.func.count()).where(invoice_payments.c.invoice_id == invoice.id)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.credits import post_credit
+from billing.credits import grant_credit
 from billing.errors import BadInvoicing, InvoicingConflict, NoInvoice
 from billing.invoices.balance import unapplied_pico
 from billing.invoices.closing import close
@@ -23,6 +23,9 @@ from billing.invoices.collection import (
     record_payment,
 )
 from billing.invoices.invoice import Invoice, get_invoice
+from billing.ledger import account_of
+from billing.tables import credit_burns
+from billing.transfers import Transfer, TransferStatus, transfer
 
 from .billed import (
     NOVEMBER,
@@ -83,9 +86,21 @@ async def take_back(
         )
 
 
-async def credit(db: AsyncEngine, cents: int, credit_id: str = "credit_1") -> None:
+async def burn(db: AsyncEngine, amount: int, grant: str) -> None:
+    """A grant of so much, all of which has paid for usage."""
+    burned = Transfer(
+        id=f"burn:{grant}",
+        debit=f"grant:{grant}",
+        credit=account_of(ORG),
+        amount_pico=amount,
+        kind="burn",
+    )
+    row = {"transfer_id": grant, "grant_id": grant, "org_id": ORG, "event_id": grant}
     async with db.begin() as conn:
-        await post_credit(conn, credit_id=credit_id, org=ORG, amount_pico=cents * CENT)
+        await grant_credit(conn, credit_id=grant, org=ORG, amount_pico=amount)
+    async with db.begin() as conn:
+        assert await transfer(conn, [burned]) == [TransferStatus.CREATED]
+        await conn.execute(sa.insert(credit_burns).values(**row, version=1, amount_pico=amount))
 
 
 async def state(db: AsyncEngine, invoice: Invoice) -> str:
@@ -133,7 +148,7 @@ async def test_a_credit_note_takes_back_no_more_than_is_left(db: AsyncEngine) ->
     first, second = (it.id for it in await lines(db, invoice))
     with pytest.raises(BadInvoicing, match="left"):
         await take_back(db, invoice, {first: 251})
-    with pytest.raises(BadInvoicing, match="no line"):
+    with pytest.raises(BadInvoicing, match="no such line"):
         await take_back(db, invoice, {"another": 1})
     note = await take_back(db, invoice, {first: 200})
     assert (note.number, note.total_coins) == ("TG-CN-000001", 200)
@@ -166,15 +181,26 @@ async def test_what_is_taken_back_of_a_paid_invoice_pays_the_next(db: AsyncEngin
     await assert_books_agree(db)
 
 
-async def test_what_was_paid_in_advance_settles_an_invoice(db: AsyncEngine) -> None:
+async def test_what_credits_have_paid_settles_an_invoice(db: AsyncEngine) -> None:
     await open_account(db)
-    await credit(db, 1500)
+    await burn(db, 1000 * CENT, "first")
     first = await an_invoice(db)
     assert first.state == "paid"
+    await burn(db, 500 * CENT, "second")
     second = await an_invoice(db, now=NOVEMBER)
     assert second.state == "finalized"
     await pay(db, second, 500)
     assert (await state(db, second), await receivable(db)) == ("paid", 0)
+    await assert_books_agree(db)
+
+
+async def test_who_has_paid_to_the_pico_is_not_asked_for_a_cent(db: AsyncEngine) -> None:
+    await open_account(db)
+    used = 16 * CENT // 10
+    await book(db, tokens(at(2026, 9, 3), 1, used))
+    await burn(db, used, "all")
+    invoice = await close_and_finalize(db, OCTOBER)
+    assert (invoice.total_coins, invoice.state) == (2, "paid")
     await assert_books_agree(db)
 
 
