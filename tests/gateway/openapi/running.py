@@ -272,6 +272,9 @@ class Running:
         amount = {"period": "day", "amount_usd": "1"}
         return self.made("/v1/admin/spend-caps", project_id=self.make_project(), **amount)
 
+    def make_credit(self, *_: Any) -> str:
+        return self.made("/v1/admin/credits", org_id=self.org_id, amount_usd="1")
+
     def make_endpoint(self, *_: Any) -> str:
         url = f"https://hooks{next(self._numbers)}.example/in"
         return self.made("/v1/admin/webhooks", url=url, event_types=["budget.threshold_reached"])
