@@ -46,7 +46,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     version: int
     told: int = 0
-    """The version that holders of leases were told last."""
+    """The version that holders of leases were told last; what must shrink nobody is told."""
     paid_pico: Pico
     """For all that it ever spent, by grants or by invoice."""
     is_prepaid: bool
@@ -62,7 +62,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     wanted_pico: Pico = 0
     """Beyond that, by a request that waits."""
     released: int | None = None
-    """The version of the funding that its holders have let go."""
+    """The version up to which its holders have let go, and take no older one."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ def plan(
     burns = burn(grants, usages)
     burned, owed = _sums(burns, usages)
     left = {each.id: each.left_pico - burned.get(each.id, 0) for each in grants}
-    is_released = ask is not None and ask.released == line.told
+    is_released = ask is not None and ask.released is not None and ask.released >= line.told
     is_live = bool(leases) and not is_released and _ends_at(leases) > now
     kept = {
         grant_id: max(0, lease.amount_pico - burned.get(grant_id, 0)) if is_live else 0
@@ -133,7 +133,7 @@ def plan(
     following = msgspec.structs.replace(
         line, version=line.version + 1, paid_pico=paid, leased_until=until
     )
-    if ask is not None:
+    if ask is not None and not must_shrink:
         following = msgspec.structs.replace(
             following, told=following.version, leased_at=now, spent_pico=ask.spent_pico
         )

@@ -45,6 +45,8 @@ SHORT_S = 1.0
 """So long after a top-up fell short of what was wanted nobody asks for more."""
 MAX_SHRINKS = 3
 MAX_ORGS = 65_536
+ONLY_ASKED: Any = (0, 0, 0, 0, {})
+"""Of `fund.lua`."""
 
 OrgCounter = tuple[str, str]
 """An org, and the key of the counter of all that it spends."""
@@ -61,7 +63,8 @@ class Funding(msgspec.Struct, frozen=True, kw_only=True):
     """From before it was asked."""
     refill_nano: int
     must_shrink: bool
-    """It counts on what is no longer there: let go of what was told, and ask again."""
+    """It counts on what is no longer there: let go of what was told up to this version, and ask
+    again."""
 
 
 class Lender(Protocol):
@@ -69,7 +72,7 @@ class Lender(Protocol):
         self, org_id: str, *, spent_nano: int, wanted_nano: int, released: int | None
     ) -> Funding:
         """`spent_nano`: and held. `wanted_nano`: beyond that, by who waits. `released`: the version
-        that was let go. Raises: OSError."""
+        up to which all is let go. Raises: OSError."""
         ...
 
 
@@ -163,10 +166,10 @@ class Funds:
             raise SpentUnknown(of[0]) from error
 
     async def _top_up(self, of: OrgCounter, wanted_nano: int) -> None:
-        """Raises: LimiterUnavailable, OSError."""
+        """Raises: LimiterUnavailable, SpentUnknown, OSError."""
         org_id, _ = of
         began, released = self._clock(), None
-        spent, *_ = await self._script(of, (-1, 0, 0, 0, {}))
+        spent, *_ = await self._script(of, ONLY_ASKED)
         for _ in range(MAX_SHRINKS):
             if spent < 0:
                 return  # whoever asks next builds the counter
@@ -175,7 +178,10 @@ class Funds:
             )
             if not found.must_shrink:
                 break
-            spent, released, *_ = await self._script(of, (0, 0, 0, 0, {}))
+            released = found.version
+            spent, *_ = await self._script(of, (released, 0, 0, 0, {}))
+        else:
+            raise SpentUnknown(org_id)
         holds_us = int((found.ttl_s - (self._clock() - began)) * 1_000_000)
         most = min(MAX_NANO, found.funded_nano + max(found.by_model.values(), default=0))
         if most - spent < wanted_nano:
@@ -204,6 +210,6 @@ class Funds:
 
     async def _renew(self, of: OrgCounter) -> None:
         """Raises: LimiterUnavailable, SpentUnknown."""
-        _, _, holds_us, left = await self._script(of, (-1, 0, 0, 0, {}))
+        _, _, holds_us, left = await self._script(of, ONLY_ASKED)
         if holds_us < RENEW_BEFORE_S * 1_000_000 or left < 0:
             await self.fund(of, 0)

@@ -47,6 +47,8 @@ class Machine(RuleBasedStateMachine):
         self.returned: dict[str, int] = {}
         self.leases: dict[str, Transfer] = {}
         self.told = Funded()
+        self.late: list[Funded] = []
+        """What was answered, and Redis has not been told yet."""
         self.running: list[Usage] = []
         self.unpaid: list[Usage] = []
         self.burns: list[Burn] = []
@@ -125,11 +127,31 @@ class Machine(RuleBasedStateMachine):
 
     @rule(wanted=st.sampled_from([0, 0, 50 * CENT]))
     def tops_up(self, wanted: int) -> None:
+        self.tell(self.answer(wanted))
+
+    @rule(wanted=st.sampled_from([0, 0, 50 * CENT]))
+    def tops_up_slowly(self, wanted: int) -> None:
+        self.late.append(self.answer(wanted))
+
+    @precondition(lambda self: self.late)
+    @rule(position=st.integers(0, 9))
+    def is_told_late(self, position: int) -> None:
+        self.tell(self.late.pop(position % len(self.late)))
+
+    def answer(self, wanted: int) -> Funded:
         ask = Ask(spent_pico=self.spent(), wanted_pico=wanted)
-        if self.settle(ask):
-            self.told.until = self.now  # let go
-            again = self.settle(msgspec.structs.replace(ask, released=self.line.told))
-            assert not again
+        found, must_shrink = self.settle(ask)
+        if must_shrink:
+            self.tell(Funded(found.version, until=self.now))  # let go
+            ask = msgspec.structs.replace(ask, released=self.told.version)
+            found, must_shrink = self.settle(ask)
+        assert not must_shrink
+        return found
+
+    def tell(self, found: Funded) -> None:
+        """As `fund.lua` does it."""
+        if found.version > self.told.version:
+            self.told = found
 
     @rule()
     def is_swept(self) -> None:
@@ -141,7 +163,7 @@ class Machine(RuleBasedStateMachine):
 
     # ---- the ledger's side
 
-    def settle(self, ask: Ask | None) -> bool:
+    def settle(self, ask: Ask | None) -> tuple[Funded, bool]:
         before = self.line.paid_pico + sum(each.amount_pico for each in self.leases.values())
         made = plan(self.line, list(self.grants.values()), self.leases, self.unpaid, ask, self.now)
         self.post(made.transfers)
@@ -159,10 +181,8 @@ class Machine(RuleBasedStateMachine):
         if was_alive:
             after = self.line.paid_pico + sum(each.amount_pico for each in self.leases.values())
             assert after >= before, "whoever was told may be spending it"
-        if ask is not None and not made.must_shrink:
-            until = self.line.leased_until or self.now + LEASE_TTL
-            self.told = Funded(self.line.version, general, by_model, until)
-        return made.must_shrink
+        until = self.line.leased_until or self.now + LEASE_TTL
+        return Funded(self.line.version, general, by_model, until), made.must_shrink
 
     def post(self, made: list[Transfer] | tuple[Transfer, ...] | object) -> None:
         assert isinstance(made, list)
@@ -191,6 +211,17 @@ class Machine(RuleBasedStateMachine):
             assert self.free(grant) >= 0, "leased + posted <= credited"
             burned = sum(one.amount_pico for one in self.burns if one.grant_id == name)
             assert self.credited[name] == grant.left_pico + burned + self.returned.get(name, 0)
+
+    @invariant()
+    def what_was_told_is_leased_while_it_holds(self) -> None:
+        for told in (self.told, *self.late):
+            if self.now < told.until and told.version >= self.told.version:
+                held = {name: each.amount_pico for name, each in self.leases.items()}
+                general = sum(held[name] for name in held if not self.grants[name].is_scoped)
+                assert told.general <= self.line.paid_pico + general
+                assert told.general + told.by_model.get("penny", 0) <= (
+                    self.line.paid_pico + sum(held.values())
+                )
 
     @invariant()
     def each_usage_is_paid_once(self) -> None:

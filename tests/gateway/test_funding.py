@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import balance_leases, credit_proof, ledger
 from billing.balance_leases import Ask
-from billing.credit_lines import settle, sweep, top_up
+from billing.credit_lines import _leases, settle, sweep, top_up
 from billing.credits import Balance, balance_of, grant_credit, revoke_credit
 from billing.events import Price, PriceSet, Quantities
 from billing.ingest import ingest
@@ -275,6 +275,27 @@ async def test_a_credit_pays_until_it_expires_and_for_what_was_admitted_before(
     here.limiter.funds.has_changed(COUNTER)
     assert isinstance(await here.admit(11), Refusal), "what is owed is paid first"
     assert isinstance(await here.admit(10), Admission)
+    await assert_books_agree(db)
+
+
+async def test_what_is_leased_of_a_credit_that_is_over_is_let_go_and_another_serves(
+    gateways: list[Gateway], db: AsyncEngine
+) -> None:
+    expiry = datetime.now(UTC) + timedelta(seconds=1)
+    await credit(db, "gone", 5, priority=0)
+    await credit(db, "soon", 5, expires_at=expiry)
+    await credit(db, "rest", 50)
+    here = gateways[0]
+    assert await here.spend(1)
+    async with db.begin() as conn:
+        assert set(await _leases(conn, ORG)) == {"gone", "soon"}
+        await revoke_credit(conn, ORG, "gone")
+    await asyncio.sleep((expiry - datetime.now(UTC)).total_seconds() + 0.1)
+    asked = here.lender.asked
+    assert await here.spend(5), "long before the books take the leases to have ended"
+    assert here.lender.asked == asked + 2, "what is over, and what there is instead"
+    async with db.connect() as conn:
+        assert set(await _leases(conn, ORG)) == {"rest"}
     await assert_books_agree(db)
 
 
