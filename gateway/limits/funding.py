@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -88,9 +88,11 @@ class NoLender:
 class _Round:
     """A top-up that has not begun yet, for all that wait for it."""
 
+    task: asyncio.Task[None]
+
     def __init__(self) -> None:
-        self.wanted_nano = 0
-        self.task: asyncio.Task[None] | None = None
+        self.wanted_nano: dict[str, int] = {}
+        """By model."""
 
 
 class Funds:
@@ -102,8 +104,8 @@ class Funds:
         self._scripts, self._lender, self._clock = scripts, lender, clock
         self._next: dict[OrgCounter, _Round] = {}
         self._running: dict[OrgCounter, asyncio.Task[None]] = {}
-        self._short: Lru[str, float] = Lru(MAX_ORGS)
-        """When a top-up of the org last fell short."""
+        self._short: Lru[str, dict[str, float]] = Lru(MAX_ORGS)
+        """By org when a top-up last fell short of what a model wanted."""
         self._served: set[OrgCounter] = set()
         """Since the last renewal."""
 
@@ -111,29 +113,33 @@ class Funds:
         for task in list(self._running.values()):
             await end(task)
 
-    def is_short(self, org_id: str) -> bool:
+    def is_short(self, org_id: str, model: str) -> bool:
         """More was asked for a moment ago, and was not there."""
-        since = self._short.get(org_id)
-        return since is not None and self._clock() - since < SHORT_S
+        return model in self._short_now(org_id)
+
+    def _short_now(self, org_id: str) -> dict[str, float]:
+        since, now = self._short.get(org_id) or {}, self._clock()
+        return {model: at for model, at in since.items() if now - at < SHORT_S}
 
     def has_changed(self, of: OrgCounter) -> None:
         """Its credit has: what was not there a moment ago may be, or the other way round."""
-        self._short.put(of[0], self._clock() - SHORT_S)
-        if of not in self._next:
-            self._join(of, 0)
+        self._short.drop(of[0])
+        self._join(of)
 
     def serves(self, of: OrgCounter, *, is_low: bool) -> None:
         """`is_low`: little is left, so top up while requests go on."""
         if len(self._served) < MAX_ORGS:
             self._served.add(of)
         if is_low and of not in self._running:
-            self._join(of, 0)
+            self._join(of)
 
-    async def fund(self, of: OrgCounter, wanted_nano: int) -> None:
+    async def fund(self, of: OrgCounter, model: str, wanted_nano: int) -> None:
         """Until as much has been asked for. Raises: SpentUnknown."""
-        await asyncio.shield(self._join(of, wanted_nano))  # others wait for it, too
+        joined = self._join(of)
+        joined.wanted_nano[model] = joined.wanted_nano.get(model, 0) + wanted_nano
+        await asyncio.shield(joined.task)  # others wait for it, too
 
-    def _join(self, of: OrgCounter, wanted_nano: int) -> asyncio.Task[None]:
+    def _join(self, of: OrgCounter) -> _Round:
         waiting = self._next.get(of)
         if waiting is None:
             waiting = self._next[of] = _Round()
@@ -142,9 +148,7 @@ class Funds:
             task = asyncio.create_task(work, name=f"top up {of[0]}")
             waiting.task = self._running[of] = task
             task.add_done_callback(lambda done: self._done(of, done))
-        waiting.wanted_nano = min(MAX_NANO, waiting.wanted_nano + wanted_nano)
-        assert waiting.task is not None
-        return waiting.task
+        return waiting
 
     def _done(self, of: OrgCounter, task: asyncio.Task[None]) -> None:
         if self._running.get(of) is task:
@@ -165,16 +169,17 @@ class Funds:
         except (LimiterUnavailable, OSError) as error:  # TimeoutError is an OSError
             raise SpentUnknown(of[0]) from error
 
-    async def _top_up(self, of: OrgCounter, wanted_nano: int) -> None:
+    async def _top_up(self, of: OrgCounter, wanted_nano: Mapping[str, int]) -> None:
         """Raises: LimiterUnavailable, SpentUnknown, OSError."""
         org_id, _ = of
         began, released = self._clock(), None
+        total_nano = min(MAX_NANO, sum(wanted_nano.values()))
         spent, *_ = await self._script(of, ONLY_ASKED)
         for _ in range(MAX_SHRINKS):
             if spent < 0:
                 return  # whoever asks next builds the counter
             found = await self._lender.top_up(
-                org_id, spent_nano=spent, wanted_nano=wanted_nano, released=released
+                org_id, spent_nano=spent, wanted_nano=total_nano, released=released
             )
             if not found.must_shrink:
                 break
@@ -183,9 +188,10 @@ class Funds:
         else:
             raise SpentUnknown(org_id)
         holds_us = int((found.ttl_s - (self._clock() - began)) * 1_000_000)
-        most = min(MAX_NANO, found.funded_nano + max(found.by_model.values(), default=0))
-        if most - spent < wanted_nano:
-            self._short.put(org_id, self._clock())
+        for model, wanted in wanted_nano.items():
+            most = found.funded_nano + found.by_model.get(model, 0)
+            if min(MAX_NANO, most) - spent < wanted:
+                self._short.put(org_id, {**self._short_now(org_id), model: self._clock()})
         if holds_us > 0:
             told = (found.version, min(MAX_NANO, found.funded_nano), holds_us, found.refill_nano)
             await self._script(of, (*told, found.by_model))
@@ -212,4 +218,4 @@ class Funds:
         """Raises: LimiterUnavailable, SpentUnknown."""
         _, _, holds_us, left = await self._script(of, ONLY_ASKED)
         if holds_us < RENEW_BEFORE_S * 1_000_000 or left < 0:
-            await self.fund(of, 0)
+            await asyncio.shield(self._join(of).task)

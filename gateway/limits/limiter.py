@@ -260,7 +260,7 @@ class Limiter:
                 await self._days.note(wanted.org_id, wanted.scopes[place], keys[3 + place])
             elif reply[0] == 7 and (paying := funded_counter(wanted)) is not None:
                 assert spending is not None
-                await self.funds.fund(paying, spending.hold_nano)
+                await self.funds.fund(paying, wanted.model, spending.hold_nano)
             else:
                 return self._to_verdict(wanted, reply)
         if reply[0] in (5, 7):
@@ -294,7 +294,8 @@ class Limiter:
     def _to_asked(self, wanted: Admission) -> Any:
         money: tuple[list[Any], list[Any]] = ([], [])
         if wanted.spending is not None:
-            money = wanted.spending.to_script(is_final=self.funds.is_short(wanted.org_id))
+            is_short = self.funds.is_short(wanted.org_id, wanted.model)
+            money = wanted.spending.to_script(is_final=is_short)
         return (
             wanted.lease_id,
             int(LEASE_TTL_S * 1_000_000),

@@ -316,6 +316,20 @@ async def test_a_credit_for_a_model_pays_for_no_other(
     await assert_books_agree(db)
 
 
+async def test_what_is_left_for_a_model_is_not_waited_for_by_another(
+    gateways: list[Gateway], db: AsyncEngine
+) -> None:
+    await credit(db, "any", 20)
+    await credit(db, "penny", 50, models=["penny"])
+    here, fresh, _ = gateways
+    assert await here.spend(20)
+    refused = await fresh.admit(1)
+    assert isinstance(refused, Refusal)
+    assert (refused.kind, refused.retry_after_s) == ("money", None)
+    assert fresh.lender.asked <= 2
+    assert isinstance(await fresh.admit(50, model="penny"), Admission), "for which it is left"
+
+
 async def test_one_tops_up_at_a_time_and_all_that_wait_are_counted(
     gateways: list[Gateway], db: AsyncEngine
 ) -> None:
