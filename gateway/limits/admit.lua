@@ -12,7 +12,7 @@
 --       3 this lease id was used up before; 4 the org has no epoch; 5 there is no counter, at `place`;
 --       6 what a day's bucket holds is not known; 7 the counter at `place` is not funded, or not far enough. Where it was
 --       admitted `place` is that of a counter that is to be topped up (0: none)
---       tokens: what money lets it write, -1: what was asked for; where money refused it, the cap in nano-USD
+--       tokens: what money lets it write, -1: what was asked for; where money refused it, each cap in nano-USD, as far as it is funded
 
 local FOREVER = -1
 local UNKNOWN = 1000000 -- until a stream ends, which nobody knows
@@ -130,7 +130,7 @@ if short > 0 and not known and (outcome == 1 or by_kind == 'm') then
   return {7, short, 'm', 0, now}
 end
 if outcome == 0 and by_kind == 'm' then
-  tokens = cap_of[at]
+  tokens = cap_of
 elseif outcome == 1 and refill > 0 and left[refill] - hold < refill_at then
   at = refill
 end

@@ -278,9 +278,9 @@ class Limiter:
         if outcome == 0:
             if kind == b"m":
                 assert spending is not None
-                caps = [cap for cap in spending.exceeded(left) if not cap.is_funded]
-                self._on_refusal(wanted.org_id, caps)
-                return overspent(spending, place, tokens, left[place - 1], state)
+                amounts = tokens
+                self._on_refusal(wanted.org_id, spending.exceeded(left, amounts))
+                return overspent(spending, place, amounts[place - 1], left[place - 1], state)
             wait_s = None if wait_us < 0 else wait_us / 1_000_000
             return refused(wanted.scopes[place - 1], kind.decode(), wait_s, state)
         admission = msgspec.structs.replace(wanted, state=state)

@@ -98,12 +98,14 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     def funded(self) -> Cap | None:
         return next((cap for cap in self.caps if cap.is_funded), None)
 
-    def exceeded(self, left_nano: Sequence[int]) -> list[Cap]:
-        """The caps that have not left what it holds at least; `left_nano`: of each."""
+    def exceeded(self, left_nano: Sequence[int], amounts_nano: Sequence[int]) -> list[Cap]:
+        """The caps that have not left what it holds at least, were they all funded.
+        `amounts_nano`: each as far as it is; `left_nano`: of that."""
         written_nano = self.cost_nano(0, self.min_output_tokens)
         least = min(self.hold_nano, self.input_nano + written_nano)
         least_nano = least if self.min_output_tokens else self.hold_nano
-        return [cap for cap, left in zip(self.caps, left_nano, strict=True) if left < least_nano]
+        found = zip(self.caps, left_nano, amounts_nano, strict=True)
+        return [cap for cap, left, amount in found if cap.amount_nano - amount + left < least_nano]
 
     def to_script(self, *, is_final: bool) -> tuple[list[Any], list[Any]]:
         """What is capped, and what is to be held of it: as `admit.lua` reads them. `is_final`: no

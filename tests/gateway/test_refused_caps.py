@@ -14,9 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from billing.alerts import select_alerts, to_alerts
 from billing.ingest import ingest
 from gateway.limits import refused_caps
+from gateway.limits.funding import Funding
 from gateway.limits.refused_caps import MAX_NOTED, REPEAT_S, RefusedCaps
-from gateway.limits.spending import Cap, Counter, counter_of
-from gateway.principal import CapPeriod, CapScope
+from gateway.limits.spending import MAX_NANO, Cap, Counter, counter_of
+from gateway.principal import CapPeriod, CapScope, SpendCap
 from tests.billing.test_alerts import archive, cap, spends
 from tests.gateway.money_books import ORG, BooksOfATest, who
 from tests.gateway.test_ceilings import NOWHERE, Clock
@@ -149,4 +150,47 @@ async def test_the_limiter_names_each_cap_that_has_too_little_left(
         (ORG, [("org", 1000), ("key", 1200)]),
         (ORG, [("org", 1000)]),
     ]
+    await desk.limiter.close()
+
+
+class PaidInAdvance:
+    """So much, in nano-USD."""
+
+    def __init__(self, nano: int) -> None:
+        self.nano = nano
+        self.version = 0
+
+    async def top_up(
+        self, org_id: str, *, spent_nano: int, wanted_nano: int, released: int | None
+    ) -> Funding:
+        self.version += 1
+        return Funding(
+            version=self.version,
+            funded_nano=self.nano,
+            by_model={},
+            ttl_s=60,
+            refill_nano=0,
+            must_shrink=False,
+        )
+
+
+async def test_a_cap_of_a_prepaid_org_is_named_by_itself_and_its_balance_is_not(
+    redis: redis.asyncio.Redis,
+) -> None:
+    heard: list[list[tuple[str, int]]] = []
+
+    def on_refusal(org_id: str, caps: list[Cap]) -> None:
+        heard.append([(each.counter.scope, each.amount_nano) for each in caps])
+
+    paid = PaidInAdvance(600)
+    desk = Desk(redis, BooksOfATest(), on_refusal=on_refusal, lender=paid)
+    balance = SpendCap("org", ORG, "total", MAX_NANO, is_funded=True)
+    caller = who(balance, allows(1000, period="total"), allows(700, "key", "key_a"))
+    refused = await desk.refused(caller, 210, 0)  # 630
+    assert (refused.limit, heard) == (600, [[]]), "all that was paid is no cap"
+    paid.nano = 2000
+    desk.limiter.funds.has_changed((ORG, counter_of("org", ORG, "total", NOON).key(ORG)))
+    await desk.admitted(caller, 210, 0)
+    refused = await desk.refused(caller, 130, 0)  # 390: 370 and 70 are left
+    assert (refused.limit, heard[1:]) == (700, [[("org", 1000), ("key", 700)]])
     await desk.limiter.close()
