@@ -4,6 +4,9 @@ their owner is idle, and its own again as soon as others' requests end."""
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gateway.app import room_before
-from gateway.fleet.places import LOOK_AGAIN_S, REST_S, SharedPlaces
+from gateway.fleet import places as places_module
+from gateway.fleet.places import LOG_EVERY_S, MAX_LOOK, REST_S, SharedPlaces
 from gateway.fleet.waiting_room import Place, WaitingRoom
 from gateway.lanes import Turn
 from gateway.settings import load
@@ -20,7 +24,6 @@ from gateway.settings import load
 OTHER = """
 import sys
 from pathlib import Path
-from gateway.app import room_before
 from gateway.fleet.places import SharedPlaces
 places = SharedPlaces(Path(sys.argv[1]), int(sys.argv[2]), share=int(sys.argv[3]), clock=lambda: 0)
 taken = []
@@ -117,8 +120,93 @@ async def test_who_waits_is_served_when_another_gives_back(tmp_path: Path, other
     assert places.take() is None
 
 
-def test_a_process_rests_longer_than_the_others_need_to_look() -> None:
-    assert REST_S > 2 * LOOK_AGAIN_S
+def test_of_many_places_each_is_seen_at_once_and_those_of_the_dead_soon(tmp_path: Path) -> None:
+    """So whoever looks while the lender rests finds what it gave back, wherever it is."""
+    other = Other(tmp_path / "places", 512, 256)
+    mine = SharedPlaces(tmp_path / "places", 512, share=256)
+    try:
+        assert {other.take() for _ in range(512)} == set(range(512))
+        for _ in range(100):
+            assert mine.take() is None and not mine.is_any_free()
+            other.says("give back")
+            assert mine.is_any_free() and mine.take() is not None
+        other.kill()
+        looks = [mine.take() for _ in range(512 // MAX_LOOK + 412)]
+        assert len(set(looks) - {None}) == 412 and mine.num_taken == 512
+    finally:
+        other.kill()
+        mine.close()
+
+
+def test_what_died_before_is_free_after_all(tmp_path: Path) -> None:
+    (tmp_path / "places").write_bytes(b"\x01" * 512)
+    mine = SharedPlaces(tmp_path / "places", 512, share=256)
+    assert mine.is_any_free() and mine.num_taken == 0
+    assert {mine.take() for _ in range(512)} == set(range(512))
+    mine.close()
+
+
+def test_who_rests_has_no_full_room(tmp_path: Path, other: Other) -> None:
+    """A prediction that says full would refuse what is served REST_S later at the latest."""
+    now = [0.0]
+    mine = SharedPlaces(tmp_path / "places", 10, share=5, clock=lambda: now[0])
+    room = WaitingRoom(5, places=mine, clock=lambda: now[0])
+    taken = [mine.take() for _ in range(6)]
+    mine.give_back(taken[0] or 0)
+    assert mine.take() is None and room.backlog == 0.0 and room.predicted_ttft_s(Turn()) == 0.0
+    now[0] += REST_S
+    assert mine.take() is not None
+    for _ in range(4):
+        other.take()
+    assert room.backlog > 0
+    room.close()
+
+
+def test_what_the_kernel_refuses_waits(
+    mine: SharedPlaces,
+    other: Other,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(mine, "_clock", lambda: now[0])
+    place = mine.take()
+    assert place is not None
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, places_module.__name__):
+        patch.setattr(fcntl, "lockf", refuse)
+        assert mine.take() is None
+        mine.give_back(place)
+        assert len(caplog.records) == 1 and "No locks available" in caplog.text
+        now[0] += LOG_EVERY_S
+        assert mine.take() is None
+        assert len(caplog.records) == 2
+    assert mine.num_taken == 0
+    assert [other.take() for _ in range(10)].count(-1) == 1, "that one is still locked"
+    assert mine.take() == place
+    mine.give_back(place)
+    assert other.take() == place
+
+
+async def test_a_request_outlives_a_kernel_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = WaitingRoom(2, places=SharedPlaces(tmp_path / "places", 2, share=2))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "lockf", refuse)
+        came = room.join(Turn(tenant="a"), 10)
+        assert not came.served.is_set()
+    await asyncio.wait_for(came.served.wait(), 5)
+    room.leave(came)
+    room.check_integrity()
+    room.close()
 
 
 def test_what_was_closed_takes_nothing_back(tmp_path: Path) -> None:
