@@ -436,15 +436,16 @@ def build_fleet(
 
 
 def room_before(model: ModelConfig, position: int, settings: Settings) -> WaitingRoom | None:
-    """What an upstream takes at once is shared by the gateways of this home."""
-    bound = model.replicas[position].max_concurrency
-    if bound is None:
+    """What an upstream takes at once is shared by the gateways of this home: if there is but one,
+    with the one that replaces it. It has the same file wherever it stands in the configuration."""
+    replica = model.replicas[position]
+    if replica.max_concurrency is None:
         return None
-    if settings.workers == 1:
-        return WaitingRoom(bound)
-    share = bound // settings.workers
-    path = Home(settings.home).places_of(f"{model.name}/{position}")
-    return WaitingRoom(share, places=SharedPlaces(path, bound, share=share))
+    share = replica.max_concurrency // settings.workers
+    twins = [each for each in model.replicas[:position] if each.account == replica.account]
+    path = Home(settings.home).places_of(model.name, *replica.account, len(twins))
+    places = SharedPlaces(path, replica.max_concurrency, share=share)
+    return WaitingRoom(share, places=places)
 
 
 def upstream_route(model: ModelConfig, threads: PrepareThreads, settings: Settings) -> Route:

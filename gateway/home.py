@@ -50,9 +50,9 @@ class Home:
         self.worker_settings = self.run / "settings.json"
         self.metrics = self.run / "metrics"
 
-    def places_of(self, replica: str) -> Path:
+    def places_of(self, *upstream: str | int | None) -> Path:
         """The file whose bytes are the places of an upstream."""
-        return self.run / "places" / hashlib.sha256(replica.encode()).hexdigest()[:32]
+        return self.run / "places" / hashlib.sha256(repr(upstream).encode()).hexdigest()[:32]
 
     def create(self) -> None:
         """Make the folders that a gateway writes to. Raises: OSError."""

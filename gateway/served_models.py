@@ -57,6 +57,11 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
     max_tokens_field: MaxTokensField = "max_tokens"
     """Where it is told how much it may write, if the client does not say."""
 
+    @property
+    def account(self) -> tuple[str, str, str | None]:
+        """Whose bound `max_concurrency` is: not its position, which a new configuration moves."""
+        return self.upstream, self.upstream_model, self.api_key_env
+
 
 class AdapterConfig(Strict, frozen=True, kw_only=True):
     """A LoRA adapter: to customers a model as any other, served by its base's engine."""

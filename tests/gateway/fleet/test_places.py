@@ -19,7 +19,7 @@ from gateway.fleet import places as places_module
 from gateway.fleet.places import LOG_EVERY_S, MAX_LOOK, REST_S, SharedPlaces
 from gateway.fleet.waiting_room import Place, WaitingRoom
 from gateway.lanes import Turn
-from gateway.settings import load
+from gateway.settings import Settings, load
 
 OTHER = """
 import sys
@@ -221,14 +221,63 @@ def test_what_was_closed_takes_nothing_back(tmp_path: Path) -> None:
     again.close()
 
 
+def settings_of(home: Path, text: str) -> Settings:
+    path = home / "tollgate.toml"
+    path.write_text(text)
+    return load({"home": home, "config": path}, {})
+
+
+UP = '[[model]]\nname = "up"\n'
+
+
 def test_each_worker_has_a_part_and_all_of_them_what_there_is(tmp_path: Path) -> None:
-    path = tmp_path / "tollgate.toml"
-    path.write_text(
-        'workers = 4\n[[model]]\nname = "up"\nupstream = "http://127.0.0.1:9/v1"\n'
-        "max_concurrency = 10\n"
-    )
-    settings = load({"home": tmp_path, "config": path}, {})
+    upstream = 'upstream = "http://127.0.0.1:9/v1"\nmax_concurrency = 10\n'
+    settings = settings_of(tmp_path, "workers = 4\n" + UP + upstream)
     room = room_before(settings.models[0], 0, settings)
     assert room is not None and room.max_concurrency == 2
     assert len({room._places.take() for _ in range(10)} - {None}) == 10, "none is lost"
     room.close()
+
+
+def test_one_worker_and_the_one_that_replaces_it_keep_the_bound(tmp_path: Path) -> None:
+    upstream = 'upstream = "http://127.0.0.1:9/v1"\nmax_concurrency = 10\n'
+    settings = settings_of(tmp_path, UP + upstream)
+    room = room_before(settings.models[0], 0, settings)
+    assert room is not None and room.max_concurrency == 10, "all of it is its own"
+    (path,) = (tmp_path / "run/places").iterdir()
+    old = Other(path, 10, 10)
+    try:
+        assert [old.take() for _ in range(7)].count(-1) == 0
+        assert [room._places.take() for _ in range(4)].count(None) == 1
+        old.says("give back")
+        assert room._places.take() is not None and old.take() == -1
+    finally:
+        old.kill()
+        room.close()
+
+
+def test_an_upstream_has_its_places_wherever_it_is_written(tmp_path: Path) -> None:
+    def replica(port: int, more: str = "") -> str:
+        return (
+            f'[[model.replica]]\nupstream = "http://127.0.0.1:{port}/v1"\n'
+            f"max_concurrency = 4\n{more}"
+        )
+
+    def files(*replicas: str) -> list[Path]:
+        """Of each, in their order."""
+        settings, seen, found = settings_of(tmp_path, UP + "".join(replicas)), set(), []
+        for position in range(len(replicas)):
+            room = room_before(settings.models[0], position, settings)
+            assert room is not None
+            room.close()
+            (new,) = set((tmp_path / "run/places").iterdir()) - seen
+            seen.add(new)
+            found.append(new)
+        for path in found:
+            path.unlink()
+        return found
+
+    one, two, other_key = replica(8), replica(9), replica(9, 'api_key_env = "KEY"\n')
+    before = files(one, two, other_key, two)
+    assert len(set(before)) == 4, "one that is written twice has twice as many"
+    assert files(two, other_key, two, one) == [before[1], before[2], before[3], before[0]]
