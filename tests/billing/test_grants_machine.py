@@ -143,6 +143,9 @@ class Machine(RuleBasedStateMachine):
         found, must_shrink = self.settle(ask)
         if must_shrink:
             self.tell(Funded(found.version, until=self.now))  # let go
+            elsewhere, must_shrink = self.settle(ask)
+            assert must_shrink, "another gateway asks, which has let go of nothing"
+            assert elsewhere.version > self.told.version
             ask = msgspec.structs.replace(ask, released=self.told.version)
             found, must_shrink = self.settle(ask)
         assert not must_shrink
