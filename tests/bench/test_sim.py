@@ -11,6 +11,7 @@ import pytest
 
 from bench.gpu.floors import H200, decode_step_s, prefill_s
 from bench.gpu.models import LLAMA_8B, shape_of
+from bench.sim import __main__ as command
 from bench.sim.__main__ import main
 from bench.sim.cost import Cost, Parts, floor, load, save
 from bench.sim.fit import Case, compared, least_of
@@ -122,6 +123,22 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: ob
     row = r"^    interactive( +\d+){3}( +[0-9.]+%?){7}$"
     assert len(re.findall(row, said, re.MULTILINE)) == 3
     assert said.count("Jain") == 3
+
+
+@pytest.mark.parametrize("goal", [1, 10**12])
+def test_a_speed_that_is_not_met_fails(
+    goal: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(COST, tmp_path / "cost.json")
+    monkeypatch.setattr(command, "SPEED_SIZE", 40)
+    monkeypatch.setattr(command, "SPEED_GOAL", goal)
+    arguments = ["--speed", "--cost", str(tmp_path / "cost.json")]
+    monkeypatch.setattr("sys.argv", ["bench.sim", *arguments])
+    if goal == 1:
+        main()
+    else:
+        with pytest.raises(SystemExit, match="slower than its goal"):
+            main()
 
 
 def test_rounds_of_a_case_are_joined_by_the_least_of_each_step() -> None:
