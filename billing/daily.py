@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.agreement import Agreement, EngineCount, agree
+from billing.rounds import Unforeseen
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
@@ -84,10 +85,9 @@ class DailyAgreement:
         return found
 
     async def _look_forever(self) -> None:
+        # Whatever it is: the row says that today nobody has ended it.
+        unforeseen = Unforeseen(log, "the books could not be compared")
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S * JITTER.uniform(0.5, 1.5))
-            try:
+            with unforeseen:
                 await self.look()
-            except Exception as error:
-                # Whatever it is: the row says that today nobody has ended it.
-                log.warning("the books could not be compared: %r", error)

@@ -26,6 +26,7 @@ from billing.errors import SpoolLocked
 from billing.events import UsageEvent
 from billing.ingest import MAX_BATCH, ingest
 from billing.reconcile import settle_late
+from billing.rounds import Unforeseen
 from billing.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -138,8 +139,10 @@ class Shipper:
             return
 
     async def _adopt_forever(self, parent: Path) -> None:
+        unforeseen = Unforeseen(log, "nothing is adopted")
         while True:
-            await self._adopt_all(parent)
+            with unforeseen:
+                await self._adopt_all(parent)
             await asyncio.sleep(ADOPT_INTERVAL_S)
 
     async def _adopt_all(self, parent: Path) -> None:

@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.rounds import Unforeseen
 from gateway.audit.tables import entries, heads
 from gateway.db import tenant
 from gateway.errors import AnswerLost, OtherRequest, RequestInFlight
@@ -186,12 +187,14 @@ class IdempotencyKeys:
 
     async def sweep_forever(self) -> None:
         """Runs in every worker until it is cancelled."""
+        unforeseen = Unforeseen(log, "idempotency keys were not swept")
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            try:
-                await self.sweep()
-            except (sa.exc.SQLAlchemyError, OSError) as error:
-                log.warning("idempotency keys were not swept (%s)", type(error).__name__)
+            with unforeseen:
+                try:
+                    await self.sweep()
+                except (sa.exc.SQLAlchemyError, OSError) as error:
+                    log.warning("idempotency keys were not swept (%s)", type(error).__name__)
 
     def _seal(self, claim: Claim, answer: Answer) -> bytes:
         nonce = secrets.token_bytes(NONCE_BYTES)

@@ -4,12 +4,14 @@ it."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 
 import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.rounds import Unforeseen
 from billing.spool import Spool
 from billing.worker import Shipper
 from engine.client import Engine
@@ -25,6 +27,8 @@ from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.telemetry import Telemetry
 from gateway.webhooks.wiring import Webhooks
+
+log = logging.getLogger(__name__)
 
 OBSERVE_INTERVAL_S = 1.0
 """A scrape asks one worker and hears of all: what the others say is at most so old."""
@@ -75,7 +79,9 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
 
     async def observe_forever(self) -> None:
         """Runs in every worker until it is cancelled."""
+        unforeseen = Unforeseen(log, "not observed")
         while True:
-            self.observe()
-            await self.readiness.has_seen_redis()
+            with unforeseen:
+                self.observe()
+                await self.readiness.has_seen_redis()
             await asyncio.sleep(OBSERVE_INTERVAL_S)

@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 from prometheus_client.multiprocess import mark_process_dead
 
+from billing.rounds import Unforeseen
 from engine.client import EngineClient
 from engine.errors import EngineUnavailable
 from gateway import credentials
@@ -334,10 +335,12 @@ class Supervisor:
                 self._say("All workers are new.")
 
     async def _cut_logs(self) -> None:
+        unforeseen = Unforeseen(log, "logs are not cut")
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
-            for path in self.home.logs.glob("*.log"):
-                await asyncio.to_thread(cut_log, path)
+            with unforeseen:
+                for path in self.home.logs.glob("*.log"):
+                    await asyncio.to_thread(cut_log, path)
 
     @property
     def _drain_s(self) -> float:

@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any
 
+from billing.rounds import Unforeseen
+
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 0.5
@@ -64,6 +66,8 @@ class Flusher(ABC):
         """Never raises what Postgres does; what that does not take is kept for the next time."""
 
     async def _flush_forever(self) -> None:
+        unforeseen = Unforeseen(log, f"{self._name}: not done")
         while True:
             await asyncio.sleep(self._interval_s)
-            await self.flush()
+            with unforeseen:
+                await self.flush()

@@ -22,6 +22,7 @@ from billing.invoices.closing import close, finalize, ripe
 from billing.invoices.collection import dun
 from billing.invoices.invoice import latest_invoice
 from billing.invoices.states import DRAFT
+from billing.rounds import Unforeseen
 from billing.tables import to_moment
 
 log = logging.getLogger(__name__)
@@ -56,12 +57,14 @@ class Invoicer:
             self._looking = None
 
     async def _look_forever(self) -> None:
+        unforeseen = Unforeseen(log, "invoices wait")
         while True:
             await asyncio.sleep(self._interval_s)
-            try:
-                await self.look()
-            except (SQLAlchemyError, OSError) as error:
-                log.warning("invoices wait for Postgres (%s)", type(error).__name__)
+            with unforeseen:
+                try:
+                    await self.look()
+                except (SQLAlchemyError, OSError) as error:
+                    log.warning("invoices wait for Postgres (%s)", type(error).__name__)
 
     async def look(self) -> None:
         """All that is due by now. Raises: what SQLAlchemy raises where Postgres is away."""

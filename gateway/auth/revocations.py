@@ -40,6 +40,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.rounds import Unforeseen
 from gateway.audit.log import Actor
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.grants import revoke_grant
@@ -301,16 +302,19 @@ class Denylist:
         return self._polled_at + HEALTHY_POLL_S - self._clock()
 
     async def _run(self) -> None:
+        unforeseen = Unforeseen(log, "revocations cannot be read")
         while True:
             self._wake.clear()
-            if self._must_poll:
-                await self._poll()
+            with unforeseen:
+                if self._must_poll:
+                    await self._poll()
             try:
                 async with asyncio.timeout(min(POLL_S, max(0.0, self._next_poll_s))):
                     await self._wake.wait()
             except TimeoutError:
-                if self._sweep():
-                    await self._purge()
+                with unforeseen:
+                    if self._sweep():
+                        await self._purge()
 
     async def _poll(self) -> None:
         started = self._polled_at = self._clock()

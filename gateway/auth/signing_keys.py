@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from joserfc.jwk import KeyParameters, RSAKey
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.rounds import Unforeseen
 from gateway.audit.log import ROTATION, record
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.errors import AuthUnavailable
@@ -359,20 +360,21 @@ class KeyRing:
 
     async def _run(self) -> None:
         failing = self._ring is None
+        unforeseen = Unforeseen(log, "signing keys cannot be read")
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S if failing else RELOAD_S):
                     await self._wake.wait()
             self._wake.clear()
-            try:
-                await self._rotate_when_due()
-                await self.reload()
-            except (*DATABASE_ERRORS, AuthUnavailable) as error:
-                if not failing:
-                    log.error("signing keys cannot be read (%s)", type(error).__name__)
-                failing = True
-            else:
-                failing = False
+            was_failing, failing = failing, True
+            with unforeseen:
+                try:
+                    await self._rotate_when_due()
+                    await self.reload()
+                    failing = False
+                except (*DATABASE_ERRORS, AuthUnavailable) as error:
+                    if not was_failing:
+                        log.error("signing keys cannot be read (%s)", type(error).__name__)
 
     async def _rotate_when_due(self) -> None:
         async with self._db.begin() as conn:

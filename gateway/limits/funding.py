@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from billing.rounds import Unforeseen
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.keys import org_keys
 from gateway.limits.scripts import LimiterUnavailable, Scripts
@@ -205,14 +206,16 @@ class Funds:
 
     async def renew_forever(self, running: Callable[[], Iterable[OrgCounter]]) -> None:
         """`running`: whose requests run here."""
+        unforeseen = Unforeseen(log, "a lease on a balance is not renewed")
         while True:
             await asyncio.sleep(RENEW_INTERVAL_S)
             served, self._served = self._served | set(running()), set()
             for of in served:
-                try:
-                    await self._renew(of)
-                except (LimiterUnavailable, SpentUnknown) as error:
-                    log.warning("the lease of %s is not renewed: %r", of[0], error)
+                with unforeseen:
+                    try:
+                        await self._renew(of)
+                    except (LimiterUnavailable, SpentUnknown) as error:
+                        log.warning("the lease of %s is not renewed: %r", of[0], error)
 
     async def _renew(self, of: OrgCounter) -> None:
         """Raises: LimiterUnavailable, SpentUnknown."""

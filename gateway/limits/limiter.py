@@ -58,6 +58,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from billing.events import PriceSet
+from billing.rounds import Unforeseen
 from engine.protocol import Lane
 from gateway.limits.comfort import Comfort
 from gateway.limits.counters import GRACE_S, WATCH_S, Books, Counters, NoBooks, SpentUnknown
@@ -402,25 +403,30 @@ class Limiter:
             return Settlement.DEFERRED
 
     async def _renew_forever(self) -> None:
+        unforeseen = Unforeseen(log, "leases not renewed")
         while True:
-            try:
-                await self.count_gateways()
-                await asyncio.sleep(RENEW_INTERVAL_S)
-                await self.renew()
-            except LimiterUnavailable as error:
-                log.warning("leases not renewed: %s", error)
-                await asyncio.sleep(RETRY_S)
+            wait_s = RETRY_S
+            with unforeseen:
+                try:
+                    await self.count_gateways()
+                    await self.renew()
+                    wait_s = RENEW_INTERVAL_S
+                except LimiterUnavailable as error:
+                    log.warning("leases not renewed: %s", error)
+            await asyncio.sleep(wait_s)
 
     async def _watch_forever(self) -> None:
         """Redis that has lost what it knew is told what runs here, and of what is in the books."""
+        unforeseen = Unforeseen(log, "not watched")
         while True:
             await asyncio.sleep(WATCH_S)
-            try:
-                if await self.counters.has_changed():
-                    await self.renew()
-                await self.counters.book_the_rest()
-            except (LimiterUnavailable, OSError) as error:
-                log.debug("not watched: %s", error)
+            with unforeseen:
+                try:
+                    if await self.counters.has_changed():
+                        await self.renew()
+                    await self.counters.book_the_rest()
+                except (LimiterUnavailable, OSError) as error:
+                    log.debug("not watched: %s", error)
 
     async def count_gateways(self) -> None:
         """How many share the limits, this one included. Raises: LimiterUnavailable."""

@@ -25,6 +25,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.rounds import Unforeseen
 from gateway.db import tenant
 from gateway.tasks import end
 from gateway.tenancy.errors import ChangeNotAnnounced
@@ -103,17 +104,19 @@ class ChangeListener:
 
     async def _run(self) -> None:
         backoff_s = HEARTBEAT_S
+        unforeseen = Unforeseen(log, f"{self._channel}: listener lost")
         while True:
             started = self._clock()
             pubsub = self._redis.pubsub()
-            try:
-                await self._listen(pubsub)
-            except (RedisError, OSError) as error:
-                if self._clock() - started > SILENCE_S:
-                    backoff_s = HEARTBEAT_S
-                log.warning("%s: listener lost (%s)", self._channel, type(error).__name__)
-            finally:
-                await pubsub.aclose()  # type: ignore[no-untyped-call]
+            with unforeseen:
+                try:
+                    await self._listen(pubsub)
+                except (RedisError, OSError) as error:
+                    if self._clock() - started > SILENCE_S:
+                        backoff_s = HEARTBEAT_S
+                    log.warning("%s: listener lost (%s)", self._channel, type(error).__name__)
+                finally:
+                    await pubsub.aclose()  # type: ignore[no-untyped-call]
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 

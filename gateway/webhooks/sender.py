@@ -20,6 +20,7 @@ from cryptography.exceptions import InvalidTag
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import alerts, unusual_spend
+from billing.rounds import Unforeseen
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import DATABASE_ERRORS
 from gateway.egress import Egress, EgressError
@@ -87,11 +88,13 @@ class Sender:
             await end(task)
 
     async def _poll_forever(self) -> None:
+        unforeseen = Unforeseen(log, "webhooks wait")
         while True:
-            try:
-                await self.poll()
-            except DATABASE_ERRORS as error:
-                log.warning("webhooks wait for Postgres (%s)", type(error).__name__)
+            with unforeseen:
+                try:
+                    await self.poll()
+                except DATABASE_ERRORS as error:
+                    log.warning("webhooks wait for Postgres (%s)", type(error).__name__)
             await asyncio.sleep(self._poll_s)
 
     async def poll(self) -> None:
