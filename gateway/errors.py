@@ -18,7 +18,7 @@
     RateLimited                        429     tokens | requests       rate_limit_exceeded
     RateLimited by a spend cap         429     insufficient_quota      insufficient_quota
     limits: UnpricedModel              400     invalid_request_error   model_without_price
-    limits: SpentUnknown               503     server_error            service_unavailable
+    limits: SpentUnknown, ScriptFailed 503     server_error            service_unavailable
     NotAccepting                       503     server_error            service_unavailable
     EncodedBody                        415     invalid_request_error   unsupported_content_encoding
     RequestConflict                    412, 409, 422  invalid_request_error  its own
@@ -70,6 +70,7 @@ from gateway.lanes import DEADLINE_HEADER
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.headers import to_headers
 from gateway.limits.limiter import Refusal
+from gateway.limits.scripts import ScriptFailed
 from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
 from gateway.limits.verdicts import LimitKind, ScopeName
 from gateway.tenancy.errors import (
@@ -213,8 +214,8 @@ def to_face(error: Exception) -> Face:
             return from_auth(error)
         case RateLimited():
             return refused(error.refusal)
-        case UnpricedModel() | SpentUnknown():
-            return from_spending(error)
+        case UnpricedModel() | SpentUnknown() | ScriptFailed():
+            return from_limits(error)
         case NotAccepting() | SpoolError():
             return unavailable("This gateway cannot take requests at the moment.")
         case ReportQueryError():
@@ -364,7 +365,7 @@ PERIODS = {
 }
 
 
-def from_spending(error: UnpricedModel | SpentUnknown) -> Face:
+def from_limits(error: UnpricedModel | SpentUnknown | ScriptFailed) -> Face:
     match error:
         case UnpricedModel():
             message = (
@@ -372,6 +373,8 @@ def from_spending(error: UnpricedModel | SpentUnknown) -> Face:
                 " nobody could say what a request costs."
             )
             return face(400, message, INVALID, code="model_without_price", param="model")
+        case ScriptFailed():
+            return unavailable("What was used under a limit cannot be known at the moment.")
         case _:
             return unavailable("What was spent under a hard cap cannot be known at the moment.")
 

@@ -37,7 +37,7 @@ from gateway.ids import uuid7
 from gateway.limits.epochs import EverUsed
 from gateway.limits.keys import org_keys
 from gateway.limits.pipeline import QueueFull
-from gateway.limits.scripts import LimiterUnavailable, Scripts
+from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, Scripts, unavailable
 from gateway.limits.spending import Counter, counters_of, to_nano
 from gateway.limits.verdicts import ScopeName
 
@@ -218,12 +218,19 @@ class Counters:
         for org_id, ids in by_org.items():
             if self._scripts.is_away:
                 raise LimiterUnavailable("Redis is away")
-            known = {key.decode() for key in await self._call("SMEMBERS", index_key(org_id))}
-            if known:
-                for position in range(0, len(ids), BOOK_BATCH):
-                    await self._book(org_id, ids[position : position + BOOK_BATCH], known)
+            try:
+                await self._book_all(org_id, ids)
+            except ScriptFailed:
+                continue  # it was logged; they wait until its keys are mended, and nobody for them
             for event_id in ids:
                 self._unbooked.pop(event_id, None)
+
+    async def _book_all(self, org_id: str, event_ids: Sequence[str]) -> None:
+        """Raises: LimiterUnavailable, OSError."""
+        known = {key.decode() for key in await self._call("SMEMBERS", index_key(org_id))}
+        if known:
+            for position in range(0, len(event_ids), BOOK_BATCH):
+                await self._book(org_id, event_ids[position : position + BOOK_BATCH], known)
 
     async def _book(self, org_id: str, event_ids: Sequence[str], known: set[str]) -> None:
         asked = []
@@ -275,7 +282,8 @@ class Counters:
         try:
             return await self._scripts.pipeline.call(command)
         except (RedisError, OSError, QueueFull) as error:
-            raise LimiterUnavailable(f"{command[0]}: {type(error).__name__}") from error
+            key = str(command[1]) if len(command) > 1 else ""
+            raise unavailable(str(command[0]), key, error) from error
 
 
 def index_key(org_id: str) -> str:

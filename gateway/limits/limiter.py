@@ -51,6 +51,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -70,7 +71,7 @@ from gateway.limits.gateways import Gateways
 from gateway.limits.keys import epoch_key, org_keys, scope_keys
 from gateway.limits.local import LocalBuckets
 from gateway.limits.outage import Call, Outage
-from gateway.limits.scripts import LimiterUnavailable, Scripts
+from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.limits.verdicts import (
     Admission,
@@ -209,7 +210,7 @@ class Limiter:
         write what is left. 0: it did. `most_input_tokens`: whoever counts them; what a hard cap
         holds, where `input_tokens` is an estimate.
 
-        Raises: UnpricedModel, SpentUnknown (a hard cap binds it).
+        Raises: UnpricedModel, SpentUnknown (a hard cap binds it), ScriptFailed.
         """
         expected = self._outputs.expected(principal.key_id, model)
         scopes = scopes_of(principal, model, lane)
@@ -239,6 +240,8 @@ class Limiter:
             return wanted
         try:
             return await self._admit(wanted)
+        except ScriptFailed:
+            raise
         except LimiterUnavailable:
             return self._admit_locally(wanted)
 
@@ -398,6 +401,8 @@ class Limiter:
     async def _settle(self, lease_id: str, call: Call) -> Settlement:
         try:
             return Settlement(await self._scripts.call("settle", call.keys, call.asked))
+        except ScriptFailed:
+            return Settlement.FAILED
         except LimiterUnavailable:
             self._outage.defer(lease_id, call)
             return Settlement.DEFERRED
@@ -445,7 +450,8 @@ class Limiter:
             remaining = iter(leases)
             while batch := list(islice(remaining, RENEW_BATCH)):
                 asked = (int(LEASE_TTL_S * 1_000_000), batch)
-                renewed += await self._scripts.call("renew", org_keys(org_id), asked)
+                with suppress(ScriptFailed):  # it was logged; others' leases are renewed
+                    renewed += await self._scripts.call("renew", org_keys(org_id), asked)
         return renewed
 
 

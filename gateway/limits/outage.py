@@ -12,14 +12,16 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from billing.rounds import Unforeseen
 from gateway.ids import uuid7
 from gateway.limits.keys import org_keys, org_of
 from gateway.limits.local import BURST_PARTS, SHARE, Grant, LocalBuckets
-from gateway.limits.scripts import LimiterUnavailable, Scripts
+from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.tasks import end
 
 log = logging.getLogger(__name__)
@@ -97,19 +99,21 @@ class Outage:
     async def _mend(self) -> None:
         """Until Redis is back, and has stayed until all that waited for it is done."""
         wait_s = FIRST_PROBE_S
+        unforeseen = Unforeseen(log, "Redis is not looked for")
         while self._scripts.is_away or self._deferred:
             await asyncio.sleep(wait_s)
             wait_s = min(MAX_PROBE_S, 2 * wait_s)
-            try:
-                if self._scripts.is_away:
-                    await self._scripts.probe("renew", NOBODY, (0, []))
-                    await self._post_grants()
-                    await asyncio.sleep(OTHERS * wait_s)
-                    await self._post_grants()
-                    self._scripts.closed()
-                await self._settle_deferred()
-            except LimiterUnavailable as error:
-                log.debug("still away: %s", error)
+            with unforeseen:
+                try:
+                    if self._scripts.is_away:
+                        await self._scripts.probe("renew", NOBODY, (0, []))
+                        await self._post_grants()
+                        await asyncio.sleep(OTHERS * wait_s)
+                        await self._post_grants()
+                        self._scripts.closed()
+                    await self._settle_deferred()
+                except LimiterUnavailable as error:
+                    log.debug("still away: %s", error)
 
     async def _post_grants(self) -> None:
         """Raises: LimiterUnavailable; what is left is posted by the next probe, under its id."""
@@ -124,7 +128,8 @@ class Outage:
             while self._debits:
                 debit = self._debits[0]
                 call = debit.to_call()
-                await self._scripts.probe("debit", call.keys, call.asked)
+                with suppress(ScriptFailed):  # of one org, and logged: no other waits for it
+                    await self._scripts.probe("debit", call.keys, call.asked)
                 self._local.taken(debit.key, debit.grants)
                 del self._debits[0]
 
@@ -134,7 +139,7 @@ class Outage:
             some = list(self._deferred.items())[:DEFERRED_AT_A_TIME]
             calls = (self._scripts.call("settle", call.keys, call.asked) for _, call in some)
             for (lease_id, _), answer in zip(some, await gather(*calls), strict=True):
-                if isinstance(answer, LimiterUnavailable):
+                if isinstance(answer, LimiterUnavailable) and not isinstance(answer, ScriptFailed):
                     raise answer
                 self._deferred.pop(lease_id, None)
 

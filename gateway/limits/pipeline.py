@@ -79,7 +79,7 @@ class Pipeline:
             self._wire = Wire(connection, self._queue, self._on_lost)
             self._wire.wake_up()
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            self._fail(error)
+            self._fail(NotConnected(str(error)) if isinstance(error, ResponseError) else error)
             await self._pool.disconnect(inuse_connections=False)  # the idle ones are as dead
 
     def _on_connected(self, task: asyncio.Task[None]) -> None:

@@ -1,9 +1,9 @@
 """The limiter's Lua, ready to be called.
 
-Above: `limiter`. Below: redis-py, and the `.lua` files beside this one: `ledger.lua` is prepended
-to each of the others. Scripts are known by the digest of their text, so gateways of two versions
-can share a Redis while one replaces the other; a Redis that has forgotten a script is given it
-again.
+Above: `limiter`. Below: `keys`, redis-py, and the `.lua` files beside this one: `ledger.lua` is
+prepended to each of the others. Scripts are known by the digest of their text, so gateways of two
+versions can share a Redis while one replaces the other; a Redis that has forgotten a script is
+given it again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,28 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from gateway.limits.keys import org_of
 from gateway.limits.pipeline import Pipeline, QueueFull
 
 log = logging.getLogger(__name__)
 
 NAMES = ("admit", "book", "build", "debit", "extend", "fund", "renew", "settle")
 
+SERVES_NOBODY = frozenset(
+    "BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF NOAUTH NOPERM NOREPLICAS OOM READONLY".split()
+)
+"""Codes of errors that say of Redis that it takes no script of anybody's."""
+
 
 class LimiterUnavailable(Exception):
     """Redis did not answer, so nobody knows whether the request may pass."""
+
+
+class ScriptFailed(LimiterUnavailable):
+    """Redis is there and serves others, but not this organization: a key of its own is of another
+    type, say. Nobody knows what it has used, so its requests are refused."""
 
 
 def script_text(name: str) -> str:
@@ -38,9 +49,10 @@ class Scripts:
     """The scripts on one Redis. `redis` must not decode responses. Each call may be repeated: ids
     make them idempotent.
 
-    The first call that fails opens the circuit: from then on calls fail at once, and `on_away` has
-    been told. Only `probe` goes through, one at a time by whoever mends; `closed` lets all pass
-    again."""
+    The first call that Redis does not answer, or refuses as it would anybody's (`SERVES_NOBODY`),
+    opens the circuit: from then on calls fail at once, and `on_away` has been told. Only `probe`
+    goes through, one at a time by whoever mends; `closed` lets all pass again. A call that fails
+    for what its organization has in Redis opens nothing."""
 
     def __init__(self, redis: Redis, on_away: Callable[[], None] = lambda: None) -> None:
         self.pipeline = Pipeline(redis)
@@ -54,11 +66,13 @@ class Scripts:
         }
 
     async def call(self, name: str, keys: Sequence[str], asked: Any) -> Any:
-        """`asked` goes over as msgpack. Raises: LimiterUnavailable."""
+        """`asked` goes over as msgpack. Raises: LimiterUnavailable, of it ScriptFailed."""
         if self.is_away:
             raise LimiterUnavailable(f"{name}: Redis is away")
         try:
             return await self.probe(name, keys, asked)
+        except ScriptFailed:
+            raise
         except LimiterUnavailable as error:
             if not self.is_away:
                 self.is_away = True
@@ -75,8 +89,17 @@ class Scripts:
             except NoScriptError:
                 return await self.pipeline.call((b"EVAL", self._texts[name], *operands))
         except (RedisError, OSError, QueueFull) as error:
-            raise LimiterUnavailable(f"{name}: {type(error).__name__}") from error
+            raise unavailable(name, keys[0], error) from error
 
     def closed(self) -> None:
         log.warning("Redis runs the limiter's scripts again")
         self.is_away = False
+
+
+def unavailable(name: str, key: str, error: Exception) -> LimiterUnavailable:
+    """What it means that a script or command failed. `key`: the organization's, or nobody's."""
+    code = str(error).partition(" ")[0]
+    if not isinstance(error, ResponseError) or code in SERVES_NOBODY or "{" not in key:
+        return LimiterUnavailable(f"{name}: {type(error).__name__}")
+    log.error("%s fails for {%s}, which is refused: %s", name, org_of(key), error)
+    return ScriptFailed(f"{name} of {{{org_of(key)}}}: {code}")

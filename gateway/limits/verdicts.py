@@ -208,6 +208,8 @@ class Settlement(Enum):
     """There was no lease to settle."""
     DEFERRED = 5
     """Redis is away; it is settled when it is back."""
+    FAILED = 6
+    """What the organization has in Redis takes no script; the lease is left to its expiry."""
 
 
 def scopes_of(principal: Principal, model: str, lane: Lane) -> tuple[ScopeLimits, ...]:
