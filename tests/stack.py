@@ -26,6 +26,7 @@ from bench.ports import free_port
 from gateway import embedded
 from gateway.db import create_engine
 from gateway.home import Home
+from gateway.services import OBSERVE_INTERVAL_S
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -167,6 +168,11 @@ class Stack:
         return sum(
             v for (n, found), v in self.metrics().items() if n == name and wanted <= set(found)
         )
+
+    def wait_booked(self) -> None:
+        """Until Postgres has what was answered before: no worker says so of a moment before."""
+        time.sleep(OBSERVE_INTERVAL_S + 0.2)
+        self.wait_metric("tollgate_spool_backlog_events", 0)
 
     def wait_metric(self, name: str, value: float, timeout_s: float = 10.0, **labels: str) -> None:
         deadline = time.monotonic() + timeout_s

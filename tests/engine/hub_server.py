@@ -77,7 +77,8 @@ class Hub:
         return commit
 
     def push_folder(self, name: str, folder: Path) -> str:
-        return self.push(name, {path.name: path.read_bytes() for path in folder.iterdir()})
+        files = [path for path in folder.iterdir() if path.is_file()]
+        return self.push(name, {path.name: path.read_bytes() for path in files})
 
     def downloaded(self) -> list[str]:
         """Names of the files whose bytes were asked for."""

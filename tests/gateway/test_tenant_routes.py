@@ -114,5 +114,6 @@ async def test_to_its_owner_the_same_routes_show_it(app: Litestar) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         for method, path, names in requests(app):
             if method == "GET" and names and {*names} <= {*IDS} - OTHERWISE:
+                shown = 409 if path.endswith("/export") else 200  # her invoice is a draft
                 async for answer in ask(client, ALICE, method, path):
-                    assert answer.status_code == 200, f"{path}: {answer.text}"
+                    assert answer.status_code == shown, f"{path}: {answer.text}"

@@ -96,7 +96,7 @@ def test_the_second_long_prompt_is_cached_and_cheaper_by_the_price_books_differe
     stack: Stack,
 ) -> None:
     client = stack.client()
-    eventually(lambda: stack.metric("tollgate_spool_backlog_events"), 0)
+    stack.wait_booked()
     before = costs_pico(client)
     first = ask(client, LONG_TEXT, seed=7).usage
     eventually(lambda: costs_pico(client), before + bill(first))
@@ -115,7 +115,7 @@ def test_the_second_long_prompt_is_cached_and_cheaper_by_the_price_books_differe
 
 def test_usage_and_costs_agree_with_what_the_answers_said(stack: Stack) -> None:
     client = stack.client()
-    eventually(lambda: stack.metric("tollgate_spool_backlog_events"), 0)
+    stack.wait_booked()
     before, cost = usage_of_today(client), costs_pico(client)
     answers = [ask(client, f"Count to {n}.", n=2, temperature=0.8).usage for n in (3, 4)]
     expected = {

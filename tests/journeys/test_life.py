@@ -158,7 +158,8 @@ def test_a_worker_that_is_told_to_leave_finishes_its_stream_while_the_others_ser
     assert rest[-1].choices[0].finish_reason == "stop"
     stack.wait("it has left, and another has come", lambda: is_new(stack, leaving))
     last = events(stack, "slow")[-1]
-    assert (last.finish, last.output, last.estimated) == ("done", 5, False)
+    written = last.output + last.reasoning_output
+    assert (last.finish, written, last.estimated) == ("done", 5, False)
 
 
 def is_new(stack: Stack, old: int) -> bool:
@@ -184,8 +185,11 @@ def test_metrics_stay_right_when_a_worker_is_killed(stack: Stack, upstream: Live
     found = events(stack, "slow")
     assert 1 <= found[-1].output <= 3, "the last checkpoint is up to half a second old"
     assert found[-1].estimated
-    for kind, component in (("output", "output"), ("uncached", "uncached_input")):
-        total = sum(getattr(event, component) for event in found)
+    for kind, components in (
+        ("output", ("output", "reasoning_output")),
+        ("uncached", ("uncached_input",)),
+    ):
+        total = sum(getattr(event, each) for event in found for each in components)
         stack.wait_metric("tollgate_tokens_total", total, model="slow", kind=kind)
     assert stack.metric("tollgate_requests_total", model="slow") == finished
     stack.wait_metric("tollgate_spool_backlog_events", 0)
