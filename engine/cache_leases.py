@@ -33,8 +33,11 @@ class Lease:
     ttl_s: float
     granted_s: float
     expires_s: float
-    is_open: bool = True
     ended_s: float = math.inf
+
+    @property
+    def is_open(self) -> bool:
+        return self.ended_s == math.inf
 
 
 class CacheLeases:
@@ -92,7 +95,7 @@ class CacheLeases:
 
     def grant(
         self, lease_id: str, tenant: str, blocks: Iterable[int], *, added: int, ttl_s: float
-    ) -> Lease:
+    ) -> None:
         """blocks: of the whole prefix, held by a table. added: those of them that were reserved."""
         now_s = self._clock()
         lease = Lease(lease_id, tenant, tuple(blocks), added, ttl_s, now_s, now_s + ttl_s)
@@ -103,7 +106,6 @@ class CacheLeases:
             self._by_expiry = [due for due in self._by_expiry if due[2].is_open]
             heapq.heapify(self._by_expiry)
         heapq.heappush(self._by_expiry, (lease.expires_s, next(self._number), lease))
-        return lease
 
     def use(self, table: Iterable[int]) -> None:
         """Every lease on a prefix of `table` begins anew."""
@@ -156,7 +158,7 @@ class CacheLeases:
         assert due.issuperset(leases), "a lease that never expires"
 
     def _end(self, lease: Lease, now_s: float) -> list[int]:
-        lease.is_open, lease.ended_s = False, now_s
+        lease.ended_s = now_s
         ending = self._ending_at[lease.blocks[-1]]
         ending.remove(lease)
         if not ending:
