@@ -7,7 +7,7 @@ client which walks through all of it gets to its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from billing.usage_report import CostRow, ReportPage, UsageRow
 from gateway.db import tenant
 from gateway.principal import SCOPE_USAGE_READ, Principal
 from gateway.routes.access import needs, services
-from gateway.routes.operations import describes
+from gateway.routes.operations import JSON, describes
 from gateway.wire.openai_admin import (
     NOT_SOLD,
     Bucket,
@@ -37,7 +37,6 @@ from gateway.wire.openai_admin import (
     to_amount,
 )
 
-JSON = "application/json"
 USAGE = "/v1/organization/usage/"
 WINDOW = ("start_time", "end_time", "bucket_width", "limit", "page")
 
@@ -52,11 +51,7 @@ Row = TypeVar("Row", UsageRow, CostRow)
     operation_class=describes(query=UsageQuery, answer=Page[UsageResult]),
 )
 async def usage_completions(request: Request[Principal, Any, Any]) -> Response[bytes]:
-    query = parse_query(request.url.query, UsageQuery)
-    options = msgspec.structs.asdict(query)
-    open_rows = partial(tenant, services(request).db)
-    report = await usage_report.usage_completions(open_rows, org=request.user.org_id, **options)
-    return page(report, to_usage)
+    return page(await report_to(request, UsageQuery, usage_report.usage_completions), to_usage)
 
 
 @get(
@@ -67,13 +62,8 @@ async def usage_completions(request: Request[Principal, Any, Any]) -> Response[b
     operation_class=describes(query=EmbeddingsUsageQuery, answer=Page[EmbeddingsUsageResult]),
 )
 async def usage_embeddings(request: Request[Principal, Any, Any]) -> Response[bytes]:
-    query = parse_query(request.url.query, EmbeddingsUsageQuery)
-    options = msgspec.structs.asdict(query)
-    open_rows = partial(tenant, services(request).db)
-    report = await usage_report.usage_completions(
-        open_rows, org=request.user.org_id, embeddings=True, **options
-    )
-    return page(report, to_embeddings)
+    embeddings = partial(usage_report.usage_completions, embeddings=True)
+    return page(await report_to(request, EmbeddingsUsageQuery, embeddings), to_embeddings)
 
 
 @get(
@@ -84,11 +74,18 @@ async def usage_embeddings(request: Request[Principal, Any, Any]) -> Response[by
     operation_class=describes(query=CostsQuery, answer=Page[CostsResult]),
 )
 async def costs(request: Request[Principal, Any, Any]) -> Response[bytes]:
-    query = parse_query(request.url.query, CostsQuery)
-    options = msgspec.structs.asdict(query)
+    return page(await report_to(request, CostsQuery, usage_report.costs), to_costs)
+
+
+async def report_to(
+    request: Request[Principal, Any, Any],
+    query: type[msgspec.Struct],
+    report: Callable[..., Awaitable[ReportPage[Row]]],
+) -> ReportPage[Row]:
+    """What `report` says of the org, as the address asks for it."""
+    options = msgspec.structs.asdict(parse_query(request.url.query, query))
     open_rows = partial(tenant, services(request).db)
-    report = await usage_report.costs(open_rows, org=request.user.org_id, **options)
-    return page(report, to_costs)
+    return await report(open_rows, org=request.user.org_id, **options)
 
 
 def to_usage(row: UsageRow) -> UsageResult:
