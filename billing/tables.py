@@ -35,8 +35,8 @@ def amount_column(component: str) -> str:
 AMOUNTS = tuple(amount_column(component) for component in COMPONENTS)
 
 
-def _text(*names: str) -> list[sa.Column[str]]:
-    return [sa.Column(name, sa.Text, nullable=False) for name in names]
+def text_columns(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
+    return [sa.Column(name, sa.Text, nullable=nullable) for name in names]
 
 
 def _moment(name: str) -> sa.Column[datetime]:
@@ -60,7 +60,7 @@ price_keys = sa.Table(
     "price_keys",
     metadata,
     sa.Column("id", sa.BigInteger, primary_key=True),
-    *_text("price_list", "model", "tier", "component"),
+    *text_columns("price_list", "model", "tier", "component"),
     sa.Column("min_total_input", sa.BigInteger, nullable=False),
 )
 
@@ -77,7 +77,7 @@ price_rules = sa.Table(
     "price_rules",
     metadata,
     sa.Column("rule_id", sa.Text, primary_key=True),
-    *_text("price_list", "slot"),
+    *text_columns("price_list", "slot"),
     sa.Column(
         "slot_id", sa.BigInteger, sa.Computed("hashtextextended(slot, 0) >> 1"), nullable=True
     ),
@@ -89,8 +89,8 @@ usage_events = sa.Table(
     "usage_events",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    *_text("request_id", "org", "project", "key", "model", "lane", "tier", "kind", "finish"),
-    *_text("price_list"),
+    *text_columns("request_id", "org", "project", "key", "model", "lane", "tier", "kind", "finish"),
+    *text_columns("price_list"),
     sa.Column("estimated", sa.Boolean, nullable=False),
     *_counted(),
     sa.Column("suspended", sa.Boolean, nullable=False),
@@ -131,7 +131,7 @@ usage_hourly = _rollup("usage_hourly", "hour")
 usage_daily = _rollup("usage_daily", "day")
 
 accounts = sa.Table(
-    "accounts", metadata, sa.Column("id", sa.Text, primary_key=True), *_text("kind")
+    "accounts", metadata, sa.Column("id", sa.Text, primary_key=True), *text_columns("kind")
 )
 
 transfers = sa.Table(
@@ -139,9 +139,9 @@ transfers = sa.Table(
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("event_id", sa.Text, nullable=True),
-    *_text("debit", "credit"),
+    *text_columns("debit", "credit"),
     sa.Column("amount_pico", MONEY, nullable=False),
-    *_text("kind"),
+    *text_columns("kind"),
     sa.Column("phase", sa.Text, nullable=False),
     sa.Column("resolves", sa.Text, nullable=True),
     sa.Column("expires_at", sa.TIMESTAMP(timezone=True), nullable=True),
@@ -165,12 +165,12 @@ alerts = sa.Table(
     "alerts",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    *_text("org_id", "scope", "scope_id", "measure", "cap_id", "period"),
+    *text_columns("org_id", "scope", "scope_id", "measure", "cap_id", "period"),
     _moment("period_start"),
     sa.Column("threshold", sa.SmallInteger, nullable=False),
     sa.Column("ceiling", MONEY, nullable=False),
     sa.Column("used", MONEY, nullable=False),
-    *_text("reason"),
+    *text_columns("reason"),
     _moment("occurred_at"),
     sa.Column("dispatched_at", sa.TIMESTAMP(timezone=True), nullable=True),
 )
@@ -197,7 +197,7 @@ credit_grants = sa.Table(
     "credit_grants",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    *_text("org_id"),
+    *text_columns("org_id"),
     sa.Column("amount_pico", MONEY, nullable=False),
     sa.Column("priority", sa.SmallInteger, nullable=False),
     sa.Column("expires_at", sa.TIMESTAMP(timezone=True), nullable=True),
@@ -212,7 +212,7 @@ credit_lines = sa.Table(
     "credit_lines",
     metadata,
     sa.Column("org_id", sa.Text, primary_key=True),
-    *_text("account"),
+    *text_columns("account"),
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("told", sa.BigInteger, nullable=False),
     sa.Column("paid_pico", MONEY, nullable=False),
@@ -225,14 +225,14 @@ credit_leases = sa.Table(
     "credit_leases",
     metadata,
     sa.Column("grant_id", sa.Text, primary_key=True),
-    *_text("org_id", "transfer_id"),
+    *text_columns("org_id", "transfer_id"),
 )
 
 unpaid_usage = sa.Table(
     "unpaid_usage",
     metadata,
     sa.Column("transfer_id", sa.Text, primary_key=True),
-    *_text("org_id", "event_id"),
+    *text_columns("org_id", "event_id"),
     sa.Column("amount_pico", MONEY, nullable=False),
 )
 
@@ -241,7 +241,7 @@ credit_burns = sa.Table(
     metadata,
     sa.Column("transfer_id", sa.Text, primary_key=True),
     sa.Column("grant_id", sa.Text, primary_key=True),
-    *_text("org_id", "event_id"),
+    *text_columns("org_id", "event_id"),
     sa.Column("version", sa.BigInteger, primary_key=True),
     sa.Column("amount_pico", MONEY, nullable=False),
 )

@@ -11,13 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from billing.tables import MONEY
+from billing.tables import MONEY, text_columns
 
 metadata = sa.MetaData()
-
-
-def _text(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
-    return [sa.Column(name, sa.Text, nullable=nullable) for name in names]
 
 
 def _money(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
@@ -38,7 +34,7 @@ billing_accounts = sa.Table(
     metadata,
     sa.Column("org_id", sa.Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
-    *_text("currency", "timezone", "issuer"),
+    *text_columns("currency", "timezone", "issuer"),
     *(
         sa.Column(name, sa.SmallInteger, nullable=False)
         for name in ("billing_day", "net_days", "grace_hours")
@@ -52,7 +48,7 @@ fx_rates = sa.Table(
     sa.Column("currency", sa.Text, primary_key=True),
     sa.Column("valid_from", sa.TIMESTAMP(timezone=True), primary_key=True),
     *_money("coin_pico"),
-    *_text("source"),
+    *text_columns("source"),
     *_moments("created_at"),
 )
 
@@ -60,15 +56,15 @@ invoices = sa.Table(
     "invoices",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    *_text("org_id"),
+    *text_columns("org_id"),
     sa.Column("account_version", sa.Integer, nullable=False),
-    *_text("currency", "issuer", "state"),
+    *text_columns("currency", "issuer", "state"),
     *_moments("period_start", "period_end", "state_since", "created_at"),
     *_counts("since", "cutoff"),
     *_money("exact_pico"),
     *_money("coin_pico", "total_coins", "residual_pico", nullable=True),
     *_counts("sequence", nullable=True),
-    *_text("number", nullable=True),
+    *text_columns("number", nullable=True),
     *_moments("rate_from", "finalized_at", "due_at", nullable=True),
 )
 
@@ -76,11 +72,11 @@ invoice_lines = sa.Table(
     "invoice_lines",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    *_text("org_id", "invoice_id"),
+    *text_columns("org_id", "invoice_id"),
     sa.Column("position", sa.Integer, nullable=False),
-    *_text("kind"),
+    *text_columns("kind"),
     *_moments("usage_start", "usage_end"),
-    *_text("project", "model", "tier", "component", "price_id"),
+    *text_columns("project", "model", "tier", "component", "price_id"),
     *_counts("pico_per_token", nullable=True),
     *_money("quantity"),
     *_counts("num_requests"),
@@ -100,7 +96,7 @@ invoice_transitions = sa.Table(
     "invoice_transitions",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    *_text("org_id", "invoice_id", "state"),
+    *text_columns("org_id", "invoice_id", "state"),
     *_moments("occurred_at"),
     *_moments("dispatched_at", nullable=True),
 )
@@ -109,7 +105,7 @@ credit_notes = sa.Table(
     "credit_notes",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    *_text("org_id", "invoice_id", "issuer", "number", "reason"),
+    *text_columns("org_id", "invoice_id", "issuer", "number", "reason"),
     *_counts("sequence"),
     *_money("total_coins"),
     *_moments("created_at"),
@@ -120,7 +116,7 @@ credit_note_lines = sa.Table(
     metadata,
     sa.Column("credit_note_id", sa.Text, primary_key=True),
     sa.Column("line_id", sa.Text, primary_key=True),
-    *_text("org_id"),
+    *text_columns("org_id"),
     *_money("amount_coins"),
 )
 
@@ -128,7 +124,7 @@ invoice_payments = sa.Table(
     "invoice_payments",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    *_text("org_id", "invoice_id", "method", "reference"),
+    *text_columns("org_id", "invoice_id", "method", "reference"),
     *_money("amount_coins"),
     *_moments("created_at"),
 )
