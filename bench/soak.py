@@ -40,6 +40,7 @@ from bench.load import percentiles_ms
 from bench.ports import free_port
 from bench.record import record
 from bench.soak_load import (
+    MAX_OPEN,
     PENNY,
     SLOW_READERS,
     STUB,
@@ -106,7 +107,10 @@ class Tree:
     def named(self) -> dict[str, psutil.Process]:
         found = {"supervisor": self.root}
         for child in self.root.children(recursive=True):
-            line = child.cmdline()
+            try:
+                line = child.cmdline() or [""]  # nothing is left of one that has ended
+            except psutil.NoSuchProcess:
+                continue
             if "worker" in line:
                 found["worker"] = child
             elif "engine" in line and "-m" in line:
@@ -235,7 +239,7 @@ async def watch(tree: Tree, samples: list[Sample], load: Load) -> None:
 async def soak(tree: Tree, load: Load, credentials: dict[str, str], total_s: float) -> Any:
     """The result, and what is wrong with it."""
     origin = f"http://127.0.0.1:{tree.port}"
-    await load.closed(connections=CONNECTIONS, duration_s=MEASURE_S / 2)
+    await load.closed(connections=MAX_OPEN, duration_s=MEASURE_S / 2)
     measured = await load.closed(connections=CONNECTIONS, duration_s=MEASURE_S)
     load.close()
     before = await until_quiet(tree)
