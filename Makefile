@@ -1,4 +1,4 @@
-# make run | make test | make soak | make chaos-nightly | make setup | make lint | make lock | make gpu-check | make gpu-bench | make auth-conformance | make auth-coverage
+# make run | make test | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make gpu-check | make gpu-bench | make auth-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 oauth4webapi@3 oidc-provider@9 playwright-core@1
 
-.PHONY: soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance auth-coverage
+.PHONY: fields soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -43,6 +43,10 @@ soak: $(VENV)/.dev
 # What `tests/chaos/test_metering.py` does with a hundred kills, with a thousand.
 chaos-nightly: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.metering --kills 1000 $(ARGS)
+
+# The table of every field that a client can send.
+fields: $(VENV)/.dev
+	$(BIN)/python -m gateway.wire.field_table > docs/fields.md
 
 setup: $(VENV)/.dev
 

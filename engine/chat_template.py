@@ -16,10 +16,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -52,6 +53,11 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}") from error
         self._context = dict(context)
+        parsed = map(environment.parse, templates.values())
+        self.variables: frozenset[str] = frozenset().union(
+            *map(meta.find_undeclared_variables, parsed)
+        )
+        """What the templates look at and do not set themselves: `tools`, `enable_thinking`."""
 
     @classmethod
     def load(cls, folder: Path, *, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:
@@ -79,8 +85,10 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The prompt. Raises `InvalidRequest` for messages that the template refuses or that are
+        """The prompt. `options`: what else the template may look at, by its own name. Raises
+        `InvalidRequest` for messages that the template refuses or that are
         not of the shape it expects; `message` is the template's own, for the log."""
         use_tools = tools is not None and "tool_use" in self._templates
         template = self._templates["tool_use" if use_tools else "default"]
@@ -89,6 +97,7 @@ class ChatTemplate:
         try:
             for piece in template.generate(
                 **self._context,
+                **options,
                 messages=messages,
                 tools=tools,
                 documents=None,

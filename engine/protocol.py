@@ -27,6 +27,10 @@ context is used up; abort: the client asked; error: the engine could not go on. 
 are found by the gateway, which aborts and reports `stop` itself."""
 
 
+MAX_GRAMMAR_BYTES = 128 * 1024
+"""Of a grammar's text in UTF-8."""
+
+
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an output must be, byte by byte. An output that nothing can follow ends with "stop";
     while one is not complete, EOS and stop tokens are as forbidden as others that do not fit."""

@@ -11,7 +11,14 @@ from itertools import pairwise
 from typing import get_args
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
-from engine.protocol import NOTHING_SAMPLED, EngineRequest, Grammar, Lane, SamplingParams
+from engine.protocol import (
+    MAX_GRAMMAR_BYTES,
+    NOTHING_SAMPLED,
+    EngineRequest,
+    Grammar,
+    Lane,
+    SamplingParams,
+)
 
 MAX_CHOICES = 128
 """Largest `EngineRequest.n`."""
@@ -32,8 +39,6 @@ MAX_DEADLINE_S = 86_400.0
 MAX_BREAKPOINTS = 4
 MAX_LEASE_TTL_S = 3600.0
 """(Anthropic's, both.)"""
-MAX_GRAMMAR_BYTES = 128 * 1024
-"""Of a grammar's text in UTF-8."""
 _LANES: tuple[Lane, ...] = get_args(Lane)
 
 

@@ -7,6 +7,8 @@ stop strings: what it generated behind one was not asked for, so it is counted a
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container
+
 from billing.cache_contracts import DEFAULT_CONTRACT, ContractName, split_input
 from engine.detokenizer import Detokenizer
 from engine.protocol import EngineOutput, TokenLogprob, TokenLogprobs
@@ -26,9 +28,13 @@ UNLIKELY = -9999.0
 
 
 class ChoiceText:
-    def __init__(self, index: int, prompt: ChatPrompt, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, index: int, prompt: ChatPrompt, tokenizer: Tokenizer, ends: Container[int] | None
+    ) -> None:
+        """`ends`: the tokens that are no text where an answer stops; None: whichever does."""
         self._index = index
         self._keep_stop = prompt.include_stop_str_in_output
+        self._ends = ends
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, prompt.stop, self._keep_stop)
         self.over = False
@@ -44,7 +50,7 @@ class ChoiceText:
             self.num_wasted += num_ids
             return None
         shown = output.token_ids
-        if output.finish_reason == "stop" and not self._keep_stop:
+        if output.finish_reason == "stop" and not self._keep_stop and self._ends_with(shown):
             shown = shown[:-1]  # the last one is the EOS or a stop id
         piece = self._detokenizer.push(shown)
         text = piece.text
@@ -62,6 +68,10 @@ class ChoiceText:
         if not text and not logprobs and reason is None:
             return None
         return TextDelta(index=self._index, text=text, logprobs=logprobs, finish_reason=reason)
+
+    def _ends_with(self, token_ids: list[int]) -> bool:
+        """The last one is the EOS or a stop id. It is, unless a grammar came to its own end."""
+        return self._ends is None or token_ids[-1] in self._ends
 
     def _to_infos(
         self, logprobs: list[TokenLogprobs] | None, num_shown: int
@@ -97,10 +107,14 @@ class GenerationText:
         n: int,
         tokenizer: Tokenizer,
         contract: ContractName = DEFAULT_CONTRACT,
+        *,
+        eos_token_ids: Collection[int] = (),
     ) -> None:
-        """`contract`: by which what the engine reused is counted."""
+        """`contract`: by which what the engine reused is counted. `eos_token_ids`: wanted where the
+        answer has a form, which may be complete without any of them."""
         self._contract = contract
-        self._choices = [ChoiceText(index, prompt, tokenizer) for index in range(n)]
+        ends = None if prompt.form is None else {*eos_token_ids, *prompt.stop_token_ids}
+        self._choices = [ChoiceText(index, prompt, tokenizer, ends) for index in range(n)]
         self.usage: MeteredUsage | None = None
 
     @property

@@ -8,8 +8,9 @@ engine knows ids only.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,7 @@ from gateway.fleet.errors import (
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
+    UnsupportedField,
 )
 from gateway.fleet.prefix_memory import PrefixMemory
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -50,6 +52,9 @@ and its delimiters take some 50 microseconds."""
 
 THEIR_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 """The engine's fields that a client knows under another name."""
+
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""What chat templates call it: Qwen's, DeepSeek's."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -118,8 +123,9 @@ class EngineReplica:
         assert prompt is not None, "a request for an upstream"
         status = self._status()
         self._refuse_the_hopeless(prompt, status.max_model_len)
+        options = template_options(prompt, self._template.variables)
         prompt_token_ids = await self._threads.run(
-            turn, prompt_size(prompt), self._tokenize, prompt
+            turn, prompt_size(prompt), self._tokenize, prompt, options
         )
         check_token_ids(prompt, status.vocab_size)
         return to_prepared(request, prompt, prompt_token_ids, status.max_model_len)
@@ -151,7 +157,11 @@ class EngineReplica:
         assert isinstance(prepared.payload, Job)
         self._sent.sent(turn.tenant, prepared.payload.prompt_token_ids)
         generation = GenerationText(
-            request.prompt, request.n, self._tokenizer, self._cache_contract
+            request.prompt,
+            request.n,
+            self._tokenizer,
+            self._cache_contract,
+            eos_token_ids=self._status().eos_token_ids,
         )
         outputs = self._client.generate(
             EngineRequest(
@@ -180,7 +190,7 @@ class EngineReplica:
                     if generation.over and not was_over and not event.finished:
                         await self._client.abort(attempt_id)
         except (InvalidRequest, EngineOverloaded, DeadlineExceeded) as error:
-            raise self._to_refusal(error) from error
+            raise self._to_refusal(error, request.prompt) from error
         except EngineUnavailable as error:
             if not generation.over:
                 raise self._to_loss(error, begun) from error
@@ -204,9 +214,9 @@ class EngineReplica:
         except EngineUnavailable as error:
             raise ReplicaUnavailable(error.message, retry_after_s=RESTART_S) from error
 
-    def _tokenize(self, prompt: ChatPrompt) -> list[int]:
+    def _tokenize(self, prompt: ChatPrompt, options: Mapping[str, Any]) -> list[int]:
         try:
-            text = self._template.render(prompt.messages)
+            text = self._template.render(prompt.messages, options=options)
         except InvalidRequest as error:
             raise BadField(
                 "This model's chat template does not take these messages.", param="messages"
@@ -214,7 +224,7 @@ class EngineReplica:
         return self._tokenizer.encode(text)
 
     def _to_refusal(
-        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded
+        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, prompt: ChatPrompt
     ) -> FleetError:
         match error:
             case DeadlineExceeded():
@@ -227,6 +237,8 @@ class EngineReplica:
                 return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
             case InvalidRequest():
                 param = THEIR_NAMES.get(error.param or "", error.param)
+                if param == "grammar" and prompt.form is not None:
+                    param = prompt.form.param
                 return BadField(f"Invalid value for '{param}': {error.message}.", param=param)
 
     def _to_loss(self, error: EngineUnavailable, begun: bool) -> FleetError:
@@ -240,6 +252,26 @@ def prompt_size(prompt: ChatPrompt) -> int:
     return sum(
         CHARS_PER_MESSAGE + len(message["content"]) + len(message.get("name", ""))
         for message in prompt.messages
+    )
+
+
+def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[str, Any]:
+    """How much the model is to think, as its template takes it; of one that knows on and off alone,
+    all but `none` are on. Raises UnsupportedField."""
+    effort = prompt.reasoning_effort
+    if effort is None:
+        return {}
+    if "reasoning_effort" in variables:
+        return {"reasoning_effort": effort}
+    for switch in THINKING_SWITCHES:
+        if switch in variables:
+            return {switch: effort != "none"}
+    if effort == "none":
+        return {}
+    raise UnsupportedField(
+        "Unsupported parameter: 'reasoning_effort' is not supported by this model, "
+        "which has no such setting.",
+        param="reasoning_effort",
     )
 
 
@@ -316,4 +348,5 @@ def to_sampling(prompt: ChatPrompt, max_tokens: int) -> SamplingParams:
         ignore_eos=prompt.ignore_eos,
         seed=prompt.seed,
         logprobs=prompt.logprobs,
+        grammar=None if prompt.form is None else prompt.form.grammar,
     )

@@ -26,6 +26,7 @@ from gateway.wire.openai import (
 from gateway.wire.openai_forward import check_forward, without_our_tiers
 from gateway.wire.refusals import check_values, decode, unsupported
 from gateway.wire.request import ChatPrompt, GenerateRequest
+from gateway.wire.structured import output_form
 
 ModelKind = Literal["engine", "upstream"]
 """Our own engine, which is strict; or an OpenAI-compatible upstream, to which unknown fields are
@@ -90,8 +91,10 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
     check_stream_options(request)
     if request.store:
         raise unsupported("store", "not supported: nothing is stored")
-    if request.min_tokens and request.stop:
-        raise unsupported("min_tokens", "not supported together with 'stop'")
+    form = output_form(request)
+    if request.min_tokens and (request.stop or form is not None):
+        beside = "stop" if form is None else form.param
+        raise unsupported("min_tokens", f"not supported together with '{beside}'")
     greedy_by_top_p = request.top_p == 0  # only the most likely token is left of the nucleus
     return GenerateRequest(
         model=request.model,
@@ -117,6 +120,8 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
             seed=request.seed,
             logprobs=logprobs(request),
             include_stop_str_in_output=bool(request.include_stop_str_in_output),
+            form=form,
+            reasoning_effort=request.reasoning_effort,
         ),
     )
 

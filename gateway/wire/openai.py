@@ -15,7 +15,14 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.wire.cost import UsageCost
-from gateway.wire.request import ServiceTier
+from gateway.wire.openai_forms import (
+    Alternatives,
+    ResponseFormat,
+    SchemaObject,
+    Strict,
+    StructuredOutputs,
+)
+from gateway.wire.request import ReasoningEffort, ServiceTier
 
 MAX_CHOICES = 128
 MAX_MESSAGES = 10_000
@@ -44,6 +51,10 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIASES)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
 
 NOT_YET = {
     "messages[].role": frozenset({"tool", "function"}),
@@ -51,15 +62,11 @@ NOT_YET = {
         {"image_url", "input_audio", "file", "refusal", "audio_url", "video_url"}
     ),
     "modalities[]": frozenset({"audio", "image"}),
-    "response_format.type": frozenset({"json_object", "json_schema", "structural_tag"}),
+    "response_format.type": frozenset({"structural_tag"}),
     "service_tier": frozenset({"scale"}),
 }
 """Values that OpenAI or vLLM know and our engine cannot honour: refused as such. Others nobody
 knows."""
-
-
-class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    pass
 
 
 # ---- the request
@@ -114,11 +121,6 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class ResponseFormat(Strict):
-    type: Literal["text"]
-    json_schema: Unsupported = None
-
-
 class ChatCompletionRequest(Strict):
     """`POST /v1/chat/completions` for our own engine."""
 
@@ -142,11 +144,14 @@ class ChatCompletionRequest(Strict):
     modalities: list[Literal["text"]] | None = None
     service_tier: ServiceTier | None = None
     store: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
-    # Labels for OpenAI's abuse checks and cache routing: nothing to honour or to break here.
+    # Labels: for OpenAI's abuse checks, its cache routing, what it stores. Nothing to honour or to
+    # break here.
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    metadata: Metadata | None = None
 
     # vLLM's
     top_k: Annotated[int, Meta(ge=-1, le=MAX_INT64)] | None = None
@@ -156,17 +161,20 @@ class ChatCompletionRequest(Strict):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Alternatives | None = None
+    guided_grammar: str | None = None
 
     audio: Unsupported = None
     function_call: Unsupported = None
     functions: Unsupported = None
-    metadata: Unsupported = None
     moderation: Unsupported = None
     parallel_tool_calls: Unsupported = None
     prediction: Unsupported = None
     prompt_cache_options: Unsupported = None
     prompt_cache_retention: Unsupported = None
-    reasoning_effort: Unsupported = None
     tool_choice: Unsupported = None
     tools: Unsupported = None
     verbosity: Unsupported = None

@@ -9,10 +9,21 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.protocol import Grammar
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "priority", "fast", "flex"]
 """As a client names what it wants. `fast` is another name of `priority`."""
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 """The same, of old and of late: some upstreams know one of them alone."""
+
+
+class OutputForm(msgspec.Struct, frozen=True):
+    """What an answer must look like."""
+
+    grammar: Grammar
+    param: str
+    """The field that the client asked for it in."""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +48,10 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     logprobs: int | None = None
     include_stop_str_in_output: bool = False
+    form: OutputForm | None = None
+    """None: whatever the model says."""
+    reasoning_effort: ReasoningEffort | None = None
+    """None: as the model does."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):

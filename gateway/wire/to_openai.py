@@ -143,7 +143,6 @@ class AnswerMessage(msgspec.Struct):
     content: str
     role: str = "assistant"
     refusal: None = None
-    annotations: list[None] = []
 
 
 class AnswerChoice(msgspec.Struct, kw_only=True):

@@ -368,3 +368,14 @@ def test_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate({"default": "{% for i in range(n) %}x{% endfor %}"}, {"n": 1001})  # type: ignore[dict-item]
     with pytest.raises(InvalidRequest, match="more than 1000 characters"):
         template.render([])
+
+
+def test_what_a_template_looks_at_is_known_and_told() -> None:
+    named = ChatTemplate(
+        {"default": "{{ effort }}{% if enable_thinking %}!{% endif %}", "tool_use": "{{ tools }}"},
+        {},
+    )
+    assert named.variables >= {"effort", "enable_thinking", "tools"}
+    assert named.render([], options={"effort": "low", "enable_thinking": True}) == "low!"
+    assert "tools" in ChatTemplate({"default": LLAMA_3}, SPECIAL_TOKENS).variables
+    assert "tools" not in ChatTemplate({"default": "{% set tools = 1 %}{{ tools }}"}, {}).variables

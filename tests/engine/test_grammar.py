@@ -24,10 +24,15 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineOverloaded, InvalidRequest
-from engine.protocol import EngineOutput, EngineRequest, Grammar, SamplingParams
+from engine.protocol import (
+    MAX_GRAMMAR_BYTES,
+    EngineOutput,
+    EngineRequest,
+    Grammar,
+    SamplingParams,
+)
 from engine.runner import grammar_compiler
 from engine.tokenizer import Tokenizer
-from engine.validation import MAX_GRAMMAR_BYTES
 from tests.engine import checkpoints
 from tests.engine.peers import Serve, collect, until
 

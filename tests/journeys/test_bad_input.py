@@ -113,7 +113,7 @@ def test_each_mistake_is_named_and_costs_nothing(
 
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
-    ("response_format", {"response_format": {"type": "json_object"}}, "response_format.type"),
+    ("response_format", {"response_format": {"type": "structural_tag"}}, "response_format.type"),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ("function_call", {"function_call": "auto", "functions": []}, "function_call"),
     (

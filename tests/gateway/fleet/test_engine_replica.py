@@ -359,7 +359,7 @@ async def test_many_empty_messages_are_prepared_beside_the_event_loop(
 ) -> None:
     rendered_in: list[int] = []
 
-    def render(messages: list[dict[str, Any]]) -> str:
+    def render(messages: list[dict[str, Any]], **_: Any) -> str:
         rendered_in.append(threading.get_ident())
         return "hello"
 

@@ -143,6 +143,7 @@ def test_everything_that_is_honoured() -> None:
         "logprobs": True,
         "top_logprobs": 4,
         "include_stop_str_in_output": True,
+        "reasoning_effort": "low",
     }
     request = engine(**fields, n=2, stream=True, stream_options={"include_usage": True})
     assert (request.model, request.n, request.stream, request.include_usage) == ("m", 2, True, True)
@@ -164,6 +165,7 @@ def test_everything_that_is_honoured() -> None:
         seed=-3,
         logprobs=4,
         include_stop_str_in_output=True,
+        reasoning_effort="low",
     )
 
 
@@ -182,6 +184,7 @@ def test_what_means_nothing_here_is_accepted() -> None:
         user="u",
         safety_identifier="s",
         prompt_cache_key="k",
+        metadata={"a": "b"},
         store=False,
         response_format={"type": "text"},
         modalities=["text"],
@@ -296,13 +299,14 @@ REFUSED = [
     ({"stream": "yes"}, "stream"),
     ({"store": True}, "store"),
     ({"service_tier": "scale"}, "service_tier"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type"),
     ({"modalities": ["text", "audio"]}, "modalities[1]"),
     ({"tools": []}, "tools"),
     ({"tool_choice": "none"}, "tool_choice"),
     ({"functions": []}, "functions"),
-    ({"metadata": {"a": "b"}}, "metadata"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+    ({"metadata": {"a": "x" * 513}}, "metadata"),
+    ({"reasoning_effort": "extreme"}, "reasoning_effort"),
     ({"web_search_options": {}}, "web_search_options"),
     ({"foo": 1}, "foo"),
     ({"a`b": 1}, "a`b"),
@@ -352,12 +356,6 @@ NOT_YET = [
     (part(image_url={"url": "x"}, type="image_url"), "messages[1].content[0].image_url"),
     (part(type="input_audio", input_audio={}), "messages[1].content[0].type"),
     (part(type="file", file={}), "messages[1].content[0].type"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
-    (
-        {"response_format": {"json_schema": {}, "type": "json_schema"}},
-        "response_format.json_schema",
-    ),
     ({"modalities": ["text", "audio"]}, "modalities[1]"),
     ({"service_tier": "scale"}, "service_tier"),
     ({"store": True}, "store"),

@@ -1,0 +1,63 @@
+"""The forms in which an answer can be asked for, as structs: OpenAI's `response_format`, vLLM's
+`structured_outputs`.
+
+Above: `openai`, whose request has them; `structured`, which makes grammars of them. Below: nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+MAX_CHOICES_OF_TEXT = 10_000
+"""Alternatives of `structured_outputs.choice`."""
+MAX_NAME_CHARS = 128
+
+FormName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+Alternatives = Annotated[
+    list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICES_OF_TEXT)
+]
+SchemaObject = dict[str, Any]
+
+
+class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class TextFormat(Strict, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObjectFormat(Strict, tag_field="type", tag="json_object"):
+    pass
+
+
+class JsonSchema(Strict):
+    name: FormName
+    """OpenAI's models are shown it; ours are not, nor the description."""
+    schema: SchemaObject
+    description: str | None = None
+    strict: bool | None = None
+    """Kept to whether or not it is said."""
+
+
+class JsonSchemaFormat(Strict, tag_field="type", tag="json_schema"):
+    json_schema: JsonSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class StructuredOutputs(Strict):
+    """Exactly one of them."""
+
+    json: SchemaObject | str | None = None
+    """A schema, or its text."""
+    json_object: bool | None = None
+    regex: str | None = None
+    """Of the whole answer."""
+    choice: Alternatives | None = None
+    grammar: str | None = None
+    """In llguidance's dialect of Lark."""

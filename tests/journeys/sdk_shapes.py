@@ -1,0 +1,36 @@
+"""What the official SDK made of an answer, looked through for what it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def extras(model: BaseModel, at: str = "") -> list[str]:
+    """Paths of fields that the SDK's types do not have."""
+    return list(_extras(model, at))
+
+
+def _extras(value: Any, at: str) -> Iterator[str]:
+    if isinstance(value, BaseModel):
+        for name in value.model_extra or {}:
+            yield f"{at}.{name}"
+        for name in type(value).model_fields:
+            yield from _extras(getattr(value, name), f"{at}.{name}")
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _extras(each, f"{at}[{index}]")
+
+
+def said(completion: BaseModel) -> dict[str, Any]:
+    """All of an answer that two requests of one seed have in common. A stream that is not asked for
+    its usage has none."""
+    found = completion.model_dump(exclude={"id", "created", "usage"}, warnings=False)
+    for choice in found["choices"]:
+        choice["message"].setdefault("parsed", None)  # the accumulator always has it
+        for call in choice["message"].get("tool_calls") or ():
+            assert call.pop("id").startswith("call_")
+            call.pop("index", None)  # of a stream's deltas, kept by its accumulator
+    return found
