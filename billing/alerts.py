@@ -144,6 +144,7 @@ class Spend(msgspec.Struct, frozen=True):
     day: int
     """Since 1970."""
     amount_pico: int
+    """Less than nothing, where it was rated anew and costs less."""
 
 
 def sum_up(booked: Iterable[tuple[Attempt, int]]) -> list[Spend]:
@@ -180,7 +181,7 @@ _SPENT = sa.text(f"""
             CROSS JOIN LATERAL (VALUES ('org', org), ('project', project), ('key', key),
                 ('model', model)) AS s(scope, scope_id)
             CROSS JOIN unnest(ARRAY['day', 'month', 'total']) AS period
-        WHERE amount_pico > 0
+        WHERE amount_pico <> 0
         GROUP BY 1, 2, 3, 4, 5
     ),
     known AS (

@@ -20,8 +20,12 @@ CHECKS = {
         SELECT grant_id FROM (
             SELECT grant_id, sum(amount_pico) AS burned FROM credit_burns GROUP BY grant_id
         ) b FULL JOIN (
-            SELECT substr(debit, length('grant:') + 1) AS grant_id, sum(amount_pico) AS paid
-            FROM transfers WHERE kind = 'burn' OR phase = 'post' GROUP BY debit
+            SELECT substr(grant_account, length('grant:') + 1) AS grant_id, sum(moved) AS paid
+            FROM (
+                SELECT debit AS grant_account, amount_pico AS moved FROM transfers
+                WHERE kind = 'burn' OR phase = 'post'
+                UNION ALL SELECT credit, -amount_pico FROM transfers WHERE kind = 'returned'
+            ) m GROUP BY grant_account
         ) t USING (grant_id)
         WHERE burned IS DISTINCT FROM paid
     """,

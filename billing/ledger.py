@@ -3,13 +3,15 @@
     usage       debit receivable:{org}            credit revenue:{model}
     waste       debit house:waste                 credit house:production      (never the org)
     suspense    debit receivable:{org} or waste   credit suspense              (0, until a price is)
-    repriced    as usage or waste; corrects the suspense transfer
+    repriced    as usage or waste: what it costs after all; corrects the suspense transfer, if any
     credit      debit house:cash                  credit grant:{id}            (paid in advance)
     lease       debit grant:{id}                  credit receivable:{org}      (pending, then post)
     burn        as lease, at once                                              (beyond a lease)
     expired     debit grant:{id}                  credit house:breakage
     revoked     debit grant:{id}                  credit house:cash
-    reversed    the other way round; corrects waste that an event made its org's after all
+    returned    debit receivable:{org}            credit grant:{id}            (paid too much)
+    reversed    the other way round; corrects waste that an event made its org's after all, or what
+                an event cost until it was rated anew
 
 Above: `ingest`, `reconcile`, tests and operators (`check`). Below: `tables`. Knows no price. What
 is posted one by one, or held first, is `transfers`'; both keep balances in the same statement, and
@@ -17,6 +19,8 @@ change them in the order of account ids, so that two batches never wait for each
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -106,12 +110,38 @@ def roll_up(source: str, num_requests: str) -> str:
     return f"{hours}, {_grown('usage_daily', 'day', source, num_requests)}"
 
 
+def _changed(table: str, unit: str, source: str, changes: Mapping[str, str]) -> str:
+    key = f"org, {unit}, {_KEY}"
+    added = ", ".join(f"{name} = r.{name} + c.{name}" for name in changes)
+    return f"""
+    {table}_changed AS (
+        UPDATE {table} r SET {added} FROM (
+            SELECT org, date_trunc('{unit}', admitted_at, 'UTC') AS {unit}, project, key, model,
+                tier, lane = 'batch' AS batch,
+                {", ".join(f"sum({change}) AS {name}" for name, change in changes.items())}
+            FROM {source} WHERE kind = 'usage' GROUP BY {key}
+        ) c WHERE ({", ".join(f"r.{name.strip()}" for name in key.split(","))})
+            = ({", ".join(f"c.{name.strip()}" for name in key.split(","))})
+    )
+    """
+
+
+def change_rollups(source: str, changes: Mapping[str, str]) -> str:
+    """CTEs that add `changes`, SQL over `source` by column, be they less than nothing, to where the
+    events of `source` have been added before. Who runs them holds the books alone."""
+    hours = _changed("usage_hourly", "hour", source, changes)
+    return f"{hours}, {_changed('usage_daily', 'day', source, changes)}"
+
+
 _HOUR = f"""
     concat_ws('/', {_HOUR_KEY}) || coalesce((
         SELECT concat(', first of it request ', request_id, ', event ', id)
         FROM usage_events WHERE id = first), '')
 """
 """SQL: names an hour, and by its `first` event the request that it begins with."""
+_CHARGED = """CASE WHEN t.debit = 'receivable:' || u.org THEN t.amount_pico
+    WHEN t.credit = 'receivable:' || u.org THEN -t.amount_pico ELSE 0 END"""
+"""SQL: what a transfer of an event has its org owe."""
 _CHECKS = {
     "the sum of all debits differs from the sum of all credits": """
         SELECT 'all accounts' FROM balances
@@ -151,6 +181,15 @@ _CHECKS = {
         ) t ON t.event_id = u.id
         WHERE {" + ".join(AMOUNTS)} <> coalesce(posted, 0) ORDER BY admitted_at
     """,
+    "what the event costs after all differs from its transfers": f"""
+        SELECT concat('request ', request_id, ', event ', u.id) FROM (
+            SELECT DISTINCT ON (event_id) event_id, {" + ".join(AMOUNTS)} AS rated
+            FROM event_ratings ORDER BY event_id, number DESC
+        ) r JOIN usage_events u ON u.id = r.event_id LEFT JOIN LATERAL (
+            SELECT sum({_CHARGED}) AS posted FROM transfers t WHERE t.event_id = u.id
+        ) t ON true
+        WHERE u.kind = 'usage' AND rated IS DISTINCT FROM posted ORDER BY u.admitted_at
+    """,
     "the hour's tokens differ from its events": f"""
         SELECT {_HOUR} FROM usage_hourly h FULL JOIN (
             SELECT org, date_trunc('hour', admitted_at, 'UTC') AS hour, project, key, model, tier,
@@ -164,7 +203,7 @@ _CHECKS = {
     "the hour's money differs from its transfers": f"""
         SELECT {_HOUR} FROM usage_hourly FULL JOIN (
             SELECT org, date_trunc('hour', u.admitted_at, 'UTC') AS hour, project, key, model,
-                tier, lane = 'batch' AS batch, min(u.id) AS first, sum(amount_pico) AS posted
+                tier, lane = 'batch' AS batch, min(u.id) AS first, sum({_CHARGED}) AS posted
             FROM transfers t JOIN usage_events u ON u.id = t.event_id
             WHERE u.kind = 'usage' GROUP BY {_HOUR_KEY}
         ) t USING ({_HOUR_KEY})

@@ -114,6 +114,11 @@ class PriceBook:
         found = self.at(model, unix_time, tier)
         return bool(found) and found is not self.at(model, unix_time)
 
+    @property
+    def starts(self) -> list[float]:
+        """Every moment (Unix seconds) from which on something else may cost something else."""
+        return sorted({start for spans in self._spans.values() for start in spans.starts})
+
     def terms_of(self, price_list: str, unix_time: float) -> PeriodTerms:
         """What is agreed for a period that begins then, for `adjustments`."""
         return self.lists.terms_of(price_list, unix_time)

@@ -25,23 +25,32 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.alerts import raise_for_spend, sum_up
 from billing.events import (
     COMPONENTS,
     INPUTS,
     Attempt,
     Component,
+    Price,
     PriceSet,
     Quantities,
     UsageEvent,
     stop_waste_id,
 )
 from billing.ingest import ingest
-from billing.ledger import CREDIT, DEBIT, POST_LEGS, SUSPENSE, roll_up
+from billing.ledger import POST_LEGS
 from billing.price_book import PriceBook
-from billing.rating import Rated, price_of, rate
-from billing.spent import hold_booking
-from billing.tables import AMOUNTS, transfers, usage_events
+from billing.rating import price_of, rate
+from billing.ratings import (
+    AS_IT_STANDS,
+    CORRECTION_LOCK,
+    Rating,
+    Standing,
+    hold_corrections,
+    post_ratings,
+    to_rating,
+    to_standing,
+)
+from billing.tables import usage_events
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +59,6 @@ ORPHAN_WAIT_S = 60.0
 ORPHAN_RETRY_S = 1.0
 REPRICE_BATCH = 500
 HOUSE = "house"
-_CORRECTION_LOCK = 0x7265707269636501
-"""A transfer is corrected once: what corrects is one at a time."""
 
 
 class Wasted(msgspec.Struct, frozen=True):
@@ -145,7 +152,7 @@ async def _take_back(db: AsyncEngine, attempt_id: str, generated: Quantities) ->
     wasted = await post_waste(db, attempt_id, generated)
     if wasted is not None:
         async with db.begin() as connection:
-            await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CORRECTION_LOCK)))
+            await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(CORRECTION_LOCK)))
             await connection.execute(_REVERSE, {"event_id": nobodys_waste_id(attempt_id)})
     return wasted
 
@@ -211,27 +218,11 @@ _REVERSE = sa.text(f"""
     SELECT count(*) FROM legs
 """)
 
-_REPRICE = sa.text(f"""
-    WITH incoming AS (
-        SELECT * FROM unnest(CAST(:id AS text[]),
-            {", ".join(f"CAST(:{name} AS numeric[])" for name in AMOUNTS)})
-            AS t(event_id, {", ".join(AMOUNTS)})
-    ),
-    repriced AS (
-        SELECT u.id, u.org, u.project, u.key, u.model, u.tier, u.lane, u.kind, u.admitted_at,
-            {", ".join(f"0 AS {name}" for name in COMPONENTS)},
-            {", ".join(f"i.{name}" for name in AMOUNTS)}
-        FROM incoming i JOIN usage_events u ON u.id = i.event_id
-    ),
-    legs AS (
-        SELECT id || '.repriced' AS id, id AS event_id, {DEBIT} AS debit, {CREDIT} AS credit,
-            {" + ".join(AMOUNTS)} AS amount_pico, 'repriced' AS kind,
-            id || '.suspense' AS corrects, admitted_at
-        FROM repriced
-    ),
-    {POST_LEGS},
-    {roll_up("repriced", "0")}
-    SELECT count(*) FROM legs
+_SUSPENDED = sa.text(f"""
+    {AS_IT_STANDS} JOIN transfers s ON s.event_id = u.id
+    WHERE s.kind = 'suspense' AND u.id > :after
+        AND NOT EXISTS (SELECT FROM transfers c WHERE c.corrects = s.id)
+    ORDER BY u.id LIMIT :limit
 """)
 
 
@@ -242,52 +233,30 @@ async def reprice_suspense(db: AsyncEngine, book: PriceBook) -> int:
     while True:
         async with db.begin() as connection:
             # What is still in suspense is read and posted under this lock.
-            await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CORRECTION_LOCK)))
-            await hold_booking(connection)
-            rows = await _suspended(connection, after)
-            rated = {row.id: _rate_suspended(row, book) for row in rows}
-            priced = {event_id: it for event_id, it in rated.items() if not it.unpriced}
-            if priced:
-                columns: dict[str, list[object]] = {"id": list(priced)}
-                for component, amount in zip(COMPONENTS, AMOUNTS, strict=True):
-                    columns[amount] = [it.amount_of(component) for it in priced.values()]
-                await connection.execute(_REPRICE, columns)
-                billed = (row for row in rows if row.id in priced and row.kind == "usage")
-                amounts = ((_attempt_of(row), priced[row.id].amount_pico) for row in billed)
-                await raise_for_spend(connection, sum_up(amounts))
+            await hold_corrections(connection)
+            waiting = await _suspended(connection, after)
+            rated = (_rate_suspended(each, book) for each in waiting)
+            priced = [each for each in rated if each is not None]
+            await post_ratings(connection, priced, reverses=False)
         repriced += len(priced)
-        if len(rows) < REPRICE_BATCH:
+        if len(waiting) < REPRICE_BATCH:
             return repriced
-        after = rows[-1].id
+        after = waiting[-1].id
 
 
-async def _suspended(connection: AsyncConnection, after: str) -> list[sa.Row[tuple[object, ...]]]:
+async def _suspended(connection: AsyncConnection, after: str) -> list[Standing]:
     """Events in suspense, by id, from the one behind `after`."""
-    correction = transfers.alias()
-    query = (
-        sa.select(usage_events)
-        .join(transfers, transfers.c.event_id == usage_events.c.id)
-        .where(
-            transfers.c.kind == SUSPENSE,
-            usage_events.c.id > after,
-            ~sa.exists().where(correction.c.corrects == transfers.c.id),
-        )
-        .order_by(usage_events.c.id)
-        .limit(REPRICE_BATCH)
-    )
-    return list((await connection.execute(query)).all())
+    rows = await connection.execute(_SUSPENDED, {"after": after, "limit": REPRICE_BATCH})
+    return [to_standing(row) for row in rows]
 
 
-def _rate_suspended(row: sa.Row[tuple[object, ...]], book: PriceBook) -> Rated:
-    """Only what had no price at admission; what had one is booked already."""
-    attempt = _attempt_of(row)
-    waiting: dict[Component, int] = {
-        component: row._mapping[component]
-        for component in COMPONENTS
-        if price_of(component, attempt.prices) is None
+def _rate_suspended(event: Standing, book: PriceBook) -> Rating | None:
+    """Only what had no price at admission; what had one is booked already. None: not all of it has
+    one."""
+    found = book.at(event.model, event.admitted_at.timestamp(), event.tier, event.price_list)
+    chosen: dict[Component, Price | None] = {
+        name: price_of(name, event.prices) or price_of(name, found) for name in event.used
     }
-    return rate(
-        Quantities(**waiting),
-        book.at(attempt.model, attempt.admitted_at, attempt.tier, attempt.price_list),
-        total_input=sum(row._mapping[component] for component in INPUTS),
-    )
+    prices = {name: price for name, price in chosen.items() if price is not None}
+    rated = rate(event.quantities, prices)
+    return None if rated.unpriced else to_rating(event, rated, prices)

@@ -1,4 +1,5 @@
-"""What the books have of one request: its attempts, at which prices, and what was moved for them.
+"""What the books have of one request: its attempts, at the prices that hold by now, and what was
+moved for them.
 
 Above: the gateway, for whoever disputes a request. Below: `rating`, `tables`, Postgres. There is no
 index of request ids, which every event would pay for: an id says when it was made, and the events
@@ -17,12 +18,24 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
 from billing.ledger import account_of
 from billing.money import Pico
-from billing.tables import to_moment, transfers, usage_events
+from billing.tables import event_ratings, to_moment, transfers, usage_events
 
 WINDOWS_S = ((-1.0, 60.0), (-3600.0, 7200.0))
 """Around an id's moment, where its admission is looked for: nearly always at once; then so far off
 as a clock may have jumped and a prompt may have waited to be read. All attempts of a request are of
 one admission."""
+
+
+_last = event_ratings.alias()
+_PRICES_BY_NOW = (
+    sa.select(_last.c.prices)
+    .where(_last.c.event_id == usage_events.c.id)
+    .order_by(_last.c.number.desc())
+    .limit(1)
+    .scalar_subquery()
+    .label("prices_by_now")
+)
+"""Of an event that was rated anew, or out of suspense."""
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +65,7 @@ async def find_record(
     """`made_at`: Unix seconds, as the id says. `conn` sees the ledger."""
     own = usage_events.c
     for before_s, after_s in WINDOWS_S:
-        found = sa.select(usage_events).where(
+        found = sa.select(usage_events, _PRICES_BY_NOW).where(
             own.org == org,
             own.request_id == request_id,
             own.admitted_at >= to_moment(made_at + before_s),
@@ -84,7 +97,7 @@ def _to_event(row: sa.Row[tuple[object, ...]]) -> UsageEvent:
     return UsageEvent(
         attempt=Attempt(
             **{name: values[name] for name in same},
-            prices=msgspec.convert(values["prices"], PriceSet),
+            prices=msgspec.convert(values["prices_by_now"] or values["prices"], PriceSet),
             admitted_at=values["admitted_at"].timestamp(),
         ),
         quantities=Quantities(**{name: values[name] for name in COMPONENTS}),

@@ -1,6 +1,7 @@
 """Billing's tables, as migrations make them. Above: the package's verbs. Below: Postgres.
 
-Money is whole pico-USD, moments are UTC. `usage_events`, `transfers` and `prices` never change; the
+Money is whole pico-USD, moments are UTC. `usage_events`, `event_ratings`, `transfers` and `prices`
+never change; the
 view `entries` shows the two sides of each transfer that moves money, which a pending one does not.
 """
 
@@ -99,6 +100,40 @@ usage_events = sa.Table(
     _moment("admitted_at"),
     _moment("occurred_at"),
     _moment("ingested_at"),
+    _seq(),
+)
+
+reratings = sa.Table(
+    "reratings",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("org_id"),
+    _moment("starts_at"),
+    _moment("ends_at"),
+    *text_columns("model", "price_list", nullable=True),
+    *text_columns("digest"),
+    sa.Column("tariff", JSONB, nullable=False),
+    sa.Column("lines", JSONB, nullable=False),
+    *(
+        sa.Column(name, sa.BigInteger, nullable=False)
+        for name in ("cutoff", "num_events", "num_applied")
+    ),
+    sa.Column("seen_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *text_columns("seen_id"),
+    _moment("created_at"),
+    sa.Column("applied_at", sa.TIMESTAMP(timezone=True), nullable=True),
+)
+
+event_ratings = sa.Table(
+    "event_ratings",
+    metadata,
+    sa.Column("event_id", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    *text_columns("org_id"),
+    *text_columns("rerating_id", nullable=True),
+    sa.Column("prices", JSONB, nullable=False),
+    *(sa.Column(name, MONEY, nullable=False) for name in AMOUNTS),
+    _moment("admitted_at"),
     _seq(),
 )
 

@@ -30,7 +30,7 @@ from billing.tables import balances, transfers
 Phase = Literal["posted", "pending", "post", "void", "expire"]
 Kind = Literal[
     "usage", "waste", "suspense", "repriced",  # of events: `ingest` and `reconcile` post them
-    "credit", "lease", "burn", "expired", "revoked", "reversed",
+    "credit", "lease", "burn", "expired", "revoked", "returned", "reversed",
 ]  # fmt: skip
 GRANT_PREFIX = "grant:"
 """Accounts that may never be overdrawn, what is pending included (the schema says so, too)."""

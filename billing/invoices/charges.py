@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.errors import InvoicingConflict
 from billing.events import COMPONENTS, INPUTS, Band, PriceSet
 from billing.invoices.calendar import Period
-from billing.ledger import account_of
+from billing.invoices.rerated import SIDES
 from billing.money import Pico
 from billing.rating import price_of
 from billing.spent import hold_books
@@ -46,7 +46,6 @@ CHARGES = """
 """
 """SQL: that a transfer is about what was used, not about how it is paid."""
 CHARGED = "sum(CASE WHEN t.debit = {account} THEN t.amount_pico ELSE -t.amount_pico END)"
-_CORRECTION = "t.event_id IS NOT NULL AND t.kind NOT IN ('usage', 'waste', 'suspense')"
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +69,6 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True, order=True):
     model: str
     tier: str
     component: str
-    """Of a correction: what it is called in the ledger."""
     price_id: str
     """Empty: nothing had a price, or several."""
     pico_per_token: int | None
@@ -140,21 +138,18 @@ _LATE = _counted(
     f"usage_events u JOIN {BOUNDS} ON u.admitted_at >= usage_start AND u.admitted_at < usage_end",
     "u.seq >= :since AND u.seq < :cutoff AND u.admitted_at < :start",
 )
-IN_WINDOW = """
-    {row}.seq < :cutoff AND u.admitted_at < :end
-        AND (u.admitted_at >= :start OR {row}.seq >= :since)
-"""
-"""SQL: that a posting of the event `u` is in the window."""
-_CORRECTED = sa.text(f"""
-    SELECT usage_start, usage_end, u.project, u.model, u.tier, t.kind AS component,
-        {CHARGED.format(account=":account")} AS amount_pico,
-        count(*) AS num_requests
-    FROM transfers t JOIN usage_events u ON u.id = t.event_id
-        JOIN {BOUNDS} ON u.admitted_at >= usage_start AND u.admitted_at < usage_end
-    WHERE {_CORRECTION} AND {CHARGES.format(account=":account")}
-        AND {IN_WINDOW.format(row="t")}
-    GROUP BY 1, 2, 3, 4, 5, 6
-    HAVING sum(t.amount_pico) > 0
+_RERATED = sa.text(f"""
+    WITH {SIDES}
+    SELECT usage_start, usage_end, line_kind, project, model, tier, CAST(prices AS text) AS prices,
+        {_BAND} AS band, {
+    ", ".join(
+        f"sum(sign * {name}) AS {name}, sum(sign * {amount}) AS {amount},"
+        f" coalesce(sum(sign) FILTER (WHERE {name} > 0), 0) AS {name}_requests"
+        for name, amount in zip(COMPONENTS, AMOUNTS, strict=True)
+    )
+}
+    FROM sides JOIN {BOUNDS} ON admitted_at >= usage_start AND admitted_at < usage_end
+    GROUP BY 1, 2, 3, 4, 5, 6, sides.prices, band
 """)
 
 
@@ -183,7 +178,6 @@ async def charges_of(db: AsyncEngine, window: Window) -> list[Charge]:
     found: Sums = defaultdict(lambda: [0, 0, 0])
     named: dict[str, Any] = {
         "org": window.org,
-        "account": account_of(window.org),
         "since": window.since,
         "cutoff": window.cutoff,
         "start": window.period.start,
@@ -198,14 +192,14 @@ async def charges_of(db: AsyncEngine, window: Window) -> list[Charge]:
                 _add_usage(found, "usage", row)
         for row in await _read(conn, _LATE, named):
             _add_usage(found, "late", row)
-        for row in await _read(conn, _CORRECTED, named):
-            subject = _subject(row, "correction", row.component, NO_PRICE)
-            _add(found, subject, 0, row.num_requests, row.amount_pico)
+        for row in await _read(conn, _RERATED, named):
+            _add_usage(found, row.line_kind, row)
     if len(found) > MAX_LINES:
         raise InvoicingConflict("lines", f"an invoice has {MAX_LINES} lines at most")
     return [
         Charge(subject=subject, quantity=quantity, num_requests=requests, amount_pico=amount)
         for subject, (quantity, requests, amount) in sorted(found.items(), key=_order)
+        if quantity or requests or amount
     ]
 
 
@@ -226,7 +220,7 @@ def _add_usage(found: Sums, kind: Kind, row: sa.Row[Any]) -> None:
     prices, columns = _prices.decode(row.prices), row._mapping
     for component, column in zip(COMPONENTS, AMOUNTS, strict=True):
         quantity, amount = int(columns[component]), int(columns[column])
-        if quantity:
+        if quantity or amount:
             price = price_of(component, prices)
             chosen = NO_PRICE if price is None else price.of(row.band)
             if chosen.pico_per_token * quantity != amount:

@@ -1,7 +1,7 @@
 """What is behind a line: its hours, and its requests, as they were booked.
 
-Above: the gateway's administration. Below: `usage_events`, `transfers`. The line says what it is
-about, its invoice up to where it counts, so these are the very postings that were added up. Both
+Above: the gateway's administration. Below: `usage_events`, `event_ratings`. The line says what it
+is about, its invoice up to where it counts, so these are the very postings that were added up. Both
 are selections for a page by `id`: of an hour its beginning, of a request its event, whose ids are
 in the order of time. Of a single hour requests are found by the index.
 """
@@ -14,9 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from billing.events import COMPONENTS, INPUTS
-from billing.invoices.charges import CHARGED, CHARGES
 from billing.invoices.invoice import Invoice, Line
-from billing.ledger import account_of
+from billing.invoices.rerated import SIDES
 from billing.rating import PRICED_AS
 from billing.tables import MONEY, amount_column
 
@@ -37,48 +36,57 @@ def _price_id(component: str) -> str:
 
 
 def _usage(component: str) -> str:
-    assert component in COMPONENTS, component
+    """Events as they are rated by the cutoff."""
+    amount = amount_column(component)
     return f"""
-        SELECT id, request_id, key, admitted_at, {component} AS quantity,
-            {amount_column(component)} AS amount_pico
-        FROM usage_events
-        WHERE org = :org AND kind = 'usage' AND admitted_at >= :start AND admitted_at < :end
-            AND seq >= :since AND seq < :cutoff AND project = :project AND model = :model
-            AND tier = :tier AND {component} > 0 AND {_price_id(component)} = :price_id
+        SELECT id, request_id, key, admitted_at, quantity, amount_pico FROM (
+            SELECT u.id, u.request_id, u.key, u.admitted_at, {component} AS quantity,
+                coalesce(r.{amount}, u.{amount}) AS amount_pico,
+                {", ".join(f"u.{name}" for name in INPUTS)}, coalesce(r.prices, u.prices) AS prices
+            FROM usage_events u LEFT JOIN (
+                SELECT DISTINCT ON (event_id) event_id, prices, {amount} FROM event_ratings
+                WHERE org_id = :org AND seq < :cutoff ORDER BY event_id, number DESC
+            ) r ON r.event_id = u.id
+            WHERE u.org = :org AND u.kind = 'usage'
+                AND u.admitted_at >= :from AND u.admitted_at < :to
+                AND u.seq >= :since AND u.seq < :cutoff AND u.project = :project
+                AND u.model = :model AND u.tier = :tier AND u.{component} > 0
+        ) e WHERE {_price_id(component)} = :price_id
     """
 
 
-_CORRECTIONS = f"""
-    SELECT t.id, u.request_id, u.key, u.admitted_at, 0 AS quantity,
-        {CHARGED.format(account=":account").removeprefix("sum")} AS amount_pico
-    FROM transfers t JOIN usage_events u ON u.id = t.event_id
-    WHERE u.org = :org AND {CHARGES.format(account=":account")} AND t.kind = :component
-        AND u.admitted_at >= :start AND u.admitted_at < :end AND t.seq < :cutoff
-        AND (u.admitted_at >= :period_start OR t.seq >= :since)
-        AND u.project = :project AND u.model = :model AND u.tier = :tier
-"""
+def _corrections(component: str) -> str:
+    """Less than nothing where a price was taken back."""
+    quantity, amount = (f"sum(sign * {name})" for name in (component, amount_column(component)))
+    return f"""
+        WITH {SIDES}
+        SELECT id, request_id, key, admitted_at, {quantity} AS quantity, {amount} AS amount_pico
+        FROM sides
+        WHERE line_kind = 'correction' AND admitted_at >= :from AND admitted_at < :to
+            AND project = :project AND model = :model AND tier = :tier AND {component} > 0
+            AND {_price_id(component)} = :price_id
+        GROUP BY id, request_id, key, admitted_at HAVING {quantity} <> 0 OR {amount} <> 0
+    """
 
 
 def _postings(invoice: Invoice, line: Line, hour: datetime | None) -> tuple[str, dict[str, Any]]:
+    assert line.component in COMPONENTS, line.component
     named: dict[str, Any] = {
         "org": invoice.org_id,
-        "start": line.usage_start if hour is None else max(hour, line.usage_start),
-        "end": line.usage_end if hour is None else min(hour + HOUR, line.usage_end),
+        "from": line.usage_start if hour is None else max(hour, line.usage_start),
+        "to": line.usage_end if hour is None else min(hour + HOUR, line.usage_end),
+        "since": invoice.since,
         "cutoff": invoice.cutoff,
         "project": line.project,
         "model": line.model,
         "tier": line.tier,
+        "price_id": line.price_id,
     }
     if line.kind == "correction":
-        more = {
-            "account": account_of(invoice.org_id),
-            "component": line.component,
-            "period_start": invoice.period_start,
-            "since": invoice.since,
-        }
-        return _CORRECTIONS, named | more
+        window = {"start": invoice.period_start, "end": invoice.period_end}
+        return _corrections(line.component), named | window
     since = invoice.since if line.kind == "late" else 0
-    return _usage(line.component), named | {"price_id": line.price_id, "since": since}
+    return _usage(line.component), named | {"since": since}
 
 
 def _selected(query: str, named: dict[str, Any], *columns: sa.Column[Any]) -> sa.Select[Any]:
@@ -122,4 +130,4 @@ def hours_of(invoice: Invoice, line: Line) -> sa.Select[Any]:
 
 def behind(line: Line) -> bool:
     """Whether requests stand behind it."""
-    return line.kind != "adjustment"
+    return line.component in COMPONENTS

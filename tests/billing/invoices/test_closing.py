@@ -168,11 +168,16 @@ async def test_what_had_no_price_is_charged_when_it_gets_one(db: AsyncEngine) ->
     )
     assert await reprice_suspense(db, PriceBook([entry])) == 1
     october = await close_and_finalize(db, NOVEMBER)
-    [line] = await lines(db, october)
-    assert (line.kind, line.component, line.usage_start) == (
-        "correction", "repriced", september.period_start,
-    )  # fmt: skip
-    assert line.exact_pico > 0
+    found = await lines(db, october)
+    assert {(it.kind, it.usage_start) for it in found} == {("correction", september.period_start)}
+    assert [(it.component, it.price_id, it.quantity, it.exact_pico) for it in found] == [
+        ("cache_read", "", -16, 0),
+        ("cache_read", "penny:cache_read:1", 16, 16 * 10_000),
+        ("output", "", -20, 0),
+        ("output", "penny:output:1", 20, 20 * 400_000),
+        ("uncached_input", "", -100, 0),
+        ("uncached_input", "penny:uncached_input:1", 100, 100 * 100_000),
+    ]
     await assert_books_agree(db)
 
 

@@ -1,5 +1,5 @@
-"""Whatever comes late, changes its price, is closed, paid or taken back, in whatever order: ledger,
-balances, rollups and invoices say the same, to the last pico."""
+"""Whatever comes late, changes its price, is rated anew, closed, paid or taken back, in whatever
+order: ledger, balances, rollups, credits and invoices say the same, to the last pico."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
+import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -19,6 +21,10 @@ from hypothesis.stateful import (
 )
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing import credit_proof, rerating
+from billing.balance_leases import Ask
+from billing.credit_lines import sweep, top_up
+from billing.credits import grant_credit, paid_pico
 from billing.errors import BadInvoicing, InvoicingConflict
 from billing.events import Quantities
 from billing.invoices.closing import close, finalize, recount
@@ -26,6 +32,7 @@ from billing.invoices.collection import dun, issue_credit_note, left_of_lines, r
 from billing.invoices.invoice import Invoice, amounts_of, invoices_of, to_invoice
 from billing.price_book import PriceBook, PriceEntry
 from billing.reconcile import reprice_suspense
+from billing.rerating import Span, apply, plan
 from gateway.db import create_engine
 from tests.billing.samples import an_attempt, an_event
 from tests.databases import Databases
@@ -50,8 +57,27 @@ UNPRICED = 11
 TABLES = (
     *("credit_note_lines", "credit_notes", "invoice_payments", "invoice_transitions"),
     *("invoice_lines", "invoices", "invoice_counters", "billing_accounts", "transfers", "balances"),
-    *("accounts", "usage_events", "usage_hourly", "usage_daily"),
+    *("accounts", "usage_events", "usage_hourly", "usage_daily", "event_ratings", "reratings"),
+    *("credit_grants", "credit_lines", "credit_leases", "credit_burns", "unpaid_usage"),
 )
+
+
+class Used(msgspec.Struct):
+    moment: datetime
+    number: int
+    pico: int | None
+    """Of a token, by now; None: it has no price."""
+
+
+def a_book(amount: int) -> PriceBook:
+    entry = PriceEntry(
+        model="penny",
+        valid_from=ACCOUNT_MADE - timedelta(days=365),
+        valid_to=None,
+        prices=priced(amount),
+        where="here",
+    )
+    return PriceBook([entry])
 
 
 class Machine(RuleBasedStateMachine):
@@ -62,8 +88,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.now = ACCOUNT_MADE + timedelta(days=3)
         self.price = 1
-        self.booked: list[tuple[datetime, int]] = []
-        self.suspended: list[tuple[datetime, int]] = []
+        self.used: list[Used] = []
         self.count = 0
         self.run(self.empty)
 
@@ -97,27 +122,69 @@ class Machine(RuleBasedStateMachine):
     def is_used(self, days_late: int, number: int) -> None:
         moment = self.now - timedelta(days=days_late)
         self.run(book, self.db, tokens(moment, number, self.price))
-        self.booked.append((moment, number * self.price))
+        self.used.append(Used(moment, number, self.price))
 
     @rule(days_late=st.integers(0, 70), number=whole)
     def is_used_without_a_price(self, days_late: int, number: int) -> None:
         moment = self.now - timedelta(days=days_late)
         attempt = an_attempt(prices={}, admitted_at=moment.timestamp())
         self.run(book, self.db, an_event(attempt, Quantities(output=number)))
-        self.suspended.append((moment, number * UNPRICED))
+        self.used.append(Used(moment, number, None))
 
     @rule()
     def gets_its_price(self) -> None:
-        entry = PriceEntry(
-            model="penny",
-            valid_from=ACCOUNT_MADE - timedelta(days=365),
-            valid_to=None,
-            prices=priced(UNPRICED),
-            where="here",
+        self.run(reprice_suspense, self.db, a_book(UNPRICED))
+        for each in self.used:
+            each.pico = UNPRICED if each.pico is None else each.pico
+
+    @rule(amount=pico, days=st.tuples(st.integers(-1, 90), st.integers(1, 90)), dies=st.booleans())
+    def is_rated_anew(self, amount: int, days: tuple[int, int], dies: bool) -> None:
+        end = self.now - timedelta(days=days[0])
+        span = Span(org_id=ORG, start=end - timedelta(days=days[1]), end=end)
+        anew = [each for each in self.used if span.start <= each.moment < span.end]
+        changed = [each for each in anew if each.pico != amount]
+        shown = self.run(plan, self.db, span, a_book(amount))
+        assert shown.num_events == len(changed)
+        assert shown.difference_pico == sum(
+            each.number * (amount - (each.pico or 0)) for each in changed
         )
-        self.run(reprice_suspense, self.db, PriceBook([entry]))
-        self.booked += self.suspended
-        self.suspended = []
+        for batches in (1, None) if dies else (None, None):
+            done = self.run(apply, self.db, span, a_book(amount), shown.digest, max_batches=batches)
+        assert done.applied_at is not None and done.num_applied == len(changed)
+        for each in anew:
+            each.pico = amount
+
+    @rule(amount=pico.map(lambda each: 4 * each), days=st.sampled_from([None, -10, 1, 40]))
+    def is_credited(self, amount: int, days: int | None) -> None:
+        self.run(self.credit, amount, None if days is None else self.now + timedelta(days=days))
+
+    async def credit(self, amount: int, expires_at: datetime | None) -> None:
+        async with self.db.begin() as conn:
+            await grant_credit(
+                conn,
+                credit_id=self.name(),
+                org=ORG,
+                amount_pico=amount,
+                priority=self.count % 3,
+                expires_at=expires_at,
+            )
+
+    @rule(prepaid=st.booleans())
+    def pays_in_advance(self, prepaid: bool) -> None:
+        self.run(self.set_prepaid, prepaid)
+
+    async def set_prepaid(self, prepaid: bool) -> None:
+        async with self.db.begin() as conn:
+            await conn.execute(sa.text("UPDATE orgs SET prepaid = :it"), {"it": prepaid})
+
+    @rule()
+    def is_swept(self) -> None:
+        self.run(sweep, self.db)
+
+    @rule()
+    def tops_up(self) -> None:
+        spent = sum(each.number * (each.pico or 0) for each in self.used)
+        self.run(top_up, self.db, ORG, Ask(spent_pico=spent))
 
     @rule()
     def is_closed(self) -> None:
@@ -200,10 +267,11 @@ class Machine(RuleBasedStateMachine):
                 break
         found = await self.invoices()
         if not found:
-            assert not self.booked, "no account was ever opened"
+            assert not self.used, "no account was ever opened"
             return
         assert [each.period_start for each in found[1:]] == [each.period_end for each in found[:-1]]
-        assert sum(each.exact_pico for each in found) == sum(amount for _, amount in self.booked)
+        charged = sum(each.number * (each.pico or 0) for each in self.used)
+        assert sum(each.exact_pico for each in found) == charged
         due = 0
         async with self.db.connect() as conn:
             for each in found:
@@ -212,12 +280,23 @@ class Machine(RuleBasedStateMachine):
                 "SELECT sum(amount_coins) FROM invoice_payments WHERE method = 'balance'"
             )
             settled = int(await conn.scalar(query) or 0)
+            burned = await paid_pico(conn, ORG)
+            lines = sa.text(
+                "SELECT paid_pico, (SELECT coalesce(sum(amount_pico), 0)"
+                " FROM unpaid_usage) AS unpaid FROM credit_lines"
+            )
+            line = (await conn.execute(lines)).one_or_none()
         # What is open, less what was given back and has settled nothing since.
-        assert await receivable(self.db) == (due + settled) * CENT
+        assert await receivable(self.db) == (due + settled) * CENT - burned
+        assert line is None or line.paid_pico + line.unpaid == charged
+        assert await credit_proof.check(self.db) == []
         await assert_books_agree(self.db)
 
 
-def test_ledger_balances_rollups_and_invoices_agree(databases: Databases) -> None:
+def test_ledger_balances_rollups_and_invoices_agree(
+    databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rerating, "MAX_BATCH", 2)
     with asyncio.Runner() as runner:
         lent = runner.run(databases.lend())
         made = create_engine(databases.url(lent.name))

@@ -1,0 +1,45 @@
+"""What was rated anew, as an invoice counts it: what an event cost by the rating before is taken
+back, and what it costs by this one is charged.
+
+    usage, late    of events that this invoice has: only what they cost by its cutoff is left
+    correction     of events that an earlier one has: taken back at the one price, charged at the
+                   other, which is what the invoice shows
+
+Above: `charges`, `drilldown`. Below: `event_ratings`. A rating is of one invoice, as every posting
+is: it stands in the window that its number (`seq`) and its event's admission fall into.
+"""
+
+from __future__ import annotations
+
+from billing.events import COMPONENTS
+from billing.tables import AMOUNTS
+
+_NAMES = "id, request_id, key, project, model, tier, admitted_at, line_kind"
+_QUANTITIES = ", ".join(COMPONENTS)
+
+
+def _side(sign: int, suffix: str) -> str:
+    amounts = ", ".join(f"{name}_{suffix} AS {name}" for name in AMOUNTS)
+    return f"""
+        SELECT {sign} AS sign, {_NAMES}, {_QUANTITIES}, prices_{suffix} AS prices, {amounts}
+        FROM changed
+    """
+
+
+SIDES = f"""
+    changed AS (
+        SELECT u.id, u.request_id, u.key, u.project, u.model, u.tier, u.admitted_at,
+            CASE WHEN u.admitted_at >= :start THEN 'usage' WHEN u.seq >= :since THEN 'late'
+                ELSE 'correction' END AS line_kind,
+            {", ".join(f"u.{name}" for name in COMPONENTS)},
+            coalesce(b.prices, u.prices) AS prices_before, r.prices AS prices_after,
+            {", ".join(f"coalesce(b.{name}, u.{name}) AS {name}_before" for name in AMOUNTS)},
+            {", ".join(f"r.{name} AS {name}_after" for name in AMOUNTS)}
+        FROM event_ratings r JOIN usage_events u ON u.id = r.event_id
+            LEFT JOIN event_ratings b ON b.event_id = r.event_id AND b.number = r.number - 1
+        WHERE r.org_id = :org AND u.kind = 'usage' AND r.seq < :cutoff AND r.admitted_at < :end
+            AND (r.admitted_at >= :start OR r.seq >= :since)
+    ),
+    sides AS ({_side(-1, "before")} UNION ALL {_side(1, "after")})
+"""
+"""SQL: CTEs of what is taken back (`sign` -1) and charged (1) in the window of an invoice."""
