@@ -58,6 +58,13 @@ class ChatTemplate:
             *map(meta.find_undeclared_variables, parsed)
         )
         """What the templates look at and do not set themselves: `tools`, `enable_thinking`."""
+        self.source = "\n".join(templates.values())
+        """As it was written, by which an output format is told."""
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it tells the model of tools; else they would be offered to nobody."""
+        return "tools" in self.variables
 
     @classmethod
     def load(cls, folder: Path, *, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:

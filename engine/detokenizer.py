@@ -17,7 +17,7 @@ Two stages:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from engine.tokenizer import Tokenizer
@@ -55,9 +55,12 @@ class Detokenizer:
         include_stop: bool = False,
         *,
         skip_special_tokens: bool = True,
+        shown: Collection[int] = (),
     ) -> None:
+        """`shown`: special tokens that are not skipped, such as an output format's markers."""
         assert all(stop), "an empty stop string"
-        self._decoder = _Decoder(tokenizer, skip_special_tokens)
+        skipped = tokenizer.special_ids.difference(shown) if skip_special_tokens else frozenset()
+        self._decoder = _Decoder(tokenizer, skipped)
         self._stops = [_StopString(string) for string in stop]
         self._include_stop = include_stop
         self._held = ""
@@ -125,9 +128,9 @@ class _StopString:
 
 
 class _Decoder:
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped
         self._ids: list[int] = []
         self._read = 0
         """Ids before this one are decoded for good; they are context for the next."""

@@ -57,6 +57,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self._added = {id_: str(token.content) for id_, token in added.items()}
+        self.added_ids = frozenset(self._added)
+        """Every id that stands for a text as a whole, whatever is around it."""
         self._byte_level = backend.decoder is not None and (
             b'"ByteLevel"' in backend.decoder.__getstate__()
         )

@@ -21,6 +21,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from engine.errors import InvalidRequest
+from engine.output_parser.lark import JSON_WHITESPACE
 from engine.protocol import Grammar
 
 LIMITS = LLParserLimits(
@@ -34,9 +35,6 @@ LIMITS = LLParserLimits(
 )
 MAX_MESSAGE_CHARS = 200
 """Of what the library says of a grammar."""
-JSON_WHITESPACE = r"[ ]|\n[ \t]{0,64}"
-"""Between what a schema is about: as JSON is usually written, on one line or indented. Any amount
-of it would be valid, and a model may never stop."""
 END_OF_GRAMMAR = "<|end of grammar|>"
 """Stands in for EOS where a model has none. Never allowed."""
 

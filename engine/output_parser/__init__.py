@@ -1,0 +1,39 @@
+"""A model's text to content, reasoning and tool calls, family by family, while it comes; and what
+an output has to be that must call.
+
+Above: the gateway. Below: the vocabulary (`engine.tokenizer`) and `engine.protocol`. Knows no
+torch, no wire format and no tenant. `OutputFormat` is the door, its parsers say `Delta`s:
+
+    output_format.py > families.py > hermes, llama3, mistral, deepseek, json_calls > call_object.py
+    parser.py, reasoning.py > reader.py > json_text.py, deltas.py
+    forced_calls.py > writing.py, lark.py
+"""
+
+from __future__ import annotations
+
+from engine.output_parser.deltas import (
+    ArgumentsDelta,
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCallStart,
+)
+from engine.output_parser.families import FamilyName, ReasoningName
+from engine.output_parser.forced_calls import Tool
+from engine.output_parser.output_format import OutputFormat
+from engine.output_parser.parser import OutputParser
+from engine.output_parser.reasoning import ReasoningState
+
+__all__ = [
+    "ArgumentsDelta",
+    "ContentDelta",
+    "Delta",
+    "FamilyName",
+    "OutputFormat",
+    "OutputParser",
+    "ReasoningDelta",
+    "ReasoningName",
+    "ReasoningState",
+    "Tool",
+    "ToolCallStart",
+]

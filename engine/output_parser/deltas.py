@@ -1,0 +1,42 @@
+"""What an output turns out to be, piece by piece: the closed list.
+
+Above: whoever shows an answer to a client. Below: nothing. Knows no wire format and no model.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ContentDelta(msgspec.Struct, frozen=True):
+    """Of the answer itself."""
+
+    text: str
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True):
+    """Of what the model thought before it answered."""
+
+    text: str
+
+
+class ToolCallStart(msgspec.Struct, frozen=True):
+    """A call has begun; what follows until the next start are its arguments. Whoever shows it makes
+    its id."""
+
+    index: int
+    """0, 1, 2 ... in the order of the output."""
+    name: str
+    """Of a tool that was offered."""
+
+
+class ArgumentsDelta(msgspec.Struct, frozen=True):
+    """Of the call's arguments, as the model wrote them. Together they are a JSON object, or the
+    beginning of one where the output ended, or went wrong, within it."""
+
+    index: int
+    """Of the call."""
+    text: str
+
+
+Delta = ContentDelta | ReasoningDelta | ToolCallStart | ArgumentsDelta

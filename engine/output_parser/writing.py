@@ -1,0 +1,35 @@
+"""How a family writes calls, as what a grammar is made of and what a parser has to read.
+
+Above: the families' modules say it, `forced_calls.py` makes grammars of it. Below: nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+
+class Writing(NamedTuple):
+    """opens (before arguments after) between (before arguments after) ... closes"""
+
+    before: Callable[[str], str]
+    """What stands before the arguments of a call, by the function's name."""
+    after: str
+    opens: str = ""
+    between: str = ""
+    closes: str = ""
+    alone: bool = False
+    """A call that is the only one may stand without what opens and closes."""
+    several: bool = True
+    """There may be more than one call in a turn."""
+
+    def written(self, calls: Iterable[tuple[str, str]]) -> str:
+        """Calls, each a name and its arguments, as the model would write them."""
+        each = (f"{self.before(name)}{arguments}{self.after}" for name, arguments in calls)
+        return f"{self.opens}{self.between.join(each)}{self.closes}"
+
+
+def named(key: str) -> Callable[[str], str]:
+    """The beginning of a call that is a JSON object with its arguments under `key`."""
+    return lambda name: f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
