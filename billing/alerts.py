@@ -32,7 +32,12 @@ REFUSED: Reason = "refused"
 SPEND: Literal["spend"] = "spend"
 UNUSUAL: Literal["unusual_spend"] = "unusual_spend"
 """Of an hour, for its weekday (`unusual_spend`): the ceiling is what would have been usual."""
-IN_MONEY = (SPEND, UNUSUAL)
+CREDITS_LOW: Literal["credits_low"] = "credits_low"
+CREDITS_EXHAUSTED: Literal["credits_exhausted"] = "credits_exhausted"
+"""Of a prepaid balance (`balance_watch`): the ceiling is the threshold, used is what is left."""
+OF_CREDITS = (CREDITS_LOW, CREDITS_EXHAUSTED)
+CreditMeasure = Literal["credits_low", "credits_exhausted"]
+IN_MONEY = (SPEND, UNUSUAL, *OF_CREDITS)
 TokenMeasure = Literal["tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute"]
 MINUTE_S = 60
 FORGET_MINUTES_S = 2 * 3600
@@ -40,19 +45,27 @@ FORGET_HOURS_S = 90 * 86_400
 """After which alerts of a rate limit's hour are deleted; those of budgets are kept."""
 SWEEP_BATCH = 1000
 
-# UUIDv7 (RFC 9562), in the order of the thresholds of one statement.
-NEW_ID = """
-    'alert_' || lpad(to_hex(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
-        + array_position(CAST(:thresholds AS smallint[]), threshold)), 12, '0')
-        || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14)
-"""
-RAISE = f"""
+
+def new_id(prefix: str, later_ms: str = "0") -> str:
+    """SQL of a UUIDv7 (RFC 9562) behind its prefix."""
+    return f"""
+    '{prefix}' || lpad(to_hex(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        + {later_ms}), 12, '0') || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14)
+    """
+
+
+# In the order of the thresholds of one statement.
+NEW_ID = new_id("alert_", "array_position(CAST(:thresholds AS smallint[]), threshold)")
+_ADD = f"""
     INSERT INTO alerts
         (id, org_id, scope, scope_id, measure, cap_id, period, period_start, threshold, ceiling,
         used, reason)
     SELECT {NEW_ID}, org_id, scope, scope_id, measure, cap_id, period, period_start, threshold,
         ceiling, used, reason
     FROM reached CROSS JOIN unnest(CAST(:thresholds AS smallint[])) AS threshold
+"""
+RAISE = f"""
+    {_ADD}
     WHERE reason = '{REFUSED}' OR (used > 0 AND used * 100 >= ceiling * threshold)
     ORDER BY org_id, scope, scope_id, measure, cap_id, period, period_start, threshold
     ON CONFLICT ON CONSTRAINT alerts_once DO NOTHING
@@ -303,6 +316,31 @@ async def raise_for_refusals(db: AsyncEngine, refusals: Sequence[CapRefusal]) ->
     }
     async with db.begin() as connection:
         await connection.execute(_OF_REFUSALS, {**columns, "thresholds": [WHOLE]})
+
+
+_OF_CREDIT = sa.text(f"""
+    WITH reached AS (
+        SELECT CAST(:org_id AS text) AS org_id, 'org' AS scope, CAST(:org_id AS text) AS scope_id,
+            CAST(:measure AS text) AS measure, '' AS cap_id, 'crossing' AS period,
+            clock_timestamp() AS period_start, CAST(:threshold_pico AS numeric) AS ceiling,
+            CAST(:left_pico AS numeric) AS used, CAST(:reason AS text) AS reason
+    )
+    {_ADD}
+""")
+
+
+async def raise_for_credit(
+    connection: AsyncConnection,
+    org_id: str,
+    measure: CreditMeasure,
+    threshold_pico: int,
+    left_pico: int,
+    reason: Reason,
+) -> None:
+    """A balance has crossed a threshold, which its caller alone can know (`balance_watch`)."""
+    said = {"org_id": org_id, "measure": measure, "reason": reason, "thresholds": [WHOLE]}
+    amounts = {"threshold_pico": threshold_pico, "left_pico": left_pico}
+    await connection.execute(_OF_CREDIT, {**said, **amounts})
 
 
 class CeilingUse(msgspec.Struct, frozen=True, kw_only=True):

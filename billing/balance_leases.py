@@ -76,6 +76,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     owed: Mapping[str, Pico]
     """What nobody has paid of each transfer; it is tried again."""
     refill_pico: Pico
+    """When less is left, it is time to top up; 0: a top-up would bring no more."""
+    refill_by_model: Mapping[str, Pico]
+    """The same of requests to these models, where there is more for them alone."""
     is_dry: bool
     """All that may be leased is."""
     must_shrink: bool
@@ -94,6 +97,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             for model in models or ():
                 by_model[model] = by_model.get(model, 0) + lease.amount_pico
         return general, by_model
+
+    def is_short(self, grants: Mapping[str, Grant], ask: Ask) -> bool:
+        """Who waits needs more than there is, whatever the model."""
+        general, by_model = self.funded_pico(grants)
+        free = general + max(by_model.values(), default=0) - ask.spent_pico
+        return self.is_dry and not self.must_shrink and free < ask.wanted_pico
 
 
 def lease_amount(used_pico: Pico, elapsed_s: float) -> Pico:
@@ -141,7 +150,12 @@ def plan(
     back = _give_back(following, grants, left, leased, now)
     given = {each.debit: each.amount_pico for each in back}
     after = {each.id: left[each.id] - given.get(account(each.id), 0) for each in grants}
-    spare = sum(after[each.id] - leased.get(each.id, 0) for each in valid if not each.components)
+    spare = [
+        each
+        for each in valid
+        if each.components is None and after[each.id] > leased.get(each.id, 0)
+    ]
+    refill_pico, refill_by_model = _refills(spare, refill // REFILL_SHARE)
     return Plan(
         line=following,
         burns=burns,
@@ -149,10 +163,19 @@ def plan(
         leases=open_leases,
         ended=[grant_id for grant_id, amount in after.items() if amount == 0],
         owed=owed,
-        refill_pico=0 if spare == 0 else refill // REFILL_SHARE,
-        is_dry=spare == 0,
+        refill_pico=refill_pico,
+        refill_by_model=refill_by_model,
+        is_dry=not spare,
         must_shrink=must_shrink,
     )
+
+
+def _refills(spare: Sequence[Grant], refill_pico: Pico) -> tuple[Pico, dict[str, Pico]]:
+    """For whom a top-up would bring more: of what is for some models alone, for these."""
+    if any(each.models is None for each in spare):
+        return refill_pico, {}
+    models = sorted({model for each in spare for model in each.models or ()})
+    return 0, dict.fromkeys(models, refill_pico)
 
 
 def account(grant_id: str) -> str:

@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.balance_leases import EXPIRY_MARGIN, LEASE_TTL, Ask, Line, Plan, plan
+from billing.balance_watch import watch
 from billing.events import COMPONENTS
 from billing.grants import EXPIRY_GRACE, UNKNOWN, Burn, Grant, Usage
 from billing.ledger import account_of
@@ -35,6 +36,7 @@ from billing.tables import (
     unpaid_usage,
     usage_events,
 )
+from billing.top_ups import expire_top_ups
 from billing.transfers import Transfer, TransferStatus, to_transfer, transfer
 
 SETTLE_BATCH = 2000
@@ -54,7 +56,8 @@ class Funding(msgspec.Struct, frozen=True, kw_only=True):
     """From before it was asked for."""
     refill_pico: Pico
     """When less is left, it is time to ask again; 0: there is no more."""
-    is_dry: bool
+    refill_by_model: Mapping[str, Pico]
+    """The same of requests to these models, of which there is more than of others."""
     must_shrink: bool
     """Of a grant that is over something is leased still: who lets go of it asks again."""
 
@@ -65,8 +68,9 @@ async def top_up(db: AsyncEngine, org_id: str, ask: Ask) -> Funding:
     async with db.begin() as conn:
         await open_line(conn, org_id)
         found = await _settle(conn, org_id, ask, wait=True)
-    assert found is not None, "a line that is open is not removed"
-    made, grants, now = found
+        assert found is not None, "a line that is open is not removed"
+        made, grants, now = found
+        await watch(conn, org_id, was_refused=made.is_short(grants, ask))
     funded, by_model = made.funded_pico(grants)
     until = made.line.leased_until
     return Funding(
@@ -75,7 +79,7 @@ async def top_up(db: AsyncEngine, org_id: str, ask: Ask) -> Funding:
         by_model=by_model,
         ttl_s=(LEASE_TTL if until is None else until - now).total_seconds(),
         refill_pico=made.refill_pico,
-        is_dry=made.is_dry,
+        refill_by_model=made.refill_by_model,
         must_shrink=made.must_shrink,
     )
 
@@ -83,12 +87,17 @@ async def top_up(db: AsyncEngine, org_id: str, ask: Ask) -> Funding:
 async def settle(db: AsyncEngine, org_id: str) -> bool:
     """Pay for what was used, give back what has ended. False: somebody else is at it."""
     async with db.begin() as conn:
-        return await _settle(conn, org_id, None, wait=False) is not None
+        found = await _settle(conn, org_id, None, wait=False)
+        if found is not None:
+            await watch(conn, org_id)
+    return found is not None
 
 
 async def sweep(db: AsyncEngine) -> int:
-    """Settle the orgs that have something to settle; returns how many it found."""
-    async with db.connect() as conn:
+    """Settle the orgs that have something to settle; returns how many it found. What waits for its
+    top-up too long does not wait any more."""
+    async with db.begin() as conn:
+        await expire_top_ups(conn)
         due = list(await conn.scalars(_DUE))
     for org_id in due:
         await settle(db, org_id)

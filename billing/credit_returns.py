@@ -6,8 +6,8 @@ is rated now, and what is too much goes back to the credits that paid it.
     after   80: 70 and 10 stay paid; the next invoice gives 20 back
     after   50: 50 stay paid; the credits get 20 back, the next invoice gives 30 back
 
-Above: `ratings`. Below: `credit_lines` (whose line is held all the while), `grants`, `transfers`.
-Knows no price. A credit that had ended is open again: what it gets back and nobody may spend any
+Above: `ratings`. Below: `credit_lines` (whose line is held all the while), `balance_watch`,
+`grants`, `transfers`. Knows no price. A credit that had ended is open again: what it gets back and nobody may spend any
 more is over, as it would have been.
 """
 
@@ -23,6 +23,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.balance_leases import account
+from billing.balance_watch import watch
 from billing.grants import Grant, Usage, burn
 from billing.ledger import account_of
 from billing.money import Pico
@@ -125,6 +126,7 @@ async def carry_over(conn: AsyncConnection, line: HeldLine, repaid: Sequence[Rep
     own = credit_lines.c
     changed = sa.update(credit_lines).where(own.org_id == line.org_id)
     await conn.execute(changed.values(version=version, paid_pico=own.paid_pico + paid))
+    await watch(conn, line.org_id)
 
 
 def _added(sums: Sequence[Mapping[str, Pico]]) -> dict[str, Pico]:

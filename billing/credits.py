@@ -17,6 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.balance_leases import account
+from billing.balance_watch import hold_line, watch
 from billing.credit_lines import open_line
 from billing.grants import DEFAULT_PRIORITY, burn_order
 from billing.ledger import CASH, account_of
@@ -41,23 +42,6 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None
 
 
-class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    credited_pico: Pico
-    """In all, ever."""
-    spent_pico: Pico
-    """In all, ever, as far as the books have it."""
-    unpaid_pico: Pico
-    """Of it, what no grant has paid yet."""
-    leased_pico: Pico
-    available_pico: Pico
-    """Neither paid, nor leased, nor expired."""
-
-    @property
-    def left_pico(self) -> Pico:
-        """When what is spent is paid; less than nothing where nothing pays for it."""
-        return self.available_pico + self.leased_pico - self.unpaid_pico
-
-
 async def grant_credit(
     conn: AsyncConnection,
     *,
@@ -71,6 +55,7 @@ async def grant_credit(
 ) -> Credit:
     """In the caller's transaction; of one id once. From now on it pays for what the org uses."""
     await open_line(conn, org)
+    await hold_line(conn, org)
     terms = {
         "id": credit_id,
         "org_id": org,
@@ -87,6 +72,7 @@ async def grant_credit(
     )
     (status,) = await transfer(conn, [paid])
     assert status in GOOD, status
+    await watch(conn, org)
     made = await find_credit(conn, org, credit_id)
     assert made is not None
     return made
@@ -95,9 +81,11 @@ async def grant_credit(
 async def revoke_credit(conn: AsyncConnection, org: str, credit_id: str) -> None:
     """What is neither paid nor leased goes back with the next settling, what is leased when its
     lease ends; of one id once."""
+    await hold_line(conn, org)
     own = credit_grants.c
     taken = sa.update(credit_grants).where(own.org_id == org, own.id == credit_id)
     await conn.execute(taken.where(own.revoked_at.is_(None)).values(revoked_at=sa.func.now()))
+    await watch(conn, org)
 
 
 def credits_of(org: str) -> sa.Select[Any]:
@@ -145,29 +133,3 @@ async def paid_pico(conn: AsyncConnection, org: str) -> Pico:
     at_once = at_once.where(transfers.c.kind == "credit", transfers.c.credit == account_of(org))
     found = sa.select(burned.scalar_subquery() + at_once.scalar_subquery())
     return int((await conn.execute(found)).scalar_one())
-
-
-_BALANCE = sa.text("""
-    SELECT
-        (SELECT coalesce(sum(amount_pico), 0) FROM credit_grants WHERE org_id = :org) AS credited,
-        (SELECT coalesce(sum(debits_pico), 0) FROM balances WHERE account = 'receivable:' || :org)
-            AS spent,
-        (SELECT coalesce(sum(amount_pico), 0) FROM unpaid_usage WHERE org_id = :org) AS unpaid,
-        coalesce(sum(pending_debits_pico), 0) AS leased,
-        coalesce(sum(credits_pico - debits_pico - pending_debits_pico)
-            FILTER (WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())), 0)
-            AS available
-    FROM credit_grants g JOIN balances b ON b.account = 'grant:' || g.id
-    WHERE g.org_id = :org AND g.ended_at IS NULL
-""")
-
-
-async def balance_of(conn: AsyncConnection, org: str) -> Balance:
-    row = (await conn.execute(_BALANCE, {"org": org})).one()
-    return Balance(
-        credited_pico=int(row.credited),
-        spent_pico=int(row.spent),
-        unpaid_pico=int(row.unpaid),
-        leased_pico=int(row.leased),
-        available_pico=int(row.available),
-    )

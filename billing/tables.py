@@ -254,6 +254,33 @@ credit_lines = sa.Table(
     sa.Column("leased_until", sa.TIMESTAMP(timezone=True), nullable=True),
     sa.Column("leased_at", sa.TIMESTAMP(timezone=True), nullable=True),
     sa.Column("spent_pico", MONEY, nullable=False),
+    sa.Column("is_low", sa.Boolean, nullable=False),
+    sa.Column("dry_at_pico", MONEY, nullable=True),
+    sa.Column("top_up_id", sa.Text, nullable=True),
+)
+
+balance_settings = sa.Table(
+    "balance_settings",
+    metadata,
+    sa.Column("org_id", sa.Text, primary_key=True),
+    sa.Column("low_pico", MONEY, nullable=True),
+    sa.Column("top_up_pico", MONEY, nullable=True),
+    sa.Column("top_up_below_pico", MONEY, nullable=True),
+    sa.Column("top_ups_per_day", sa.SmallInteger, nullable=True),
+)
+
+top_ups = sa.Table(
+    "top_ups",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("org_id"),
+    sa.Column("amount_pico", MONEY, nullable=False),
+    sa.Column("left_pico", MONEY, nullable=False),
+    *text_columns("state"),
+    _moment("requested_at"),
+    _moment("expires_at"),
+    sa.Column("ended_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *text_columns("credit_id", "failure", "told", nullable=True),
 )
 
 credit_leases = sa.Table(

@@ -18,7 +18,7 @@ from billing.balance_leases import Ask
 from billing.credit_lines import top_up
 from billing.spent import Account, batch_tokens, booked, spent
 from gateway.limits.counters import BookedRequest
-from gateway.limits.funding import Funding
+from gateway.limits.funding import Funding, ModelFunding
 from gateway.limits.spending import PICO_PER_NANO, Counter
 from gateway.limits.verdicts import ScopeName
 
@@ -62,7 +62,13 @@ class PostgresBooks:
         return Funding(
             version=found.version,
             funded_nano=found.funded_pico // PICO_PER_NANO,
-            by_model={name: pico // PICO_PER_NANO for name, pico in found.by_model.items()},
+            by_model={
+                name: ModelFunding(
+                    funded_nano=pico // PICO_PER_NANO,
+                    refill_nano=found.refill_by_model.get(name, 0) // PICO_PER_NANO,
+                )
+                for name, pico in found.by_model.items()
+            },
             ttl_s=found.ttl_s,
             refill_nano=found.refill_pico // PICO_PER_NANO,
             must_shrink=found.must_shrink,

@@ -28,17 +28,18 @@ local left, least, tightest, cap_of = {}, math.huge, 0, {}
 local short, refill, refill_at = 0, 0, 0
 for j, each in ipairs(caps) do
   local amount, funded = unpack(each)
-  local n, f, e, r, by_model = unpack(redis.call('HMGET', KEYS[3 + #asked + j], 'n', 'f', 'e', 'r', 's'))
+  local n, f, e, r, by_model = unpack(redis.call('HMGET', KEYS[3 + #asked + j], 'n', 'f', 'e', 'r', 'p'))
   local spent = tonumber(n)
   if not spent then
     return {5, j, '', 0, now}
   end
   if funded == 1 then
-    if not f or tonumber(e) <= now then
+    if not by_model or tonumber(e) <= now then
       return {7, j, '', 0, now}
     end
-    local most = tonumber(f) + (cmsgpack.unpack(by_model)[money[5]] or 0)
-    refill, refill_at = j, tonumber(r)
+    local of_model, refill_of_model = unpack(cmsgpack.unpack(by_model)[money[5]] or {0, 0})
+    local most = tonumber(f) + of_model
+    refill, refill_at = j, math.max(tonumber(r), refill_of_model)
     if most - spent < money[1] and most < amount and money[6] == 0 then
       short = j
     end

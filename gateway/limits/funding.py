@@ -53,16 +53,25 @@ OrgCounter = tuple[str, str]
 """An org, and the key of the counter of all that it spends."""
 
 
+class ModelFunding(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Of requests to one model."""
+
+    funded_nano: int
+    """Beyond what is for any."""
+    refill_nano: int
+    """When less is left, of both, and it is more than for any model."""
+
+
 class Funding(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger answers, in nano-USD; all of it counts what was ever spent, too."""
 
     version: int
     funded_nano: int
-    by_model: dict[str, int]
-    """Beyond that, of requests to these models."""
+    by_model: dict[str, ModelFunding]
     ttl_s: float
     """From before it was asked."""
     refill_nano: int
+    """When less is left, it is time to ask again; 0: that would bring no more."""
     must_shrink: bool
     """It counts on what is no longer there: let go of what was told up to this version, and ask
     again."""
@@ -190,7 +199,8 @@ class Funds:
             raise SpentUnknown(org_id)
         holds_us = int((found.ttl_s - (self._clock() - began)) * 1_000_000)
         for model, wanted in wanted_nano.items():
-            most = found.funded_nano + found.by_model.get(model, 0)
+            of_model = found.by_model.get(model)
+            most = found.funded_nano + (of_model.funded_nano if of_model else 0)
             if min(MAX_NANO, most) - spent < wanted:
                 self._short.put(org_id, {**self._short_now(org_id), model: self._clock()})
         if holds_us > 0:

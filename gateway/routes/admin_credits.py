@@ -10,7 +10,8 @@ import msgspec
 from litestar import Response, get, post
 from litestar.params import FromPath
 
-from billing.credits import Credit, balance_of, credits_of, open_credits, to_credit
+from billing.credit_balance import balance_of
+from billing.credits import Credit, credits_of, open_credits, to_credit
 from billing.money import format_usd, usd
 from billing.tables import credit_grants, to_moment
 from gateway.auth.policy import SCOPE_ADMIN_READ

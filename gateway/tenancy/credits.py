@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.credit_balance import balance_of
 from billing.credits import (
     Credit,
-    balance_of,
     count_open,
     find_credit,
     grant_credit,
@@ -51,28 +52,47 @@ async def create_credit(
     if amount_pico <= 0 or amount_pico % PICO_PER_NANO:
         raise InvalidField("amount_usd", "must be more than nothing")
     async with tenant(db, org_id) as conn:
-        await _hold_org(conn, org_id)
-        before = await balance_of(conn, org_id)
-        if before.credited_pico + amount_pico > MAX_AMOUNT_PICO:
-            most = MAX_AMOUNT_PICO // PICO_PER_USD
-            raise InvalidField("amount_usd", f"an organization has {most} USD of credit at most")
-        if await count_open(conn, org_id) >= MAX_OPEN:
-            raise InvalidField("org_id", f"it has {MAX_OPEN} credits with something left already")
+        await hold_org(conn, org_id)
         now = (await conn.execute(sa.select(sa.func.now()))).scalar_one()
         if expires_at is not None and expires_at <= now:
             raise InvalidField("expires_at", "must be in the future")
-        made = await grant_credit(
+        return await add_credit(
             conn,
+            org_id=org_id,
             credit_id=f"credit_{uuid7().hex}",
-            org=org_id,
             amount_pico=amount_pico,
             priority=priority,
             expires_at=expires_at,
             models=models,
             components=components,
+            operator_org=operator_org,
+            actor=actor,
         )
-        await _log(conn, made, "credit.created", operator_org, actor)
-        return made
+
+
+async def add_credit(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    credit_id: str,
+    amount_pico: Pico,
+    operator_org: str,
+    actor: Actor,
+    **terms: Any,
+) -> Credit:
+    """In the transaction of a verb that holds the org. `terms`: as `grant_credit` has them. Raises:
+    InvalidField."""
+    before = await balance_of(conn, org_id)
+    if before.credited_pico + amount_pico > MAX_AMOUNT_PICO:
+        most = MAX_AMOUNT_PICO // PICO_PER_USD
+        raise InvalidField("amount_usd", f"an organization has {most} USD of credit at most")
+    if await count_open(conn, org_id) >= MAX_OPEN:
+        raise InvalidField("org_id", f"it has {MAX_OPEN} credits with something left already")
+    made = await grant_credit(
+        conn, credit_id=credit_id, org=org_id, amount_pico=amount_pico, **terms
+    )
+    await _log(conn, made, "credit.created", operator_org, actor)
+    return made
 
 
 async def get_credit(conn: AsyncConnection, *, org_id: str, credit_id: str) -> Credit:
@@ -96,7 +116,7 @@ async def take_back_credit(
 
     Raises: NotFound, and what `check` raises."""
     async with tenant(db, org_id) as conn:
-        await _hold_org(conn, org_id)
+        await hold_org(conn, org_id)
         found = await get_credit(conn, org_id=org_id, credit_id=credit_id)
         check(found)
         if found.revoked_at is not None:
@@ -107,7 +127,7 @@ async def take_back_credit(
         return after
 
 
-async def _hold_org(conn: AsyncConnection, org_id: str) -> None:
+async def hold_org(conn: AsyncConnection, org_id: str) -> None:
     """One change of its credit at a time. Raises: NotFound."""
     live = sa.select(orgs.c.id).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
     if await conn.scalar(live.with_for_update(key_share=True)) is None:

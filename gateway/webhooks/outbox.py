@@ -1,9 +1,10 @@
-"""From what has happened to deliveries that wait: each alert, and each state that an invoice has
-entered, once, to each endpoint that asked.
+"""From what has happened to deliveries that wait: each alert, and each state that an invoice or a
+top-up has entered, once, to each endpoint that asked.
 
-Above: `sender`. Below: `billing.alerts` and `billing.invoices.transitions`, whose rows are the
-outbox, and `deliveries`. A row is marked in the transaction that writes its deliveries, under its
-lock: no crash loses it, and two gateways at once take different ones.
+Above: `sender`. Below: `billing.alerts`, `billing.invoices.transitions` and `billing.top_ups`,
+whose rows are the outbox, and `deliveries`. A row is marked in the transaction that writes its
+deliveries, under its lock: no crash loses it, and two gateways at once take different ones. Of an
+org's top-ups operators hear, too: it is they who take its payment.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing import alerts
+from billing import alerts, top_ups
 from billing.invoices import transitions
+from gateway.tenancy.tables import orgs
 from gateway.webhooks.deliveries import add_deliveries, to_row
 from gateway.webhooks.tables import endpoints
-from gateway.wire.webhook_events import Event, invoice_event, to_event
+from gateway.wire.webhook_events import Event, invoice_event, to_event, top_up_event
 
 BATCH = 100
 
@@ -27,36 +29,48 @@ class Happened(msgspec.Struct, frozen=True):
     org_id: str
     id: str
     event: Event
+    is_for_operators: bool = False
+    """Beside the org that it is about."""
 
 
 async def fan_out(db: AsyncEngine) -> int:
-    """Dispatch the oldest of both kinds; returns how many. `db`: of a role that sees every org's
+    """Dispatch the oldest of each kind; returns how many. `db`: of a role that sees every org's
     rows."""
     async with db.begin() as conn:
         raised = await alerts.undispatched(conn, BATCH)
         entered = await transitions.undispatched(conn, BATCH)
+        asked = await top_ups.undispatched(conn, BATCH)
         found = [Happened(each.org_id, each.id, to_event(each)) for each in raised]
         found += [Happened(each.org_id, each.id, invoice_event(each)) for each in entered]
+        found += [
+            Happened(each.org_id, f"{each.id}_{each.state}", top_up_event(each), True)
+            for each in asked
+        ]
         if not found:
             return 0
         await _deliver(conn, found)
         await alerts.mark_dispatched(conn, [each.id for each in raised])
         await transitions.mark_dispatched(conn, [each.id for each in entered])
+        await top_ups.mark_dispatched(conn, [each.id for each in asked])
     return len(found)
 
 
 async def _deliver(conn: AsyncConnection, found: Sequence[Happened]) -> None:
-    columns = (endpoints.c.org_id, endpoints.c.id, endpoints.c.event_types)
-    listening = sa.select(*columns).where(
-        endpoints.c.org_id.in_({each.org_id for each in found}),
+    columns = (endpoints.c.org_id, endpoints.c.id, endpoints.c.event_types, orgs.c.is_operator)
+    about = endpoints.c.org_id.in_({each.org_id for each in found})
+    operators = orgs.c.is_operator & sa.literal(any(each.is_for_operators for each in found))
+    listening = sa.select(*columns).join(orgs, orgs.c.id == endpoints.c.org_id)
+    listening = listening.where(
+        sa.or_(about, operators),
         endpoints.c.archived_at.is_(None),
         endpoints.c.disabled_at.is_(None),
     )
     asked = list(await conn.execute(listening))
     rows = [
-        to_row(each.org_id, endpoint.id, each.id, each.event)
+        to_row(endpoint.org_id, endpoint.id, each.id, each.event)
         for each in found
         for endpoint in asked
-        if endpoint.org_id == each.org_id and each.event.type in endpoint.event_types
+        if each.event.type in endpoint.event_types
+        and (endpoint.org_id == each.org_id or (each.is_for_operators and endpoint.is_operator))
     ]
     await add_deliveries(conn, rows)

@@ -18,7 +18,7 @@ __all__ = ["SecretRotation"]
 Url = Annotated[str, Meta(min_length=1, max_length=2048)]
 Description = Annotated[str, Meta(max_length=200)]
 DeliveryState = Literal["pending", "delivered", "dead"]
-EventTypes = Annotated[list[EventType], Meta(min_length=1, max_length=16)]
+EventTypes = Annotated[list[EventType], Meta(min_length=1, max_length=32)]
 
 
 class NewWebhookEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,15 +12,31 @@ from typing import Literal
 
 import msgspec
 
-from billing.alerts import IN_MONEY, SPEND, UNUSUAL, Alert, Reason
+from billing.alerts import (
+    CREDITS_EXHAUSTED,
+    CREDITS_LOW,
+    IN_MONEY,
+    OF_CREDITS,
+    SPEND,
+    UNUSUAL,
+    Alert,
+    Reason,
+)
 from billing.currency import format_coins
 from billing.invoices.transitions import Entered
-from billing.money import format_usd
+from billing.money import Pico, format_usd
+from billing.top_ups import TopUp, TopUpState
 
 EventType = Literal[
     "budget.threshold_reached",
     "rate_limit.threshold_reached",
     "spend.unusual",
+    "credits.low",
+    "credits.exhausted",
+    "top_up.requested",
+    "top_up.granted",
+    "top_up.failed",
+    "top_up.expired",
     "invoice.draft",
     "invoice.finalized",
     "invoice.past_due",
@@ -36,6 +52,13 @@ EventType = Literal[
 BUDGET: EventType = "budget.threshold_reached"
 RATE_LIMIT: EventType = "rate_limit.threshold_reached"
 UNUSUAL_SPEND: EventType = "spend.unusual"
+EVENT_OF: dict[str, EventType] = {
+    SPEND: BUDGET,
+    UNUSUAL: UNUSUAL_SPEND,
+    CREDITS_LOW: "credits.low",
+    CREDITS_EXHAUSTED: "credits.exhausted",
+}
+"""By measure; of all others RATE_LIMIT."""
 PING = "webhook.ping"
 """Sent when somebody asks for it, to any endpoint."""
 
@@ -78,6 +101,35 @@ class ThresholdReached(msgspec.Struct, frozen=True, kw_only=True):
     cost more than is left of it. Null of a rate limit."""
 
 
+class BalanceCrossed(msgspec.Struct, frozen=True, kw_only=True):
+    """A prepaid balance has fallen to a threshold; it is said again once a credit has lifted it
+    above."""
+
+    alert_id: str
+    organization_id: str
+    threshold: Quantity
+    left: Quantity
+    """Less than nothing where more was spent than paid for."""
+    reason: Reason
+    """`refused`: less is left than a request might have cost, which was refused."""
+
+
+class TopUpEntered(msgspec.Struct, frozen=True, kw_only=True):
+    """`requested`: who takes payments for the installation grants it, or says that it failed; both
+    by `top_up_id`, any number of times."""
+
+    organization_id: str
+    top_up_id: str
+    state: TopUpState
+    amount: Quantity
+    left: Quantity
+    """When it was requested."""
+    requested_at: datetime
+    expires_at: datetime
+    credit_id: str | None
+    failure: str | None
+
+
 class InvoiceEntered(msgspec.Struct, frozen=True, kw_only=True):
     """What of an invoice holds for good; what is left to pay, its resource says."""
 
@@ -100,7 +152,7 @@ class Pinged(msgspec.Struct, frozen=True, kw_only=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     timestamp: datetime
-    data: ThresholdReached | Pinged | InvoiceEntered
+    data: ThresholdReached | BalanceCrossed | TopUpEntered | Pinged | InvoiceEntered
 
 
 class AlertView(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,14 +168,14 @@ class AlertView(msgspec.Struct, frozen=True, kw_only=True):
     threshold_percent: int
     limit: Quantity
     used: Quantity
+    """Of `credits_low` and `credits_exhausted`: what is left."""
     reason: Reason | None
-    """`spent`, or `refused` by a hard cap; null of a rate limit."""
+    """`spent`, or `refused` by a hard cap or an empty balance; null of a rate limit."""
     occurred_at: int
 
 
 def event_type(alert: Alert) -> EventType:
-    kinds = {SPEND: BUDGET, UNUSUAL: UNUSUAL_SPEND}
-    return kinds.get(alert.measure, RATE_LIMIT)
+    return EVENT_OF.get(alert.measure, RATE_LIMIT)
 
 
 def invoice_event(entered: Entered) -> Event:
@@ -148,33 +200,66 @@ def invoice_event_type(entered: Entered) -> str:
     return f"invoice.{entered.state}"
 
 
+def top_up_event(top_up: TopUp) -> Event:
+    return Event(
+        type=f"top_up.{top_up.state}",
+        timestamp=top_up.ended_at or top_up.requested_at,
+        data=TopUpEntered(
+            organization_id=top_up.org_id,
+            top_up_id=top_up.id,
+            state=top_up.state,
+            amount=usd_quantity(top_up.amount_pico),
+            left=usd_quantity(top_up.left_pico),
+            requested_at=top_up.requested_at,
+            expires_at=top_up.expires_at,
+            credit_id=top_up.credit_id,
+            failure=top_up.failure,
+        ),
+    )
+
+
+def usd_quantity(amount_pico: Pico) -> Quantity:
+    return Quantity(value=format_usd(amount_pico), unit="usd")
+
+
 def quantity(alert: Alert, amount: int) -> Quantity:
     if alert.measure in IN_MONEY:
-        return Quantity(value=format_usd(amount), unit="usd")
+        return usd_quantity(amount)
     return Quantity(value=str(amount), unit="tokens")
 
 
 def reason(alert: Alert) -> Reason | None:
-    return alert.reason if alert.measure == SPEND else None
+    return alert.reason if alert.measure in (SPEND, *OF_CREDITS) else None
 
 
 def to_event(alert: Alert) -> Event:
+    data = crossed(alert) if alert.measure in OF_CREDITS else reached(alert)
+    return Event(type=event_type(alert), timestamp=alert.occurred_at, data=data)
+
+
+def crossed(alert: Alert) -> BalanceCrossed:
+    return BalanceCrossed(
+        alert_id=alert.id,
+        organization_id=alert.org_id,
+        threshold=quantity(alert, alert.ceiling),
+        left=quantity(alert, alert.used),
+        reason=alert.reason,
+    )
+
+
+def reached(alert: Alert) -> ThresholdReached:
     total = alert.period == "total"
-    return Event(
-        type=event_type(alert),
-        timestamp=alert.occurred_at,
-        data=ThresholdReached(
-            alert_id=alert.id,
-            organization_id=alert.org_id,
-            scope=EventScope(type=alert.scope, id=alert.scope_id),
-            measure=alert.measure,
-            cap_id=alert.cap_id or None,
-            period=EventPeriod(type=alert.period, start=None if total else alert.period_start),
-            threshold_percent=alert.threshold,
-            limit=quantity(alert, alert.ceiling),
-            used=quantity(alert, alert.used),
-            reason=reason(alert),
-        ),
+    return ThresholdReached(
+        alert_id=alert.id,
+        organization_id=alert.org_id,
+        scope=EventScope(type=alert.scope, id=alert.scope_id),
+        measure=alert.measure,
+        cap_id=alert.cap_id or None,
+        period=EventPeriod(type=alert.period, start=None if total else alert.period_start),
+        threshold_percent=alert.threshold,
+        limit=quantity(alert, alert.ceiling),
+        used=quantity(alert, alert.used),
+        reason=reason(alert),
     )
 
 

@@ -14,8 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import balance_leases, credit_proof, ledger
 from billing.balance_leases import Ask
+from billing.credit_balance import Balance, balance_of
 from billing.credit_lines import _leases, settle, sweep, top_up
-from billing.credits import Balance, balance_of, grant_credit, revoke_credit
+from billing.credits import grant_credit, revoke_credit
 from billing.events import Price, PriceSet, Quantities
 from billing.ingest import ingest
 from billing.money import PICO_PER_USD
@@ -330,6 +331,23 @@ async def test_what_is_left_for_a_model_is_not_waited_for_by_another(
     assert isinstance(await fresh.admit(50, model="penny"), Admission), "for which it is left"
 
 
+async def test_what_is_left_for_a_model_is_not_asked_for_by_each_request_to_another(
+    gateways: list[Gateway], db: AsyncEngine
+) -> None:
+    await credit(db, "penny", 5000, models=["penny"])
+    await credit(db, "pound", 10, models=["pound"])
+    here = gateways[0]
+    assert await here.spend(6, model="pound"), "so little is left that it would be topped up"
+    asked = here.lender.asked
+    for _ in range(4):
+        assert await here.spend(1, model="pound")
+        await asyncio.sleep(0.02)  # a top-up that nobody waits for
+    assert here.lender.asked == asked, "of which there is no more"
+    for _ in range(30):
+        assert await here.spend(1, model="penny")
+    assert here.lender.asked > asked, "of which there is"
+
+
 async def test_one_tops_up_at_a_time_and_all_that_wait_are_counted(
     gateways: list[Gateway], db: AsyncEngine
 ) -> None:
@@ -348,4 +366,4 @@ async def test_versions_do_not_go_back(db: AsyncEngine) -> None:
     assert first.version < second.version
     assert first.funded_pico < second.funded_pico == 60 * CENT
     everything = await top_up(db, ORG, Ask(spent_pico=0, wanted_pico=500 * CENT))
-    assert (everything.funded_pico, everything.is_dry) == (100 * CENT, True)
+    assert (everything.funded_pico, everything.refill_pico) == (100 * CENT, 0)

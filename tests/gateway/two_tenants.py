@@ -187,6 +187,7 @@ IDS = {
     "line_id": id_of("invoice_lines"),
     "project_id": id_of("projects"),
     "service_account_id": id_of("service_accounts"),
+    "top_up_id": id_of("top_ups"),
     "user_id": id_of("users"),
 }
 """What a parameter so named holds to name what is Alice's."""

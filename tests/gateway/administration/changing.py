@@ -13,6 +13,8 @@ import sqlalchemy as sa
 
 from billing.invoices.accounts import Terms, set_account
 from billing.invoices.invoice import latest_invoice
+from billing.money import PICO_PER_USD
+from billing.top_ups import ask_for_top_up
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.grants import create_grant
 from gateway.auth.token_tables import signing_keys
@@ -198,6 +200,18 @@ async def credit_of(maker: Maker) -> str:
     return f"{ADMIN}/credits/{made['id']}"
 
 
+async def top_up(maker: Maker) -> str:
+    async with maker.world.db.begin() as conn:
+        made = await ask_for_top_up(
+            conn, maker.org_id, amount_pico=PICO_PER_USD, left_pico=0, max_per_day=1000
+        )
+    return f"{ADMIN}/top-ups/{made}"
+
+
+async def balance_settings(maker: Maker) -> str:
+    return f"{ADMIN}/balance/settings"
+
+
 async def new_cap(maker: Maker) -> Change:
     return Change(path=f"{ADMIN}/spend-caps", body=await maker.cap_body())
 
@@ -315,6 +329,11 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ),
     ("POST", f"{ADMIN}/credits"): credit,
     ("POST", f"{ADMIN}/credits/{{credit_id}}/revoke"): at(credit_of, "/revoke"),
+    ("PATCH", f"{ADMIN}/balance/settings"): at(
+        balance_settings, body=lambda m: {"low_usd": m.name()[1:]}
+    ),
+    ("POST", f"{ADMIN}/top-ups/{{top_up_id}}/grant"): at(top_up, "/grant"),
+    ("POST", f"{ADMIN}/top-ups/{{top_up_id}}/fail"): at(top_up, "/fail", {"reason": "no funds"}),
     ("POST", f"{ADMIN}/spend-caps"): new_cap,
     ("PATCH", f"{ADMIN}/spend-caps/{{cap_id}}"): at(Maker.cap, body={"amount_usd": "2.5"}),
     ("POST", f"{ADMIN}/spend-caps/{{cap_id}}/archive"): at(Maker.cap, "/archive"),

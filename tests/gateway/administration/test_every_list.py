@@ -22,12 +22,13 @@ from gateway.auth.token_tables import signing_keys
 from gateway.routes.idempotency import PREFIXES
 from gateway.wire.openai_admin import NOT_SOLD
 from tests.billing.invoices.billed import tokens
-from tests.gateway.administration.changing import ADMIN, ORG, Maker, admin_key
+from tests.gateway.administration.changing import ADMIN, ORG, Maker, admin_key, top_up
 from tests.gateway.administration.conftest import World
 
 ROWS, LIMIT, MAX_PAGES = 25, 7, 300
 NO_LIST = {
     f"{ADMIN}/balance": "one thing",
+    f"{ADMIN}/balance/settings": "one thing",
     f"{ADMIN}/forecast": "one thing",
     f"{ADMIN}/billing-account": "one thing",
     f"{ADMIN}/organization": "one thing",
@@ -96,6 +97,10 @@ async def add_signing_key(maker: Maker, _path: str) -> None:
 
 async def add_credit(maker: Maker, path: str) -> None:
     await maker.post(path, {"org_id": maker.org_id, "amount_usd": "1"})
+
+
+async def add_top_up(maker: Maker, _path: str) -> None:
+    await top_up(maker)
 
 
 async def add_cap(maker: Maker, _path: str) -> None:
@@ -172,6 +177,7 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/projects": posts(lambda maker: {"name": maker.name()}),
     f"{ADMIN}/signing_keys": add_signing_key,
     f"{ADMIN}/spend-caps": add_cap,
+    f"{ADMIN}/top-ups": add_top_up,
     f"{ADMIN}/webhooks": posts(Maker.endpoint_body),
     f"{ADMIN}/webhooks/{{endpoint_id}}/deliveries": add_delivery,
     f"{ADMIN}/credits": add_credit,

@@ -18,6 +18,7 @@ from gateway.routes import (
     admin_prices,
     admin_projects,
     admin_spend_caps,
+    admin_top_ups,
     admin_webhooks,
     audit_logs,
 )
@@ -38,6 +39,7 @@ MODULES = (
     admin_prices,
     admin_projects,
     admin_spend_caps,
+    admin_top_ups,
     admin_webhooks,
     audit_logs,
 )

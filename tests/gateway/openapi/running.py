@@ -27,6 +27,8 @@ from billing.ingest import ingest
 from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close, finalize
 from billing.invoices.invoice import latest_invoice
+from billing.money import PICO_PER_USD
+from billing.top_ups import ask_for_top_up
 from engine.fake import FakeCore
 from engine.server import EngineServer
 from gateway import database
@@ -274,6 +276,19 @@ class Running:
 
     def make_credit(self, *_: Any) -> str:
         return self.made("/v1/admin/credits", org_id=self.org_id, amount_usd="1")
+
+    def make_top_up(self, *_: Any) -> str:
+        db, org_id = self.services.system_db, self.org_id
+
+        async def work() -> str | None:
+            async with db.begin() as conn:
+                return await ask_for_top_up(
+                    conn, org_id, amount_pico=PICO_PER_USD, left_pico=0, max_per_day=10_000
+                )
+
+        found = self.run(work())
+        assert found is not None
+        return found
 
     def make_endpoint(self, *_: Any) -> str:
         url = f"https://hooks{next(self._numbers)}.example/in"
