@@ -67,12 +67,18 @@ class ChatTemplate:
         return "tools" in self.variables
 
     @classmethod
-    def load(cls, folder: Path, *, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:
-        """From `chat_template.jinja`, else `tokenizer_config.json`. Raises `ConfigError` when
-        neither has one."""
+    def load(
+        cls,
+        folder: Path,
+        *,
+        file: Path | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> ChatTemplate:
+        """From `file`, where one is given, else the folder's `chat_template.jinja`, else its
+        `tokenizer_config.json`. Raises `ConfigError` when there is none."""
         config = read_tokenizer_config(folder)
-        path = folder / "chat_template.jinja"
-        if path.exists():
+        path = file or folder / "chat_template.jinja"
+        if file is not None or path.exists():
             try:
                 templates = {"default": path.read_text(encoding="utf-8")}
             except (OSError, UnicodeDecodeError) as error:

@@ -15,6 +15,7 @@ import msgspec
 
 from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
 from engine.hub import names_a_repository
+from engine.output_parser import FamilyName, ReasoningName
 from gateway.engine_options import EngineOptions, PositiveInt
 from gateway.home import Home
 from gateway.settings_file import (
@@ -94,6 +95,11 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """Beside the model as it is."""
     cache_contract: ContractName = DEFAULT_CONTRACT
     """How what its engine reused is counted. An upstream counts by itself."""
+    chat_template: Path | None = None
+    """A Jinja file in place of the folder's own template. Absolute."""
+    tool_call_parser: FamilyName | None = None
+    reasoning_parser: ReasoningName | None = None
+    """How it writes calls and what it thinks; None: its template tells."""
     replicas: tuple[ReplicaConfig, ...] = ()
     """Tried in weighted order, the next one only before the first byte."""
     context_window: PositiveInt | None = None
@@ -151,6 +157,9 @@ def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: H
         engine_options=_options(model.engine_options, engine) if starts_engine else EngineOptions(),
         adapters=tuple(_to_adapters(model, at)),
         cache_contract=model.cache_contract or DEFAULT_CONTRACT,
+        chat_template=_template(model, at),
+        tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
     )
 
 
@@ -184,6 +193,15 @@ def _to_adapters(model: WrittenModel, at: str) -> Iterator[AdapterConfig]:
         yield AdapterConfig(name=adapter.name, path=path)
 
 
+def _template(model: WrittenModel, at: str) -> Path | None:
+    if model.chat_template is None:
+        return None
+    path = model.chat_template.absolute()
+    if not path.is_file():
+        raise SettingsError(f"{at}.chat_template: there is no file {path}")
+    return path
+
+
 def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
     for key, said in (
         ("engine", model.engine is not None),
@@ -191,6 +209,9 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
         ("engine_options", model.engine_options != EngineOptions()),
         ("adapter", bool(model.adapter)),
         ("cache_contract", model.cache_contract is not None),
+        ("chat_template", model.chat_template is not None),
+        ("tool_call_parser", model.tool_call_parser is not None),
+        ("reasoning_parser", model.reasoning_parser is not None),
     ):
         if said:
             raise SettingsError(f"{at}.{key}: only for a model with a path")

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from billing.cache_contracts import ContractName
 from billing.price_lists import ListName
+from engine.output_parser import FamilyName, ReasoningName
 from engine.protocol import Lane
 from gateway.engine_options import EngineOptions, PositiveInt
 from gateway.lanes import LaneDeadlines
@@ -71,6 +72,9 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     """What its engine is started with, over `[engine]`."""
     adapter: list[WrittenAdapter] = []
     cache_contract: ContractName | None = None
+    chat_template: Path | None = None
+    tool_call_parser: FamilyName | None = None
+    reasoning_parser: ReasoningName | None = None
     upstream: Url | None = None
     upstream_model: str | None = None
     api_key_env: str | None = None

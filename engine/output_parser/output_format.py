@@ -8,6 +8,7 @@ Above: the gateway, once for each model it serves. Below: `families.py`, `parser
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from engine.output_parser.families import (
     FAMILIES,
@@ -23,7 +24,9 @@ from engine.output_parser.parser import OutputParser
 from engine.output_parser.reader import MAX_CALLS
 from engine.output_parser.reasoning import ReasoningState
 from engine.protocol import Grammar
-from engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # else whoever names a family in its settings would load a tokenizer
+    from engine.tokenizer import Tokenizer
 
 NEW_LINES = r"/\n{0,2}/"
 """Between reasoning and what follows it."""

@@ -20,7 +20,8 @@ from gateway.served_models import ModelConfig
 def engine_routes(model: ModelConfig, client: Engine, threads: PrepareThreads) -> Iterator[Route]:
     """The model as it is, then its adapters: all of one engine, one tokenizer, one template."""
     assert model.path is not None
-    tokenizer, template = Tokenizer.load(model.path), ChatTemplate.load(model.path)
+    tokenizer = Tokenizer.load(model.path)
+    template = ChatTemplate.load(model.path, file=model.chat_template)
     for adapter in ("", *(each.name for each in model.adapters)):
         name = adapter or model.name
         replica = EngineReplica(

@@ -286,6 +286,18 @@ def test_the_jinja_file_comes_before_the_config(tmp_path: Path) -> None:
     assert ChatTemplate.load(folder).render([]) == "file <s>"
 
 
+def test_a_template_of_ones_own_comes_before_the_folders(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, jinja="folder's")
+    own = tmp_path / "own.jinja"
+    with pytest.raises(ConfigError, match=r"own\.jinja cannot be read"):
+        ChatTemplate.load(folder, file=own)
+    own.write_text("own {{ bos_token }}{{ tools | length }}")
+    template = ChatTemplate.load(folder, file=own)
+    assert template.render([], tools=[TOOL]) == "own <s>1"
+    assert template.takes_tools
+    assert template.source == own.read_text()
+
+
 def test_a_template_that_is_not_text_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe{{ x }}")
     with pytest.raises(ConfigError, match=r"chat_template\.jinja cannot be read: .*utf-8") as error:

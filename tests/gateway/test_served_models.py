@@ -113,6 +113,21 @@ def test_who_names_one_size_of_the_kv_cache_has_named_the_size(size: str) -> Non
     assert EngineOptions(seed=2).over(everybodys) == msgspec.structs.replace(everybodys, seed=2)
 
 
+def test_how_a_model_writes_may_be_named() -> None:
+    template = Path("t.jinja")
+    template.write_text("{{ messages }}")
+    write(
+        '[[model]]\nname = "m"\npath = "m"\nchat_template = "t.jinja"\n'
+        'tool_call_parser = "llama3_json"\nreasoning_parser = "none"\n'
+        '[[model]]\nname = "n"\npath = "n"\n'
+    )
+    save(load({}, {}), Path("saved.json"))
+    m, n = restore(Path("saved.json")).models
+    assert m.chat_template == template.absolute()
+    assert (m.tool_call_parser, m.reasoning_parser) == ("llama3_json", "none")
+    assert (n.chat_template, n.tool_call_parser, n.reasoning_parser) == (None, None, None)
+
+
 WITH_DRAFTS = """
 [engine]
 speculative = "draft"

@@ -219,6 +219,18 @@ MISTAKES = [
         "workers = 3\n" + MODEL + "upstream = 'http://h/v1'\nmax_concurrency = 2",
         "model[0] (m): max_concurrency 2 cannot be shared by 3 workers",
     ),
+    (
+        MODEL + "upstream = 'http://h/v1'\ntool_call_parser = 'hermes'",
+        "model[0].tool_call_parser: only for a model with a path",
+    ),
+    (
+        MODEL + "path = 'a'\ntool_call_parser = 'gpt'",
+        "model[0].tool_call_parser: invalid enum value 'gpt'",
+    ),
+    (
+        MODEL + "path = 'a'\nchat_template = 'absent.jinja'",
+        "model[0].chat_template: there is no file /",
+    ),
     (2 * (MODEL + "path = 'a'\n"), "model[1].name: there are two models named 'm'"),
     (
         MODEL + "path = 'a'\n[model.engine_options]\ndtyp = 'x'",
