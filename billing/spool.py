@@ -252,8 +252,8 @@ class Spool:
         closes, self._buffered_closes = self._buffered_closes, 0
         # The carried attempts must be those of this very moment: after `data`, before what comes.
         full = self._files.durable_end.offset + len(data) >= self._segment_bytes
-        start = frame(SegmentStart(list(self._open.values()))) if full else None
         try:
+            start = frame(SegmentStart(list(self._open.values()))) if full else None
             await self._in_thread(lambda: self._files.append(data))
         except Exception as error:
             # Whatever it is, nobody may wait for it forever, and nothing may look healthy.
@@ -298,6 +298,9 @@ class Spool:
         except OSError as error:
             # The segment in use stays in use, and the next flush tries again.
             log.warning("spool %s: cannot begin a segment: %s", self.directory, error.strerror)
+        except Exception as error:
+            # Nobody knows which segment is in use now.
+            self._failed(error, [])
         else:
             self._synced = self._files.durable_end
             self._readable.set()

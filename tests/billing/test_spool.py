@@ -223,6 +223,26 @@ def test_a_rotation_that_fails_leaves_nothing_behind(
     files.release()
 
 
+async def test_a_rotation_that_fails_as_nobody_foresaw_breaks_the_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was on disk by then is acknowledged; whoever closes later is told, and not left."""
+    spool = await Spool.open(tmp_path / "s", segment_bytes=1)
+
+    def fails(start: bytes) -> None:
+        raise LookupError("unforeseen")
+
+    monkeypatch.setattr(spool._files, "rotate", fails)
+    async with asyncio.timeout(5):
+        await spool.close(one := an_event())
+        await spool.broken.wait()
+        with pytest.raises(SpoolBroken, match="unforeseen"):
+            await spool.close(an_event())
+    assert not spool.healthy
+    await spool.shutdown()
+    assert (await shipped(tmp_path / "s")).keys() == {one.id}
+
+
 async def test_a_spool_that_holds_too_much_admits_nothing_new(tmp_path: Path) -> None:
     spool = await Spool.open(tmp_path / "s", segment_bytes=500, max_bytes=3000)
     attempt = an_attempt()
