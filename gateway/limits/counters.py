@@ -37,7 +37,7 @@ from gateway.ids import uuid7
 from gateway.limits.epochs import EverUsed
 from gateway.limits.keys import org_keys
 from gateway.limits.pipeline import QueueFull
-from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, Scripts, unavailable
+from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.spending import Counter, counters_of, to_nano
 from gateway.limits.verdicts import ScopeName
 
@@ -283,7 +283,7 @@ class Counters:
             return await self._scripts.pipeline.call(command)
         except (RedisError, OSError, QueueFull) as error:
             key = str(command[1]) if len(command) > 1 else ""
-            raise unavailable(str(command[0]), key, error) from error
+            raise self._scripts.failed(str(command[0]), key, error) from error
 
 
 def index_key(org_id: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.limits.keys import org_of
 from gateway.limits.pipeline import Pipeline, QueueFull
+from gateway.lru import Lru
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,10 @@ SERVES_NOBODY = frozenset(
     "BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF NOAUTH NOPERM NOREPLICAS OOM READONLY".split()
 )
 """Codes of errors that say of Redis that it takes no script of anybody's."""
+SAY_AGAIN_S = 60.0
+"""At least so long between two lines of the log on one script of one organization's, whose requests
+may come by the thousand."""
+MAX_SAID = 1024
 
 
 class LimiterUnavailable(Exception):
@@ -54,10 +60,19 @@ class Scripts:
     goes through, one at a time by whoever mends; `closed` lets all pass again. A call that fails
     for what its organization has in Redis opens nothing."""
 
-    def __init__(self, redis: Redis, on_away: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        on_away: Callable[[], None] = lambda: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.pipeline = Pipeline(redis)
         self.is_away = False
         self._on_away = on_away
+        self._clock = clock
+        self._said: Lru[tuple[str, str], float] = Lru(MAX_SAID)
+        """When it was last logged that a script, or command, fails for an organization."""
         self._encode = msgspec.msgpack.Encoder().encode
         self._texts = {name: script_text(name).encode() for name in NAMES}
         self._digests = {
@@ -89,7 +104,19 @@ class Scripts:
             except NoScriptError:
                 return await self.pipeline.call((b"EVAL", self._texts[name], *operands))
         except (RedisError, OSError, QueueFull) as error:
-            raise unavailable(name, keys[0], error) from error
+            raise self.failed(name, keys[0], error) from error
+
+    def failed(self, name: str, key: str, error: Exception) -> LimiterUnavailable:
+        """What it means that a script or command failed; logged where it is one organization's
+        matter. `key`: the organization's, or nobody's."""
+        found = unavailable(name, key, error)
+        if isinstance(found, ScriptFailed):
+            what, now = (name, org_of(key)), self._clock()
+            said_at = self._said.get(what)
+            if said_at is None or now - said_at >= SAY_AGAIN_S:
+                self._said.put(what, now)
+                log.error("%s fails for {%s}, which is refused: %s", *what, error)
+        return found
 
     def closed(self) -> None:
         log.warning("Redis runs the limiter's scripts again")
@@ -97,9 +124,7 @@ class Scripts:
 
 
 def unavailable(name: str, key: str, error: Exception) -> LimiterUnavailable:
-    """What it means that a script or command failed. `key`: the organization's, or nobody's."""
     code = str(error).partition(" ")[0]
     if not isinstance(error, ResponseError) or code in SERVES_NOBODY or "{" not in key:
         return LimiterUnavailable(f"{name}: {type(error).__name__}")
-    log.error("%s fails for {%s}, which is refused: %s", name, org_of(key), error)
     return ScriptFailed(f"{name} of {{{org_of(key)}}}: {code}")

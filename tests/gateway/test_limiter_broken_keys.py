@@ -10,7 +10,13 @@ from redis.exceptions import ResponseError
 
 from gateway.errors import to_face
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
-from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, unavailable
+from gateway.limits.scripts import (
+    SAY_AGAIN_S,
+    LimiterUnavailable,
+    ScriptFailed,
+    Scripts,
+    unavailable,
+)
 from gateway.limits.verdicts import Units
 from gateway.principal import Plan, Principal
 
@@ -102,3 +108,22 @@ def test_what_says_that_redis_serves_nobody(text: str, of_an_org: bool) -> None:
     found = unavailable("admit", "tollgate:{org_a}:leases", ResponseError(text))
     assert isinstance(found, LimiterUnavailable)
     assert isinstance(found, ScriptFailed) == of_an_org
+
+
+async def test_it_is_logged_once_a_minute_for_each_script_and_organization(
+    redis: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    scripts = Scripts(redis, clock=lambda: now)
+    error = ResponseError("WRONGTYPE Operation against a key")
+
+    def fails(name: str, org: str) -> int:
+        before = len(caplog.records)
+        for _ in range(3):
+            scripts.failed(name, f"tollgate:{{{org}}}:leases", error)
+        return len(caplog.records) - before
+
+    assert [fails("admit", "org_a"), fails("settle", "org_a"), fails("admit", "org_b")] == [1] * 3
+    assert fails("admit", "org_a") == 0
+    now += SAY_AGAIN_S
+    assert fails("admit", "org_a") == 1
