@@ -44,7 +44,7 @@ from gateway.fleet.replica import (
 )
 from gateway.fleet.router import Fleet
 from gateway.ids import uuid7
-from gateway.lanes import LaneDeadlines, Turn
+from gateway.lanes import LaneDeadlines, Turn, later
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import (
     Admission,
@@ -111,6 +111,19 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     shows_cost: bool = False
     timeout_s: float | None = None
     """Of the whole, as the client gave it; what is not there by then is cut off."""
+    begun_at: float = msgspec.field(default_factory=time.monotonic)
+    """Monotonic seconds."""
+
+    @property
+    def turn_now(self) -> Turn:
+        """With what is left until its deadline: preparing it and waiting for its limits took some.
+
+        Raises: NoPlace.
+        """
+        turn = later(self.turn, time.monotonic() - self.begun_at)
+        if turn.deadline_s is not None and turn.deadline_s <= 0:
+            raise NoPlace("its deadline passed before anybody was asked")
+        return turn
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -182,7 +195,9 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     prepared = await replicas[0].prepare(call.request, call.turn)
     if delivery.abandoned:
         return
-    refuse_what_comes_too_late(call.turn, replicas[0].predicted_ttft_s(prepared, call.turn))
+    predicted_s = replicas[0].predicted_ttft_s(prepared, call.turn)
+    if predicted_s is not None:
+        refuse_what_comes_too_late(call.turn_now, predicted_s)
     terms = Terms.of_now(desk.price_book, call)
     verdict = await desk.limiter.admit(
         call.principal,
@@ -337,7 +352,7 @@ class Run:
                     self.prepared,
                     attempt_id=self.attempt.id,
                     cache_salt=self.desk.cache_salts(self.call.principal.org_id),
-                    turn=self.call.turn,
+                    turn=self.call.turn_now,
                 )
                 async with aclosing(events):
                     async for event in events:

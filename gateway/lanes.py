@@ -47,7 +47,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     """Of the tenant, in its lane."""
     deadline_s: float | None = None
-    """For the first token, from when the engine gets the request."""
+    """For the first token, from when the request came; whoever hands it on says what is left."""
     tier: Tier = "default"
     """What it is served and billed as."""
 
@@ -82,6 +82,13 @@ def turn_of(
         deadline_s=min((each for each in waits if each is not None), default=None),
         tier=tier,
     )
+
+
+def later(turn: Turn, spent_s: float) -> Turn:
+    """So long after the request came: what is left until its deadline, which may be nothing."""
+    if turn.deadline_s is None:
+        return turn
+    return msgspec.structs.replace(turn, deadline_s=turn.deadline_s - spent_s)
 
 
 def lane_of(principal: Principal, request: GenerateRequest) -> Lane:

@@ -7,7 +7,7 @@ import asyncio
 import gc
 import shutil
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
     UpstreamRefused,
 )
-from gateway.fleet.replica import PreparedRequest
+from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaEvent
 from gateway.fleet.router import Fleet, Route
 from gateway.inference import Desk, RateLimited, drain
 from gateway.lanes import Turn
@@ -384,6 +384,45 @@ async def test_a_deadline_that_passes_before_anything_ran_costs_nothing(
     assert replica.attempts == [] and await office.billed() == []
 
 
+class SlowlyPrepared(ScriptedReplica):
+    """Takes PREPARE_S before anything is asked, and notes for whom it then begins."""
+
+    PREPARE_S = 0.05
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[Turn] = []
+
+    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+        await asyncio.sleep(self.PREPARE_S)
+        return await super().prepare(request, turn)
+
+    def stream(
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn
+    ) -> AsyncGenerator[ReplicaEvent, None]:
+        self.turns.append(turn)
+        return super().stream(prepared, attempt_id=attempt_id, cache_salt=cache_salt, turn=turn)
+
+
+async def test_a_replica_hears_what_is_left_of_the_deadline(open_office) -> None:
+    replica = SlowlyPrepared()
+    office = open_office(replica)
+    assert await read(office.begin(turn=Turn(lane="agentic", deadline_s=10.0)))
+    assert await read(office.begin(turn=Turn()))
+    (bound, unbound) = replica.turns
+    assert (bound.lane, unbound.deadline_s) == ("agentic", None)
+    assert bound.deadline_s is not None and 5.0 < bound.deadline_s <= 10.0 - replica.PREPARE_S
+
+
+async def test_a_lanes_deadline_that_passes_while_it_is_prepared_asks_nobody(open_office) -> None:
+    replica = SlowlyPrepared()
+    office = open_office(replica)
+    with pytest.raises(NoPlace):
+        await read(office.begin(turn=Turn(deadline_s=replica.PREPARE_S / 2)))
+    await office.settled()
+    assert replica.turns == [] and await office.billed() == []
+
+
 async def test_what_would_come_too_late_is_refused_before_anything_is_reserved(
     open_office,
 ) -> None:
@@ -392,7 +431,7 @@ async def test_what_would_come_too_late_is_refused_before_anything_is_reserved(
     office = open_office(replica)
     with pytest.raises(ReplicaOverloaded) as refused:
         await read(office.begin(turn=Turn(deadline_s=10.0)))
-    assert refused.value.retry_after_s == 2.5
+    assert refused.value.retry_after_s == pytest.approx(2.5, abs=0.1)
     assert replica.attempts == [] and office.desk.limiter.settled == []
     assert await read(office.begin(turn=Turn(deadline_s=13.0))) == b"w1 w2 w3 [3]"
     assert await read(office.begin(turn=Turn())) == b"w1 w2 w3 [3]"

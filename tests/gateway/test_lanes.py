@@ -12,7 +12,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from billing.events import TIERS, Tier
 from engine.protocol import Lane
 from gateway.fleet.errors import BadField
-from gateway.lanes import MAX_DEADLINE_MS, LaneDeadlines, Turn, read_deadline_s, turn_of
+from gateway.lanes import MAX_DEADLINE_MS, LaneDeadlines, Turn, later, read_deadline_s, turn_of
 from gateway.principal import UNLIMITED, Plan, Principal
 from gateway.wire.request import GenerateRequest, ServiceTier
 
@@ -123,6 +123,11 @@ def test_the_sooner_deadline_counts_the_clients_or_its_lanes() -> None:
     batch = principal(org=Plan(name="b", lane="batch"))
     assert turn_of(batch, deadlines, PLAIN).deadline_s is None
     assert turn_of(batch, deadlines, PLAIN, deadline_s=60.0).deadline_s == 60.0
+
+
+def test_of_a_deadline_is_left_what_was_not_spent() -> None:
+    assert later(Turn(lane="agentic", deadline_s=10.0), 2.5) == Turn(lane="agentic", deadline_s=7.5)
+    assert later(Turn(), 2.5) == Turn()
 
 
 @pytest.mark.parametrize(
