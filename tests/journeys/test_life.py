@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -40,6 +41,10 @@ path = "models/penny"
 [[model]]
 name = "slow"
 upstream = "{upstream}"
+[[model]]
+name = "narrow"
+upstream = "{upstream}"
+max_concurrency = 2
 """
 PROMPT_WORDS = ("xylophone-7319", "quagmire-2048")
 PROMPT: Any = [{"role": "user", "content": f"Tell me of a {PROMPT_WORDS[0]} {PROMPT_WORDS[1]}."}]
@@ -160,6 +165,52 @@ def test_a_worker_that_is_told_to_leave_finishes_its_stream_while_the_others_ser
     last = events(stack, "slow")[-1]
     written = last.output + last.reasoning_output
     assert (last.finish, written, last.estimated) == ("done", 5, False)
+
+
+def test_never_more_than_an_upstream_takes_while_workers_are_replaced_under_load(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    """SIGHUP, one worker after the other: for a while the old one brings to an end what it has
+    beside the new one. Its places are those of all of them."""
+    now = most = 0
+    done = threading.Event()
+
+    async def counts(exchange: Exchange) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.02)
+        now -= 1
+        await good(exchange)
+
+    def ask_on() -> set[int]:
+        statuses = set()
+        while not done.is_set():
+            statuses.add(post(stack, model="narrow").status_code)
+        return statuses
+
+    def were_answered(number: int) -> None:
+        wanted = len(upstream.exchanges) + number
+        stack.wait(f"{number} more were answered", lambda: len(upstream.exchanges) >= wanted)
+
+    upstream.play(counts)
+    assert stack.process is not None
+    before = set(workers(stack))
+    with ThreadPoolExecutor(6) as pool:
+        asking = [pool.submit(ask_on) for _ in range(6)]
+        try:
+            were_answered(10)
+            stack.process.send_signal(signal.SIGHUP)
+            stack.wait("all are new", lambda: are_others(set(workers(stack)), before))
+            were_answered(10)
+        finally:
+            done.set()
+    assert set().union(*(each.result(30) for each in asking)) == {200}
+    assert most == 2
+
+
+def are_others(found: set[int], before: set[int]) -> bool:
+    return len(found) == 2 and not found & before
 
 
 def is_new(stack: Stack, old: int) -> bool:
