@@ -1,6 +1,7 @@
 """What the gateway costs in front of an upstream that costs nothing, beside the least possible.
 
-`python -m bench.gateway [--seconds S] [--workers N] [--kit FOLDER] [--dry]`: starts the upstreams,
+`python -m bench.gateway [--seconds S] [--workers N] [--kit FOLDER] [--profile] [--dry]`: starts the
+upstreams,
 the two passthroughs of `bench.floor` (bare ASGI, and a bare Litestar route: the same server, loop
 and HTTP client, and nothing else) and, in a home of its own, `tollgate up`, everything on: keys,
 limits, spool, Postgres, Redis. The same load goes straight to the upstreams and through each, in
@@ -9,6 +10,8 @@ more, upstreams, load generator and stores get the last one and what is measured
 `--kit` upstreams and load are those of `bench.kit`, in C: they leave that core to the stores and to
 the second of two workers, and take a tenth of the time to wake up, which counts at 20 requests a
 second.
+
+`--profile` says instead where the processor time of a whole answer goes (`bench.hot_path`).
 
 Processor time is that of the process which serves, whatever else ran on the machine meanwhile; it
 is the figure to compare. Rates and latencies are only as good as the machine was quiet.
@@ -36,10 +39,14 @@ import uvloop
 
 from bench.cancel import cancel_ms
 from bench.floor import PATH
+from bench.hot_path import Sampled, by_part
+from bench.hot_path import table as table_of_parts
 from bench.kit import Kit, Load, OwnLoad
 from bench.load import Target, percentiles_ms
 from bench.ports import free_port
 from bench.record import record
+from gateway.embedded import postgres_url, redis_url
+from gateway.home import Home
 
 ROOT = Path(__file__).resolve().parents[1]
 CONNECTIONS = 32
@@ -130,10 +137,13 @@ def share_cores() -> tuple[set[int], set[int]]:
 
 
 @contextmanager
-def process(command: list[str], log: Path, cores: set[int]) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    command: list[str], log: Path, cores: set[int], **env: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Runs on `cores`, and so do its children; interrupted at the end."""
     with log.open("wb") as out:
-        started = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
+        environ = {**os.environ, **env}
+        started = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=environ)
     os.sched_setaffinity(started.pid, cores)
     try:
         yield started
@@ -191,11 +201,16 @@ class Meter:
 
 
 def measure(
-    load: Load, urls: Mapping[str, str], api_key: str | None, seconds: float, meter: Meter | None
+    load: Load,
+    urls: Mapping[str, str],
+    api_key: str | None,
+    seconds: float,
+    meter: Meter | None,
+    kinds: Mapping[str, Kind] = KINDS,
 ) -> dict[str, Any]:
     """Each kind of answer in a closed loop, whole ones in an open loop as well."""
     result: dict[str, Any] = {}
-    for name, kind in KINDS.items():
+    for name, kind in kinds.items():
         target = Target(urls[kind.model], kind.model, api_key, kind.stream)
         load.closed(target, kind.connections, min(WARM_UP_S, seconds))
         before = meter.cpu_s() if meter else {}
@@ -305,7 +320,9 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     def straight(self, urls: Mapping[str, str]) -> dict[str, Any]:
         return measure(self.load, urls, None, self.seconds, None)
 
-    def floor(self, name: str, urls: Mapping[str, str], *options: str) -> dict[str, Any]:
+    def floor(
+        self, name: str, urls: Mapping[str, str], *options: str, kinds: Mapping[str, Kind] = KINDS
+    ) -> dict[str, Any]:
         port, log = free_port(), self.folder / f"{name}.log"
         command = [sys.executable, "-m", "bench.floor", str(port), *options]
         command += [f"{model}={url}" for model, url in urls.items()]
@@ -313,7 +330,8 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         with process(command, log, self.served) as started:
             wait_until_ready(base + PATH, started, log)
             meter = Meter(started.pid)
-            return measure(self.load, dict.fromkeys(urls, f"{base}/v1"), None, self.seconds, meter)
+            bases = dict.fromkeys(urls, f"{base}/v1")
+            return measure(self.load, bases, None, self.seconds, meter, kinds)
 
     def gateway(self, urls: Mapping[str, str]) -> dict[str, Any]:
         endless = free_port()
@@ -323,6 +341,29 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
             target = Target(base, ENDLESS, key, stream=True)
             result["cancel_ms"] = uvloop.run(cancel_ms(target, endless, trials=CANCELS))
         return result
+
+    def profile(self, urls: Mapping[str, str]) -> dict[str, Any]:
+        """Of whole answers alone. Its stores are those of a `tollgate up` that serves nobody."""
+        kind, file = KINDS["whole"], self.folder / "samples.json"
+        with self._gateway(urls, 1, self.served) as (_, key, _):
+            home, port = Home(self.folder / "home1"), free_port()
+            command = [sys.executable, "-m", "bench.sampled", str(file)]
+            command += ["--home", str(home.root), "--port", str(port)]
+            command += ["--config", str(self.folder / "tollgate.toml")]
+            stores = {
+                "TOLLGATE_DATABASE_URL": postgres_url(home),
+                "TOLLGATE_REDIS_URL": redis_url(home),
+            }
+            log = self.folder / "sampled.log"
+            with process(command, log, self.served, **stores) as started:
+                wait_until_ready(f"http://127.0.0.1:{port}/health/ready", started, log)
+                target = Target(f"http://127.0.0.1:{port}/v1", kind.model, key, kind.stream)
+                self.load.closed(target, kind.connections, WARM_UP_S)
+                sampled = Sampled(started, file)
+                sampled.begin()
+                closed = checked(self.load.closed(target, kind.connections, self.seconds))
+                found = sampled.end()
+        return {"us": by_part(found, closed["requests"]), "samples": found["samples"]}
 
     def scaled(self, urls: Mapping[str, str], workers: int, one: Any) -> dict[str, Any]:
         """Whole answers alone, beside what `one` worker did."""
@@ -384,6 +425,23 @@ def run(bench: Bench, workers: int) -> dict[str, Any]:
     return result
 
 
+def run_profile(bench: Bench) -> dict[str, Any]:
+    """Beside what whole answers take on the passthroughs."""
+    os.sched_setaffinity(0, bench.loaded)
+    kinds = {"whole": KINDS["whole"]}
+    with ExitStack() as stack:
+        urls = bench.upstreams(stack)
+        floors = {
+            "bare": bench.floor("bare", urls, kinds=kinds),
+            "litestar": bench.floor("litestar", urls, "--litestar", kinds=kinds),
+        }
+        floors_us = {
+            SIDES[side]: 1000 * found["whole"]["cpu_ms"]["serving"]
+            for side, found in floors.items()
+        }
+        return {"floors_us": floors_us, **bench.profile(urls)}
+
+
 def api_key(home: Path) -> str:
     return str(json.loads((home / "credentials.json").read_text())["api_key"])
 
@@ -393,6 +451,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--workers", type=int, default=1, help="beside one, as many as this")
     parser.add_argument("--kit", type=Path, help="folder with stub.c and lg.c: upstream and load")
+    parser.add_argument(
+        "--profile", action="store_true", help="where a request's processor time goes, instead"
+    )
     parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
     options = parser.parse_args()
     served, loaded = share_cores()
@@ -407,11 +468,15 @@ def main() -> None:
             served=served,
             loaded=loaded,
         )
-        result = run(bench, options.workers)
-    print(table(result))
+        if options.profile:
+            name, result = "gateway_profile", run_profile(bench)
+            print(table_of_parts(result["us"], result["floors_us"]))
+        else:
+            name, result = "gateway", run(bench, options.workers)
+            print(table(result))
     print(json.dumps(result))
     if not options.dry:
-        print(record("gateway", result))
+        print(record(name, result))
 
 
 if __name__ == "__main__":

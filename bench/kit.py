@@ -20,7 +20,6 @@ import uvloop
 from bench.load import Target, closed_loop, open_loop
 from bench.stub_upstream import NUM_CHUNKS
 
-WARM_UP_S = 0.2
 DRAIN_S = 30.0
 OPEN_CONNECTIONS = 16
 
@@ -73,7 +72,7 @@ class Kit:
         headers.write_text(f"Authorization: Bearer {target.api_key or 'none'}\n")
         path = f"{parts.path}/chat/completions"
         command = [str(self._folder / "lg"), str(parts.port), path, str(connections)]
-        command += [str(duration_s), str(body), "-w", str(WARM_UP_S), "-H", f"@{headers}"]
+        command += [str(duration_s), str(body), "-w", "0", "-H", f"@{headers}"]
         command += [*options, *(["-s"] if target.stream else [])]
         done = subprocess.run(
             command, capture_output=True, check=True, timeout=duration_s + DRAIN_S
