@@ -25,6 +25,7 @@ from datetime import UTC, datetime, timedelta
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -34,7 +35,7 @@ from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
 from billing.ingest import MAX_BATCH, ingest
 from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close, finalize
-from billing.ledger import check
+from billing.ledger import USES, check
 from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.tables import AMOUNTS
@@ -196,15 +197,16 @@ async def usage_query_ms(db: AsyncEngine) -> dict[str, float]:
 # Onto an invoice.
 
 PRICE = '{"output": {"price_id": "penny:output:1", "pico_per_token": 400000}}'
+PRICE_SET = UUID(int=1)
 _EVENTS = f"""
     INSERT INTO usage_events (id, request_id, org, project, key, model, lane, tier, kind, finish,
-        estimated, {", ".join((*COMPONENTS, *AMOUNTS))}, suspended, prices, price_list, digest,
-        admitted_at, occurred_at)
+        estimated, {", ".join((*COMPONENTS, *AMOUNTS))}, suspended, price_set, band, late,
+        price_list, digest, admitted_at, occurred_at)
     SELECT 'event-' || n, 'req-' || n, '{LARGE}', 'proj_' || n % 4, 'key_' || n % 20,
         'model_' || n % 3, 'interactive', 'default', 'usage', 'done', false,
         {", ".join("20" if name == "output" else "0" for name in COMPONENTS)},
         {", ".join("8000000" if name == "output_pico" else "0" for name in AMOUNTS)},
-        false, '{PRICE}', '', '', s.at, s.at
+        false, '{PRICE_SET}', 0, false, '', '', s.at, s.at
     FROM generate_series(CAST(:first AS bigint), CAST(:last AS bigint)) n
         CROSS JOIN LATERAL (SELECT CAST(:start AS timestamptz)
             + n % (28 * 86400) * interval '1 second' AS at) s
@@ -215,6 +217,12 @@ _TRANSFERS = f"""
         'usage', CAST(:start AS timestamptz) + n % (28 * 86400) * interval '1 second'
     FROM generate_series(CAST(:first AS bigint), CAST(:last AS bigint)) n
 """
+_CHARGES = f"""
+    INSERT INTO usage_charges
+    SELECT org, date_trunc('hour', admitted_at, 'UTC'), project, model, tier, price_set, band,
+        {", ".join(f"sum({name})" for name in (*COMPONENTS, *AMOUNTS))}, {USES}
+    FROM usage_events WHERE org = '{LARGE}' GROUP BY 1, 2, 3, 4, 5, 6, 7
+"""
 AT_A_TIME = 100_000
 
 
@@ -224,6 +232,8 @@ async def invoice_s(db: AsyncEngine, count: int) -> float:
         known = sa.text(f"INSERT INTO orgs (id, name) VALUES ('{LARGE}', 'Large')")
         await connection.execute(known)
         named = [f"receivable:{LARGE}", *(f"revenue:model_{n}" for n in range(3))]
+        priced = sa.text("INSERT INTO price_sets VALUES (:id, CAST(:prices AS jsonb))")
+        await connection.execute(priced, {"id": PRICE_SET, "prices": PRICE})
         made = sa.text("INSERT INTO accounts (id) SELECT unnest(CAST(:ids AS text[]))")
         await connection.execute(made, {"ids": named})
         await set_account(connection, org_id=LARGE, terms=Terms(), now=MONTH_START)
@@ -234,6 +244,7 @@ async def invoice_s(db: AsyncEngine, count: int) -> float:
             await connection.execute(sa.text(_EVENTS), bounds)
             await connection.execute(sa.text(_TRANSFERS), bounds)
     async with db.begin() as connection:
+        await connection.execute(sa.text(_CHARGES))
         await connection.execute(sa.text("ANALYZE usage_events, transfers"))
     began_s = time.perf_counter()
     draft = await close(db, org_id=LARGE, now=now)

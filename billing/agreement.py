@@ -182,9 +182,9 @@ def _events_of(attempt: str) -> list[str]:
 
 
 # A waste that was reversed is another event's by now.
-_REVERSED = """
+_REVERSED = f"""
     EXISTS (SELECT FROM transfers t JOIN transfers r ON r.corrects = t.id
-        WHERE t.event_id = u.id AND r.kind = 'reversed')
+        WHERE {ledger.transfers_of("u.id")} AND r.kind = 'reversed')
 """
 _TOKENS = f"{' + '.join(INPUTS)} AS prompt, {' + '.join(OUTPUTS)} AS generated"
 _SUMS = sa.text(f"""

@@ -1,5 +1,5 @@
 """Usage events into Postgres, each exactly once, in one statement: event, transfers, balances and
-hourly rollup stand together or not at all; and in its transaction the alerts of what was spent.
+rollups stand together or not at all; and in its transaction the alerts of what was spent.
 
 The event's id is the primary key, and only rows that the insert returned reach the ledger: a batch
 may come twice, or from two places at once. Above: `worker`, `reconcile`. Below: `ledger`, `rating`,
@@ -10,60 +10,60 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from msgspec.structs import asdict
-from sqlalchemy.dialects.postgresql import insert
+from msgspec.structs import astuple
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.alerts import raise_for_spend, sum_up
-from billing.events import COMPONENTS, UsageEvent
-from billing.ledger import CREDIT, DEBIT, POST_LEGS, SUSPENSE, roll_up
-from billing.rating import Rated, rate
+from billing.events import COMPONENTS, Attempt, PriceSet, UsageEvent
+from billing.ledger import CREDIT, DEBIT, SUSPENSE, USES, charge, post_legs, roll_up
+from billing.money import Pico
+from billing.rating import rate
 from billing.spent import hold_booking
-from billing.tables import AMOUNTS, amount_column, to_moment, usage_conflicts, usage_events
+from billing.tables import AMOUNTS, to_moment, usage_conflicts, usage_events
 
 log = logging.getLogger(__name__)
 
-MAX_BATCH = 1000
+MAX_BATCH = 5000
+"""What batches share (balances, hours, a commit) is paid for once in each."""
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
+_content = msgspec.json.Encoder(order="deterministic")
 
-_KEPT = {
-    **dict.fromkeys(("id", "org", "project", "key", "model", "lane", "tier", "kind"), "text"),
-    **dict.fromkeys(COMPONENTS, "bigint"),
-    **dict.fromkeys(AMOUNTS, "numeric"),
-    "suspended": "boolean",
-    "admitted_at": "timestamptz",
-}
+_KEPT = (
+    *("id", "org", "project", "key", "model", "lane", "tier", "kind"),
+    *(*COMPONENTS, *AMOUNTS, "suspended", "price_set", "band", "admitted_at"),
+)
 """What is booked of a row."""
-_STORED = {
-    **_KEPT,
-    **dict.fromkeys(("request_id", "price_list", "finish"), "text"),
-    "estimated": "boolean",
-    "prices": "jsonb",
-    "digest": "bytea",
-    "occurred_at": "timestamptz",
-}
-_COLUMNS = ", ".join(_STORED)
-_COUNTED = {*COMPONENTS, *AMOUNTS}
-_COMPLETED = ", ".join(f"coalesce({name}, 0)" if name in _COUNTED else name for name in _STORED)
+_GIVEN = (
+    *("id", "request_id", "org", "project", "key", "model", "lane", "tier", "kind", "finish"),
+    *("price_list", "estimated", *COMPONENTS, *AMOUNTS),
+    *("suspended", "price_set", "band", "digest", "admitted_at", "occurred_at"),
+)
+"""The columns of the type `usage_row`, in its order."""
+_COMPLETED = ", ".join(
+    f"coalesce(CAST({name} AS numeric), 0)" if name in AMOUNTS else name for name in _GIVEN
+)
 _TOKENS = " + ".join(COMPONENTS)
 _AMOUNT = " + ".join(AMOUNTS)
+_SUMS = ", ".join(f"sum({name}) AS {name}" for name in (*COMPONENTS, *AMOUNTS))
 
-# The batch is one JSON text: encoding and binding twenty arrays took the shipper's process twice
-# the processor time that parsing it takes Postgres.
 _INGEST = sa.text(f"""
-    WITH incoming AS (
-        SELECT * FROM json_to_recordset(CAST(:batch AS json))
-            AS t({", ".join(f"{name} {kind}" for name, kind in _STORED.items())})
+    WITH drafted AS MATERIALIZED (
+        SELECT org_id, max(period_end) AS drafted_until FROM invoices
+        WHERE org_id = ANY(CAST(:orgs AS text[])) GROUP BY org_id
     ),
     fresh AS (
-        INSERT INTO usage_events ({_COLUMNS}, ingested_at)
-        SELECT {_COMPLETED}, clock_timestamp() FROM incoming ORDER BY id
-        ON CONFLICT (id) DO NOTHING RETURNING {", ".join(_KEPT)}
+        INSERT INTO usage_events ({", ".join(_GIVEN)}, late, seq, ingested_at)
+        SELECT {_COMPLETED}, coalesce(admitted_at < drafted_until, false),
+            (SELECT nextval('posting_seq')), (SELECT clock_timestamp())
+        FROM unnest(CAST(:batch AS usage_row[])) LEFT JOIN drafted ON org_id = org ORDER BY id
+        ON CONFLICT (id) DO NOTHING RETURNING {", ".join(_KEPT)}, late
     ),
     used AS (SELECT * FROM fresh WHERE {_TOKENS} > 0),
     legs AS (
@@ -74,9 +74,25 @@ _INGEST = sa.text(f"""
         SELECT id || '.suspense', id, {DEBIT}, '{SUSPENSE}', 0, 'suspense', NULL, admitted_at
         FROM used WHERE suspended
     ),
-    {POST_LEGS},
-    {roll_up("used", "count(*)")}
-    SELECT id FROM fresh
+    hours AS (
+        SELECT org, date_trunc('hour', admitted_at, 'UTC') AS admitted_at, project, key, model,
+            tier, CASE lane WHEN 'batch' THEN lane ELSE '' END AS lane, kind, price_set, band, late,
+            {_SUMS}, {USES}, count(*) AS num_requests
+        FROM used WHERE kind = 'usage' GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+    ),
+    {post_legs(roll_up("hours", "sum(num_requests)"), charge("hours"))},
+    priced AS (
+        INSERT INTO price_sets
+        SELECT id, CAST(prices AS jsonb)
+        FROM unnest(CAST(:price_sets AS uuid[]), CAST(:prices AS text[])) AS s(id, prices)
+        ORDER BY id ON CONFLICT DO NOTHING
+    )
+    SELECT count(*) AS num_fresh,
+        CASE WHEN count(*) < :num_given THEN coalesce(array_agg(id), ARRAY[]::text[])
+        END AS fresh,
+        (SELECT array_agg(DISTINCT org_id) FROM spend_caps
+            WHERE org_id = ANY(CAST(:orgs AS text[]))) AS capped
+    FROM fresh
 """)
 
 
@@ -90,6 +106,22 @@ class Ingested(msgspec.Struct, frozen=True, kw_only=True):
     """Ids that came with other content than what stands; kept in usage_conflicts."""
 
 
+class _PriceSet(NamedTuple):
+    id: UUID
+    bands: list[int]
+    """Of all components, by their least input, in order."""
+
+
+class _Prepared(msgspec.Struct):
+    """A batch as Postgres takes it."""
+
+    rows: list[tuple[Any, ...]] = []
+    billed: list[tuple[UsageEvent, Pico]] = []
+    """In the order of the rows."""
+    price_sets: dict[bytes, _PriceSet] = {}
+    """By their content, as JSON."""
+
+
 async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
     """Book `events` (at most MAX_BATCH) in one transaction.
 
@@ -99,23 +131,27 @@ async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
     assert len(events) <= MAX_BATCH
     if not events:
         return Ingested(inserted=0, duplicates=0, conflicts=())
-    rated = {it.id: (it, rate(it.quantities, it.attempt.prices)) for it in reversed(events)}
-    batch = msgspec.json.encode([_row(*each) for each in rated.values()]).decode()
+    batch = _prepare(events)
+    named = {
+        "batch": batch.rows,
+        "num_given": len(batch.rows),
+        "orgs": list({event.attempt.org for event, _ in batch.billed}),
+        "price_sets": [priced.id for priced in batch.price_sets.values()],
+        "prices": [content.decode() for content in batch.price_sets],
+    }
     async with db.begin() as connection:
         await hold_booking(connection)
-        fresh = list(await connection.scalars(_INGEST, {"batch": batch}))
-        booked = (rated[each] for each in fresh)
-        await raise_for_spend(
-            connection,
-            sum_up((it.attempt, its.amount_pico) for it, its in booked if it.kind == "usage"),
-        )
-        complete = len(fresh) == len(events)
+        done = (await connection.execute(_INGEST, named)).one()
+        if done.capped:
+            booked = _booked(batch, done.fresh, done.capped)
+            await raise_for_spend(connection, sum_up(booked))
+        complete = done.num_fresh == len(events)
         conflicts = () if complete else await _keep_conflicts(connection, events)
     if conflicts:
         log.error("usage events came again with other content: %s", ", ".join(conflicts))
     return Ingested(
-        inserted=len(fresh),
-        duplicates=len(events) - len(fresh) - len(conflicts),
+        inserted=done.num_fresh,
+        duplicates=len(events) - done.num_fresh - len(conflicts),
         conflicts=conflicts,
     )
 
@@ -125,20 +161,70 @@ def digest(event: UsageEvent) -> bytes:
     return hashlib.sha256(_canonical.encode(event)).digest()
 
 
-def _row(event: UsageEvent, rated: Rated) -> dict[str, Any]:
-    """One event as the columns of _STORED, in JSON. Money is text there: it may exceed 64 bits.
-    What was not used is not said."""
+def _prepare(events: Iterable[UsageEvent]) -> _Prepared:
+    """Of an id that comes twice the first."""
+    batch, known = _Prepared(), set[str]()
+    for event in events:
+        attempt = event.attempt
+        if attempt.id in known:
+            continue
+        known.add(attempt.id)
+        content = _content.encode(attempt.prices)
+        priced = batch.price_sets.get(content)
+        if priced is None:
+            priced = batch.price_sets[content] = _to_price_set(content, attempt.prices)
+        amount_pico, row = _row(event, priced)
+        batch.rows.append(row)
+        batch.billed.append((event, amount_pico))
+    return batch
+
+
+def _to_price_set(content: bytes, prices: PriceSet) -> _PriceSet:
+    least = {band.min_total_input for price in prices.values() for band in price.bands}
+    return _PriceSet(UUID(bytes=hashlib.sha256(content).digest()[:16]), sorted(least))
+
+
+def _row(event: UsageEvent, priced: _PriceSet) -> tuple[Pico, tuple[Any, ...]]:
+    """What it costs, and its columns (_GIVEN). Money is text there: it may exceed 64 bits."""
     attempt, quantities = event.attempt, event.quantities
-    row: dict[str, Any] = {**asdict(attempt), **msgspec.to_builtins(quantities)}
-    row.update((amount_column(line.component), str(line.amount_pico)) for line in rated.lines)
-    row["kind"] = event.kind
-    row["finish"] = event.finish
-    row["estimated"] = event.estimated
-    row["suspended"] = bool(rated.unpriced)
-    row["digest"] = "\\x" + digest(event).hex()
-    row["admitted_at"] = to_moment(attempt.admitted_at)
-    row["occurred_at"] = to_moment(event.occurred_at)
-    return row
+    rated = rate(quantities, attempt.prices)
+    amounts = dict.fromkeys(COMPONENTS)
+    for line in rated.lines:
+        amounts[line.component] = str(line.amount_pico)
+    total = quantities.input_total if priced.bands else 0
+    return rated.amount_pico, (
+        attempt.id,
+        attempt.request_id,
+        attempt.org,
+        attempt.project,
+        attempt.key,
+        attempt.model,
+        attempt.lane,
+        attempt.tier,
+        event.kind,
+        event.finish,
+        attempt.price_list,
+        event.estimated,
+        *astuple(quantities),
+        *amounts.values(),
+        bool(rated.unpriced),
+        priced.id,
+        max((least for least in priced.bands if least <= total), default=0),
+        digest(event),
+        to_moment(attempt.admitted_at),
+        to_moment(event.occurred_at),
+    )
+
+
+def _booked(
+    batch: _Prepared, fresh: Sequence[str] | None, capped: Sequence[str]
+) -> Iterator[tuple[Attempt, Pico]]:
+    """What tenants with a cap are billed for. `fresh`: these ids alone; None: all of the batch."""
+    inserted, orgs = None if fresh is None else set(fresh), set(capped)
+    for event, amount_pico in batch.billed:
+        if event.kind == "usage" and event.attempt.org in orgs:
+            if inserted is None or event.id in inserted:
+                yield event.attempt, amount_pico
 
 
 async def _keep_conflicts(
@@ -146,8 +232,8 @@ async def _keep_conflicts(
 ) -> tuple[str, ...]:
     """Compare what was not inserted with what stands; the rows are read after the insert, so that
     those of a concurrent batch are seen."""
-    wanted = usage_events.c.id.in_([event.id for event in events])
-    query = sa.select(usage_events.c.id, usage_events.c.digest).where(wanted)
+    own, ids = usage_events.c, [event.id for event in events]
+    query = sa.select(own.id, own.digest).where(own.id == sa.any_(sa.literal(ids, ARRAY(sa.Text))))
     standing = {row.id: row.digest for row in await connection.execute(query)}
     others = [event for event in events if standing[event.id] != digest(event)]
     if others:

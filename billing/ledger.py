@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import COMPONENTS
-from billing.tables import AMOUNTS
+from billing.tables import AMOUNTS, REQUESTS
 
 SUSPENSE = "suspense"
 WASTE = "house:waste"
@@ -43,52 +43,84 @@ def account_of(org: str) -> str:
     return f"receivable:{org}"
 
 
-POST_LEGS = """
-    opened AS (
-        INSERT INTO accounts (id)
-        SELECT account FROM (SELECT debit AS account FROM legs UNION SELECT credit FROM legs) s
-        ORDER BY account ON CONFLICT DO NOTHING
-    ),
-    posted AS (
-        INSERT INTO transfers
-            (id, event_id, debit, credit, amount_pico, kind, corrects, admitted_at)
-        SELECT id, event_id, debit, credit, amount_pico, kind, corrects, admitted_at
-        FROM legs ORDER BY id
+def transfers_of(event: str) -> str:
+    """SQL: that a transfer `t` is about the event of this id. An event's own has its id, so that
+    only the others need an index of events."""
+    return f"(t.id = {event} OR t.event_id = {event} AND t.event_id <> t.id)"
+
+
+_BALANCED = """
+    pairs AS (SELECT debit, credit, sum(amount_pico) AS amount_pico FROM legs GROUP BY 1, 2),
+    sides AS (
+        SELECT debit AS account, amount_pico AS debit_pico, 0 AS credit_pico FROM pairs
+        UNION ALL SELECT credit, 0, amount_pico FROM pairs
     ),
     balanced AS (
         INSERT INTO balances AS b (account, debits_pico, credits_pico)
-        SELECT account, sum(debit_pico), sum(credit_pico) FROM (
-            SELECT debit AS account, amount_pico AS debit_pico, 0 AS credit_pico FROM legs
-            UNION ALL SELECT credit, 0, amount_pico FROM legs
-        ) s
+        SELECT account, sum(debit_pico), sum(credit_pico) FROM sides
         GROUP BY account ORDER BY account
         ON CONFLICT (account) DO UPDATE SET
             debits_pico = b.debits_pico + EXCLUDED.debits_pico,
             credits_pico = b.credits_pico + EXCLUDED.credits_pico
-    ),
+    )
+"""
+_POSTED = """
     unpaid AS (
         INSERT INTO unpaid_usage (transfer_id, org_id, event_id, amount_pico)
         SELECT legs.id, org_id, event_id, amount_pico
         FROM legs JOIN credit_lines ON account = debit
         WHERE amount_pico > 0 AND event_id IS NOT NULL
+    ),
+    posted AS (
+        INSERT INTO transfers
+            (id, event_id, debit, credit, amount_pico, kind, corrects, admitted_at, seq)
+        SELECT id, event_id, debit, credit, amount_pico, kind, corrects, admitted_at,
+            (SELECT nextval('posting_seq'))
+        FROM legs
+    ),
+    opened AS (
+        INSERT INTO accounts (id) SELECT DISTINCT account FROM sides ORDER BY account
+        ON CONFLICT DO NOTHING
     )
 """
-"""CTEs that post the rows of a CTE `legs` (the columns of transfers, without posted_at). What an
-org with credit owes for events is paid later (`credit_lines`)."""
+
+
+def post_legs(*shared: str) -> str:
+    """CTEs that post the rows of a CTE `legs` (the columns of transfers, without posted_at). What
+    an org with credit owes for events is paid later (`credit_lines`).
+
+    `shared`: CTEs that change rows which all batches change. Postgres runs the parts of a statement
+    that change rows from the last to the first: so what nobody waits for comes first, then
+    `shared`, then the balances, then the commit.
+    """
+    return ", ".join((_BALANCED, *shared, _POSTED))
+
+
+POST_LEGS = post_legs()
 
 _KEY = "project, key, model, tier, batch"
 _HOUR_KEY = f"org, hour, {_KEY}"
 _DAY_KEY = f"org, day, {_KEY}"
 _COUNTED = (*COMPONENTS, *AMOUNTS, "num_requests")
+_CHARGE_KEY = "org, hour, project, model, tier, price_set, band"
+_CHARGES = (*COMPONENTS, *AMOUNTS, *REQUESTS)
+USES = ", ".join(
+    f"count(*) FILTER (WHERE {name} > 0) AS {requests}"
+    for name, requests in zip(COMPONENTS, REQUESTS, strict=True)
+)
+"""SQL: of rows of usage_events, how many have used any of each component."""
 
 
 def _sums(names: tuple[str, ...]) -> str:
     return ", ".join(f"sum({name}) AS {name}" for name in names)
 
 
+def _growing(names: tuple[str, ...]) -> str:
+    return ", ".join(f"{name} = r.{name} + EXCLUDED.{name}" for name in names)
+
+
 def _grown(table: str, unit: str, source: str, num_requests: str) -> str:
     key = f"org, {unit}, {_KEY}"
-    grow = ", ".join(f"{name} = r.{name} + EXCLUDED.{name}" for name in _COUNTED)
     return f"""
     {table}_grown AS (
         INSERT INTO {table} AS r ({key}, {", ".join(_COUNTED)})
@@ -96,7 +128,7 @@ def _grown(table: str, unit: str, source: str, num_requests: str) -> str:
             lane = 'batch' AS batch, {_sums((*COMPONENTS, *AMOUNTS))}, {num_requests}
         FROM {source} WHERE kind = 'usage'
         GROUP BY {key} ORDER BY {key}
-        ON CONFLICT ({key}) DO UPDATE SET {grow}
+        ON CONFLICT ({key}) DO UPDATE SET {_growing(_COUNTED)}
     )
     """
 
@@ -122,6 +154,20 @@ def _changed(table: str, unit: str, source: str, changes: Mapping[str, str]) -> 
             FROM {source} WHERE kind = 'usage' GROUP BY {key}
         ) c WHERE ({", ".join(f"r.{name.strip()}" for name in key.split(","))})
             = ({", ".join(f"c.{name.strip()}" for name in key.split(","))})
+    )
+    """
+
+
+def charge(source: str) -> str:
+    """A CTE that adds rows of `source`, each the sums of an hour (`admitted_at`), to usage_charges:
+    what was booked with events, by their prices. What is late an invoice reads by itself."""
+    return f"""
+    charged AS (
+        INSERT INTO usage_charges AS r ({_CHARGE_KEY}, {", ".join(_CHARGES)})
+        SELECT org, admitted_at AS hour, project, model, tier, price_set, band, {_sums(_CHARGES)}
+        FROM {source} WHERE kind = 'usage' AND NOT late
+        GROUP BY {_CHARGE_KEY} ORDER BY {_CHARGE_KEY}
+        ON CONFLICT ({_CHARGE_KEY}) DO UPDATE SET {_growing(_CHARGES)}
     )
     """
 
@@ -186,7 +232,7 @@ _CHECKS = {
             SELECT DISTINCT ON (event_id) event_id, {" + ".join(AMOUNTS)} AS rated
             FROM event_ratings ORDER BY event_id, number DESC
         ) r JOIN usage_events u ON u.id = r.event_id LEFT JOIN LATERAL (
-            SELECT sum({_CHARGED}) AS posted FROM transfers t WHERE t.event_id = u.id
+            SELECT sum({_CHARGED}) AS posted FROM transfers t WHERE {transfers_of("u.id")}
         ) t ON true
         WHERE u.kind = 'usage' AND rated IS DISTINCT FROM posted ORDER BY u.admitted_at
     """,
@@ -208,6 +254,16 @@ _CHECKS = {
             WHERE u.kind = 'usage' GROUP BY {_HOUR_KEY}
         ) t USING ({_HOUR_KEY})
         WHERE {" + ".join(AMOUNTS)} IS DISTINCT FROM posted
+    """,
+    "the hour's charges differ from its events": f"""
+        SELECT concat_ws('/', {_CHARGE_KEY}) FROM usage_charges c FULL JOIN (
+            SELECT org, date_trunc('hour', admitted_at, 'UTC') AS hour, project, model, tier,
+                price_set, band, {_sums((*COMPONENTS, *AMOUNTS))}, {USES}
+            FROM usage_events WHERE kind = 'usage' AND NOT late AND {" + ".join(COMPONENTS)} > 0
+            GROUP BY {_CHARGE_KEY}
+        ) e USING ({_CHARGE_KEY})
+        WHERE ({", ".join(f"c.{name}" for name in _CHARGES)})
+            IS DISTINCT FROM ({", ".join(f"e.{name}" for name in _CHARGES)})
     """,
     "the day differs from its hours": f"""
         SELECT concat_ws('/', {_DAY_KEY}) FROM usage_daily d FULL JOIN (

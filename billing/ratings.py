@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.alerts import Spend, raise_for_spend
 from billing.credit_returns import Repaid, carry_over, hold_line
 from billing.events import COMPONENTS, Component, PriceSet, Quantities, Tier
-from billing.ledger import CREDIT, DEBIT, POST_LEGS, change_rollups
+from billing.ledger import CREDIT, DEBIT, POST_LEGS, change_rollups, transfers_of
 from billing.money import Pico
 from billing.rating import Rated, price_of
 from billing.spent import hold_books
@@ -45,9 +45,9 @@ AS_IT_STANDS = f"""
     SELECT u.id, u.org, u.project, u.key, u.model, u.tier, u.price_list, u.kind, u.admitted_at,
         u.seq, {", ".join(f"u.{name}" for name in COMPONENTS)},
         {", ".join(f"coalesce(r.{name}, u.{name}) AS {name}" for name in AMOUNTS)},
-        coalesce(r.prices, u.prices) AS prices, coalesce(r.number, 0) AS number,
+        coalesce(r.prices, p.prices) AS prices, coalesce(r.number, 0) AS number,
         r.seq AS rated_seq, {_WAITS} AS waits
-    FROM usage_events u {LAST}
+    FROM usage_events u JOIN price_sets p ON p.id = u.price_set {LAST}
 """
 
 
@@ -151,7 +151,7 @@ _POST = sa.text(f"""
         FROM rated ORDER BY id
     ),
     standing AS (
-        SELECT t.* FROM transfers t JOIN incoming USING (event_id)
+        SELECT t.* FROM incoming i JOIN transfers t ON {transfers_of("i.event_id")}
         WHERE CAST(:reverses AS boolean) AND t.kind IN ('usage', 'waste', 'repriced')
             AND NOT EXISTS (SELECT FROM transfers c WHERE c.corrects = t.id)
     ),

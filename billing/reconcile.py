@@ -37,7 +37,7 @@ from billing.events import (
     stop_waste_id,
 )
 from billing.ingest import ingest
-from billing.ledger import POST_LEGS
+from billing.ledger import POST_LEGS, transfers_of
 from billing.price_book import PriceBook
 from billing.rating import price_of, rate
 from billing.ratings import (
@@ -50,7 +50,7 @@ from billing.ratings import (
     to_rating,
     to_standing,
 )
-from billing.tables import usage_events
+from billing.tables import priced_events, usage_events
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ async def post_waste(db: AsyncEngine, attempt_id: str, generated: Quantities) ->
     Idempotent: the waste has an id of its own, made from the attempt's.
     """
     async with db.connect() as connection:
-        query = sa.select(usage_events).where(usage_events.c.id == attempt_id)
+        query = sa.select(priced_events).where(priced_events.c.id == attempt_id)
         row = (await connection.execute(query)).one_or_none()
         if row is None:
             return None
@@ -211,7 +211,7 @@ _REVERSE = sa.text(f"""
         SELECT t.id || '.reversed' AS id, t.event_id, t.credit AS debit, t.debit AS credit,
             t.amount_pico, 'reversed' AS kind, t.id AS corrects, t.admitted_at
         FROM transfers t
-        WHERE t.event_id = :event_id AND t.kind <> 'reversed'
+        WHERE {transfers_of(":event_id")} AND t.kind <> 'reversed'
             AND NOT EXISTS (SELECT FROM transfers c WHERE c.corrects = t.id)
     ),
     {POST_LEGS}

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
 from billing.ledger import account_of
 from billing.money import Pico
-from billing.tables import event_ratings, to_moment, transfers, usage_events
+from billing.tables import event_ratings, priced_events, to_moment, transfers
 
 WINDOWS_S = ((-1.0, 60.0), (-3600.0, 7200.0))
 """Around an id's moment, where its admission is looked for: nearly always at once; then so far off
@@ -29,7 +29,7 @@ one admission."""
 _last = event_ratings.alias()
 _PRICES_BY_NOW = (
     sa.select(_last.c.prices)
-    .where(_last.c.event_id == usage_events.c.id)
+    .where(_last.c.event_id == priced_events.c.id)
     .order_by(_last.c.number.desc())
     .limit(1)
     .scalar_subquery()
@@ -63,9 +63,9 @@ async def find_record(
     conn: AsyncConnection, org: str, request_id: str, made_at: float
 ) -> RequestRecord | None:
     """`made_at`: Unix seconds, as the id says. `conn` sees the ledger."""
-    own = usage_events.c
+    own = priced_events.c
     for before_s, after_s in WINDOWS_S:
-        found = sa.select(usage_events, _PRICES_BY_NOW).where(
+        found = sa.select(priced_events, _PRICES_BY_NOW).where(
             own.org == org,
             own.request_id == request_id,
             own.admitted_at >= to_moment(made_at + before_s),
@@ -82,7 +82,9 @@ async def _with_transfers(
     conn: AsyncConnection, org: str, events: Sequence[UsageEvent]
 ) -> RequestRecord:
     columns = [transfers.c[name] for name in Moved.__struct_fields__]
-    found = sa.select(*columns).where(transfers.c.event_id.in_([each.id for each in events]))
+    own, ids = transfers.c, [each.id for each in events]
+    others = sa.and_(own.event_id.in_(ids), own.event_id != own.id)  # the only ones in that index
+    found = sa.select(*columns).where(sa.or_(own.id.in_(ids), others))
     rows = await conn.execute(found.order_by(transfers.c.posted_at, transfers.c.id))
     moved = [Moved(**{**row._mapping, "amount_pico": int(row.amount_pico)}) for row in rows]
     account, charged = account_of(org), 0

@@ -34,6 +34,8 @@ def amount_column(component: str) -> str:
 
 
 AMOUNTS = tuple(amount_column(component) for component in COMPONENTS)
+REQUESTS = tuple(f"{component}_requests" for component in COMPONENTS)
+"""How many have used any of it."""
 
 
 def text_columns(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
@@ -95,7 +97,9 @@ usage_events = sa.Table(
     sa.Column("estimated", sa.Boolean, nullable=False),
     *_counted(),
     sa.Column("suspended", sa.Boolean, nullable=False),
-    sa.Column("prices", JSONB, nullable=False),
+    sa.Column("price_set", sa.Uuid, nullable=False),
+    sa.Column("band", sa.BigInteger, nullable=False),
+    sa.Column("late", sa.Boolean, nullable=False),
     sa.Column("digest", sa.LargeBinary, nullable=False),
     _moment("admitted_at"),
     _moment("occurred_at"),
@@ -137,6 +141,20 @@ event_ratings = sa.Table(
     _seq(),
 )
 
+price_sets = sa.Table(
+    "price_sets",
+    metadata,
+    sa.Column("id", sa.Uuid, primary_key=True),
+    sa.Column("prices", JSONB, nullable=False),
+)
+
+priced_events = (
+    sa.select(usage_events, price_sets.c.prices)
+    .join(price_sets, price_sets.c.id == usage_events.c.price_set)
+    .subquery("priced_events")
+)
+"""Events with the prices that they were admitted by."""
+
 usage_conflicts = sa.Table(
     "usage_conflicts",
     metadata,
@@ -164,6 +182,18 @@ def _rollup(name: str, unit: str) -> sa.Table:
 GROUPED = ("project", "key", "model", "tier")
 usage_hourly = _rollup("usage_hourly", "hour")
 usage_daily = _rollup("usage_daily", "day")
+
+usage_charges = sa.Table(
+    "usage_charges",
+    metadata,
+    sa.Column("org", sa.Text, primary_key=True),
+    sa.Column("hour", sa.TIMESTAMP(timezone=True), primary_key=True),
+    *(sa.Column(each, sa.Text, primary_key=True) for each in ("project", "model", "tier")),
+    sa.Column("price_set", sa.Uuid, primary_key=True),
+    sa.Column("band", sa.BigInteger, primary_key=True),
+    *_counted(),
+    *(sa.Column(name, sa.BigInteger, nullable=False) for name in REQUESTS),
+)
 
 accounts = sa.Table(
     "accounts", metadata, sa.Column("id", sa.Text, primary_key=True), *text_columns("kind")

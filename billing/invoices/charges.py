@@ -1,8 +1,8 @@
 """What an invoice charges: the sums of the ledger's postings in its window, exact, by project,
 model, tier, component and price.
 
-Above: `closing`, `drilldown`. Below: `usage_events` and `transfers`, which never change. Nothing is
-priced here: the amounts are those that were booked with each event.
+Above: `closing`, `drilldown`. Below: `usage_events` and `transfers`, which never change, and their
+sums. Nothing is priced here: the amounts are those that were booked with each event.
 
     window of invoice n:   admitted in its period, posted before its cutoff
                         +  admitted before its period, posted since the cutoff of invoice n - 1
@@ -12,14 +12,16 @@ a period that was finalized, joins the next, marked with the period that it belo
 a number of `posting_seq` that was drawn while nobody booked (`take_cutoff`): what was booked before
 has a lower number, what comes later a higher one, whatever clocks do.
 
-A period is read a day at a time, so that ten million events are thirty statements of bounded
-length, and no lock is held meanwhile: below the cutoff nothing is added.
+A period is read from the sums that were written with its events (`usage_charges`), a day at a time,
+so ten million events are thirty short statements, and no lock is held meanwhile. Nothing is added
+to an hour once a draft covers it: what comes then is marked (`usage_events.late`, decided behind
+the lock that a cutoff is drawn under), and read by itself, up to the cutoff.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -31,13 +33,14 @@ from billing.errors import InvoicingConflict
 from billing.events import COMPONENTS, INPUTS, Band, PriceSet
 from billing.invoices.calendar import Period
 from billing.invoices.rerated import SIDES
+from billing.ledger import USES
 from billing.money import Pico
 from billing.rating import price_of
 from billing.spent import hold_books
-from billing.tables import AMOUNTS, EPOCH
+from billing.tables import AMOUNTS, EPOCH, REQUESTS
 
 Kind = Literal["usage", "late", "correction", "adjustment"]
-SLICE = timedelta(days=1)
+HOUR, SLICE = timedelta(hours=1), timedelta(days=1)
 MAX_LINES = 100_000
 """Of one invoice: beyond it somebody made up names of models or projects."""
 CHARGES = """
@@ -96,6 +99,53 @@ async def take_cutoff(conn: AsyncConnection) -> int:
     return found
 
 
+BOUNDS = """
+    unnest(CAST(:starts AS timestamptz[]), CAST(:ends AS timestamptz[]))
+        AS b(usage_start, usage_end)
+"""
+_ITS_PERIOD = """
+    CAST(:usage_start AS timestamptz) AS usage_start, CAST(:usage_end AS timestamptz) AS usage_end
+"""
+
+
+def _summed(usage: str, source: str, where: str, requests: str) -> Any:
+    """By the prices that events were admitted by: what was rated alike is added up before anybody
+    looks into its prices."""
+    sums = ", ".join(f"sum({name}) AS {name}" for name in (*COMPONENTS, *AMOUNTS))
+    return sa.text(f"""
+        SELECT e.*, CAST(s.prices AS text) AS prices FROM (
+            SELECT {usage}, project, model, tier, price_set, band, {sums}, {requests}
+            FROM {source} WHERE u.org = :org AND {where}
+            GROUP BY 1, 2, project, model, tier, price_set, band
+        ) e JOIN price_sets s ON s.id = e.price_set
+    """)
+
+
+def _of_events(usage: str, source: str, where: str) -> Any:
+    booked = f"u.kind = 'usage' AND u.seq < :cutoff AND {where}"
+    return _summed(usage, source, booked, USES)
+
+
+_HOURS = _summed(
+    _ITS_PERIOD,
+    "usage_charges u",
+    "u.hour >= :from AND u.hour < :to",
+    ", ".join(f"sum({name}) AS {name}" for name in REQUESTS),
+)
+_PART_OF_AN_HOUR = _of_events(
+    _ITS_PERIOD,
+    "usage_events u",
+    "NOT u.late AND u.admitted_at >= :from AND u.admitted_at < :to",
+)
+_SINCE_DRAFTED = _of_events(
+    _ITS_PERIOD, "usage_events u", "u.late AND u.admitted_at >= :start AND u.admitted_at < :end"
+)
+_BY_PERIOD = (
+    f"usage_events u JOIN {BOUNDS} ON u.admitted_at >= usage_start AND u.admitted_at < usage_end"
+)
+_BEFORE = "u.seq >= :since AND u.admitted_at < :start"
+_BEFORE_THE_FIRST = _of_events("usage_start, usage_end", _BY_PERIOD, _BEFORE)
+_LATE = _of_events("usage_start, usage_end", _BY_PERIOD, f"u.late AND {_BEFORE}")
 _BAND = f"""
     CASE WHEN jsonb_path_exists(prices, '$.*.bands') THEN coalesce((
         SELECT max(CAST(b ->> 'min_total_input' AS bigint))
@@ -104,40 +154,6 @@ _BAND = f"""
     ELSE 0 END
 """
 """SQL: the least input of the largest size band that an event reaches, of any component."""
-
-
-def _counted(usage: str, source: str, where: str) -> Any:
-    """Events by the prices that they were admitted by: what was rated alike is added up before
-    anybody looks into its prices."""
-    sums = ", ".join(
-        f"sum({name}) AS {name}, sum({amount}) AS {amount},"
-        f" count(*) FILTER (WHERE {name} > 0) AS {name}_requests"
-        for name, amount in zip(COMPONENTS, AMOUNTS, strict=True)
-    )
-    return sa.text(f"""
-        SELECT {usage}, project, model, tier, CAST(prices AS text) AS prices, {_BAND} AS band,
-            {sums}
-        FROM {source}
-        WHERE u.org = :org AND u.kind = 'usage' AND {where}
-        GROUP BY 1, 2, project, model, tier, u.prices, band
-    """)
-
-
-BOUNDS = """
-    unnest(CAST(:starts AS timestamptz[]), CAST(:ends AS timestamptz[]))
-        AS b(usage_start, usage_end)
-"""
-_IN_PERIOD = _counted(
-    "CAST(:usage_start AS timestamptz) AS usage_start,"
-    " CAST(:usage_end AS timestamptz) AS usage_end",
-    "usage_events u",
-    "u.admitted_at >= :from AND u.admitted_at < :to AND u.seq < :cutoff",
-)
-_LATE = _counted(
-    "usage_start, usage_end",
-    f"usage_events u JOIN {BOUNDS} ON u.admitted_at >= usage_start AND u.admitted_at < usage_end",
-    "u.seq >= :since AND u.seq < :cutoff AND u.admitted_at < :start",
-)
 _RERATED = sa.text(f"""
     WITH {SIDES}
     SELECT usage_start, usage_end, line_kind, project, model, tier, CAST(prices AS text) AS prices,
@@ -162,12 +178,19 @@ def bounds(window: Window) -> dict[str, list[datetime]]:
     return {"starts": [each.start for each in found], "ends": [each.end for each in found]}
 
 
-def slices(period: Period) -> Iterator[Period]:
-    start = period.start
-    while start < period.end:
-        end = min(start + SLICE, period.end)
-        yield Period(start, end)
-        start = end
+def slices(period: Period) -> tuple[list[Period], list[Period]]:
+    """Whole hours, a SLICE at a time, and the parts of an hour before and behind them: midnight may
+    be at a quarter past."""
+    first = period.start + (EPOCH - period.start) % HOUR
+    last = period.end - (period.end - EPOCH) % HOUR
+    if first >= last:
+        return [], [period]
+    whole = []
+    while first < last:
+        whole.append(Period(first, min(first + SLICE, last)))
+        first = whole[-1].end
+    parts = [Period(period.start, whole[0].start), Period(last, period.end)]
+    return whole, [each for each in parts if each.start < each.end]
 
 
 async def charges_of(db: AsyncEngine, window: Window) -> list[Charge]:
@@ -186,11 +209,16 @@ async def charges_of(db: AsyncEngine, window: Window) -> list[Charge]:
     }
     usage = {"usage_start": window.period.start, "usage_end": window.period.end}
     async with db.connect() as conn:
-        for each in slices(window.period):
-            part = {"from": each.start, "to": each.end}
-            for row in await _read(conn, _IN_PERIOD, named | usage | part):
-                _add_usage(found, "usage", row)
-        for row in await _read(conn, _LATE, named):
+        whole, parts = slices(window.period)
+        for query, spans in ((_HOURS, whole), (_PART_OF_AN_HOUR, parts)):
+            for each in spans:
+                part = {"from": each.start, "to": each.end}
+                for row in await _read(conn, query, named | usage | part):
+                    _add_usage(found, "usage", row)
+        for row in await _read(conn, _SINCE_DRAFTED, named | usage):
+            _add_usage(found, "usage", row)
+        late = _LATE if window.earlier else _BEFORE_THE_FIRST
+        for row in await _read(conn, late, named):
             _add_usage(found, "late", row)
         for row in await _read(conn, _RERATED, named):
             _add_usage(found, row.line_kind, row)

@@ -42,8 +42,8 @@ def _usage(component: str) -> str:
         SELECT id, request_id, key, admitted_at, quantity, amount_pico FROM (
             SELECT u.id, u.request_id, u.key, u.admitted_at, {component} AS quantity,
                 coalesce(r.{amount}, u.{amount}) AS amount_pico,
-                {", ".join(f"u.{name}" for name in INPUTS)}, coalesce(r.prices, u.prices) AS prices
-            FROM usage_events u LEFT JOIN (
+                {", ".join(f"u.{name}" for name in INPUTS)}, coalesce(r.prices, p.prices) AS prices
+            FROM usage_events u JOIN price_sets p ON p.id = u.price_set LEFT JOIN (
                 SELECT DISTINCT ON (event_id) event_id, prices, {amount} FROM event_ratings
                 WHERE org_id = :org AND seq < :cutoff ORDER BY event_id, number DESC
             ) r ON r.event_id = u.id

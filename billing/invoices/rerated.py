@@ -32,10 +32,11 @@ SIDES = f"""
             CASE WHEN u.admitted_at >= :start THEN 'usage' WHEN u.seq >= :since THEN 'late'
                 ELSE 'correction' END AS line_kind,
             {", ".join(f"u.{name}" for name in COMPONENTS)},
-            coalesce(b.prices, u.prices) AS prices_before, r.prices AS prices_after,
+            coalesce(b.prices, p.prices) AS prices_before, r.prices AS prices_after,
             {", ".join(f"coalesce(b.{name}, u.{name}) AS {name}_before" for name in AMOUNTS)},
             {", ".join(f"r.{name} AS {name}_after" for name in AMOUNTS)}
         FROM event_ratings r JOIN usage_events u ON u.id = r.event_id
+            JOIN price_sets p ON p.id = u.price_set
             LEFT JOIN event_ratings b ON b.event_id = r.event_id AND b.number = r.number - 1
         WHERE r.org_id = :org AND u.kind = 'usage' AND r.seq < :cutoff AND r.admitted_at < :end
             AND (r.admitted_at >= :start OR r.seq >= :since)

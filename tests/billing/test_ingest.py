@@ -203,6 +203,7 @@ async def test_what_was_booked_cannot_change(db: AsyncEngine) -> None:
         ("UPDATE usage_hourly SET output = output + 1", "hour's tokens"),
         ("DELETE FROM usage_hourly", "hour's tokens"),
         ("UPDATE usage_hourly SET output_pico = output_pico + 1", "hour's money"),
+        ("UPDATE usage_charges SET output_requests = 2", "hour's charges"),
         ("UPDATE usage_daily SET output = output + 1", "day differs from its hours"),
         (
             "ALTER TABLE transfers DISABLE TRIGGER USER;UPDATE transfers SET amount_pico = 1",

@@ -42,6 +42,7 @@ HIDDEN = {
     "alembic_version": "the owner's own: which migrations ran",
     "price_keys": "what one tenant has agreed upon is no other's business",
     "price_rules": "what one tenant has agreed upon is no other's business",
+    "price_sets": "what one tenant has agreed upon is no other's business",
     "prices": "what one tenant has agreed upon is no other's business",
     "accounts": "the books of the house speak of all tenants",
     "balances": "the books of the house speak of all tenants",

@@ -29,6 +29,7 @@ LITERALS = {
     "timestamp with time zone": "now() + interval '1 hour'",
     "jsonb": "'{{}}'",
     "bytea": "convert_to('{label}', 'UTF8')",
+    "uuid": "md5('{label}')::uuid",
     "text[]": "ARRAY['{label}']",
     "inet": "'127.0.0.1'",
     "cidr[]": "'{{}}'",

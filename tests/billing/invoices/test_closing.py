@@ -81,6 +81,26 @@ async def test_an_invoice_is_the_sum_of_its_events(db: AsyncEngine) -> None:
     await assert_books_agree(db)
 
 
+async def test_an_hour_that_a_draft_covers_is_added_to_no_more(db: AsyncEngine) -> None:
+    await open_account(db, timezone="Asia/Kathmandu")  # midnight is at a quarter past
+    midnight = at(2026, 10, 31, 18, 15)
+    moments = [midnight - timedelta(minutes=minutes) for minutes in (1, 30, 61)]
+    await book(db, *(tokens(each, 1, 7) for each in moments))
+    draft = await close(db, org_id=ORG, now=midnight)
+    while draft is not None and draft.period_end < midnight:
+        await finalize(db, org_id=ORG, invoice_id=draft.id, now=midnight)
+        draft = await close(db, org_id=ORG, now=midnight)
+    assert draft is not None and draft.exact_pico == 21
+    await book(db, *(tokens(each, 1, 11) for each in moments), tokens(midnight, 1, 5))
+    async with db.connect() as conn:
+        kept = await conn.execute(sa.text("SELECT sum(output_pico) FROM usage_charges"))
+        late = await conn.execute(sa.text("SELECT sum(output_pico) FROM usage_events WHERE late"))
+        assert (kept.scalar_one(), late.scalar_one()) == (21 + 5, 33)
+    final = await finalize(db, org_id=ORG, invoice_id=draft.id, now=midnight + timedelta(days=3))
+    assert final.exact_pico == 21 + 33
+    await assert_books_agree(db)
+
+
 async def test_a_new_price_in_mid_period_is_a_line_of_its_own(db: AsyncEngine) -> None:
     await open_account(db)
     await book(db, tokens(at(2026, 9, 2), 3, 7), tokens(at(2026, 9, 9), 5, 11))

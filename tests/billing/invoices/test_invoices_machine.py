@@ -59,6 +59,7 @@ TABLES = (
     *("invoice_lines", "invoices", "invoice_counters", "billing_accounts", "transfers", "balances"),
     *("accounts", "usage_events", "usage_hourly", "usage_daily", "event_ratings", "reratings"),
     *("credit_grants", "credit_lines", "credit_leases", "credit_burns", "unpaid_usage"),
+    *("usage_charges", "price_sets"),
 )
 
 
