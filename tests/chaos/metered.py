@@ -1,9 +1,10 @@
-"""What `metering` kills: gateways as far as they meter, and shippers without clients.
+"""What `metering` kills: gateways as far as they meter, shippers without clients, and who invoices.
 
 A gateway is here a spool, its shipper and clients whose attempts open, checkpoint and close; a
-shipper adopts what dead gateways leave. What a client was told stands in a journal, which outlives
-the kill. All is real but the tokens: how many there are follows from the attempt's id (`Plan`), so
-that every row of the books can be judged on its own.
+shipper adopts what dead gateways leave; an invoicer drafts and finalizes. What a client was told
+stands in a journal, which outlives the kill. All is real but the tokens, of which there are as many
+as follow from the attempt's id (`Plan`), so that every row of the books can be judged on its own,
+and the calendar: four days pass in a second, so that months end while all is killed.
 
 Above: `metering`, which begins these in processes of their own. Below: `billing`.
 """
@@ -18,6 +19,9 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,6 +30,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing import worker
 from billing.events import COMPONENTS, Attempt, Price, Quantities, UsageEvent
 from billing.ingest import ingest
+from billing.invoices.accounts import Terms
+from billing.invoices.invoicer import Invoicer
 from billing.reconcile import settle_late
 from billing.spool import Spool
 from billing.worker import Alarms, OnBooked, Shipper
@@ -36,11 +42,28 @@ from gateway.ids import uuid7
 
 GATEWAYS = ("gateway-0", "gateway-1")
 SHIPPERS = ("shipper-0",)
+INVOICERS = ("invoicer-0",)
 CLIENTS = 12
 """Of each gateway."""
 THINK_S = 0.01
 SEGMENT_BYTES = 60_000
-PRICES = {name: Price(f"penny:{name}:1", 1 + 7 * n) for n, name in enumerate(COMPONENTS)}
+PRICES = {
+    name: Price(f"penny:{name}:1", 1_000_003 * (1 + 7 * n)) for n, name in enumerate(COMPONENTS)
+}
+BEGINNING = datetime(2024, 1, 30, tzinfo=UTC)
+"""Soon before a leap day, and nights of 23 and 25 hours."""
+PACE = 4 * 24 * 3600
+"""Seconds of the calendar that pass in one of ours."""
+BEHIND_S = {"gateway-1": 20 * 24 * 3600.0}
+"""By whose clock it is earlier: what it books comes too late for the month that it was used in."""
+INVOICE_INTERVAL_S = 0.2
+ACCOUNTS = {
+    "org_0": Terms(grace_hours=0),
+    "org_1": Terms(timezone="America/New_York", billing_day=31, grace_hours=0),
+    "org_2": Terms(timezone="Asia/Kathmandu", billing_day=15, grace_hours=24, currency="JPY"),
+    "org_3": Terms(timezone="Pacific/Apia", issuer="HOUSE", grace_hours=48),
+    "org_4": Terms(timezone="America/Havana", billing_day=10, grace_hours=0, issuer="HOUSE"),
+}
 
 
 class Plan:
@@ -48,7 +71,7 @@ class Plan:
 
     def __init__(self, attempt_id: str) -> None:
         rng = random.Random(attempt_id)
-        self.org, self.model = f"org_{rng.randrange(5)}", f"m{rng.randrange(3)}"
+        self.org, self.model = rng.choice(list(ACCOUNTS)), f"m{rng.randrange(3)}"
         read = Quantities(uncached_input=rng.randrange(1, 900), cache_read=16 * rng.randrange(9))
         self.steps = [msgspec.structs.replace(read, output=n) for n in range(rng.randrange(4))]
         """Its checkpoints."""
@@ -65,6 +88,8 @@ class Site(msgspec.Struct, frozen=True):
     """Where the processes of one run meet."""
 
     home: Home
+    began_at: float
+    """By our clock."""
     saves_early: bool
     """The planted bug: the offset is saved before the commit."""
 
@@ -75,6 +100,11 @@ class Site(msgspec.Struct, frozen=True):
     def journal(self, name: str) -> Path:
         return self.home.logs / f"{name}.journal"
 
+    def now(self, name: str = "") -> float:
+        """By the calendar of the run, as a process has it; in Unix seconds."""
+        passed = PACE * (time.time() - self.began_at)
+        return BEGINNING.timestamp() + passed - BEHIND_S.get(name, 0)
+
 
 def run_process(site: Site, name: str) -> None:
     """The life of one, until it is killed or told to stop."""
@@ -83,15 +113,14 @@ def run_process(site: Site, name: str) -> None:
     if site.saves_early:
         worker.ship_batch = ship_early
     try:
-        asyncio.run(live(site, name))
+        asyncio.run(invoice(site) if name in INVOICERS else live(site, name))
     except Exception as error:
         print(f"{name}: {error!r}", file=sys.stderr, flush=True)
         raise
 
 
 async def live(site: Site, name: str) -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    stop = told_to_stop()
     db = create_engine(site.database_url)
     spool = await Spool.open(site.home.spool / name, segment_bytes=SEGMENT_BYTES)
     adopts = site.home.spool if name in SHIPPERS else None
@@ -99,18 +128,41 @@ async def live(site: Site, name: str) -> None:
     shipper.start()
     journal = os.open(site.journal(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     clients = CLIENTS if name in GATEWAYS else 0
-    use = [asyncio.create_task(be_client(spool, journal, stop)) for _ in range(clients)]
-    parent = multiprocessing.parent_process()
-    while not stop.is_set() and parent is not None and parent.is_alive():
-        await asyncio.sleep(0.1)
-    stop.set()
+    clock = partial(site.now, name)
+    use = [asyncio.create_task(be_client(clock, spool, journal, stop)) for _ in range(clients)]
+    await until_stopped(stop)
     await asyncio.gather(*use)
     await shipper.stop()
     await spool.shutdown()
     await db.dispose()
 
 
-async def be_client(spool: Spool, journal: int, stop: asyncio.Event) -> None:
+async def invoice(site: Site) -> None:
+    stop = told_to_stop()
+    db = create_engine(site.database_url)
+    invoicer = Invoicer(db, interval_s=INVOICE_INTERVAL_S, wall_clock=site.now)
+    invoicer.start()
+    await until_stopped(stop)
+    await invoicer.close()
+    await db.dispose()
+
+
+def told_to_stop() -> asyncio.Event:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    return stop
+
+
+async def until_stopped(stop: asyncio.Event) -> None:
+    parent = multiprocessing.parent_process()
+    while not stop.is_set() and parent is not None and parent.is_alive():
+        await asyncio.sleep(0.1)
+    stop.set()
+
+
+async def be_client(
+    clock: Callable[[], float], spool: Spool, journal: int, stop: asyncio.Event
+) -> None:
     """Ask again and again, and note what was asked before it is, and what was answered after."""
     while not stop.is_set():
         attempt_id = str(uuid7())
@@ -124,7 +176,7 @@ async def be_client(spool: Spool, journal: int, stop: asyncio.Event) -> None:
             key=f"key_{plan.org}",
             model=plan.model,
             prices=PRICES,
-            admitted_at=time.time(),
+            admitted_at=clock(),
         )
         spool.attempt_opened(attempt)
         for step in plan.steps:
@@ -134,7 +186,7 @@ async def be_client(spool: Spool, journal: int, stop: asyncio.Event) -> None:
             await spool.void(attempt_id)
         else:
             await spool.close(
-                UsageEvent(attempt=attempt, quantities=plan.bill, occurred_at=time.time())
+                UsageEvent(attempt=attempt, quantities=plan.bill, occurred_at=clock())
             )
             os.write(journal, f"answered {attempt_id}\n".encode())
         await asyncio.sleep(THINK_S)

@@ -1,4 +1,5 @@
-"""Gateways, shippers and Postgres, killed at random while usage flows; and what the books owe then.
+"""Gateways, shippers, who invoices and Postgres, killed at random while usage flows and months end;
+and what books and invoices say then.
 
     python -m tests.chaos.metering [--kills 1000] [--seed 1]
 
@@ -17,31 +18,49 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing import ledger
+from billing.currency import USD
 from billing.events import COMPONENTS, Quantities
+from billing.invoices import proof
+from billing.invoices.accounts import add_rate, set_account
+from billing.invoices.invoicer import Invoicer
 from billing.rating import rate
-from billing.tables import AMOUNTS
+from billing.tables import AMOUNTS, EPOCH, to_moment
 from billing.worker import Alarms, adopt
 from gateway import embedded
 from gateway.children import Child
 from gateway.db import create_engine
 from gateway.home import Home
 from migrations.runner import migrate
-from tests.chaos.metered import GATEWAYS, PRICES, SHIPPERS, Plan, Site, run_process
+from tests.chaos.metered import (
+    ACCOUNTS,
+    GATEWAYS,
+    INVOICERS,
+    PRICES,
+    SHIPPERS,
+    Plan,
+    Site,
+    run_process,
+)
 
 POSTGRES = "postgres"
-VICTIMS = (*GATEWAYS, *GATEWAYS, *SHIPPERS, POSTGRES, POSTGRES)
+VICTIMS = (*GATEWAYS, *GATEWAYS, *SHIPPERS, *INVOICERS, POSTGRES, POSTGRES)
 BETWEEN_KILLS_S = (0.05, 0.2)
 PROGRESS_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
+LONG_ENOUGH = timedelta(days=70)
+"""After the last event its period has ended, and so has its grace."""
 MEMORY = Path("/dev/shm")
 """A kill takes what a process holds and leaves the disk; this one is as good, and fast."""
 ROOM_BYTES = 1 << 30
@@ -62,8 +81,23 @@ class Arena:
     async def start(self) -> None:
         self._postgres = await embedded.start_postgres(self.site.home)
         await migrate(self.site.database_url)
-        for name in (*GATEWAYS, *SHIPPERS):
+        await self._open_accounts()
+        for name in (*GATEWAYS, *SHIPPERS, *INVOICERS):
             self._begin(name)
+
+    async def _open_accounts(self) -> None:
+        db = create_engine(self.site.database_url)
+        async with db.begin() as conn:
+            for org_id, terms in ACCOUNTS.items():
+                known = sa.text("INSERT INTO orgs (id, name) VALUES (:org, :org)")
+                await conn.execute(known, {"org": org_id})
+                now = to_moment(self.site.now())
+                await set_account(conn, org_id=org_id, terms=terms, now=now)
+            for currency in {terms.currency for terms in ACCOUNTS.values()} - {USD}:
+                await add_rate(
+                    conn, currency=currency, usd_per_unit="0.0066", valid_from=EPOCH, source="here"
+                )
+        await db.dispose()
 
     def _begin(self, name: str) -> None:
         process = self._context.Process(target=run_process, args=(self.site, name), daemon=True)
@@ -115,7 +149,8 @@ class Arena:
                 await asyncio.sleep(0.01)
 
     async def finish(self) -> None:
-        """Everybody leaves, and what lies in the spools is shipped."""
+        """Everybody leaves, what lies in the spools is shipped, and all that was used is
+        invoiced."""
         for process in self._processes.values():
             process.terminate()
         for name, process in self._processes.items():
@@ -126,6 +161,8 @@ class Arena:
         await until_it_answers(db)
         for lock in sorted(self.site.home.spool.glob("*/lock")):
             await adopt(db, lock.parent, Alarms(), lambda events: None)
+        later = self.site.now() + LONG_ENOUGH.total_seconds()
+        await Invoicer(db, wall_clock=lambda: later).look()
         await db.dispose()
 
     async def clean_up(self) -> None:
@@ -152,6 +189,9 @@ async def until_it_answers(db: AsyncEngine) -> None:
 class Verdict(msgspec.Struct, kw_only=True):
     answered: int = 0
     recovered: int = 0
+    invoices: int = 0
+    late: int = 0
+    """Lines of invoices, of what came when its period had been invoiced."""
     killed: dict[str, int] = {}
     lost: list[str] = []
     """Answered, and not in the books."""
@@ -166,11 +206,26 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 
 SUMS = {
-    "ledger": "SELECT substr(debit, 12), sum(amount_pico) FROM transfers GROUP BY 1",
-    "balances": "SELECT substr(account, 12), debits_pico FROM balances WHERE debits_pico > 0",
+    "ledger": """
+        SELECT substr(debit, 12), sum(amount_pico) FROM transfers WHERE kind = 'usage' GROUP BY 1
+    """,
+    "balances": """
+        SELECT substr(account, 12), debits_pico - credits_pico + (
+            SELECT coalesce(sum(residual_pico), 0) FROM invoices WHERE account LIKE '%:' || org_id)
+        FROM balances WHERE account LIKE 'receivable:%'
+    """,
     "rollups": f"SELECT org, sum({' + '.join(AMOUNTS)}) FROM usage_hourly GROUP BY 1",
+    "lines of invoices": "SELECT org_id, sum(exact_pico) FROM invoice_lines GROUP BY 1",
+    "final invoices": """
+        SELECT org_id, sum(total_coins * coin_pico + residual_pico) FROM invoices
+        WHERE state <> 'draft' GROUP BY 1
+    """,
 }
-"""What each org owes, said three times."""
+"""What each org owes, said five times; its balance without what its invoices were rounded by."""
+INVOICED = "SELECT org_id, model, component, sum(quantity) FROM invoice_lines GROUP BY 1, 2, 3"
+LATE = "SELECT count(*) FROM invoice_lines WHERE kind = 'late'"
+FINAL = "SELECT count(*) FROM invoices WHERE state <> 'draft'"
+Rows = Sequence[sa.Row[Any]]
 
 
 async def judge(site: Site) -> Verdict:
@@ -181,32 +236,50 @@ async def judge(site: Site) -> Verdict:
     db = create_engine(site.database_url)
     async with db.connect() as connection:
         rows = (await connection.execute(sa.text("SELECT * FROM usage_events"))).all()
-        owed: Counter[str] = Counter()
-        for row in rows:
-            owed[row.org] += rate(quantities_of(row), PRICES).amount_pico
-        wrong = []
-        for what, query in SUMS.items():
-            found = {org: int(sum_) for org, sum_ in await connection.execute(sa.text(query))}
-            if found != +owed:
-                wrong.append(f"{what}: {found} instead of {dict(+owed)}")
+        wrong = await differences(connection, rows)
         conflicts = await connection.scalars(sa.text("SELECT event_id FROM usage_conflicts"))
         wrong += [f"{event_id} came with other content" for event_id in conflicts]
-    wrong += await ledger.check(db)
+        counts = [await connection.scalar(sa.text(query)) for query in (FINAL, LATE)]
+    wrong += await ledger.check(db) + await proof.check(db)
     await db.dispose()
     return Verdict(
         answered=len(answered),
         recovered=sum(row.finish == "recovered" for row in rows),
+        invoices=counts[0],
+        late=counts[1],
         lost=sorted(answered - {row.id for row in rows}),
         phantom=[row.id for row in rows if row.id not in asked or not is_due(row, answered)],
         wrong=wrong,
     )
 
 
-def quantities_of(row: sa.Row[tuple[object, ...]]) -> Quantities:
+async def differences(connection: AsyncConnection, rows: Rows) -> list[str]:
+    """Between what the events come to, one by one, and what is said of them together."""
+    owed: Counter[str] = Counter()
+    used: Counter[tuple[str, str, str]] = Counter()
+    for row in rows:
+        quantities = quantities_of(row)
+        owed[row.org] += rate(quantities, PRICES).amount_pico
+        used.update({(row.org, row.model, it): getattr(quantities, it) for it in COMPONENTS})
+    wrong = []
+    for what, query in SUMS.items():
+        found = {org: int(sum_) for org, sum_ in await connection.execute(sa.text(query)) if sum_}
+        if found != +owed:
+            wrong.append(f"{what}: {found} instead of {dict(+owed)}")
+    invoiced = {
+        (org, model, component): int(quantity)
+        for org, model, component, quantity in await connection.execute(sa.text(INVOICED))
+    }
+    if invoiced != +used:
+        wrong.append(f"tokens on invoices: {invoiced} instead of {dict(+used)}")
+    return wrong
+
+
+def quantities_of(row: sa.Row[Any]) -> Quantities:
     return Quantities(**{name: row._mapping[name] for name in COMPONENTS})
 
 
-def is_due(row: sa.Row[tuple[object, ...]], answered: set[str]) -> bool:
+def is_due(row: sa.Row[Any], answered: set[str]) -> bool:
     """Whether the attempt may be billed so; one that was answered only as it was answered."""
     plan, used = Plan(row.id), quantities_of(row)
     if row.id in answered and row.finish != "done":
@@ -219,7 +292,7 @@ async def run(kills: int, *, seed: int, saves_early: bool = False) -> Verdict:
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM_BYTES
     parent = MEMORY if roomy else None
     folder = Path(tempfile.mkdtemp(prefix="tg-chaos-", dir=parent))
-    site = Site(Home(folder), saves_early)
+    site = Site(Home(folder), time.time(), saves_early)
     site.home.create()
     arena = Arena(site, random.Random(seed))
     try:

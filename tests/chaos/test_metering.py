@@ -1,10 +1,11 @@
-"""What was answered is in the books once, whatever was killed; and a harness that would tell."""
+"""What was answered is in books and invoices once, whatever was killed; and a harness that would
+tell."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.chaos.metered import GATEWAYS, SHIPPERS
+from tests.chaos.metered import ACCOUNTS, GATEWAYS, INVOICERS, SHIPPERS
 from tests.chaos.metering import POSTGRES, run
 
 pytestmark = pytest.mark.slow
@@ -17,8 +18,9 @@ async def test_a_hundred_kills_lose_nothing_double_nothing_and_invent_nothing() 
     verdict = await run(KILLS, seed=6)
     assert (verdict.lost, verdict.phantom, verdict.wrong) == ([], [], [])
     assert sum(verdict.killed.values()) >= KILLS
-    assert verdict.killed.keys() == {*GATEWAYS, *SHIPPERS, POSTGRES}
+    assert verdict.killed.keys() == {*GATEWAYS, *SHIPPERS, *INVOICERS, POSTGRES}
     assert verdict.answered > 10 * KILLS and verdict.recovered > 0
+    assert verdict.invoices > 2 * len(ACCOUNTS) and verdict.late > 0
 
 
 async def test_an_offset_that_is_saved_before_the_commit_is_caught() -> None:
