@@ -34,11 +34,13 @@ OCTOBER, NOVEMBER, DECEMBER, JANUARY = (
 )
 
 
-async def open_account(db: AsyncEngine, org: str = ORG, **terms: Any) -> None:
+async def open_account(
+    db: AsyncEngine, org: str = ORG, *, now: datetime = ACCOUNT_MADE, **terms: Any
+) -> None:
     async with db.begin() as conn:
         known = sa.text("INSERT INTO orgs (id, name) VALUES (:org, :org) ON CONFLICT DO NOTHING")
         await conn.execute(known, {"org": org})
-        await set_account(conn, org_id=org, terms=Terms(**terms), now=ACCOUNT_MADE)
+        await set_account(conn, org_id=org, terms=Terms(**terms), now=now)
 
 
 def used(
