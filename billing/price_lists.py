@@ -72,6 +72,8 @@ from billing.price_entries import (
 WHOLE_BPS = 10_000
 MAX_QUANTITY = 2**62
 MAX_AMOUNT_PICO = 10**15 * PICO_PER_USD
+DISCOUNTED = "@"
+"""In an id: behind it which list's, and from when on. No list's name has one."""
 ListName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Quantity = Annotated[int, Meta(ge=1, le=MAX_QUANTITY)]
 
@@ -204,7 +206,7 @@ def _discounted(
     ends = [*(begin for _, begin in stretches[1:]), entry.valid_to]
     for (discount, begin), end in zip(stretches, ends, strict=True):
         if discount is not None:
-            price_id = f"{price.price_id}@{price_list}:{moment_text(begin)}"
+            price_id = f"{price.price_id}{DISCOUNTED}{price_list}:{moment_text(begin)}"
             yield msgspec.structs.replace(
                 entry,
                 price_list=price_list,
@@ -213,6 +215,12 @@ def _discounted(
                 prices={component: Price(price_id, discount.of(price))},
                 where=discount.where,
             )
+
+
+def undiscounted(price_id: str) -> str | None:
+    """The id of the price that everybody pays; None: it is that already."""
+    of_all, found, _ = price_id.rpartition(DISCOUNTED)
+    return of_all if found else None
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

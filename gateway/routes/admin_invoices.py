@@ -6,22 +6,15 @@ administration of an org reads its invoices; an operator names another org by `o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import msgspec
 import sqlalchemy as sa
 from litestar import Request, Response, get
 from litestar.params import FromPath
 from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.invoices.documents.document import Document, read_document
-from billing.invoices.documents.focus import focus_as_csv
-from billing.invoices.documents.journal import to_beancount, to_hledger
-from billing.invoices.documents.paper import to_pdf
-from billing.invoices.documents.tables import lines_as_csv
 from billing.invoices.drilldown import behind, hours_of, requests_of
 from billing.invoices.invoice import (
     Invoice,
@@ -42,18 +35,17 @@ from gateway.fleet.errors import BadField
 from gateway.principal import Principal
 from gateway.routes.access import needs, services
 from gateway.routes.admin_spend_caps import OrgQuery, in_org, org_of
-from gateway.routes.conditional import JSON, answer
+from gateway.routes.conditional import answer
+from gateway.routes.invoice_exports import SAID, Format, exported
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.routes.problem import MEDIA_TYPE, Problem
 from gateway.wire.admin_invoices import (
     HourView,
-    InvoiceDocument,
     InvoiceView,
     LineView,
     RequestView,
-    to_document,
     to_line_view,
     to_view,
 )
@@ -65,17 +57,6 @@ INVOICE = "/v1/admin/invoices/{invoice_id:str}"
 LINE = INVOICE + "/lines/{line_id:str}"
 HOUR_FORM = "%Y-%m-%dT%HZ"
 Hour = Annotated[str, Meta(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])-([0-2][0-9])T([01][0-9]|2[0-3])Z\Z")]
-CSV = "text/csv"
-Export = Callable[[Document], tuple[str, bytes]]
-"""Media type and bytes."""
-EXPORTS: dict[str, Export] = {
-    "json": lambda it: (JSON, msgspec.json.encode(to_document(it))),
-    "csv": lambda it: (CSV, lines_as_csv(it).encode()),
-    "pdf": lambda it: ("application/pdf", to_pdf(it)),
-    "focus": lambda it: (CSV, focus_as_csv(it).encode()),
-    "beancount": lambda it: ("text/x-beancount", to_beancount([it]).encode()),
-    "hledger": lambda it: ("text/x-hledger", to_hledger([it]).encode()),
-}
 Asked = Request[Principal, Any, Any]
 
 
@@ -86,7 +67,7 @@ class InvoicesQuery(PageQuery):
 
 
 class ExportQuery(OrgQuery):
-    format: Literal["json", "csv", "pdf", "focus", "beancount", "hledger"] = "json"
+    format: Format = "json"
 
 
 class RequestsQuery(InvoicesQuery):
@@ -226,29 +207,21 @@ async def list_requests(
     INVOICE + "/export",
     opt=needs(SCOPE_ADMIN_READ),
     tags=TAGS,
-    summary="A final invoice as a document: JSON, CSV, PDF, FOCUS rows, a journal",
+    summary="A final invoice as a document: JSON, CSV, PDF, FOCUS rows, Parquet, a journal",
     operation_class=describes(
         query=ExportQuery,
         said={
-            200: {
-                JSON: InvoiceDocument,
-                CSV: str,
-                "application/pdf": str,
-                "text/x-beancount": str,
-                "text/x-hledger": str,
-            },
+            200: SAID,
             409: {MEDIA_TYPE: Problem},
         },
     ),
 )
-async def export(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]:
+async def export(request: Asked, invoice_id: FromPath[str]) -> Response[Any]:
     query = parse_query(request.url.query, ExportQuery)
     org_id, _ = org_of(request, query.org_id)
     check_id("invoice_id", invoice_id)
-    async with services(request).system_db.connect() as conn:
-        document = await read_document(conn, org_id=org_id, invoice_id=invoice_id)
-    media_type, made = EXPORTS[query.format](document)
-    return Response(made, media_type=media_type)
+    db = services(request).system_db
+    return await exported(db, org_id=org_id, invoice_id=invoice_id, format=query.format)
 
 
 def to_hour(text: str) -> datetime:

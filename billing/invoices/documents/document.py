@@ -1,28 +1,45 @@
 """A final invoice with all that belongs to it: what documents are made of.
 
-Above: the documents beside it, the gateway's exports. Below: `invoice`, `collection`.
+Above: the documents beside it, the gateway's exports. Below: `invoice`, `collection`. A `Document`
+is all of it at once, for what is read as a whole; tables take its `Bill` and page by page its
+lines, which no longer change, so that nobody holds a connection or a long invoice meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.currency import format_coins
 from billing.errors import InvoicingConflict
 from billing.invoices.collection import CreditNote, Payment, notes_of, payments_of
-from billing.invoices.invoice import Invoice, Line, amounts_of, get_invoice, get_lines
+from billing.invoices.invoice import (
+    Invoice,
+    Line,
+    amounts_of,
+    get_invoice,
+    get_lines,
+    lines_of,
+    to_line,
+)
 from billing.invoices.states import DRAFT, Amounts
+from billing.invoices.tables import invoice_lines
+from billing.price_lists import undiscounted
+from billing.tables import prices
+
+PAGE_LINES = 1000
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True):
+class Bill(msgspec.Struct, frozen=True, kw_only=True):
+    """Without its lines."""
+
     invoice: Invoice
-    lines: list[Line]
-    amounts: Amounts
-    notes: list[CreditNote]
-    payments: list[Payment]
+    org_name: str
+    project_names: Mapping[str, str]
 
     @property
     def number(self) -> str:
@@ -45,18 +62,72 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         return format_coins(coins, self.invoice.currency)
 
 
-async def read_document(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> Document:
+class Document(Bill, frozen=True, kw_only=True):
+    lines: list[Line]
+    amounts: Amounts
+    notes: list[CreditNote]
+    payments: list[Payment]
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    lines: Sequence[Line]
+    list_pico: Mapping[str, int]
+    """What everybody pays for a token, by the id of the price that the org pays; of discounts."""
+
+
+_NAMES = sa.text("""
+    SELECT '' AS id, name FROM orgs WHERE id = :org_id
+    UNION ALL SELECT id, name FROM projects WHERE org_id = :org_id
+""")
+
+
+async def read_bill(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> Bill:
     """Raises: NoInvoice; InvoicingConflict of a draft."""
     invoice = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)
     if invoice.state == DRAFT:
         raise InvoicingConflict("invoice_id", "it is a draft")
+    names = {row.id: row.name for row in await conn.execute(_NAMES, {"org_id": org_id})}
+    return Bill(invoice=invoice, org_name=names.pop("", org_id), project_names=names)
+
+
+async def read_document(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> Document:
+    """Raises: as `read_bill`."""
+    bill = await read_bill(conn, org_id=org_id, invoice_id=invoice_id)
     return Document(
-        invoice=invoice,
+        invoice=bill.invoice,
+        org_name=bill.org_name,
+        project_names=bill.project_names,
         lines=await get_lines(conn, org_id=org_id, invoice_id=invoice_id),
-        amounts=await amounts_of(conn, invoice),
+        amounts=await amounts_of(conn, bill.invoice),
         notes=await notes_of(conn, org_id=org_id, invoice_id=invoice_id),
         payments=await payments_of(conn, org_id=org_id, invoice_id=invoice_id),
     )
+
+
+async def read_pages(db: AsyncEngine, bill: Bill) -> AsyncIterator[Page]:
+    """All lines, in order."""
+    own, after = invoice_lines.c.position, 0
+    following = lines_of(bill.invoice.org_id, bill.invoice.id).order_by(own).limit(PAGE_LINES)
+    while True:
+        async with db.connect() as conn:
+            found = await conn.execute(following.where(own > after))
+            lines = [to_line(row) for row in found]
+            list_pico = await _list_prices(conn, lines)
+        if not lines:
+            return
+        yield Page(lines=lines, list_pico=list_pico)
+        after = lines[-1].position
+
+
+async def _list_prices(conn: AsyncConnection, lines: Sequence[Line]) -> dict[str, int]:
+    listed = {line.price_id: undiscounted(line.price_id) for line in lines}
+    wanted = {found for found in listed.values() if found is not None}
+    if not wanted:
+        return {}
+    own = prices.c
+    found = sa.select(own.price_id, own.pico_per_token).where(own.price_id.in_(wanted))
+    pico = {row.price_id: row.pico_per_token for row in await conn.execute(found)}
+    return {paid: pico[of] for paid, of in listed.items() if of in pico}
 
 
 def moment(at: datetime) -> str:

@@ -1,21 +1,31 @@
 """Cost rows of FOCUS 1.2 (FinOps Open Cost and Usage Specification), one for each line.
 
-Above: the gateway's exports. Below: `document`. All 57 columns of version 1.2, in the order of
-their names; what this house does not have, such as regions, is null. `BilledCost` is what was
-rounded, so its sum is the invoice; list, contracted and effective cost are exact, in USD to the
-pico, in other currencies to 18 places. Prices are in USD (`PricingCurrency`).
+Above: the gateway's exports, `parquet`. Below: `document`. All 57 columns of version 1.2, in the
+order of their names; what this house does not have, such as regions, is null. `BilledCost` is what
+was rounded, so its sum is the invoice; list, contracted and effective cost are exact, in USD to the
+pico, in other currencies to 18 places. Prices are in USD (`PricingCurrency`); the list's are those
+that everybody pays, the contracted ones those that were booked. What came late for a period that
+was invoiced, or corrects one, is a correction there; what corrects the period itself, and what the
+terms of a whole period come to, is an adjustment. Who issues the invoice is who provides: a row of
+another provider would say that it is to be paid elsewhere, and cost nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 from decimal import ROUND_HALF_EVEN, Context, Decimal
+from typing import IO
+
+import msgspec
 
 from billing.currency import USD, exponent_of
 from billing.events import CALLS
-from billing.invoices.documents.document import Document, moment
-from billing.invoices.documents.tables import inert, to_csv
+from billing.invoices.documents.document import Bill, Page, moment
+from billing.invoices.documents.tables import inert, write_csv
 from billing.invoices.invoice import Line
-from billing.money import Pico, format_usd
+from billing.money import Pico, to_decimal
+from billing.tables import EPOCH
 
 VERSION = "1.2"
 COLUMNS = (
@@ -34,106 +44,135 @@ COLUMNS = (
     *("ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId", "SkuMeter"),
     *("SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName", "SubAccountType", "Tags"),
 )
-PROVIDER = "Tollgate"
-PLACES = Decimal("1e-18")
+NUMBERS = frozenset(it for it in COLUMNS if it.endswith(("Cost", "UnitPrice", "Quantity")))
+MOMENTS = frozenset(it for it in COLUMNS if it.endswith(("PeriodStart", "PeriodEnd")))
+"""The others are texts."""
+MADE_UP = ("Sku", "SubAccount", "Resource", "ChargeDescription", "BillingAccount")
+"""Columns that begin so hold what tenants name."""
+NUM_PLACES = 18
+PLACES = Decimal(1).scaleb(-NUM_PLACES)
 EXACT = Context(prec=80, rounding=ROUND_HALF_EVEN)
+Value = str | Decimal | datetime | None
 
 
-def focus_rows(document: Document) -> list[dict[str, str | None]]:
+def focus_rows(bill: Bill, page: Page) -> Iterator[dict[str, Value]]:
     """Every column of COLUMNS; None: null."""
-    return [_row(document, line) for line in document.lines]
+    return (_row(bill, line, page.list_pico.get(line.price_id)) for line in page.lines)
 
 
-def focus_as_csv(document: Document) -> str:
-    rows = [
-        [inert(value) if text else value for value, text in _cells(row)]
-        for row in focus_rows(document)
-    ]
-    return to_csv(COLUMNS, rows)
+def write_focus(bill: Bill, pages: Iterable[Page], file: IO[bytes]) -> None:
+    """As CSV."""
+    rows = (row for page in pages for row in focus_rows(bill, page))
+    write_csv(COLUMNS, map(_cells, rows), file)
 
 
-def _cells(row: dict[str, str | None]) -> list[tuple[str, bool]]:
-    """With whether it is a text that somebody made up."""
-    made_up = ("Sku", "SubAccount", "Resource", "ChargeDescription")
-    return [(row[name] or "", name.startswith(made_up)) for name in COLUMNS]
+def _cells(row: dict[str, Value]) -> list[str]:
+    return [_cell(name, to_text(row[name]) or "") for name in COLUMNS]
 
 
-def _row(document: Document, line: Line) -> dict[str, str | None]:
-    row: dict[str, str | None] = dict.fromkeys(COLUMNS)
-    invoice = document.invoice
-    cost = _billed(document, line.exact_pico)
+def _cell(name: str, text: str) -> str:
+    return inert(text) if name.startswith(MADE_UP) else text
+
+
+def to_text(value: Value) -> str | None:
+    match value:
+        case datetime():
+            return moment(value)
+        case Decimal():
+            return format(value, "f")
+    return value
+
+
+def _row(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
+    row: dict[str, Value] = dict.fromkeys(COLUMNS)
+    invoice = bill.invoice
+    cost = _cost(bill, line, line.pico_per_token)
     row |= {
-        "BilledCost": document.money(line.amount_coins),
+        "BilledCost": Decimal(bill.money(line.amount_coins)),
         "BillingAccountId": invoice.org_id,
-        "BillingAccountName": invoice.org_id,
+        "BillingAccountName": bill.org_name,
         "BillingAccountType": "Organization",
         "BillingCurrency": invoice.currency,
-        "BillingPeriodStart": moment(invoice.period_start),
-        "BillingPeriodEnd": moment(invoice.period_end),
-        "ChargePeriodStart": moment(line.usage_start),
-        "ChargePeriodEnd": moment(line.usage_end),
-        "ListCost": cost,
+        "BillingPeriodStart": invoice.period_start,
+        "BillingPeriodEnd": invoice.period_end,
+        "ChargePeriodStart": line.usage_start,
+        "ChargePeriodEnd": line.usage_end,
+        "ListCost": cost if list_pico is None else _cost(bill, line, list_pico),
         "ContractedCost": cost,
         "EffectiveCost": cost,
-        "InvoiceId": document.number,
+        "InvoiceId": bill.number,
         "InvoiceIssuerName": invoice.issuer,
         "PricingCurrency": USD,
-        "PricingCurrencyEffectiveCost": format_usd(line.exact_pico),
-        "ProviderName": PROVIDER,
-        "PublisherName": PROVIDER,
+        "PricingCurrencyEffectiveCost": to_decimal(line.exact_pico),
+        "ProviderName": invoice.issuer,
+        "PublisherName": invoice.issuer,
         "ServiceCategory": "AI and Machine Learning",
         "ServiceSubcategory": "Generative AI",
         "ServiceName": "Inference",
         "ChargeDescription": f"{line.kind}: {line.model}, {line.tier}, {line.component}",
         "SubAccountId": line.project or None,
-        "SubAccountName": line.project or None,
+        "SubAccountName": bill.project_names.get(line.project),
         "SubAccountType": "Project" if line.project else None,
     }
-    return row | _charge(line) | (_metered(document, line) if line.quantity else {})
-
-
-def _charge(line: Line) -> dict[str, str | None]:
-    if line.kind == "adjustment":
-        return {"ChargeCategory": "Adjustment", "ChargeFrequency": "One-Time"}
-    of_usage: dict[str, str | None] = {
+    if _adjusts(bill, line):
+        return row | {"ChargeCategory": "Adjustment", "ChargeFrequency": "One-Time"}
+    row |= {
         "ChargeCategory": "Usage",
         "ChargeFrequency": "Usage-Based",
         "ResourceId": line.model,
         "ResourceName": line.model,
         "ResourceType": "Model",
     }
+    if _was_invoiced(bill, line):
+        row["ChargeClass"] = "Correction"
+    return row | _metered(bill, line, list_pico) if line.kind != "correction" else row
+
+
+def _was_invoiced(bill: Bill, line: Line) -> bool:
+    """The period that it is about; before the first one nothing was."""
+    return EPOCH < line.usage_start < bill.invoice.period_start
+
+
+def _adjusts(bill: Bill, line: Line) -> bool:
     if line.kind == "correction":
-        return of_usage | {"ChargeClass": "Correction"}
-    return of_usage | {"PricingCategory": "Standard"}
+        return not _was_invoiced(bill, line)
+    return line.kind == "adjustment"
 
 
-def _metered(document: Document, line: Line) -> dict[str, str | None]:
-    unit = "Calls" if line.component in CALLS else "Tokens"
-    found: dict[str, str | None] = {
-        "ConsumedQuantity": str(line.quantity),
+def _metered(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
+    unit, quantity = "Calls" if line.component in CALLS else "Tokens", Decimal(line.quantity)
+    sku = f"{line.model}/{line.tier}/{line.component}"
+    details = {"Model": line.model, "ServiceTier": line.tier, "Meter": line.component}
+    paid = line.pico_per_token or 0  # what has no price, costs nothing
+    listed = paid if list_pico is None else list_pico
+    return {
+        "ConsumedQuantity": quantity,
         "ConsumedUnit": unit,
-        "PricingQuantity": str(line.quantity),
+        "PricingCategory": "Standard",
+        "PricingQuantity": quantity,
         "PricingUnit": unit,
-        "SkuId": f"{line.model}/{line.tier}/{line.component}",
+        "SkuId": sku,
         "SkuMeter": line.component,
-        "SkuPriceId": line.price_id or None,
+        "SkuPriceId": line.price_id or f"{sku}/unpriced",
+        "SkuPriceDetails": msgspec.json.encode(details).decode(),
+        "ListUnitPrice": _billed(bill, listed),
+        "ContractedUnitPrice": _billed(bill, paid),
+        "PricingCurrencyListUnitPrice": to_decimal(listed),
+        "PricingCurrencyContractedUnitPrice": to_decimal(paid),
     }
-    if line.pico_per_token is not None:
-        price, in_usd = _billed(document, line.pico_per_token), format_usd(line.pico_per_token)
-        found |= {
-            "ListUnitPrice": price,
-            "ContractedUnitPrice": price,
-            "PricingCurrencyListUnitPrice": in_usd,
-            "PricingCurrencyContractedUnitPrice": in_usd,
-        }
-    return found
 
 
-def _billed(document: Document, amount: Pico) -> str:
+def _cost(bill: Bill, line: Line, pico_per_token: Pico | None) -> Decimal:
+    """Where there is a price, it times the quantity, as both are written."""
+    if pico_per_token is None:
+        return _billed(bill, line.exact_pico)
+    return EXACT.multiply(_billed(bill, pico_per_token), line.quantity)
+
+
+def _billed(bill: Bill, amount: Pico) -> Decimal:
     """In the invoice's currency, not rounded to its coins."""
-    currency = document.invoice.currency
+    currency = bill.invoice.currency
     if currency == USD:
-        return format_usd(amount)
-    coins = EXACT.divide(Decimal(amount), Decimal(document.coin_pico))
-    units = EXACT.scaleb(coins, -exponent_of(currency))
-    return format(EXACT.quantize(units, PLACES), "f")
+        return to_decimal(amount)
+    coins = EXACT.divide(Decimal(amount), Decimal(bill.coin_pico))
+    return EXACT.quantize(EXACT.scaleb(coins, -exponent_of(currency)), PLACES)

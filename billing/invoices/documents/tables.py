@@ -1,7 +1,8 @@
 """The lines of an invoice as CSV (RFC 4180): every column that a line has, exact and rounded.
 
-Above: the gateway's exports. Below: `document`. Texts that a spreadsheet would run as a formula are
-led by an apostrophe: names of models and projects are their makers' own.
+Above: the gateway's exports. Below: `document`. Written to a file page by page, however long.
+Texts that a spreadsheet would run as a formula are led by an apostrophe: names of models and
+projects are their makers' own.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import IO
 
-from billing.invoices.documents.document import Document, moment
+from billing.invoices.documents.document import Bill, Page, moment
+from billing.invoices.invoice import Line
 from billing.money import format_usd
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -21,33 +25,33 @@ HEAD = (
 )
 
 
-def lines_as_csv(document: Document) -> str:
-    rows = [
-        [
-            document.number,
-            str(line.position),
-            line.kind,
-            moment(line.usage_start),
-            moment(line.usage_end),
-            *map(inert, (line.project, line.model, line.tier, line.component, line.price_id)),
-            "" if line.pico_per_token is None else format_usd(line.pico_per_token),
-            str(line.quantity),
-            str(line.num_requests),
-            format_usd(line.exact_pico),
-            document.invoice.currency,
-            document.money(line.amount_coins),
-            format_usd(line.residual_pico or 0),
-        ]
-        for line in document.lines
+def write_lines(bill: Bill, pages: Iterable[Page], file: IO[bytes]) -> None:
+    write_csv(HEAD, (_row(bill, line) for page in pages for line in page.lines), file)
+
+
+def write_csv(head: Sequence[str], rows: Iterable[Sequence[str]], file: IO[bytes]) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    csv.writer(text).writerows(chain([head], rows))
+    text.detach()  # the file is the caller's
+
+
+def _row(bill: Bill, line: Line) -> list[str]:
+    return [
+        bill.number,
+        str(line.position),
+        line.kind,
+        moment(line.usage_start),
+        moment(line.usage_end),
+        *map(inert, (line.project, line.model, line.tier, line.component, line.price_id)),
+        "" if line.pico_per_token is None else format_usd(line.pico_per_token),
+        str(line.quantity),
+        str(line.num_requests),
+        format_usd(line.exact_pico),
+        bill.invoice.currency,
+        bill.money(line.amount_coins),
+        format_usd(line.residual_pico or 0),
     ]
-    return to_csv(HEAD, rows)
 
 
 def inert(text: str) -> str:
     return f"'{text}" if text.startswith(FORMULAS) else text
-
-
-def to_csv(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    written = io.StringIO()
-    csv.writer(written).writerows([head, *rows])
-    return written.getvalue()

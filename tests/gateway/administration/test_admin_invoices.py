@@ -80,6 +80,7 @@ async def test_a_final_invoice_is_exported_in_every_form(world: World, org_id: s
         "csv": b"invoice,line,kind",
         "pdf": b"%PDF-1.7",
         "focus": b"AvailabilityZone,BilledCost",
+        "parquet": b"PAR1",
         "beancount": b'option "title"',
         "hledger": b"commodity USD",
     }

@@ -1,0 +1,117 @@
+"""Final invoices with all that documents are made of, by hand."""
+
+from __future__ import annotations
+
+import msgspec
+
+from billing.currency import round_half_up
+from billing.invoices.collection import CreditNote, Payment
+from billing.invoices.documents.document import Document
+from billing.invoices.invoice import Invoice, Line
+from billing.invoices.states import Amounts
+from billing.tables import EPOCH
+
+from .billed import NOVEMBER, OCTOBER, at
+
+CENT = 10**10
+EURO_CENT = 10_845_000_000
+LIST_PICO = {"p:8@acme": 8}
+AUGUST, SEPTEMBER = at(2026, 8, 1), at(2026, 9, 1)
+ID = "inv_org_a_20260901T0000"
+
+
+def a_line(position: int, exact: int, coin: int, **fields: object) -> Line:
+    amount, residual = round_half_up(exact, coin)
+    line = Line(
+        id=f"{ID}.{position:06}",
+        position=position,
+        kind="usage",
+        usage_start=SEPTEMBER,
+        usage_end=OCTOBER,
+        project="proj_a",
+        model="penny",
+        tier="default",
+        component="output",
+        price_id="p:7",
+        pico_per_token=7,
+        quantity=exact // 7,
+        num_requests=3,
+        exact_pico=exact,
+        amount_coins=amount,
+        residual_pico=residual,
+    )
+    return msgspec.structs.replace(line, **fields)
+
+
+def a_document(currency: str = "USD", coin: int = CENT, number: int = 1) -> Document:
+    """With an awkward name at a discount, corrections, an adjustment, what came late, what was used
+    before there was an account or had no price, a credit note and a payment."""
+    corrected = {"kind": "correction", "component": "reversed", "price_id": "", "quantity": 0}
+    before = {"usage_start": AUGUST, "usage_end": SEPTEMBER}
+    unpriced = {"price_id": "", "pico_per_token": None, "quantity": 40}
+    awkward = {"model": "=org/name:ft-1 é", "project": "p2", "price_id": "p:8@acme"}
+    lines = [
+        a_line(1, 7 * CENT + 7, coin),
+        a_line(2, 126 * CENT + 7, coin, **awkward),
+        a_line(3, -2 * CENT - 3, coin, pico_per_token=None, **corrected),
+        a_line(4, 5 * CENT + 1, coin, kind="adjustment", quantity=3, model="", project=""),
+        a_line(5, 14 * CENT, coin, kind="late", **before),
+        a_line(6, -3, coin, pico_per_token=None, **corrected, **before),
+        a_line(7, 70, coin, kind="late", usage_start=EPOCH, usage_end=AUGUST),
+        a_line(8, 0, coin, **unpriced),
+    ]
+    exact = sum(line.exact_pico for line in lines)
+    total = sum(line.amount_coins or 0 for line in lines)
+    invoice = Invoice(
+        id=ID,
+        org_id="org_a",
+        account_version=1,
+        currency=currency,
+        issuer="TG",
+        state="finalized",
+        state_since=OCTOBER,
+        period_start=SEPTEMBER,
+        period_end=OCTOBER,
+        created_at=OCTOBER,
+        since=0,
+        cutoff=9,
+        exact_pico=exact,
+        coin_pico=coin,
+        rate_from=SEPTEMBER,
+        total_coins=total,
+        residual_pico=exact - total * coin,
+        sequence=number,
+        number=f"TG-{number:06}",
+        finalized_at=OCTOBER,
+        due_at=NOVEMBER,
+    )
+    taken = CreditNote(
+        id="cn_1",
+        invoice_id=ID,
+        number=f"TG-CN-{number:06}",
+        reason="slow",
+        total_coins=2,
+        lines={lines[0].id: 2},
+        created_at=at(2026, 10, 5),
+    )
+    paid = Payment(
+        id=f"pay_{number}",
+        invoice_id=ID,
+        method="received",
+        reference="wire",
+        amount_coins=30,
+        created_at=at(2026, 10, 9),
+    )
+    amounts = Amounts(total=total, credited=2, settled=30)
+    return Document(
+        invoice=invoice,
+        org_name="=Acme",
+        project_names={"proj_a": "Search"},
+        lines=lines,
+        amounts=amounts,
+        notes=[taken],
+        payments=[paid],
+    )
+
+
+DOCUMENTS = [a_document(), a_document("EUR", EURO_CENT, 2)]
