@@ -81,9 +81,9 @@ $(VENV)/.runtime: requirements/runtime.lock pyproject.toml $(VENV)/.torch
 	$(PIP) install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.lock requirements/peft.txt $(VENV)/.runtime
+$(VENV)/.dev: requirements/dev.lock requirements/without_deps.txt $(VENV)/.runtime
 	$(PIP) install -q --require-hashes -r requirements/dev.lock
-	$(PIP) install -q --require-hashes --no-deps -r requirements/peft.txt
+	$(PIP) install -q --require-hashes --no-deps -r requirements/without_deps.txt
 	@touch $@
 
 # The authorization server before clients, a browser and an issuer of others. Node >= 22 comes as npm's package for this

@@ -26,12 +26,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import ConfigError, InvalidRequest
+from engine.template_calls import CallForm, Message, find_form, in_form
 from engine.tokenizer import read_tokenizer_config, special_tokens
 
 MAX_RENDERED_CHARS = 32 * 1024 * 1024
 """More than any context holds; the tokenizer's count is the real limit."""
-
-Message = Mapping[str, Any]
 
 
 class ChatTemplate:
@@ -53,6 +52,8 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}") from error
         self._context = dict(context)
+        self._call_forms: dict[str, CallForm] = {}
+        """By template; found when it is first wanted."""
         parsed = map(environment.parse, templates.values())
         self.variables: frozenset[str] = frozenset().union(
             *map(meta.find_undeclared_variables, parsed)
@@ -104,18 +105,25 @@ class ChatTemplate:
         `InvalidRequest` for messages that the template refuses or that are
         not of the shape it expects; `message` is the template's own, for the log."""
         use_tools = tools is not None and "tool_use" in self._templates
-        template = self._templates["tool_use" if use_tools else "default"]
+        name = "tool_use" if use_tools else "default"
+        given = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
+        if any(message.get("tool_calls") for message in messages):
+            messages = in_form(messages, self.call_form(name))
+        return self._render(name, {**self._context, **options, "messages": messages, **given})
+
+    def call_form(self, name: str = "default") -> CallForm:
+        """How a template takes the calls of earlier turns."""
+        if name not in self._call_forms:
+            self._call_forms[name] = find_form(
+                lambda messages: self._render(name, {**self._context, "messages": messages})
+            )
+        return self._call_forms[name]
+
+    def _render(self, name: str, variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         size_chars = 0
         try:
-            for piece in template.generate(
-                **self._context,
-                **options,
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            ):
+            for piece in self._templates[name].generate(variables):
                 pieces.append(piece)
                 size_chars += len(piece)
                 if size_chars > MAX_RENDERED_CHARS:
