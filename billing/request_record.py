@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
 from billing.ledger import account_of
 from billing.money import Pico
-from billing.tables import event_ratings, priced_events, to_moment, transfers
+from billing.tables import credit_burns, event_ratings, priced_events, to_moment, transfers
 
 WINDOWS_S = ((-1.0, 60.0), (-3600.0, 7200.0))
 """Around an id's moment, where its admission is looked for: nearly always at once; then so far off
@@ -52,9 +52,18 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     posted_at: datetime
 
 
+class Paid(msgspec.Struct, frozen=True, kw_only=True):
+    """What a credit has paid of an event by now."""
+
+    event_id: str
+    credit_id: str
+    amount_pico: Pico
+
+
 class RequestRecord(msgspec.Struct, frozen=True):
     events: list[UsageEvent]
     transfers: list[Moved]
+    paid: list[Paid]
     charged_pico: Pico
     """To the org, by what was posted."""
 
@@ -90,7 +99,23 @@ async def _with_transfers(
     account, charged = account_of(org), 0
     for each in moved:
         charged += each.amount_pico * ((each.debit == account) - (each.credit == account))
-    return RequestRecord([*events], moved, charged)
+    return RequestRecord([*events], moved, await _paid(conn, events), charged)
+
+
+async def _paid(conn: AsyncConnection, events: Sequence[UsageEvent]) -> list[Paid]:
+    own = credit_burns.c
+    total = sa.func.sum(own.amount_pico)
+    query = (
+        sa.select(own.event_id, own.grant_id, total.label("amount"))
+        .where(own.event_id.in_([each.id for each in events]))
+        .group_by(own.event_id, own.grant_id)
+        .having(total != 0)
+        .order_by(own.event_id, own.grant_id)
+    )
+    return [
+        Paid(event_id=row.event_id, credit_id=row.grant_id, amount_pico=int(row.amount))
+        for row in await conn.execute(query)
+    ]
 
 
 def _to_event(row: sa.Row[tuple[object, ...]]) -> UsageEvent:

@@ -34,6 +34,7 @@ from billing.invoices.states import DRAFT
 from billing.invoices.tables import invoices
 from billing.money import Pico
 from billing.price_book import Place, PriceBook
+from billing.price_entries import DEFAULT_LIST
 from billing.rating import price_of, rate
 from billing.ratings import (
     AS_IT_STANDS,
@@ -136,7 +137,9 @@ async def _plan(
     db: AsyncEngine, span: Span, book: PriceBook, cutoff: int, max_events: int | None
 ) -> Plan:
     if span.start >= span.end:
-        raise BadInvoicing("to", "must be later than 'from'")
+        raise BadInvoicing("ends_at", "must be later than 'starts_at'")
+    if span.price_list not in (None, DEFAULT_LIST, *book.lists.names):
+        raise BadInvoicing("price_list", "the price book has no such list")
     bounds = (span.start.timestamp(), span.end.timestamp())
     async with db.connect() as conn:
         places = await _places(conn, span)
@@ -148,7 +151,9 @@ async def _plan(
     async for events in _pages(db, span, cutoff):
         num_seen += len(events)
         if max_events is not None and num_seen > max_events:
-            raise BadInvoicing("from", f"more than {max_events} events: take a part of the period")
+            raise BadInvoicing(
+                "starts_at", f"more than {max_events} events: take a part of the period"
+            )
         for rating, is_unpriced in _rated(events, tariff):
             num_unpriced += is_unpriced
             if rating is not None:

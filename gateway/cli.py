@@ -20,6 +20,7 @@ import msgspec
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.cli_audit import audit
+from gateway.cli_billing import billing
 from gateway.cli_prices import prices
 from gateway.cli_reconcile import reconcile
 from gateway.cli_tenancy import all_orgs, orgs, projects, show_header
@@ -188,6 +189,7 @@ def migrate(**flags: Flags) -> None:
 tollgate.add_command(audit)
 tollgate.add_command(reconcile)
 tollgate.add_command(prices)
+tollgate.add_command(billing)
 tollgate.add_command(orgs)
 tollgate.add_command(projects)
 tollgate.add_command(users)

@@ -9,6 +9,7 @@ was over-settled by, or what it owes the customer itself, settles later ones.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -18,8 +19,27 @@ from billing.currency import round_half_up
 from billing.invoices.invoice import Invoice, amounts_of, pay
 from billing.invoices.tables import invoice_payments, invoices
 from billing.money import Pico
+from billing.tables import credit_burns, usage_events
 
 ORG_LOCK = 0x62616C616E6365
+
+
+def paid_by_credits(invoice: Invoice) -> sa.Select[Any]:
+    """For a page: of each credit (`id`) what it has paid by now of the usage that the invoice
+    charges, be it of its period or late (`amount_pico`)."""
+    own, of = credit_burns.c, usage_events.c
+    in_window = sa.or_(of.admitted_at >= invoice.period_start, of.seq >= invoice.since)
+    total = sa.func.sum(own.amount_pico)
+    found = (
+        sa.select(own.grant_id.label("id"), total.label("amount_pico"))
+        .join(usage_events, of.id == own.event_id)
+        .where(own.org_id == invoice.org_id, of.seq < invoice.cutoff)
+        .where(of.admitted_at < invoice.period_end, in_window)
+        .group_by(own.grant_id)
+        .having(total != 0)
+        .subquery("found")
+    )
+    return sa.select(found)
 
 
 async def unapplied_pico(conn: AsyncConnection, org_id: str) -> Pico:

@@ -15,7 +15,7 @@ drew another cutoff since. Lines, rounding, number and state are written in one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -49,6 +49,14 @@ from billing.tables import usage_events
 LINES_AT_A_TIME = 500
 FIRST_NUMBER = 0
 """Below every posting."""
+
+
+Told = Callable[[AsyncConnection, Invoice], Awaitable[None]]
+"""Called in the transaction that makes an invoice final."""
+
+
+async def nobody(_conn: AsyncConnection, _invoice: Invoice) -> None:
+    """Where nobody is to be told."""
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +140,9 @@ async def recount(db: AsyncEngine, *, org_id: str, invoice_id: str) -> Invoice:
         return await _write(conn, draft, counted.charges)
 
 
-async def finalize(db: AsyncEngine, *, org_id: str, invoice_id: str, now: datetime) -> Invoice:
+async def finalize(
+    db: AsyncEngine, *, org_id: str, invoice_id: str, now: datetime, told: Told = nobody
+) -> Invoice:
     """Count a draft for good, round its lines, post what that leaves, number it. What is final
     already is success.
 
@@ -157,7 +167,9 @@ async def finalize(db: AsyncEngine, *, org_id: str, invoice_id: str, now: dateti
         )
         final = await _number(conn, draft, counted.account, now)
         await take_from_balance(conn, final, now)
-        return await settle(conn, final, now)
+        settled = await settle(conn, final, now)
+        await told(conn, settled)
+        return settled
 
 
 async def _count(db: AsyncEngine, org_id: str, invoice_id: str) -> Counted:

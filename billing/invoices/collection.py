@@ -226,15 +226,19 @@ async def dun(db: AsyncEngine, now: datetime) -> int:
     return moved
 
 
-async def notes_of(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> list[CreditNote]:
-    own, part = credit_notes.c, credit_note_lines.c
-    found = sa.select(credit_notes).where(own.org_id == org_id, own.invoice_id == invoice_id)
-    rows = (await conn.execute(found.order_by(own.sequence))).all()
-    parts = (
-        sa.select(part.credit_note_id, part.line_id, part.amount_coins)
-        .join(credit_notes, own.id == part.credit_note_id)
-        .where(own.org_id == org_id, own.invoice_id == invoice_id)
-    )
+def select_notes(org_id: str, invoice_id: str | None = None) -> sa.Select[Any]:
+    """Credit notes, for a page of them. None: of all invoices."""
+    own = credit_notes.c
+    found = sa.select(credit_notes).where(own.org_id == org_id)
+    return found if invoice_id is None else found.where(own.invoice_id == invoice_id)
+
+
+async def read_notes(conn: AsyncConnection, selected: sa.Select[Any]) -> list[CreditNote]:
+    """With the lines that they take back."""
+    rows = (await conn.execute(selected)).all()
+    part = credit_note_lines.c
+    parts = sa.select(part.credit_note_id, part.line_id, part.amount_coins)
+    parts = parts.where(part.credit_note_id.in_([row.id for row in rows]))
     lines: dict[str, dict[str, int]] = {row.id: {} for row in rows}
     for note_id, line_id, coins in await conn.execute(parts.order_by(part.line_id)):
         lines[note_id][line_id] = int(coins)
@@ -252,17 +256,30 @@ async def notes_of(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> li
     ]
 
 
+async def notes_of(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> list[CreditNote]:
+    found = select_notes(org_id, invoice_id)
+    return await read_notes(conn, found.order_by(credit_notes.c.sequence))
+
+
+def select_payments(org_id: str, invoice_id: str | None = None) -> sa.Select[Any]:
+    """For a page of them. None: of all invoices."""
+    own = invoice_payments.c
+    found = sa.select(invoice_payments).where(own.org_id == org_id)
+    return found if invoice_id is None else found.where(own.invoice_id == invoice_id)
+
+
+def to_payment(row: sa.Row[Any]) -> Payment:
+    return Payment(
+        id=row.id,
+        invoice_id=row.invoice_id,
+        method=row.method,
+        reference=row.reference,
+        amount_coins=int(row.amount_coins),
+        created_at=row.created_at,
+    )
+
+
 async def payments_of(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> list[Payment]:
     own = invoice_payments.c
-    found = sa.select(invoice_payments).where(own.org_id == org_id, own.invoice_id == invoice_id)
-    return [
-        Payment(
-            id=row.id,
-            invoice_id=row.invoice_id,
-            method=row.method,
-            reference=row.reference,
-            amount_coins=int(row.amount_coins),
-            created_at=row.created_at,
-        )
-        for row in await conn.execute(found.order_by(own.created_at, own.id))
-    ]
+    found = select_payments(org_id, invoice_id).order_by(own.created_at, own.id)
+    return [to_payment(row) for row in await conn.execute(found)]

@@ -27,9 +27,10 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from billing.events import UsageEvent
@@ -284,6 +285,14 @@ class Counters:
         except (RedisError, OSError, QueueFull) as error:
             key = str(command[1]) if len(command) > 1 else ""
             raise self._scripts.failed(str(command[0]), key, error) from error
+
+
+async def begin_anew(redis: Redis, org_id: str) -> None:
+    """The books have changed what was spent: its counters are forgotten, and built from them by who
+    asks next. Raises: RedisError, OSError."""
+    keys = await cast(Awaitable[set[bytes]], redis.smembers(index_key(org_id)))
+    if keys:
+        await redis.delete(*keys)
 
 
 def index_key(org_id: str) -> str:

@@ -19,8 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.currency import to_coins
 from billing.errors import BadInvoicing, MoneyError, NoInvoice
 from billing.invoices.accounts import Terms, account_of, add_rate, set_account
+from billing.invoices.closing import finalize
 from billing.invoices.collection import issue_credit_note, record_payment
-from billing.invoices.invoice import get_invoice
+from billing.invoices.invoice import Invoice, get_invoice
 from billing.money import format_usd
 from billing.tables import to_moment
 from gateway.audit.log import record
@@ -28,6 +29,7 @@ from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.ids import uuid7
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
+from gateway.routes.admin_invoices import viewed
 from gateway.routes.admin_spend_caps import OrgQuery, in_org
 from gateway.routes.chat import plain_body
 from gateway.routes.conditional import answer
@@ -46,6 +48,7 @@ from gateway.wire.admin_billing import (
 )
 from gateway.wire.admin_invoices import (
     CreditNoteView,
+    InvoiceView,
     PaymentView,
     to_note_view,
     to_payment_view,
@@ -146,6 +149,30 @@ async def new_rate(request: Asked) -> Response[bytes]:
 
 
 @post(
+    INVOICE + "/finalize",
+    opt=needs(SCOPE),
+    status_code=200,
+    tags=TAGS,
+    summary="Make a draft final at once, as it counts by now",
+    operation_class=describes(query=OrgQuery, answer=InvoiceView, idempotent=True),
+)
+async def make_final(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]:
+    (org_id, _), found = in_org(request), services(request)
+    check_id("invoice_id", invoice_id)
+
+    async def told(conn: AsyncConnection, final: Invoice) -> None:
+        view = await viewed(conn, final)
+        await noted(conn, request, org_id, "invoice.finalized", final.id, view)
+
+    final = await finalize(
+        found.system_db, org_id=org_id, invoice_id=invoice_id, now=datetime.now(UTC), told=told
+    )
+    async with found.system_db.connect() as conn:
+        view = await viewed(conn, final)
+    return answer(request, view)
+
+
+@post(
     INVOICE + "/payments",
     opt=needs(SCOPE),
     tags=TAGS,
@@ -215,4 +242,4 @@ def coins_of(field: str, amount: str, currency: str) -> int:
         raise BadInvoicing(field, "must have no more places than the currency has") from None
 
 
-routes = [set_terms, terms_of, new_rate, new_payment, new_credit_note]
+routes = [set_terms, terms_of, new_rate, make_final, new_payment, new_credit_note]

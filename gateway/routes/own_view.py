@@ -107,6 +107,7 @@ async def in_books(request: Asked, request_id: str, made_at: float) -> Known | N
         events=record.events,
         status="booked",
         transfers=record.transfers,
+        paid=record.paid,
         charged_pico=record.charged_pico,
     )
 

@@ -106,6 +106,14 @@ class PaymentView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
 
 
+class PaidView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a credit has paid."""
+
+    object: str = "invoice.credit"
+    id: str
+    paid_usd: str
+
+
 class InvoiceDocument(msgspec.Struct, frozen=True, kw_only=True):
     """An invoice with all that belongs to it."""
 

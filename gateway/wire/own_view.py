@@ -19,7 +19,7 @@ from msgspec import Meta
 from billing.events import UsageEvent
 from billing.money import Pico, format_usd, to_decimal
 from billing.rating import rate
-from billing.request_record import Moved
+from billing.request_record import Moved, Paid
 from gateway.fleet.errors import BadField
 from gateway.wire.cost import CURRENCY, ComponentCost, to_usage_cost
 from gateway.wire.openai_admin import UsdNumber
@@ -56,6 +56,14 @@ class TransferView(msgspec.Struct, frozen=True, kw_only=True):
     posted_at: str
 
 
+class PaidBy(msgspec.Struct, frozen=True, kw_only=True):
+    """A credit, and what it has paid."""
+
+    credit_id: str
+    amount: str
+    currency: str = CURRENCY
+
+
 class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. `amount` is quantities x prices; `waste` is the house's, not the org's."""
 
@@ -74,6 +82,8 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     components: dict[str, ComponentCost]
     unpriced: tuple[str, ...]
     transfers: list[TransferView]
+    paid_by: list[PaidBy]
+    """By now; the rest is on an invoice, or waits for credit."""
 
 
 class GenerationData(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,13 +122,13 @@ def to_rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def to_attempt(event: UsageEvent, status: Status, moved: Sequence[Moved]) -> AttemptView:
+def to_attempt(event: UsageEvent, known: Known) -> AttemptView:
     attempt, cost = event.attempt, to_usage_cost(rate(event.quantities, event.attempt.prices))
     return AttemptView(
         id=event.id,
-        status=status,
+        status=known.status,
         kind=event.kind,
-        finish=None if status == "running" else event.finish,
+        finish=None if known.status == "running" else event.finish,
         estimated=event.estimated,
         lane=attempt.lane,
         tier=attempt.tier,
@@ -127,7 +137,12 @@ def to_attempt(event: UsageEvent, status: Status, moved: Sequence[Moved]) -> Att
         amount=cost.amount,
         components={str(name): each for name, each in cost.components.items()},
         unpriced=cost.unpriced,
-        transfers=[to_transfer(each) for each in moved if each.event_id == event.id],
+        transfers=[to_transfer(each) for each in known.transfers if each.event_id == event.id],
+        paid_by=[
+            PaidBy(credit_id=each.credit_id, amount=format_usd(each.amount_pico))
+            for each in known.paid
+            if each.event_id == event.id
+        ],
     )
 
 
@@ -150,6 +165,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     events: list[UsageEvent]
     status: Status
     transfers: Sequence[Moved] = ()
+    paid: Sequence[Paid] = ()
     charged_pico: Pico
 
 
@@ -182,7 +198,7 @@ def to_generation(known: Known) -> Generation:
         org_id=last.attempt.org,
         project_id=last.attempt.project,
         api_key_id=last.attempt.key,
-        attempts=[to_attempt(each, known.status, known.transfers) for each in known.events],
+        attempts=[to_attempt(each, known) for each in known.events],
     )
     return Generation(data)
 

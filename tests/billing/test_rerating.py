@@ -142,7 +142,7 @@ async def test_only_what_was_seen_is_applied(db: AsyncEngine) -> None:
     with pytest.raises(InvoicingConflict, match="not what was shown"):
         await apply(db, WHOLE, a_book(CHEAP), shown.digest)
     assert [row for row in await standing(db) if row[0] != late.id] == before
-    with pytest.raises(BadInvoicing, match="to: "):
+    with pytest.raises(BadInvoicing, match="ends_at: "):
         await plan(db, Span(org_id=ORG, start=OCTOBER, end=OCTOBER), a_book(CHEAP))
     with pytest.raises(BadInvoicing, match="more than 1 events"):
         await plan(db, WHOLE, a_book(CHEAP), max_events=1)

@@ -12,6 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from billing.invoices.accounts import Terms, set_account
+from billing.invoices.closing import close
 from billing.invoices.invoice import latest_invoice
 from billing.money import PICO_PER_USD
 from billing.top_ups import ask_for_top_up
@@ -160,6 +161,25 @@ class Maker:
         made = await close_and_finalize(db, begun + timedelta(days=31), org_id)
         return f"{ADMIN}/invoices/{made.id}"
 
+    async def draft(self) -> str:
+        """Of the next month."""
+        db, org_id = self.world.db, self.org_id
+        async with db.begin() as conn:
+            await set_account(conn, org_id=org_id, terms=Terms(), now=ACCOUNT_MADE)
+            newest = await latest_invoice(conn, org_id=org_id)
+        begun = ACCOUNT_MADE if newest is None else newest.period_end
+        made = await close(db, org_id=org_id, now=begun + timedelta(days=31))
+        assert made is not None
+        return f"{ADMIN}/invoices/{made.id}"
+
+    async def rerating_body(self) -> dict[str, Any]:
+        """As it was shown."""
+        span = {"starts_at": int(self.name()[1:]), "ends_at": 4_000_000_000}
+        query = "&".join(f"{name}={value}" for name, value in span.items())
+        shown = await self.world.call("GET", f"{ADMIN}/reratings/preview?{query}")
+        assert shown.status_code == 200, shown.text
+        return {**span, "digest": shown.json()["digest"]}
+
     async def signing_key(self) -> str:
         """The next one was published long ago, so that it may sign."""
         async with self.world.db.begin() as conn:
@@ -210,6 +230,10 @@ async def top_up(maker: Maker) -> str:
 
 async def balance_settings(maker: Maker) -> str:
     return f"{ADMIN}/balance/settings"
+
+
+async def new_rerating(maker: Maker) -> Change:
+    return Change(path=f"{ADMIN}/reratings", body=await maker.rerating_body())
 
 
 async def new_cap(maker: Maker) -> Change:
@@ -327,6 +351,8 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("POST", f"{ADMIN}/invoices/{{invoice_id}}/credit-notes"): at(
         Maker.invoice, "/credit-notes", {"reason": "it was slow"}
     ),
+    ("POST", f"{ADMIN}/invoices/{{invoice_id}}/finalize"): at(Maker.draft, "/finalize"),
+    ("POST", f"{ADMIN}/reratings"): new_rerating,
     ("POST", f"{ADMIN}/credits"): credit,
     ("POST", f"{ADMIN}/credits/{{credit_id}}/revoke"): at(credit_of, "/revoke"),
     ("PATCH", f"{ADMIN}/balance/settings"): at(

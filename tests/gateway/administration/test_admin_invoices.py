@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from billing.credit_lines import sweep
 from billing.events import Quantities
 from billing.invoices.accounts import Terms, set_account
 from billing.invoices.invoicer import Invoicer
@@ -150,11 +151,42 @@ async def test_an_operator_bills_records_and_takes_back(world: World, org_id: st
     assert (invoice["state"], invoice["due"], invoice["credited"]) == ("paid", "0.00", "40.00")
 
 
+async def test_a_draft_is_made_final_by_hand_and_credits_and_payments_are_listed(
+    world: World, org_id: str
+) -> None:
+    credit = await world.call("POST", f"{ADMIN}/credits", {"org_id": org_id, "amount_usd": "30"})
+    maker = Maker(world, org_id, "proj_a")
+    await book(world.db, tokens(ACCOUNT_MADE, 10_000, 10**10, org=org_id))
+    await sweep(world.db)
+    path = await maker.draft()
+    for _ in range(2):
+        final = await world.call("POST", f"{path}/finalize")
+        assert (final.status_code, final.json()["number"]) == (200, "TG-000001")
+    assert (final.json()["total"], final.json()["due"]) == ("100.00", "70.00")
+    [paid] = (await found(world, f"{path}/credits"))["data"]
+    assert (paid["id"], paid["paid_usd"]) == (credit.json()["id"], "30")
+    body = {"amount": "1", "reference": "wire 7"}
+    assert (await world.call("POST", f"{path}/payments", body)).is_success
+    note = await world.call("POST", f"{path}/credit-notes", {"reason": "it was slow"})
+    assert note.json()["total"] == "100.00"
+    payments = (await found(world, f"{ADMIN}/payments"))["data"]
+    assert sorted((it["method"], it["amount"]) for it in payments) == [
+        ("balance", "-31.00"), ("balance", "30.00"), ("received", "1.00"),
+    ]  # fmt: skip
+    assert (await found(world, f"{ADMIN}/credit-notes"))["data"] == [note.json()]
+    invoice_id = path.rpartition("/")[2]
+    for kind, expected in (("payments", payments), ("credit-notes", [note.json()])):
+        assert (await found(world, f"{ADMIN}/{kind}?invoice_id={invoice_id}"))["data"] == expected
+        assert (await found(world, f"{ADMIN}/{kind}?invoice_id=inv_x"))["data"] == []
+
+
 async def test_nobody_says_of_their_own_invoice_that_it_was_paid(world: World, org_id: str) -> None:
     made = await world.call("POST", f"{ADMIN}/orgs", {"name": "mallory"})
     mallory = made.json()["admin_key"]["value"]
     path = await Maker(world, org_id, "proj_a").invoice()
     for change, body in {
+        f"{path}/finalize": None,
+        f"{ADMIN}/reratings": {"starts_at": 0, "ends_at": 1, "digest": "0" * 64},
         f"{path}/payments": {"amount": "1", "reference": "x"},
         f"{path}/credit-notes": {"reason": "x"},
         f"{ADMIN}/billing-account": {"net_days": 365},

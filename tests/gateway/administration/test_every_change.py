@@ -31,6 +31,7 @@ NO_CREDENTIAL = {
 }
 """Changes that nobody is asked for a credential for: a key of idempotency would be anybody's."""
 UNCONDITIONAL = {
+    ("POST", f"{ADMIN}/invoices/{{invoice_id}}/finalize"): "counts it anew, whatever was seen",
     ("POST", f"{ADMIN}/invoices/{{invoice_id}}/payments"): "makes one, of what is left",
     ("POST", f"{ADMIN}/invoices/{{invoice_id}}/credit-notes"): "makes one, of what is left",
     ("POST", f"{ADMIN}/signing_keys/rotate"): "makes the next key, of which nobody has a tag",

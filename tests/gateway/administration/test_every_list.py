@@ -29,6 +29,7 @@ ROWS, LIMIT, MAX_PAGES = 25, 7, 300
 NO_LIST = {
     f"{ADMIN}/balance": "one thing",
     f"{ADMIN}/balance/settings": "one thing",
+    f"{ADMIN}/reratings/preview": "one thing",
     f"{ADMIN}/forecast": "one thing",
     f"{ADMIN}/billing-account": "one thing",
     f"{ADMIN}/organization": "one thing",
@@ -154,6 +155,35 @@ async def add_hour(maker: Maker, _path: str) -> None:
     await recounted(maker)
 
 
+async def add_rerating(maker: Maker, path: str) -> None:
+    await maker.post(path, await maker.rerating_body())
+
+
+async def final_invoice(maker: Maker) -> str:
+    """The path of the newest one, over 100 USD."""
+    db, org_id = maker.world.db, maker.org_id
+    async with db.connect() as conn:
+        newest = await latest_invoice(conn, org_id=org_id)
+    assert newest is not None
+    if newest.state == "draft":
+        await ingest(db, [tokens(newest.period_start, 10_000, 10**10, org=org_id)])
+        then = newest.period_end + timedelta(days=40)
+        await finalize(db, org_id=org_id, invoice_id=newest.id, now=then)
+    return f"{ADMIN}/invoices/{newest.id}"
+
+
+async def add_payment(maker: Maker, _path: str) -> None:
+    path = await final_invoice(maker)
+    await maker.post(f"{path}/payments", {"amount": "0.01", "reference": "wire"})
+
+
+async def add_note(maker: Maker, _path: str) -> None:
+    path = await final_invoice(maker)
+    lines = (await maker.world.call("GET", f"{path}/lines")).json()["data"]
+    [line] = [each["id"] for each in lines if each["quantity"] == 10_000]
+    await maker.post(f"{path}/credit-notes", {"reason": "slow", "lines": {line: "0.01"}})
+
+
 async def nothing(maker: Maker, _path: str) -> None:
     """There are as many as the settings name, or as others have made."""
 
@@ -161,6 +191,7 @@ async def nothing(maker: Maker, _path: str) -> None:
 HERE = f"{ORG}/projects/{{project_id}}"
 LISTS: dict[str, Fill] = {
     f"{ADMIN}/alerts": add_alert,
+    f"{ADMIN}/invoices/{{invoice_id}}/credits": nothing,
     f"{ADMIN}/invoices/{{invoice_id}}/lines": add_line,
     f"{ADMIN}/invoices/{{invoice_id}}/lines/{{line_id}}/hours": add_hour,
     f"{ADMIN}/invoices/{{invoice_id}}/lines/{{line_id}}/requests": add_hour,
@@ -190,6 +221,9 @@ LISTS: dict[str, Fill] = {
     f"{HERE}/service_accounts": posts(lambda maker: {"name": maker.name()}),
     f"{HERE}/users": add_member,
     f"{ORG}/users": add_user,
+    f"{ADMIN}/reratings": add_rerating,
+    f"{ADMIN}/payments": add_payment,
+    f"{ADMIN}/credit-notes": add_note,
 }
 """By path, what adds a row."""
 AT_MOST = {f"{ADMIN}/issuers": MAX_ISSUERS_PER_ORG}

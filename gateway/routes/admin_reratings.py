@@ -1,0 +1,120 @@
+"""/v1/admin/reratings: a period of an org priced anew. An operator sees first what that would
+change, by invoice line, and applies what was seen, by its digest.
+
+Above: `app`. Below: `billing.rerating`, the audit log, and what all of administration shares. A
+call applies a bounded part; sent again it goes on. Whole months of large tenants are the command
+line's (`tollgate billing rerate`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+from litestar import Response, get, post
+from redis.exceptions import RedisError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.rerating import Rerating, apply, plan, reratings_of, to_rerating
+from billing.tables import reratings
+from gateway.auth.policy import SCOPE_ADMIN_READ
+from gateway.limits.counters import begin_anew
+from gateway.routes.access import needs, services
+from gateway.routes.admin_billing import SCOPE, noted
+from gateway.routes.admin_invoices import InvoicesQuery
+from gateway.routes.admin_spend_caps import Asked, OrgQuery, in_org, org_of
+from gateway.routes.chat import plain_body
+from gateway.routes.conditional import answer
+from gateway.routes.operations import describes
+from gateway.routes.pages import Listing, keyset, to_listing
+from gateway.routes.problem import MEDIA_TYPE, Problem
+from gateway.tenancy.errors import ChangeNotAnnounced
+from gateway.tenancy.orgs import get_org
+from gateway.wire.admin_reratings import (
+    NewRerating,
+    PreviewQuery,
+    PreviewView,
+    ReratingView,
+    to_preview,
+    to_span,
+    to_view,
+)
+from gateway.wire.openai_admin import parse_query
+from gateway.wire.refusals import decode
+
+RERATINGS = "/v1/admin/reratings"
+TAGS = ["Reratings"]
+REFUSED = {404: {MEDIA_TYPE: Problem}, 409: {MEDIA_TYPE: Problem}}
+MAX_EVENTS = 50_000
+"""Of a period that a request looks through: some five seconds."""
+MAX_BATCHES = 20
+"""That one request applies."""
+_new = msgspec.json.Decoder(NewRerating)
+
+
+@get(
+    RERATINGS + "/preview",
+    opt=needs(SCOPE),
+    tags=TAGS,
+    summary="What it would change to price a period of an organization anew, by invoice line",
+    operation_class=describes(query=PreviewQuery, answer=PreviewView, said=REFUSED),
+)
+async def preview(request: Asked) -> Response[bytes]:
+    query, found = parse_query(request.url.query, PreviewQuery), services(request)
+    org_id, _ = org_of(request, query.org_id)
+    async with found.system_db.connect() as conn:
+        await get_org(conn, org_id)
+    span, book = to_span(query, org_id), found.desk.price_book
+    return answer(
+        request, to_preview(await plan(found.system_db, span, book, max_events=MAX_EVENTS))
+    )
+
+
+@post(
+    RERATINGS,
+    opt=needs(SCOPE),
+    status_code=200,
+    tags=TAGS,
+    summary="Price a period anew, as it was shown; sent again it goes on, until it is applied",
+    operation_class=describes(query=OrgQuery, body=NewRerating, answer=ReratingView),
+)
+async def create(request: Asked) -> Response[bytes]:
+    wanted, (org_id, _) = decode(_new, await plain_body(request)), in_org(request)
+    found = services(request)
+
+    async def note(conn: AsyncConnection, begun: Rerating) -> None:
+        view = to_view(msgspec.structs.replace(begun, lines=[]))
+        await noted(conn, request, org_id, "rerating.created", begun.id, view)
+
+    done = await apply(
+        found.system_db,
+        to_span(wanted, org_id),
+        found.desk.price_book,
+        wanted.digest,
+        note=note,
+        max_batches=MAX_BATCHES,
+        max_events=MAX_EVENTS,
+    )
+    if done.applied_at is not None:
+        try:
+            await begin_anew(found.redis, org_id)
+        except (RedisError, OSError) as error:
+            raise ChangeNotAnnounced("redis", "counters do not know what was spent") from error
+    return answer(request, to_view(done))
+
+
+@get(
+    RERATINGS,
+    opt=needs(SCOPE_ADMIN_READ),
+    tags=TAGS,
+    summary="List the periods of an organization that were priced anew",
+    operation_class=describes(query=InvoicesQuery, answer=Listing[ReratingView]),
+)
+async def list_(request: Asked) -> Response[bytes]:
+    query = parse_query(request.url.query, InvoicesQuery)
+    org_id, _ = org_of(request, query.org_id)
+    async with services(request).system_db.connect() as conn:
+        rows = await conn.execute(keyset(reratings_of(org_id), reratings.c.id, query))
+        found = [to_view(to_rerating(row)) for row in rows]
+    return answer(request, to_listing(found, query))
+
+
+routes = [preview, create, list_]
