@@ -311,7 +311,7 @@ def test_ledger_balances_rollups_and_invoices_agree(
         run_state_machine_as_test(
             Bound,
             settings=settings(
-                max_examples=15,
+                max_examples=10,
                 stateful_step_count=25,
                 deadline=None,
                 database=None,
