@@ -20,6 +20,7 @@ from engine.output_parser.families import (
 )
 from engine.output_parser.forced_calls import Tool, forced_calls
 from engine.output_parser.lark import Lark, grammar_rule, is_matched_as_token
+from engine.output_parser.offered_calls import answer_or_calls, marker_of, text_and_calls
 from engine.output_parser.parser import OutputParser
 from engine.output_parser.reader import MAX_CALLS
 from engine.output_parser.reasoning import ReasoningState
@@ -101,6 +102,31 @@ class OutputFormat:
         assert tools
         rules = forced_calls(self._family.writing, self._lark, tools, max_calls=max_calls)
         return self._behind_reasoning("calls", rules, reasoning_state)
+
+    @property
+    def marks_calls(self) -> bool:
+        """Whether a call begins with something that no answer begins with."""
+        return marker_of(self._family.writing, self._family.markers) is not None
+
+    def offered(
+        self,
+        tools: Sequence[Tool],
+        answer: Grammar | None = None,
+        *,
+        max_calls: int = MAX_CALLS,
+        reasoning_state: ReasoningState = "unsaid",
+    ) -> Grammar:
+        """What an output is that may call: `tools`, which are not none, or answer with one of
+        `answer`, where `marks_calls`, or, without that, with any text around the calls. Raises as
+        `answering`."""
+        assert tools and (answer is None or self.marks_calls)
+        writing, lark = self._family.writing, self._lark
+        if answer is not None:
+            rules = answer_or_calls(answer, writing, lark, tools, max_calls=max_calls)
+        else:
+            markers = self._family.markers
+            rules = text_and_calls(writing, markers, lark, tools, max_calls=max_calls)
+        return self._behind_reasoning("offer", rules, reasoning_state)
 
     def answering(self, grammar: Grammar, *, reasoning_state: ReasoningState) -> Grammar:
         """What an output is whose answer is one of `grammar`; reasoning may come before it. Raises

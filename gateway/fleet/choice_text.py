@@ -1,19 +1,29 @@
-"""One choice of a generation, from token ids to text: where it stops, what counts and what is
-wasted.
+"""One choice of a generation, from token ids to text, reasoning and calls: where it stops, what
+counts and what is wasted.
 
-Above: `engine_replica`. Below: the engine's detokenizer. Pure. The engine knows stop ids, not
-stop strings: what it generated behind one was not asked for, so it is counted apart.
+Above: `engine_replica`. Below: the engine's detokenizer and output parser. Pure. The engine knows
+stop ids, not stop strings: what it generated behind one was not asked for, so it is counted apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Callable, Collection, Container, Sequence
+from typing import NamedTuple
 
 from billing.cache_contracts import DEFAULT_CONTRACT, ContractName, split_input
-from engine.detokenizer import Detokenizer
+from engine.detokenizer import Detokenizer, Piece
+from engine.output_parser import (
+    ArgumentsDelta,
+    ContentDelta,
+    Delta,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallStart,
+)
 from engine.protocol import EngineOutput, TokenLogprob, TokenLogprobs
 from engine.tokenizer import Tokenizer
 from gateway.fleet.replica import (
+    CallDelta,
     FinishReason,
     MeteredUsage,
     ReplicaEvent,
@@ -28,15 +38,24 @@ UNLIKELY = -9999.0
 
 
 class ChoiceText:
+    num_reasoning = 0
+    """Tokens of those used that are no answer."""
+
     def __init__(
-        self, index: int, prompt: ChatPrompt, tokenizer: Tokenizer, ends: Container[int] | None
+        self,
+        index: int,
+        prompt: ChatPrompt,
+        tokenizer: Tokenizer,
+        ends: Container[int] | None = None,
+        shown_ids: Collection[int] = (),
     ) -> None:
-        """`ends`: the tokens that are no text where an answer stops; None: whichever does."""
-        self._index = index
+        """`ends`: the tokens that are no text where an answer stops; None: whichever does.
+        `shown_ids`: special tokens that are text all the same."""
+        self.index = index
         self._keep_stop = prompt.include_stop_str_in_output
         self._ends = ends
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, prompt.stop, self._keep_stop)
+        self.detokenizer = Detokenizer(tokenizer, prompt.stop, self._keep_stop, shown=shown_ids)
         self.over = False
         self.num_used = 0
         """Tokens up to the stop, it included."""
@@ -52,22 +71,29 @@ class ChoiceText:
         shown = output.token_ids
         if output.finish_reason == "stop" and not self._keep_stop and self._ends_with(shown):
             shown = shown[:-1]  # the last one is the EOS or a stop id
-        piece = self._detokenizer.push(shown)
+        piece = self.push(shown)
         text = piece.text
         reason: FinishReason | None = None
         if output.finish_reason in ("stop", "length"):
-            text += self._detokenizer.flush()
+            text += self.detokenizer.flush()
             reason = "stop" if output.finish_reason == "stop" else "length"
-        if self._detokenizer.stopped:
+        if piece.stopped or self.detokenizer.stopped:
             reason = "stop"
         self.over = reason is not None
         num_used = piece.num_tokens_used if piece.stopped else num_ids
         self.num_used += num_used
         self.num_wasted += num_ids - num_used
-        logprobs = self._to_infos(output.logprobs, piece.num_tokens_used)
+        return self.show(text, self._to_infos(output.logprobs, piece.num_tokens_used), reason)
+
+    def push(self, token_ids: list[int]) -> Piece:
+        return self.detokenizer.push(token_ids)
+
+    def show(
+        self, text: str, logprobs: list[TokenInfo] | None, reason: FinishReason | None
+    ) -> TextDelta | None:
         if not text and not logprobs and reason is None:
             return None
-        return TextDelta(index=self._index, text=text, logprobs=logprobs, finish_reason=reason)
+        return TextDelta(index=self.index, text=text, logprobs=logprobs, finish_reason=reason)
 
     def _ends_with(self, token_ids: list[int]) -> bool:
         """The last one is the EOS or a stop id. It is, unless a grammar came to its own end."""
@@ -98,6 +124,92 @@ class ChoiceText:
         )
 
 
+class Parsing(NamedTuple):
+    """How the text of each choice is read where it is more than an answer."""
+
+    parser: Callable[[], OutputParser]
+    """A fresh one."""
+    shown_ids: Collection[int] = ()
+    """Special tokens that it wants to see."""
+    one_call: bool = False
+    """An answer is over with its first call."""
+
+
+class ParsedChoice(ChoiceText):
+    """One that is read for calls and reasoning, token by token: what is thought, at the beginning,
+    is counted with its markers."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: ChatPrompt,
+        tokenizer: Tokenizer,
+        ends: Container[int] | None,
+        parsing: Parsing,
+    ) -> None:
+        super().__init__(index, prompt, tokenizer, ends, parsing.shown_ids)
+        self._parser = parsing.parser()
+        self._one_call = parsing.one_call
+        self._deltas: list[Delta] = []
+        """Not shown yet."""
+        self._logprobs: list[TokenInfo] = []
+        """Of tokens of which nothing is shown yet."""
+
+    def push(self, token_ids: list[int]) -> Piece:
+        """The text goes to the parser."""
+        num_used, stopped = 0, False
+        for token_id in token_ids:
+            was_reasoning = self._parser.in_reasoning
+            piece = self.detokenizer.push([token_id])
+            num_used += piece.num_tokens_used
+            self._deltas += self._parser.feed(piece.text)
+            if was_reasoning:
+                self.num_reasoning += piece.num_tokens_used
+            elif self._parser.in_reasoning:  # with this one the marker is whole
+                self.num_reasoning = self.num_used + num_used
+            stopped = piece.stopped or (self._one_call and self._parser.ends_with_calls)
+            if stopped:
+                break
+        return Piece("", stopped, num_used)
+
+    def show(
+        self, text: str, logprobs: list[TokenInfo] | None, reason: FinishReason | None
+    ) -> TextDelta | None:
+        """Logprobs wait for something to be shown with, so that a stream begins with what the
+        answer begins with. `text`: the rest of it."""
+        self._deltas += self._parser.feed(text)
+        self._logprobs += logprobs or ()
+        if reason is not None:
+            self._deltas += self._parser.finish()
+            if reason == "stop" and self._parser.ends_with_calls:
+                reason = "tool_calls"
+        elif not self._deltas:
+            return None
+        deltas, self._deltas = self._deltas, []
+        held, self._logprobs = self._logprobs, []
+        return TextDelta(
+            index=self.index,
+            text="".join(each.text for each in deltas if isinstance(each, ContentDelta)),
+            reasoning="".join(each.text for each in deltas if isinstance(each, ReasoningDelta)),
+            calls=to_calls(deltas),
+            logprobs=None if logprobs is None else held,
+            finish_reason=reason,
+        )
+
+
+def to_calls(deltas: Sequence[Delta]) -> tuple[CallDelta, ...]:
+    """One of each call that something came of."""
+    found: dict[int, CallDelta] = {}
+    for each in deltas:
+        match each:
+            case ToolCallStart():
+                found[each.index] = CallDelta(each.index, each.name)
+            case ArgumentsDelta():
+                call = found.get(each.index, CallDelta(each.index))
+                found[each.index] = CallDelta(each.index, call.name, call.arguments + each.text)
+    return tuple(found.values())
+
+
 class GenerationText:
     """All choices of one attempt, and its usage so far."""
 
@@ -108,13 +220,17 @@ class GenerationText:
         tokenizer: Tokenizer,
         contract: ContractName = DEFAULT_CONTRACT,
         *,
-        eos_token_ids: Collection[int] = (),
+        ends: Container[int] | None = None,
+        parsing: Parsing | None = None,
     ) -> None:
-        """`contract`: by which what the engine reused is counted. `eos_token_ids`: wanted where the
-        answer has a form, which may be complete without any of them."""
+        """`contract`: by which what the engine reused is counted. `ends`: see `ChoiceText`.
+        `parsing`: None where all that is said is the answer."""
         self._contract = contract
-        ends = None if prompt.form is None else {*eos_token_ids, *prompt.stop_token_ids}
-        self._choices = [ChoiceText(index, prompt, tokenizer, ends) for index in range(n)]
+        self._choices: list[ChoiceText]
+        if parsing is None:
+            self._choices = [ChoiceText(i, prompt, tokenizer, ends) for i in range(n)]
+        else:
+            self._choices = [ParsedChoice(i, prompt, tokenizer, ends, parsing) for i in range(n)]
         self.usage: MeteredUsage | None = None
 
     @property
@@ -156,5 +272,6 @@ class GenerationText:
             cache_write=counted.cache_write_5m,
             cache_write_1h=counted.cache_write_1h,
             output=used,
+            reasoning_output=sum(choice.num_reasoning for choice in self._choices),
             wasted_output=wasted,
         )

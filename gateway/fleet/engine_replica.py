@@ -8,9 +8,8 @@ engine knows ids only.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Container
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 
@@ -35,13 +34,13 @@ from gateway.fleet.errors import (
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
-    UnsupportedField,
 )
+from gateway.fleet.model_format import ModelFormat, Rendered
 from gateway.fleet.prefix_memory import PrefixMemory
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaEvent, ReplicaHealth
 from gateway.lanes import Turn, first_token_s
-from gateway.wire.request import ChatPrompt, GenerateRequest, bounded_to
+from gateway.wire.request import ChatPrompt, GenerateRequest, OutputForm, bounded_to
 
 RESTART_S = 1.0
 """What a client is told to wait for an engine that is away: its supervisor is starting it again."""
@@ -53,14 +52,11 @@ and its delimiters take some 50 microseconds."""
 THEIR_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 """The engine's fields that a client knows under another name."""
 
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""What chat templates call it: Qwen's, DeepSeek's."""
-
 
 class Job(msgspec.Struct, frozen=True):
     """`PreparedRequest.payload`."""
 
-    prompt_token_ids: list[int]
+    rendered: Rendered
     sampling: SamplingParams
 
 
@@ -89,7 +85,7 @@ class EngineReplica:
         self._client = client
         self._tokenizer = tokenizer
         tokenizer.fewest_tokens(0)  # the vocabulary is looked through now, not at a request
-        self._template = template
+        self._format = ModelFormat(tokenizer, template)
         self._threads = threads
 
     async def start(self) -> None:
@@ -123,19 +119,17 @@ class EngineReplica:
         assert prompt is not None, "a request for an upstream"
         status = self._status()
         self._refuse_the_hopeless(prompt, status.max_model_len)
-        options = template_options(prompt, self._template.variables)
-        prompt_token_ids = await self._threads.run(
-            turn, prompt_size(prompt), self._tokenize, prompt, options
-        )
+        self._format.check(prompt)
+        rendered = await self._threads.run(turn, prompt_size(prompt), self._format.render, prompt)
         check_token_ids(prompt, status.vocab_size)
-        return to_prepared(request, prompt, prompt_token_ids, status.max_model_len)
+        return to_prepared(request, prompt, rendered, status.max_model_len)
 
     def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
         request = bounded_to(prepared.request, max_output_tokens)
         assert request.prompt is not None
         assert isinstance(prepared.payload, Job)
-        token_ids = prepared.payload.prompt_token_ids
-        return to_prepared(request, request.prompt, token_ids, self._status().max_model_len)
+        rendered = prepared.payload.rendered
+        return to_prepared(request, request.prompt, rendered, self._status().max_model_len)
 
     def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
         """By what waits in its lane and what of its own prompt is not cached."""
@@ -145,7 +139,7 @@ class EngineReplica:
         if lane is None or not lane.prefill_tokens_per_s:
             return None
         assert isinstance(prepared.payload, Job)
-        token_ids = prepared.payload.prompt_token_ids
+        token_ids = prepared.payload.rendered.token_ids
         left = len(token_ids) - self._sent.cached_tokens(turn.tenant, token_ids)
         return first_token_s(lane, left)
 
@@ -155,18 +149,20 @@ class EngineReplica:
         request = prepared.request
         assert request.prompt is not None
         assert isinstance(prepared.payload, Job)
-        self._sent.sent(turn.tenant, prepared.payload.prompt_token_ids)
+        rendered = prepared.payload.rendered
+        self._sent.sent(turn.tenant, rendered.token_ids)
         generation = GenerationText(
             request.prompt,
             request.n,
             self._tokenizer,
             self._cache_contract,
-            eos_token_ids=self._status().eos_token_ids,
+            ends=self._ends(request.prompt, rendered),
+            parsing=self._format.parsing(request.prompt, rendered),
         )
         outputs = self._client.generate(
             EngineRequest(
                 request_id=attempt_id,
-                prompt_token_ids=prepared.payload.prompt_token_ids,
+                prompt_token_ids=rendered.token_ids,
                 sampling=prepared.payload.sampling,
                 n=request.n,
                 cache_salt=cache_salt,
@@ -190,7 +186,7 @@ class EngineReplica:
                     if generation.over and not was_over and not event.finished:
                         await self._client.abort(attempt_id)
         except (InvalidRequest, EngineOverloaded, DeadlineExceeded) as error:
-            raise self._to_refusal(error, request.prompt) from error
+            raise self._to_refusal(error, rendered.form) from error
         except EngineUnavailable as error:
             if not generation.over:
                 raise self._to_loss(error, begun) from error
@@ -214,17 +210,14 @@ class EngineReplica:
         except EngineUnavailable as error:
             raise ReplicaUnavailable(error.message, retry_after_s=RESTART_S) from error
 
-    def _tokenize(self, prompt: ChatPrompt, options: Mapping[str, Any]) -> list[int]:
-        try:
-            text = self._template.render(prompt.messages, options=options)
-        except InvalidRequest as error:
-            raise BadField(
-                "This model's chat template does not take these messages.", param="messages"
-            ) from error
-        return self._tokenizer.encode(text)
+    def _ends(self, prompt: ChatPrompt, rendered: Rendered) -> Container[int] | None:
+        """An output that is kept to a form may be complete without any of these."""
+        if rendered.form is None:
+            return None
+        return {*self._status().eos_token_ids, *prompt.stop_token_ids}
 
     def _to_refusal(
-        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, prompt: ChatPrompt
+        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, form: OutputForm | None
     ) -> FleetError:
         match error:
             case DeadlineExceeded():
@@ -237,8 +230,8 @@ class EngineReplica:
                 return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
             case InvalidRequest():
                 param = THEIR_NAMES.get(error.param or "", error.param)
-                if param == "grammar" and prompt.form is not None:
-                    param = prompt.form.param
+                if param == "grammar" and form is not None:
+                    param = form.param
                 return BadField(f"Invalid value for '{param}': {error.message}.", param=param)
 
     def _to_loss(self, error: EngineUnavailable, begun: bool) -> FleetError:
@@ -249,44 +242,26 @@ class EngineReplica:
 
 def prompt_size(prompt: ChatPrompt) -> int:
     """What rendering and tokenizing cost, in characters of text."""
-    return sum(
+    others = prompt.num_other_chars + (0 if prompt.tools is None else prompt.tools.num_chars)
+    return others + sum(
         CHARS_PER_MESSAGE + len(message["content"]) + len(message.get("name", ""))
         for message in prompt.messages
     )
 
 
-def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[str, Any]:
-    """How much the model is to think, as its template takes it; of one that knows on and off alone,
-    all but `none` are on. Raises UnsupportedField."""
-    effort = prompt.reasoning_effort
-    if effort is None:
-        return {}
-    if "reasoning_effort" in variables:
-        return {"reasoning_effort": effort}
-    for switch in THINKING_SWITCHES:
-        if switch in variables:
-            return {switch: effort != "none"}
-    if effort == "none":
-        return {}
-    raise UnsupportedField(
-        "Unsupported parameter: 'reasoning_effort' is not supported by this model, "
-        "which has no such setting.",
-        param="reasoning_effort",
-    )
-
-
 def to_prepared(
-    request: GenerateRequest, prompt: ChatPrompt, prompt_token_ids: list[int], max_model_len: int
+    request: GenerateRequest, prompt: ChatPrompt, rendered: Rendered, max_model_len: int
 ) -> PreparedRequest:
     """Raises ContextTooLong, or BadField for `min_tokens`."""
-    max_tokens = output_bound(prompt, len(prompt_token_ids), max_model_len)
+    num_prompt_tokens = len(rendered.token_ids)
+    max_tokens = output_bound(prompt, num_prompt_tokens, max_model_len)
     return PreparedRequest(
         request=request,
-        input_tokens=len(prompt_token_ids),
+        input_tokens=num_prompt_tokens,
         input_estimated=False,
         max_output_tokens=max_tokens * request.n,
         max_tokens_given=prompt.max_tokens is not None,
-        payload=Job(prompt_token_ids, to_sampling(prompt, max_tokens)),
+        payload=Job(rendered, to_sampling(prompt, max_tokens, rendered.form)),
     )
 
 
@@ -332,7 +307,7 @@ def check_token_ids(prompt: ChatPrompt, vocab_size: int) -> None:
             )
 
 
-def to_sampling(prompt: ChatPrompt, max_tokens: int) -> SamplingParams:
+def to_sampling(prompt: ChatPrompt, max_tokens: int, form: OutputForm | None) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=prompt.min_tokens,
@@ -348,5 +323,5 @@ def to_sampling(prompt: ChatPrompt, max_tokens: int) -> SamplingParams:
         ignore_eos=prompt.ignore_eos,
         seed=prompt.seed,
         logprobs=prompt.logprobs,
-        grammar=None if prompt.form is None else prompt.form.grammar,
+        grammar=None if form is None else form.grammar,
     )

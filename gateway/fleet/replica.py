@@ -61,11 +61,23 @@ class TokenInfo(msgspec.Struct, frozen=True):
     top_logprobs: list[TokenTop]
 
 
+class CallDelta(msgspec.Struct, frozen=True):
+    """What came of call `index` of a choice: its name, once, and a piece of its arguments."""
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """Text our engine added to choice `index`."""
 
     index: int
     text: str
+    reasoning: str = ""
+    """What came of it before `text`."""
+    calls: tuple[CallDelta, ...] = ()
+    """What came of them behind `text`."""
     logprobs: list[TokenInfo] | None = None
     finish_reason: FinishReason | None = None
 

@@ -23,10 +23,11 @@ from gateway.routes.envelope import REQUEST_ID
 from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.reply import JSON, Reply
 from gateway.telemetry import RequestMeter
+from gateway.wire.answer import ChatCompletion
 from gateway.wire.cost import asks_cost
 from gateway.wire.from_openai import from_openai, peek
 from gateway.wire.openai import ChatCompletionRequest
-from gateway.wire.to_openai import ChatCompletion, to_openai
+from gateway.wire.to_openai import to_openai
 
 DEADLINE = Parameter(
     name="X-Request-Timeout-Ms",

@@ -13,20 +13,13 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.fleet.errors import BadField
-from gateway.wire.openai import (
-    MAX_PARTS,
-    AssistantMessage,
-    ChatCompletionRequest,
-    Content,
-    DeveloperMessage,
-    Message,
-    SystemMessage,
-    UserMessage,
-)
+from gateway.wire.chat_messages import text_size_of_calls, to_messages
+from gateway.wire.openai import ChatCompletionRequest
 from gateway.wire.openai_forward import check_forward, without_our_tiers
 from gateway.wire.refusals import check_values, decode, unsupported
-from gateway.wire.request import ChatPrompt, GenerateRequest
+from gateway.wire.request import ChatPrompt, GenerateRequest, OutputForm, ToolUse
 from gateway.wire.structured import output_form
+from gateway.wire.tools import tool_use
 
 ModelKind = Literal["engine", "upstream"]
 """Our own engine, which is strict; or an OpenAI-compatible upstream, to which unknown fields are
@@ -87,14 +80,13 @@ def to_forward(body: Any) -> GenerateRequest:
 
 
 def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
-    check_contents(request.messages)
+    messages = to_messages(request.messages)
     check_stream_options(request)
     if request.store:
         raise unsupported("store", "not supported: nothing is stored")
-    form = output_form(request)
-    if request.min_tokens and (request.stop or form is not None):
-        beside = "stop" if form is None else form.param
-        raise unsupported("min_tokens", f"not supported together with '{beside}'")
+    form, tools = output_form(request), tool_use(request)
+    if request.min_tokens:
+        refuse_beside_ends(request.stop, form, tools)
     greedy_by_top_p = request.top_p == 0  # only the most likely token is left of the nucleus
     return GenerateRequest(
         model=request.model,
@@ -102,8 +94,10 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         n=request.n or 1,
         service_tier=request.service_tier,
+        has_tools=bool(request.tools),
         prompt=ChatPrompt(
-            messages=[to_template(message) for message in request.messages],
+            messages=messages,
+            num_other_chars=text_size_of_calls(request.messages),
             max_tokens=max_tokens(request),
             min_tokens=request.min_tokens or 0,
             temperature=default(request.temperature, 1.0),
@@ -122,27 +116,24 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
             include_stop_str_in_output=bool(request.include_stop_str_in_output),
             form=form,
             reasoning_effort=request.reasoning_effort,
+            tools=tools,
         ),
     )
 
 
+def refuse_beside_ends(stop: object, form: OutputForm | None, tools: ToolUse | None) -> None:
+    """`min_tokens` where something else says when an answer is over."""
+    beside = "stop" if stop else None
+    if form is not None:
+        beside = form.param
+    elif tools is not None and tools.is_kept_to:
+        beside = "tools"
+    if beside is not None:
+        raise unsupported("min_tokens", f"not supported together with '{beside}'")
+
+
 def default(value: float | None, absent: float) -> float:
     return absent if value is None else value
-
-
-def check_contents(messages: list[Message]) -> None:
-    contents = [message.content for message in messages]
-    if None in contents:
-        param = f"messages[{contents.index(None)}].content"
-        raise BadField(
-            f"Invalid type for '{param}': expected a string or an array, but got null instead.",
-            param=param,
-        )
-    if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
-        raise BadField(
-            f"Invalid value for 'messages': more than {MAX_PARTS} parts of content.",
-            param="messages",
-        )
 
 
 def check_stream_options(request: ChatCompletionRequest) -> None:
@@ -184,28 +175,3 @@ def logprobs(request: ChatCompletionRequest) -> int | None:
             param="top_logprobs",
         )
     return None
-
-
-def to_template(message: Message) -> dict[str, Any]:
-    """As chat templates expect it: `developer` is the newer name of `system`, content is one
-    string.
-    """
-    match message:
-        case SystemMessage() | DeveloperMessage():
-            role = "system"
-        case UserMessage():
-            role = "user"
-        case AssistantMessage():
-            role = "assistant"
-    templated = {"role": role, "content": joined(message.content)}
-    if message.name is not None:
-        templated["name"] = message.name
-    return templated
-
-
-def joined(content: Content | None) -> str:
-    """Text parts are lines of one text, as in vLLM."""
-    assert content is not None  # `check_contents`
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.text for part in content)

@@ -9,7 +9,7 @@ else those of vLLM.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -22,6 +22,7 @@ from gateway.wire.openai_forms import (
     Strict,
     StructuredOutputs,
 )
+from gateway.wire.openai_tools import ToolCalls, ToolChoice, Tools
 from gateway.wire.request import ReasoningEffort, ServiceTier
 
 MAX_CHOICES = 128
@@ -57,7 +58,10 @@ Metadata = Annotated[
 ]
 
 NOT_YET = {
-    "messages[].role": frozenset({"tool", "function"}),
+    "messages[].role": frozenset({"function"}),
+    "messages[].tool_calls[].type": frozenset({"custom"}),
+    "tools[].type": frozenset({"custom"}),
+    "tool_choice.type": frozenset({"custom"}),
     "messages[].content[].type": frozenset(
         {"image_url", "input_audio", "file", "refusal", "audio_url", "video_url"}
     ),
@@ -104,16 +108,26 @@ class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     """Takes back what a response's `message` holds, so that a client may append it as it came."""
 
     content: Content | None = None
-    """Absent beside a tool call only, which is refused by its own name."""
+    """Absent beside calls only."""
     name: str | None = None
     refusal: Unsupported = None
     annotations: Annotated[list[None], Meta(max_length=0)] | None = None
     audio: Unsupported = None
     function_call: Unsupported = None
-    tool_calls: Unsupported = None
+    tool_calls: ToolCalls | None = None
+    reasoning_content: str | None = None
+    """Not OpenAI's: what the model thought, for templates that show it."""
+    parsed: Any = None
+    """What a client's library read in the content; not read here."""
 
 
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage
+class ToolMessage(Strict, tag_field="role", tag="tool"):
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
 class StreamOptions(Strict):
@@ -145,6 +159,9 @@ class ChatCompletionRequest(Strict):
     service_tier: ServiceTier | None = None
     store: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     # Labels: for OpenAI's abuse checks, its cache routing, what it stores. Nothing to honour or to
     # break here.
@@ -171,12 +188,9 @@ class ChatCompletionRequest(Strict):
     function_call: Unsupported = None
     functions: Unsupported = None
     moderation: Unsupported = None
-    parallel_tool_calls: Unsupported = None
     prediction: Unsupported = None
     prompt_cache_options: Unsupported = None
     prompt_cache_retention: Unsupported = None
-    tool_choice: Unsupported = None
-    tools: Unsupported = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
 

@@ -26,11 +26,42 @@ class OutputForm(msgspec.Struct, frozen=True):
     """The field that the client asked for it in."""
 
 
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    shown: dict[str, Any]
+    """Template-ready, in OpenAI's form."""
+    parameters: dict[str, Any] | None = None
+    """The JSON schema of its arguments, an object; None: it takes none."""
+    strict: bool = False
+    """Arguments are kept to it even where the model need not call."""
+    param: str = "tools"
+    """The field that holds the schema."""
+
+
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
+    tools: tuple[Tool, ...]
+    """Shown to the model, which may call each of them."""
+    forced: tuple[str, ...] = ()
+    """Names, one of which must be called; none: as the model likes."""
+    parallel: bool = True
+    """More than one call in one answer."""
+    num_chars: int = 0
+    """Of what is shown, about."""
+
+    @property
+    def is_kept_to(self) -> bool:
+        """By a grammar."""
+        return bool(self.forced) or any(tool.strict for tool in self.tools)
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A request for our own engine: every field is understood and will be honoured."""
 
     messages: list[dict[str, Any]]
-    """Template-ready: role and content (text parts already joined), name where given."""
+    """Template-ready: role and content (text parts already joined), name, calls and what they
+    answer where given."""
+    num_other_chars: int = 0
+    """Of the calls in the messages, about."""
     max_tokens: int | None = None
     """Per choice. None: what is left of the context."""
     min_tokens: int = 0
@@ -52,6 +83,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """None: whatever the model says."""
     reasoning_effort: ReasoningEffort | None = None
     """None: as the model does."""
+    tools: ToolUse | None = None
+    """None: the model is shown none."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):

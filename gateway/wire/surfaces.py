@@ -37,6 +37,9 @@ CHAT = Surface(
         "response_format.json_schema.name": "a name for the schema",
         "response_format.json_schema.description": "a name for the schema, in more words",
         "response_format.json_schema.strict": "the answer is kept to the schema in any case",
+        "messages[].parsed": "what a client's library read in the content",
+        "messages[].tool_calls[].index": "a stream's",
+        "messages[].tool_calls[].function.parsed_arguments": "what a client's library read in them",
         "messages[].annotations": "of an earlier answer, which has none",
     },
     notes={
@@ -50,6 +53,13 @@ CHAT = Surface(
         "seed": "the same seed draws the same, whatever else runs",
         "min_tokens": "not beside `stop`, nor beside a form of the answer",
         "ignore_eos": "not beside a form of the answer",
+        "tools": "of a model whose chat template knows tools; a call is told apart from the text by"
+        " the form of the model's family",
+        "tools[].function.strict": "true: its calls are valid by `parameters`, by a grammar; a call"
+        " that is forced is so in any case",
+        "tool_choice": "a function that is named, or allowed and required, is called, by a grammar",
+        "parallel_tool_calls": "false: the answer is over with its first call",
+        "messages[].reasoning_content": "not OpenAI's: as it stood in an answer",
         "service_tier": "`fast` is `priority`; what was served stands in the answer",
         "guided_json": "vLLM's older name of `structured_outputs.json`",
         "guided_regex": "vLLM's older name of `structured_outputs.regex`",

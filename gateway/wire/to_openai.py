@@ -8,8 +8,8 @@ here, from what is billed: an upstream's own stays hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -18,6 +18,7 @@ from billing.events import Tier
 from billing.rating import Rated
 from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, RawRun, TextDelta, TokenInfo
 from gateway.wire import sse
+from gateway.wire.answer import ChatCompletion, ChoiceLogprobs, Collected, call_id
 from gateway.wire.cost import to_usage_cost
 from gateway.wire.openai import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from gateway.wire.request import GenerateRequest
@@ -25,6 +26,11 @@ from gateway.wire.request import GenerateRequest
 _encode = msgspec.json.Encoder().encode
 
 Items = Sequence[TextDelta | RawChunk | RawRun | RawBody]
+
+
+PLAIN_ROLE = b'{"role":"assistant","content":"","refusal":null}'
+ROLE = b'{"role":"assistant","content":null,"refusal":null}'
+"""Where an answer does not begin with its text."""
 
 
 class ChatEncoder(Protocol):
@@ -85,8 +91,8 @@ class Head(msgspec.Struct, kw_only=True):
 
 
 class ChatStream:
-    """Our engine's deltas as chunks: role first, then content, then the reason to finish, per
-    choice.
+    """Our engine's deltas as chunks: role first, then reasoning, content and calls as they come,
+    then the reason to finish, per choice.
     """
 
     def __init__(self, head: Head, include_usage: bool) -> None:
@@ -100,12 +106,15 @@ class ChatStream:
         chunks: list[bytes] = []
         for item in items:
             assert isinstance(item, TextDelta)
+            is_plain = not (item.reasoning or item.calls)
             if item.index not in self._begun:
                 self._begun.add(item.index)
-                role = b'{"role":"assistant","content":"","refusal":null}'
+                role = PLAIN_ROLE if is_plain or item.text else ROLE
                 chunks.append(self._chunk(item.index, role))
-            if item.text or item.logprobs:
-                content = b'{"content":' + _encode(item.text) + b"}"
+            if not is_plain:
+                chunks += self._parsed(item)
+            elif item.text or item.logprobs:
+                content = b'{"content":' + _encode(item.text) + b"}" if item.text else b"{}"
                 chunks.append(self._chunk(item.index, content, logprobs=item.logprobs))
             if item.finish_reason is not None:
                 chunks.append(self._chunk(item.index, b"{}", finish_reason=item.finish_reason))
@@ -113,6 +122,13 @@ class ChatStream:
 
     def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
         return (self._head.usage_chunk(usage, cost) if self._include_usage else b"") + sse.DONE
+
+    def _parsed(self, item: TextDelta) -> Iterator[bytes]:
+        """What was thought, what was said, what was called; the logprobs are of all of it."""
+        logprobs = item.logprobs
+        for delta in parsed_deltas(item):
+            yield self._chunk(item.index, _encode(delta), logprobs=logprobs)
+            logprobs = None
 
     def _chunk(
         self,
@@ -134,33 +150,18 @@ class ChatStream:
         )
 
 
-class ChoiceLogprobs(msgspec.Struct):
-    content: list[TokenInfo]
-    refusal: None = None
-
-
-class AnswerMessage(msgspec.Struct):
-    content: str
-    role: str = "assistant"
-    refusal: None = None
-
-
-class AnswerChoice(msgspec.Struct, kw_only=True):
-    index: int
-    message: AnswerMessage
-    logprobs: ChoiceLogprobs | None
-    finish_reason: str | None
-
-
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    choices: list[AnswerChoice]
-    usage: CompletionUsage
-    service_tier: str | None
-    system_fingerprint: str | None
+def parsed_deltas(item: TextDelta) -> Iterator[dict[str, Any]]:
+    if item.reasoning:
+        yield {"reasoning_content": item.reasoning}
+    if item.text:
+        yield {"content": item.text}
+    for call in item.calls:
+        begun: dict[str, Any] = {"index": call.index}
+        function = {"arguments": call.arguments}
+        if call.name is not None:
+            begun |= {"id": call_id(), "type": "function"}
+            function = {"name": call.name, **function}
+        yield {"tool_calls": [{**begun, "function": function}]}
 
 
 class ChatBody:
@@ -168,40 +169,21 @@ class ChatBody:
 
     def __init__(self, head: Head, n: int) -> None:
         self._head = head
-        self._texts: list[list[str]] = [[] for _ in range(n)]
-        self._logprobs: list[list[TokenInfo] | None] = [None] * n
-        self._finish_reasons: list[str | None] = [None] * n
+        self._choices = [Collected() for _ in range(n)]
 
     def encode(self, items: Items) -> bytes:
         for item in items:
             assert isinstance(item, TextDelta)
-            index = item.index
-            self._texts[index].append(item.text)
-            if item.logprobs is not None:
-                collected = self._logprobs[index] = self._logprobs[index] or []
-                collected.extend(item.logprobs)
-            if item.finish_reason is not None:
-                self._finish_reasons[index] = item.finish_reason
+            self._choices[item.index].add(item)
         return b""
 
     def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
-        choices = [
-            AnswerChoice(
-                index=index,
-                message=AnswerMessage("".join(texts)),
-                logprobs=None if logprobs is None else ChoiceLogprobs(logprobs),
-                finish_reason=finish_reason,
-            )
-            for index, (texts, logprobs, finish_reason) in enumerate(
-                zip(self._texts, self._logprobs, self._finish_reasons, strict=True)
-            )
-        ]
         return _encode(
             ChatCompletion(
                 id=self._head.id,
                 created=self._head.created,
                 model=self._head.model,
-                choices=choices,
+                choices=[each.choice(index) for index, each in enumerate(self._choices)],
                 usage=to_usage(usage, cost),
                 service_tier=self._head.service_tier,
                 system_fingerprint=self._head.system_fingerprint,

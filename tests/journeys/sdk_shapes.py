@@ -9,14 +9,16 @@ from pydantic import BaseModel
 
 
 def extras(model: BaseModel, at: str = "") -> list[str]:
-    """Paths of fields that the SDK's types do not have."""
+    """Paths of fields that the SDK's types do not have, but for the place of a call in a stream,
+    which its accumulator keeps."""
     return list(_extras(model, at))
 
 
 def _extras(value: Any, at: str) -> Iterator[str]:
     if isinstance(value, BaseModel):
         for name in value.model_extra or {}:
-            yield f"{at}.{name}"
+            if (type(value).__name__, name) != ("ParsedFunctionToolCall", "index"):
+                yield f"{at}.{name}"
         for name in type(value).model_fields:
             yield from _extras(getattr(value, name), f"{at}.{name}")
     elif isinstance(value, list):
@@ -33,4 +35,6 @@ def said(completion: BaseModel) -> dict[str, Any]:
         for call in choice["message"].get("tool_calls") or ():
             assert call.pop("id").startswith("call_")
             call.pop("index", None)  # of a stream's deltas, kept by its accumulator
+            if call["function"].get("parsed_arguments") is None:
+                call["function"].pop("parsed_arguments", None)
     return found

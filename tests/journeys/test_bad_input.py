@@ -40,7 +40,7 @@ CASES: list[tuple[str, Any, int, str | None]] = [
     ("bool as int", {"model": "penny", "messages": HELLO, "max_tokens": True}, 400, "max_tokens"),
     ("zero tokens", {"model": "penny", "messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
     ("too hot", {"model": "penny", "messages": HELLO, "temperature": 9}, 400, "temperature"),
-    ("tools", {"model": "penny", "messages": HELLO, "tools": []}, 400, "tools"),
+    ("tools", {"model": "penny", "messages": HELLO, "tools": [{}]}, 400, "tools[0].type"),
     (
         "bad role",
         {"model": "penny", "messages": [{"role": "wizard", "content": "x"}]},
@@ -114,13 +114,8 @@ def test_each_mistake_is_named_and_costs_nothing(
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("response_format", {"response_format": {"type": "structural_tag"}}, "response_format.type"),
-    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ("function_call", {"function_call": "auto", "functions": []}, "function_call"),
-    (
-        "tool message",
-        {"messages": [{"role": "tool", "tool_call_id": "1", "content": "x"}]},
-        "messages[0].role",
-    ),
+    ("custom tool", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     (
         "audio part",
         {

@@ -146,6 +146,69 @@ def test_the_named_one_is_called_once(
     assert [name for name, _ in reading.calls] == ["get_weather"]
 
 
+ANSWER = Grammar(kind="json_schema", text='{"const": {"answer": 42}}')
+
+
+MARKED = [name for name in FAMILY_NAMES if name not in ("json", "llama3_json")]
+
+
+def test_which_families_mark_their_calls(tokenizer: Tokenizer) -> None:
+    forms = {name: OutputFormat(tokenizer, "", family=name) for name in FAMILY_NAMES}
+    assert [name for name, form in forms.items() if form.marks_calls] == MARKED
+
+
+@pytest.mark.parametrize("state", ["open", "closed"])
+@pytest.mark.parametrize("family", MARKED)
+def test_who_may_call_calls_or_answers(
+    family: FamilyName,
+    state: ReasoningState,
+    tokenizer: Tokenizer,
+    speaker: Speaker,
+    matcher_tokenizer: MatcherTokenizer,
+) -> None:
+    form = OutputFormat(tokenizer, "", family=family, reasoning="think")
+    grammar = form.offered(TOOLS, ANSWER, max_calls=2, reasoning_state=state)
+    called = 0
+    for seed in range(6):
+        text = speaker.say(grammar, random.Random(seed))
+        reading = read(form.parser(tools=NAMES, reasoning_state=state), text)
+        if reading.calls:
+            called += 1
+            check_calls(reading)
+            assert reading.content == ""
+        else:
+            assert json.loads(reading.content) == {"answer": 42}
+    assert called
+    thought = "hm</think>" if state == "open" else ""
+    answer = tokenizer.encode(f'{thought}{{"answer": 42}}')
+    matcher = compile_grammar(grammar, matcher_tokenizer)
+    assert matcher.try_consume_tokens(answer) == len(answer) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_who_may_call_says_what_it_likes_but_calls_validly(
+    family: FamilyName, matcher_tokenizer: MatcherTokenizer, tokenizer: Tokenizer
+) -> None:
+    """Free text passes and may end anywhere; where a call begins only a valid one goes on."""
+    form = OutputFormat(tokenizer, "", family=family)
+    writing = FAMILIES[family].writing
+    valid, invalid = ('{"city": "Ulm"}', '{"town": "Ulm"}')
+    matcher = compile_grammar(form.offered(TOOLS), matcher_tokenizer)
+
+    def accepts(text: str) -> bool:
+        fresh, ids = matcher.deep_copy(), tokenizer.encode(text)
+        return bool(fresh.try_consume_tokens(ids) == len(ids) and fresh.is_accepting())
+
+    assert accepts("") and accepts("Hello, {you}!\n\nBye <b>")
+    assert accepts(writing.written([("get_weather", valid)]))
+    assert accepts(writing.written([("list_all", "{}")]))
+    assert not accepts(writing.written([("get_weather", invalid)]))
+    assert not accepts(writing.written([("nobody", "{}")]))
+    if family in MARKED:
+        assert accepts("Let me see.\n" + writing.written([("get_weather", valid)] * 2))
+        assert not accepts("Let me see.\n" + writing.written([("get_weather", invalid)]))
+
+
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_markers_that_are_not_special_are_text(family: FamilyName) -> None:
     """A vocabulary without the family's markers writes them letter by letter."""

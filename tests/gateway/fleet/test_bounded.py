@@ -16,6 +16,7 @@ from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine
 from engine.tokenizer import Tokenizer
 from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.errors import BadField
+from gateway.fleet.model_format import ModelFormat
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import Replica
 from gateway.fleet.upstream import UpstreamReplica
@@ -57,7 +58,7 @@ async def test_our_engine_tokenizes_once_and_refuses_what_does_not_fit(
     ours: EngineReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = await ours.prepare(prompt(2, min_tokens=5))
-    monkeypatch.delattr(EngineReplica, "_tokenize")
+    monkeypatch.delattr(ModelFormat, "render")
     assert ours.bounded(prepared, 10).max_output_tokens == 10
     with pytest.raises(BadField, match="min_tokens"):
         ours.bounded(prepared, 9)

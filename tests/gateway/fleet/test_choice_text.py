@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.cache_contracts import CONTRACTS, ContractName
-from engine.protocol import EngineOutput, FinishReason, Grammar, Usage
+from engine.protocol import EngineOutput, FinishReason, Usage
 from engine.tokenizer import Tokenizer
 from gateway.fleet.choice_text import GenerationText
 from gateway.fleet.replica import MeteredUsage, TextDelta
-from gateway.wire.request import ChatPrompt, OutputForm
+from gateway.wire.request import ChatPrompt
 
 ANSWER = st.text(st.sampled_from("abS!ü😀"), max_size=30)
 STOPS = st.lists(st.text(st.sampled_from("abS!ü"), min_size=1, max_size=3), max_size=3)
@@ -104,9 +104,7 @@ def test_a_grammar_that_comes_to_its_end_needs_no_eos(
     tokenizer: Tokenizer, answer: str, with_eos: bool, data: st.DataObject
 ) -> None:
     """The last token of such an answer is part of it."""
-    form = OutputForm(Grammar(kind="regex", text=".*"), "guided_regex")
-    prompt = ChatPrompt(messages=[], form=form)
-    generation = GenerationText(prompt, 1, tokenizer, eos_token_ids=[0])
+    generation = GenerationText(ChatPrompt(messages=[]), 1, tokenizer, ends={0})
     pieces = cut([*tokenizer.encode(answer), *([0] if with_eos else [])], data)
     text, generated = "", 0
     for position, ids in enumerate(pieces, start=1):

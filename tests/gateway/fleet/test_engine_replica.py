@@ -304,7 +304,7 @@ async def test_the_roles_reach_the_template(make: Make, says: Says, tokenizer: T
     ]
     prepared = await make(says("x")).prepare(chat(messages=messages))
     rendered = "<system>be\nkind</s><user>hi</s><assistant>"
-    assert prepared.payload.prompt_token_ids == tokenizer.encode(rendered)
+    assert prepared.payload.rendered.token_ids == tokenizer.encode(rendered)
 
 
 async def test_a_long_prompt_is_prepared_in_a_thread(make: Make, says: Says) -> None:
@@ -489,7 +489,7 @@ async def test_the_first_token_is_predicted_by_what_waits_and_what_is_not_cached
     lanes = {"agentic": LaneStatus(waiting_tokens=1000, prefill_tokens_per_s=100.0)}
     said = msgspec.structs.replace(engine.status, lanes=lanes)
     monkeypatch.setattr(engine.core, "status", lambda: said)
-    size = len(prepared.payload.prompt_token_ids)
+    size = len(prepared.payload.rendered.token_ids)
     assert replica.predicted_ttft_s(prepared, turn) == (1000 + size) / 100
     async for _ in replica.stream(prepared, attempt_id="a", cache_salt="", turn=turn):
         continue

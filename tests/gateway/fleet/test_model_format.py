@@ -1,5 +1,5 @@
 """What a model's own folder decides of a request: the settings that its chat template knows, the
-form that an answer can have."""
+form that an answer can have, how it calls and what it thinks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.tokenizer import Tokenizer
 from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.errors import BadField, UnsupportedField
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import ReplicaEvent
+from gateway.fleet.replica import ReplicaEvent, TextDelta
 from gateway.wire.from_openai import from_openai
 from gateway.wire.request import GenerateRequest
 
@@ -55,6 +55,109 @@ async def events(replica: EngineReplica, request: GenerateRequest) -> AsyncItera
             yield event
 
 
+F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+G = {"type": "function", "function": {"name": "g", "strict": True}}
+SHOWS_TOOLS = "{{ tools | tojson }}{% for m in messages %}{{ m.tool_calls }}{% endfor %}<tool_call>"
+
+
+async def test_the_model_is_shown_its_tools_and_its_calls_are_read(
+    make: Make, tokenizer: Tokenizer
+) -> None:
+    text = 'Yes.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    replica = make(SHOWS_TOOLS, text)
+    request = chat(tools=[F])
+    prepared = await replica.prepare(request)
+    assert prepared.payload.sampling.grammar is None
+    shown = tokenizer.decode(prepared.payload.rendered.token_ids)
+    assert shown == json.dumps([F]) + "<tool_call>"
+    found = [event async for event in events(replica, request)]
+    items = [item for event in found for item in event.items if isinstance(item, TextDelta)]
+    assert "".join(item.text for item in items) == "Yes."
+    assert "".join(call.arguments for item in items for call in item.calls) == '{"a": 1}'
+    assert items[-1].finish_reason == "tool_calls"
+
+
+async def test_without_tools_what_looks_like_a_call_is_text(make: Make) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    found = [event async for event in events(make(SHOWS_TOOLS, text), chat())]
+    items = [item for event in found for item in event.items if isinstance(item, TextDelta)]
+    assert "".join(item.text for item in items) == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [F], "tool_choice": "required"}, "tools[0].function.parameters"),
+        ({"tools": [F, G], "tool_choice": "required"}, "tools"),
+        ({"tools": [F, G]}, "tools"),
+        ({"tools": [F], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [F], "structured_outputs": {"json": "x"}}, "structured_outputs.json"),
+    ],
+)
+async def test_what_calls_are_kept_to_is_refused_by_its_field(
+    make: Make, fields: dict[str, Any], param: str
+) -> None:
+    """There is no grammar without a model, so all of them are."""
+    with pytest.raises(BadField) as caught:
+        [event async for event in events(make(SHOWS_TOOLS, "x"), chat(**fields))]
+    assert caught.value.param == param
+
+
+async def test_a_call_that_cannot_be_told_from_an_answer_is_not_offered_beside_one(
+    make: Make,
+) -> None:
+    with pytest.raises(UnsupportedField) as caught:
+        form = {"type": "json_object"}
+        await make("{{ tools }}").prepare(chat(tools=[F], response_format=form))
+    assert caught.value.param == "response_format"
+
+
+async def test_schemas_that_are_too_much_together_are_refused(make: Make) -> None:
+    properties = {f"{'p' * 1000}{n}": {} for n in range(20)}
+    parameters = {"type": "object", "properties": properties}
+    large = [
+        {"type": "function", "function": {"name": name, "strict": True, "parameters": parameters}}
+        for name in "abcdefghij"
+    ]
+    with pytest.raises(BadField, match="more than") as caught:
+        await make(SHOWS_TOOLS).prepare(chat(tools=large))
+    assert caught.value.param == "tools"
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [F]}, "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "tool", "tool_call_id": "1", "content": "x"}]},
+            "messages[0].role",
+        ),
+    ],
+)
+async def test_a_template_that_knows_no_tools_is_given_none(
+    make: Make, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(UnsupportedField) as caught:
+        await make("{{ messages }}").prepare(chat(**fields))
+    assert caught.value.param == param
+
+
+async def test_what_is_thought_is_no_answer_and_counted_apart(make: Make) -> None:
+    replica = make("{# </think> #}{{ enable_thinking }}<think>", "so</think>\n\nYes.")
+    found = [event async for event in events(replica, chat())]
+    items = [item for event in found for item in event.items if isinstance(item, TextDelta)]
+    assert "".join(item.reasoning for item in items) == "so"
+    assert "".join(item.text for item in items) == "Yes."
+    usage = found[-1].usage
+    assert usage is not None
+    assert usage.reasoning_output == len("so</think>")
+    assert usage.output == len("so</think>\n\nYes.") + 1
+
+
 async def test_a_grammar_is_refused_by_the_field_that_asked_for_it(make: Make) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
     with pytest.raises(BadField) as caught:  # there is no grammar without a model
@@ -77,7 +180,7 @@ async def test_how_much_to_think_is_told_to_the_template(
 ) -> None:
     replica = make("{{ " + setting + " }}!")
     prepared = await replica.prepare(chat(reasoning_effort=effort))
-    assert prepared.payload.prompt_token_ids == tokenizer.encode(f"{shown}!")
+    assert prepared.payload.rendered.token_ids == tokenizer.encode(f"{shown}!")
 
 
 async def test_a_model_that_does_not_reason_is_told_nothing_else(make: Make) -> None:

@@ -18,6 +18,7 @@ from gateway.wire.surfaces import CHAT
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "fields.md"
 SCHEMA = {"type": "object"}
+TOOL = {"type": "function", "function": {"name": "f"}}
 TOP = {row.path: row.treatment for row in rows(CHAT) if "." not in row.path}
 
 HONOURED: dict[str, Any] = {
@@ -46,6 +47,7 @@ HONOURED: dict[str, Any] = {
     "stop_token_ids": [5],
     "include_stop_str_in_output": True,
     "structured_outputs": {"regex": "x"},
+    "tools": [TOOL],
     "guided_json": SCHEMA,
     "guided_regex": "x",
     "guided_choice": ["x"],
@@ -53,6 +55,8 @@ HONOURED: dict[str, Any] = {
 }
 BESIDE: dict[str, tuple[dict[str, Any], Any]] = {
     "top_logprobs": ({"logprobs": True}, 3),
+    "tool_choice": ({"tools": [TOOL]}, "required"),
+    "parallel_tool_calls": ({"tools": [TOOL]}, False),
     "stream_options": ({"stream": True}, {"include_usage": True}),
 }
 """What has a meaning beside others alone: those, and a value."""

@@ -9,13 +9,23 @@ from typing import Any
 import httpx2
 import pytest
 from openai import OpenAI
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from billing.events import Price, Quantities, Tier
 from billing.rating import Rated, rate
-from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, TextDelta, TokenInfo, TokenTop
+from gateway.fleet.replica import (
+    CallDelta,
+    MeteredUsage,
+    RawBody,
+    RawChunk,
+    TextDelta,
+    TokenInfo,
+    TokenTop,
+)
 from gateway.wire.from_openai import from_openai
 from gateway.wire.to_openai import ChatEncoder, to_openai
+from tests.journeys.sdk_shapes import extras, said
 
 USAGE = MeteredUsage(uncached_input=5, cache_read=16, cache_write=3, output=7, reasoning_output=2)
 INFO = TokenInfo(
@@ -151,6 +161,86 @@ def test_the_sdk_reads_a_whole_answer() -> None:
     assert (second.message.content, second.finish_reason) == ("", "length")
     assert second.logprobs is None
     assert_usage(answer.usage)
+
+
+CALLED = [
+    TextDelta(index=0, text="", reasoning="I "),
+    TextDelta(index=0, text="Let me", reasoning="will.", logprobs=[INFO]),
+    TextDelta(index=0, text=" see.", calls=(CallDelta(0, "f", '{"a"'),), logprobs=[INFO]),
+    TextDelta(index=0, text="", calls=(CallDelta(0, None, ": 1}"), CallDelta(1, "g", "{}"))),
+    TextDelta(index=0, text="", finish_reason="tool_calls"),
+]
+OTHERS = [
+    TextDelta(index=1, text="", calls=(CallDelta(0, "f", "{}"),)),
+    TextDelta(index=1, text="", logprobs=[INFO], finish_reason="tool_calls"),
+    TextDelta(index=2, text="", reasoning="hm", finish_reason="stop"),
+    TextDelta(index=3, text="", finish_reason="stop"),
+]
+"""Nothing said but a call; nothing but a thought; nothing at all."""
+
+
+def test_calls_and_thoughts_add_up_to_the_same_in_a_stream_and_in_a_whole_answer() -> None:
+    items = [*CALLED, *OTHERS]
+    stream, body = encoder(stream=True, n=4), encoder(n=4)
+    answer = b"".join(stream.encode([item]) for item in items) + stream.finish(USAGE)
+    body.encode(items)
+    state = ChatCompletionStreamState[Any]()
+    for chunk in streamed(answer):
+        state.handle_chunk(chunk)
+    collected, found = state.current_completion_snapshot, whole(body.finish(USAGE))
+    assert (
+        extras(collected)
+        == extras(found)
+        == [
+            ".choices[0].message.reasoning_content",
+            ".choices[2].message.reasoning_content",
+        ]
+    )
+    assert said(collected) == said(found)
+    message = found.choices[0].message
+    assert message.content == "Let me see." and message.tool_calls is not None
+    assert [
+        (call.function.name, call.function.arguments)
+        for call in message.tool_calls
+        if call.type == "function"
+    ] == [("f", '{"a": 1}'), ("g", "{}")]
+    assert len({call.id for call in message.tool_calls}) == 2
+    assert message.model_extra == {"reasoning_content": "I will."}
+    assert [each.message.content for each in found.choices[1:]] == [None, None, ""]
+    assert len(found.choices[0].logprobs.content) == 2  # type: ignore[union-attr, arg-type]
+
+
+def test_a_call_begins_with_its_name_and_id() -> None:
+    chat = encoder(stream=True)
+    answer = b"".join(chat.encode([item]) for item in CALLED) + chat.finish(USAGE)
+    deltas = [payload["choices"][0]["delta"] for payload in payloads(answer)]
+    calls = [delta.pop("tool_calls") for delta in deltas if "tool_calls" in delta]
+    for [call] in calls:
+        assert call.pop("id", "call_").startswith("call_")
+    assert [delta for delta in deltas if delta] == [
+        {"role": "assistant", "content": None, "refusal": None},
+        {"reasoning_content": "I "},
+        {"reasoning_content": "will."},
+        {"content": "Let me"},
+        {"content": " see."},
+    ]
+    assert calls == [
+        [{"index": 0, "type": "function", "function": {"name": "f", "arguments": '{"a"'}}],
+        [{"index": 0, "function": {"arguments": ": 1}"}}],
+        [{"index": 1, "type": "function", "function": {"name": "g", "arguments": "{}"}}],
+    ]
+
+
+def test_a_message_that_calls_can_be_sent_back_as_it_came() -> None:
+    chat = encoder()
+    chat.encode(CALLED)
+    message = whole(chat.finish(USAGE)).choices[0].message.model_dump(exclude_unset=True)
+    body = {"model": "m", "messages": [message]}
+    request = from_openai(json.dumps(body).encode(), "engine")
+    assert request.prompt is not None
+    [shown] = request.prompt.messages
+    assert [call["function"]["arguments"] for call in shown["tool_calls"]] == ['{"a": 1}', "{}"]
+    assert shown["reasoning_content"] == "I will."
 
 
 def test_a_message_can_be_sent_back_as_it_came() -> None:

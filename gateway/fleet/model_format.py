@@ -1,0 +1,161 @@
+"""How a model is talked to, as its folder says: prompts by its chat template, its outputs read by
+its family's form for calls and reasoning, and kept to what a request wants of them.
+
+Above: `engine_replica`. Below: the engine's chat template, tokenizer and output parser. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from engine.chat_template import ChatTemplate
+from engine.errors import InvalidRequest
+from engine.output_parser import OutputFormat, ReasoningState, Tool
+from engine.output_parser.reader import MAX_CALLS
+from engine.tokenizer import Tokenizer
+from gateway.fleet.choice_text import Parsing
+from gateway.fleet.errors import BadField, UnsupportedField
+from gateway.wire.request import ChatPrompt, OutputForm, ToolUse
+from gateway.wire.structured import check_size
+
+ANY_OBJECT = {"type": "object"}
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""What chat templates call it: Qwen's, DeepSeek's."""
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt as the model reads it."""
+
+    token_ids: list[int]
+    reasoning_state: ReasoningState = "unsaid"
+    form: OutputForm | None = None
+    """What the output must be, behind its reasoning."""
+
+
+class ModelFormat:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._output = OutputFormat(tokenizer, template.source)
+
+    def check(self, prompt: ChatPrompt) -> None:
+        """What can be said before anything is rendered. Raises UnsupportedField."""
+        if prompt.reasoning_effort is not None:
+            template_options(prompt, self._template.variables)
+        if self._template.takes_tools:
+            return
+        if prompt.tools is not None:
+            raise no_tools("tools")
+        for index, message in enumerate(prompt.messages):
+            if message["role"] == "tool":
+                raise no_tools(f"messages[{index}].role")
+            if "tool_calls" in message:
+                raise no_tools(f"messages[{index}].tool_calls")
+
+    def render(self, prompt: ChatPrompt) -> Rendered:
+        """Off the event loop where it is long. Raises BadField."""
+        try:
+            text = self._template.render(
+                prompt.messages,
+                tools=None if prompt.tools is None else [each.shown for each in prompt.tools.tools],
+                options=template_options(prompt, self._template.variables),
+            )
+        except InvalidRequest as error:
+            raise BadField(
+                "This model's chat template does not take these messages.", param="messages"
+            ) from error
+        state = self._output.reasoning_state(text)
+        return Rendered(
+            token_ids=self._tokenizer.encode(text),
+            reasoning_state=state,
+            form=self._form(prompt, state),
+        )
+
+    def parsing(self, prompt: ChatPrompt, rendered: Rendered) -> Parsing | None:
+        """None: all that is said is the answer."""
+        use = prompt.tools
+        if use is None and self._output.reasoning == "none":
+            return None
+        names = [] if use is None else callable_names(use)
+        return Parsing(
+            parser=lambda: self._output.parser(
+                tools=names, reasoning_state=rendered.reasoning_state
+            ),
+            shown_ids=self._output.shown_ids,
+            one_call=use is not None and not use.parallel,
+        )
+
+    def _form(self, prompt: ChatPrompt, state: ReasoningState) -> OutputForm | None:
+        use, form = prompt.tools, prompt.form
+        if form is None and (use is None or not use.is_kept_to):
+            return None
+        try:
+            if use is None:
+                assert form is not None
+                grammar = self._output.answering(form.grammar, reasoning_state=state)
+                made = OutputForm(grammar, form.param)
+            else:
+                made = self._calls(use, form, state)
+        except msgspec.DecodeError as error:
+            assert form is not None
+            raise BadField(
+                f"Invalid value for '{form.param}': not JSON.", param=form.param
+            ) from error
+        check_size(made)
+        return made
+
+    def _calls(self, use: ToolUse, form: OutputForm | None, state: ReasoningState) -> OutputForm:
+        """Of a call that is forced, or kept to a schema, or beside an answer that is."""
+        names = callable_names(use)
+        bound = [each for each in use.tools if each.name in names]
+        param = bound[0].param if len(bound) == 1 else "tools"
+        most = MAX_CALLS if use.parallel else 1
+        if use.forced:
+            tools = [Tool(each.name, each.parameters) for each in bound]
+            grammar = self._output.forced(tools, max_calls=most, reasoning_state=state)
+            return OutputForm(grammar, param)
+        if form is not None and not self._output.marks_calls:
+            raise UnsupportedField(
+                f"Unsupported parameter: '{form.param}' is not supported by this model together "
+                "with 'tools': it has no marker that tells a call from an answer.",
+                param=form.param,
+            )
+        tools = [Tool(each.name, each.parameters if each.strict else ANY_OBJECT) for each in bound]
+        answer = None if form is None else form.grammar
+        grammar = self._output.offered(tools, answer, max_calls=most, reasoning_state=state)
+        return OutputForm(grammar, param if form is None else form.param)
+
+
+def callable_names(use: ToolUse) -> tuple[str, ...]:
+    return use.forced or tuple(tool.name for tool in use.tools)
+
+
+def no_tools(param: str) -> UnsupportedField:
+    return UnsupportedField(
+        f"Unsupported parameter: '{param}' is not supported by this model, "
+        "whose chat template knows no tools.",
+        param=param,
+    )
+
+
+def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[str, Any]:
+    """How much the model is to think, as its template takes it; of one that knows on and off alone,
+    all but `none` are on. Raises UnsupportedField."""
+    effort = prompt.reasoning_effort
+    if effort is None:
+        return {}
+    if "reasoning_effort" in variables:
+        return {"reasoning_effort": effort}
+    for switch in THINKING_SWITCHES:
+        if switch in variables:
+            return {switch: effort != "none"}
+    if effort == "none":
+        return {}
+    raise UnsupportedField(
+        "Unsupported parameter: 'reasoning_effort' is not supported by this model, "
+        "which has no such setting.",
+        param="reasoning_effort",
+    )
