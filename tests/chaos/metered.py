@@ -4,7 +4,7 @@ A gateway is here a spool, its shipper and clients whose attempts open, checkpoi
 shipper adopts what dead gateways leave; an invoicer drafts and finalizes. What a client was told
 stands in a journal, which outlives the kill. All is real but the tokens, of which there are as many
 as follow from the attempt's id (`Plan`), so that every row of the books can be judged on its own,
-and the calendar: four days pass in a second, so that months end while all is killed.
+and the calendar: two days pass with each kill, so that months end meanwhile, however slow it goes.
 
 Above: `metering`, which begins these in processes of their own. Below: `billing`.
 """
@@ -52,9 +52,9 @@ PRICES = {
 }
 BEGINNING = datetime(2024, 1, 30, tzinfo=UTC)
 """Soon before a leap day, and nights of 23 and 25 hours."""
-PACE = 4 * 24 * 3600
-"""Seconds of the calendar that pass in one of ours."""
-BEHIND_S = {"gateway-1": 20 * 24 * 3600.0}
+DAY_S = 24 * 3600
+DAYS_A_KILL = 2
+DAYS_BEHIND = {"gateway-1": 20}
 """By whose clock it is earlier: what it books comes too late for the month that it was used in."""
 INVOICE_INTERVAL_S = 0.2
 ACCOUNTS = {
@@ -88,8 +88,6 @@ class Site(msgspec.Struct, frozen=True):
     """Where the processes of one run meet."""
 
     home: Home
-    began_at: float
-    """By our clock."""
     saves_early: bool
     """The planted bug: the offset is saved before the commit."""
 
@@ -100,10 +98,19 @@ class Site(msgspec.Struct, frozen=True):
     def journal(self, name: str) -> Path:
         return self.home.logs / f"{name}.journal"
 
+    @property
+    def calendar(self) -> Path:
+        """A byte for each day that has passed."""
+        return self.home.logs / "calendar"
+
+    def pass_days(self, days: int) -> None:
+        with self.calendar.open("ab") as file:
+            file.write(bytes(days))
+
     def now(self, name: str = "") -> float:
-        """By the calendar of the run, as a process has it; in Unix seconds."""
-        passed = PACE * (time.time() - self.began_at)
-        return BEGINNING.timestamp() + passed - BEHIND_S.get(name, 0)
+        """As a process has it, in Unix seconds: of the day by the calendar, of the hour by ours."""
+        days = self.calendar.stat().st_size - DAYS_BEHIND.get(name, 0)
+        return BEGINNING.timestamp() + days * DAY_S + time.time() % DAY_S
 
 
 def run_process(site: Site, name: str) -> None:

@@ -45,6 +45,7 @@ from gateway.home import Home
 from migrations.runner import migrate
 from tests.chaos.metered import (
     ACCOUNTS,
+    DAYS_A_KILL,
     GATEWAYS,
     INVOICERS,
     PRICES,
@@ -106,6 +107,7 @@ class Arena:
 
     async def kill(self, victim: str) -> None:
         """kill -9, and begin again."""
+        self.site.pass_days(DAYS_A_KILL)
         self.killed[victim] += 1
         if victim != POSTGRES:
             self._processes[victim].kill()
@@ -292,8 +294,9 @@ async def run(kills: int, *, seed: int, saves_early: bool = False) -> Verdict:
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM_BYTES
     parent = MEMORY if roomy else None
     folder = Path(tempfile.mkdtemp(prefix="tg-chaos-", dir=parent))
-    site = Site(Home(folder), time.time(), saves_early)
+    site = Site(Home(folder), saves_early)
     site.home.create()
+    site.pass_days(0)
     arena = Arena(site, random.Random(seed))
     try:
         await arena.start()
