@@ -6,7 +6,8 @@ text accounting tools.
 
 Above: the gateway's exports. Below: `document`. Amounts are exact USD, whatever the currency of the
 invoice, as in the ledger: charges by model against what the customer owes, the residual of rounding
-on an account of its own, so that each entry is nothing in sum.
+on an account of its own, so that each entry is nothing in sum. What credits pay, and
+what an invoice gives back to them, is of what the customer paid in advance.
 """
 
 from __future__ import annotations
@@ -62,15 +63,16 @@ def _entries(document: Document) -> Iterator[Entry]:
             note=f"takes back of {document.number}",
             postings=[(("Expenses", "CreditNotes"), amount), (owed, -amount)],
         )
+    paid_in_advance = ("Liabilities", "Credits", invoice.org_id)
     for payment in document.payments:
-        if payment.method == "received":
-            amount = payment.amount_coins * coin
-            yield Entry(
-                on=payment.created_at.date(),
-                number=payment.id,
-                note=f"pays of {document.number}",
-                postings=[(("Assets", "Cash"), amount), (owed, -amount)],
-            )
+        amount = payment.amount_coins * coin
+        source = ("Assets", "Cash") if payment.method == "received" else paid_in_advance
+        yield Entry(
+            on=payment.created_at.date(),
+            number=payment.id,
+            note=f"{'pays' if amount > 0 else 'gives back'} of {document.number}",
+            postings=[(source, amount), (owed, -amount)],
+        )
 
 
 def to_beancount(documents: Sequence[Document]) -> str:

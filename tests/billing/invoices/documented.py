@@ -15,6 +15,8 @@ from .billed import NOVEMBER, OCTOBER, at
 
 CENT = 10**10
 EURO_CENT = 10_845_000_000
+PAID = (("received", 30), ("balance", 25), ("balance", -4))
+"""Of what was paid in advance a part is given back."""
 LIST_PICO = {"p:8@acme": 8}
 AUGUST, SEPTEMBER = at(2026, 8, 1), at(2026, 9, 1)
 ID = "inv_org_a_20260901T0000"
@@ -45,7 +47,7 @@ def a_line(position: int, exact: int, coin: int, **fields: object) -> Line:
 
 def a_document(currency: str = "USD", coin: int = CENT, number: int = 1) -> Document:
     """With an awkward name at a discount, corrections, an adjustment, what came late, what was used
-    before there was an account or had no price, a credit note and a payment."""
+    before there was an account or had no price, a credit note, and who paid what."""
     corrected = {"kind": "correction", "component": "reversed", "price_id": "", "quantity": 0}
     before = {"usage_start": AUGUST, "usage_end": SEPTEMBER}
     unpriced = {"price_id": "", "pico_per_token": None, "quantity": 40}
@@ -94,15 +96,19 @@ def a_document(currency: str = "USD", coin: int = CENT, number: int = 1) -> Docu
         lines={lines[0].id: 2},
         created_at=at(2026, 10, 5),
     )
-    paid = Payment(
-        id=f"pay_{number}",
-        invoice_id=ID,
-        method="received",
-        reference="wire",
-        amount_coins=30,
-        created_at=at(2026, 10, 9),
-    )
-    amounts = Amounts(total=total, credited=2, settled=30)
+    paid = [
+        Payment(
+            id=f"pay_{number}.{position}",
+            invoice_id=ID,
+            method=method,
+            reference="",
+            amount_coins=coins,
+            created_at=at(2026, 10, 9),
+        )
+        for position, (method, coins) in enumerate(PAID)
+    ]
+    settled = sum(coins for _, coins in PAID)
+    amounts = Amounts(total=total, credited=2, settled=settled)
     return Document(
         invoice=invoice,
         org_name="=Acme",
@@ -110,7 +116,7 @@ def a_document(currency: str = "USD", coin: int = CENT, number: int = 1) -> Docu
         lines=lines,
         amounts=amounts,
         notes=[taken],
-        payments=[paid],
+        payments=paid,
     )
 
 

@@ -10,26 +10,31 @@ from beancount import loader
 from billing.invoices.documents.journal import entries, to_beancount, to_hledger
 from billing.invoices.documents.paper import to_pdf
 
-from .documented import CENT, DOCUMENTS, a_document, a_line
+from .documented import CENT, DOCUMENTS, PAID, a_document, a_line
 
 
 def test_every_entry_of_the_journal_is_nothing_in_sum() -> None:
     found = entries(DOCUMENTS)
-    assert len(found) == 6 and found == sorted(found, key=lambda entry: (entry.on, entry.number))
+    assert len(found) == 2 * (1 + 1 + len(PAID)) and found == sorted(
+        found, key=lambda entry: (entry.on, entry.number)
+    )
     assert all(sum(amount for _, amount in entry.postings) == 0 for entry in found)
 
 
 def test_beancount_accepts_the_journal_and_has_the_customer_owe_what_we_have() -> None:
     loaded, errors, _ = loader.load_string(to_beancount(DOCUMENTS))
     assert errors == []
-    owed, accounts = Decimal(0), set()
+    owed, in_advance, accounts = Decimal(0), Decimal(0), set()
     for entry in loaded:
         for posting in getattr(entry, "postings", ()):
             accounts.add(posting.account)
             if posting.account.startswith("Assets:Receivable:"):
                 owed += posting.units.number
+            elif posting.account.startswith("Liabilities:Credits:"):
+                in_advance += posting.units.number
     expected = sum(each.amounts.due * each.coin_pico for each in DOCUMENTS)
     assert owed * 10**12 == expected
+    assert in_advance * 10**12 == sum((25 - 4) * each.coin_pico for each in DOCUMENTS)
     assert len({name for entry in entries(DOCUMENTS) for name, _ in entry.postings}) == len(
         accounts
     )
