@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing import ingest as ingestion
 from billing import tables
 from billing.events import Quantities
 from billing.ingest import ingest
@@ -168,6 +169,27 @@ async def test_a_batch_is_all_or_nothing(db: AsyncEngine) -> None:
     with pytest.raises(ValueError):
         await ingest(db, [an_event(), an_event(an_attempt(admitted_at=float("nan")))])
     assert await rows(db, "SELECT * FROM usage_events") == []
+
+
+async def test_what_was_not_written_is_not_known_as_a_duplicate(
+    db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim on an id and what is booked for it are one: who fails behind it, books it later."""
+    there, event = an_event(), an_event()
+    await ingest(db, [there])
+
+    async def fails(*_: object) -> None:
+        raise ConnectionError("gone before the commit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingestion, "_keep_conflicts", fails)
+        with pytest.raises(ConnectionError):
+            await ingest(db, [there, event])
+    assert (await ingest(db, [there, event])).inserted == 1
+    assert (await ingest(db, [there, event])).duplicates == 2
+    assert (await balances(db))["receivable:org_a"] == (2 * 18_160_000, 0)
+    [hour] = await rows(db, "SELECT num_requests FROM usage_hourly")
+    assert hour.num_requests == 2
 
 
 async def test_money_does_not_end_where_a_bigint_does(db: AsyncEngine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -344,7 +345,17 @@ def test_what_was_left_long_ago_is_no_comfort() -> None:
     assert not comfort.allows(["a"], 1, 1)
 
 
-def test_periods_are_of_utc() -> None:
+@pytest.fixture(params=["UTC", "America/New_York", "Pacific/Apia"])
+def local_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where the gateway runs."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield request.param
+    time.tzset()
+
+
+def test_periods_are_of_utc_wherever_the_gateway_runs(local_time: str) -> None:
     last = counter_of("org", ORG, "month", NOON + 40 * 86_400)
     assert last.key(ORG).endswith(":month:2036-12-01")
     assert last.end is not None and (last.end.year, last.end.month, last.end.day) == (2037, 1, 1)

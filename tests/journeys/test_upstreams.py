@@ -98,6 +98,13 @@ def test_a_whole_answer_comes_under_our_name_with_what_is_billed(
     assert exchange.body == {"model": "big", "messages": HELLO, **extra}
 
 
+def test_answers_of_one_id_are_each_billed(stack: Stack, client: OpenAI, big: LiveUpstream) -> None:
+    big.play(good)
+    before = len(events(stack, "big"))
+    assert len({ask(client, "big").id for _ in range(3)}) == 1, "it is the upstream's own"
+    stack.wait("each is billed", lambda: len(events(stack, "big")) == before + 3)
+
+
 def test_an_upstreams_own_name_of_the_model_stays_there(
     client: OpenAI, wide: list[LiveUpstream]
 ) -> None:
