@@ -45,6 +45,17 @@ def a_line(position: int, exact: int, coin: int, **fields: object) -> Line:
     return msgspec.structs.replace(line, **fields)
 
 
+def a_payment(name: str, method: str, coins: int) -> Payment:
+    return Payment(
+        id=name,
+        invoice_id=ID,
+        method=method,
+        reference="",
+        amount_coins=coins,
+        created_at=at(2026, 10, 9),
+    )
+
+
 def a_document(currency: str = "USD", coin: int = CENT, number: int = 1) -> Document:
     """With an awkward name at a discount, corrections, an adjustment, what came late, what was used
     before there was an account or had no price, a credit note, and who paid what."""
@@ -96,17 +107,7 @@ def a_document(currency: str = "USD", coin: int = CENT, number: int = 1) -> Docu
         lines={lines[0].id: 2},
         created_at=at(2026, 10, 5),
     )
-    paid = [
-        Payment(
-            id=f"pay_{number}.{position}",
-            invoice_id=ID,
-            method=method,
-            reference="",
-            amount_coins=coins,
-            created_at=at(2026, 10, 9),
-        )
-        for position, (method, coins) in enumerate(PAID)
-    ]
+    paid = [a_payment(f"pay_{number}.{position}", *it) for position, it in enumerate(PAID)]
     settled = sum(coins for _, coins in PAID)
     amounts = Amounts(total=total, credited=2, settled=settled)
     return Document(
