@@ -98,7 +98,7 @@ def compile_grammar(grammar: Grammar, tokenizer: MatcherTokenizer) -> LLMatcher:
         raise _refusal(str(error)) from error
     matcher = LLMatcher(tokenizer.tokenizer, text, log_level=0, limits=LIMITS)
     if not matcher.is_error():
-        matcher.unsafe_compute_mask_ptr(*_memory(_mask(tokenizer.tokenizer.vocab_size)))
+        _compute_mask(matcher, _mask(tokenizer.tokenizer.vocab_size))
     if matcher.is_error():
         raise _refusal(matcher.get_error().partition("\n")[0])
     return matcher
@@ -198,7 +198,7 @@ class GrammarConstraint:
         if not matcher.is_error():
             if self._unused_id is not None:
                 words = _mask(max(self._unused_id + 1, 32 * len(mask)))
-            matcher.unsafe_compute_mask_ptr(*_memory(words))
+            _compute_mask(matcher, words)
         if matcher.is_error():
             mask[:] = 0
             return
@@ -217,7 +217,7 @@ def _mask(vocab_size: int) -> NDArray[np.int32]:
     return np.full(-(-vocab_size // 32), -1, np.int32)
 
 
-def _memory(mask: NDArray[np.int32]) -> tuple[int, int]:
-    """Address and bytes, as the library wants them."""
+def _compute_mask(matcher: LLMatcher, mask: NDArray[np.int32]) -> None:
+    """The library is told an address, which keeps nothing alive: `mask` does, until it returns."""
     assert mask.flags.c_contiguous
-    return mask.ctypes.data, mask.nbytes
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

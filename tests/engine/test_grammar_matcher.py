@@ -9,16 +9,20 @@ import re
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import msgspec
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from engine.errors import EngineOverloaded, InvalidRequest
 from engine.protocol import Grammar
+from engine.runner import grammar as grammar_module
 from engine.runner.grammar import (
     GrammarConstraint,
     MatcherTokenizer,
@@ -72,6 +76,34 @@ def test_guesses_leave_no_trace(after_token_id: int | None) -> None:
             bound = said if after_token_id is None else said[said.index(after_token_id) + 1 :]
             jsonschema_rs.validate(SCHEMA, json.loads(TOKENIZER.decode(bound)))
     assert num_behind > 100
+
+
+def test_what_the_library_writes_to_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told an address, which keeps nothing alive."""
+    alive: list[weakref.ref[NDArray[np.int32]]] = []
+    make = grammar_module._mask
+
+    def watched(vocab_size: int) -> NDArray[np.int32]:
+        mask = make(vocab_size)
+        alive.append(weakref.ref(mask))
+        return mask
+
+    class Matcher:
+        grammar_from_json_schema = staticmethod(LLMatcher.grammar_from_json_schema)
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.is_error = LLMatcher(*arguments, **options).is_error
+
+        def unsafe_compute_mask_ptr(self, address: int, size_bytes: int) -> None:
+            mask = alive[-1]()
+            assert mask is not None
+            assert (mask.ctypes.data, mask.nbytes) == (address, size_bytes)
+
+    monkeypatch.setattr(grammar_module, "_mask", watched)
+    monkeypatch.setattr(grammar_module, "LLMatcher", Matcher)
+    tokenizer = MatcherTokenizer(Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS, 0)))
+    assert isinstance(compile_grammar(JSON, tokenizer), Matcher)
+    assert alive
 
 
 def test_what_gave_up_behind_a_guess_allows_nothing_there() -> None:
