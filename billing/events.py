@@ -1,4 +1,5 @@
-"""What was used: the quantities of one attempt and the event that bills them. Pure, no I/O.
+"""What was used: the quantities of one attempt and the event that bills them. Pure, no I/O. Nothing
+here can be part of a cycle, so the collector of garbage need not look at it (`gc=False`).
 
 Above: `rating`, `spool`, `ingest` and, in the gateway, `inference` alone, which makes these from
 the engine's usage.
@@ -39,7 +40,7 @@ request that waits for its answer is served as that."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
 
-class Quantities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Quantities(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Counts, disjoint: those of tokens sum to prompt + completion."""
 
     uncached_input: int = 0
@@ -77,7 +78,7 @@ class Quantities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.input_total + self.output_total
 
 
-class Band(msgspec.Struct, frozen=True):
+class Band(msgspec.Struct, frozen=True, gc=False):
     """What a component costs in requests of at least so much input."""
 
     min_total_input: int
@@ -85,7 +86,7 @@ class Band(msgspec.Struct, frozen=True):
     pico_per_token: int
 
 
-class Price(msgspec.Struct, frozen=True, omit_defaults=True):
+class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One row of the price book as chosen at admission, and those of larger requests: how large one
     is turns out when it has run."""
 
@@ -111,7 +112,7 @@ class Price(msgspec.Struct, frozen=True, omit_defaults=True):
 PriceSet = dict[Component, Price]
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One generation as it was admitted; stands in the spool's OPEN record. `id` is the idempotency
     key of its UsageEvent and the engine's request_id."""
 
@@ -133,7 +134,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds; price, hour and period follow it."""
 
 
-class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
+class UsageEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A finished attempt. The same id with other content is an alarm, never a silent skip."""
 
     attempt: Attempt

@@ -18,7 +18,7 @@ PRICED_AS: dict[Component, Component] = {
 """A part of another component, at its price for as long as it has none of its own."""
 
 
-class RatedLine(msgspec.Struct, frozen=True):
+class RatedLine(msgspec.Struct, frozen=True, gc=False):
     """One priced component; `amount_pico` = quantity (tokens or calls) x the price named."""
 
     component: Component
@@ -27,7 +27,7 @@ class RatedLine(msgspec.Struct, frozen=True):
     amount_pico: Pico
 
 
-class Rated(msgspec.Struct, frozen=True, kw_only=True):
+class Rated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     lines: tuple[RatedLine, ...]
     amount_pico: Pico
     """The sum of the lines."""
@@ -52,6 +52,7 @@ def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = 
     size = quantities.input_total if total_input is None else total_input
     lines: list[RatedLine] = []
     unpriced: list[Component] = []
+    total = 0
     for component in COMPONENTS:
         quantity: int = getattr(quantities, component)
         if quantity == 0:
@@ -60,8 +61,8 @@ def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = 
         if price is not None:
             chosen = price.of(size)
             amount = quantity * chosen.pico_per_token
+            total += amount
             lines.append(RatedLine(component, quantity, chosen.price_id, amount))
         elif component in TOKENS or not prices:
             unpriced.append(component)
-    total = sum(line.amount_pico for line in lines)
     return Rated(lines=tuple(lines), amount_pico=total, unpriced=tuple(unpriced))

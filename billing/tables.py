@@ -28,6 +28,12 @@ def to_moment(unix_time: float) -> datetime:
     return EPOCH + timedelta(seconds=unix_time)
 
 
+def to_microseconds(unix_time: float) -> int:
+    """The same moment, in microseconds since 1970. Raises: as `to_moment`."""
+    whole = int(unix_time)
+    return whole * 1_000_000 + round((unix_time - whole) * 1e6)
+
+
 def amount_column(component: str) -> str:
     """The money beside a quantity."""
     return f"{component}_pico"

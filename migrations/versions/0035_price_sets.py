@@ -136,8 +136,8 @@ ROW = f"""
         tier text, kind text, finish text, price_list text, estimated boolean,
         {", ".join(f"{name} bigint" for name in COMPONENTS)},
         {", ".join(f"{name}_pico text" for name in COMPONENTS)},
-        suspended boolean, price_set uuid, band bigint, digest bytea, admitted_at timestamptz,
-        occurred_at timestamptz
+        suspended boolean, price_set uuid, band bigint, digest bytea, admitted_at bigint,
+        occurred_at bigint
     )
 """
 

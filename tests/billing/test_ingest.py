@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from billing.ingest import ingest
 from billing.ledger import check
 from billing.price_book import PriceBook
 from billing.spool_format import Checkpoint, OpenAttempt
+from billing.tables import EPOCH, to_microseconds, to_moment
 
 from .samples import NOON, PRICES, an_attempt, an_event
 
@@ -50,6 +52,19 @@ async def test_an_event_becomes_a_transfer_balances_and_an_hour(db: AsyncEngine)
         ("receivable",), ("revenue",),
     ]  # fmt: skip
     assert await check(db) == []
+
+
+async def test_moments_are_kept_to_the_microsecond(db: AsyncEngine) -> None:
+    moments = [NOON + fraction for fraction in (0.1234564, 0.1234566, 0.9999999, 0.0000004)]
+    assert [EPOCH + timedelta(microseconds=to_microseconds(it)) for it in (*moments, -1.5)] == [
+        to_moment(it) for it in (*moments, -1.5)
+    ]
+    events = [an_event(an_attempt(admitted_at=each)) for each in moments]
+    await ingest(db, events)
+    found = await rows(db, "SELECT id, admitted_at, occurred_at FROM usage_events")
+    assert {it.id: (it.admitted_at, it.occurred_at) for it in found} == {
+        it.id: (to_moment(it.attempt.admitted_at), to_moment(it.occurred_at)) for it in events
+    }
 
 
 async def test_nothing_is_booked_for_nothing(db: AsyncEngine) -> None:
