@@ -110,6 +110,38 @@ async def test_hours_and_minutes(used: OpenRows) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("width", "table"),
+    [("1d", "usage_daily"), ("1h", "usage_hourly"), ("1m", "usage_events_org_admitted_at")],
+)
+async def test_a_report_reads_a_rollup_or_an_index_and_never_all_events(
+    db: AsyncEngine, width: Any, table: str
+) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def listen(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        asked.append((statement, parameters))
+
+    sa.event.listen(db.sync_engine, "before_cursor_execute", listen)
+    await usage_completions(
+        partial(tenant, db),
+        org="org_a",
+        start_time=MIDNIGHT,
+        bucket_width=width,
+        group_by=["model", "api_key_id"],
+    )
+    statement, parameters = next(each for each in asked if "usage_" in each[0])
+    async with db.connect() as conn:
+        raw = (await conn.get_raw_connection()).driver_connection
+        assert raw is not None
+        await raw.execute("SET enable_seqscan = off")  # of a table without rows it is the cheapest
+        rows = await raw.fetch(f"EXPLAIN {statement}", *parameters)
+        await raw.execute("RESET enable_seqscan")
+    plan = "\n".join(row[0] for row in rows)
+    assert "Index" in plan and f" {table}" in plan and "Seq Scan on usage" not in plan, plan
+    assert width == "1m" or "usage_events" not in plan, plan
+
+
 async def test_groups_and_filters(used: OpenRows) -> None:
     async def results(**query: Any) -> list[UsageRow]:
         page = await usage_completions(
