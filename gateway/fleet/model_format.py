@@ -44,7 +44,9 @@ class ModelFormat:
     def check(self, prompt: ChatPrompt) -> None:
         """What can be said before anything is rendered. Raises UnsupportedField."""
         if prompt.reasoning_effort is not None:
-            template_options(prompt, self._template.variables)
+            options = template_options(prompt, self._template.variables)
+            if not options and self._output.reasoning != "none":
+                raise no_effort("thinks always")
         if self._template.takes_tools:
             return
         if prompt.tools is not None:
@@ -141,6 +143,12 @@ def no_tools(param: str) -> UnsupportedField:
     )
 
 
+def no_effort(why: str) -> UnsupportedField:
+    param = "reasoning_effort"
+    message = f"Unsupported parameter: '{param}' is not supported by this model, which {why}."
+    return UnsupportedField(message, param=param)
+
+
 def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[str, Any]:
     """How much the model is to think, as its template takes it; of one that knows on and off alone,
     all but `none` are on. Raises UnsupportedField."""
@@ -154,8 +162,4 @@ def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[
             return {switch: effort != "none"}
     if effort == "none":
         return {}
-    raise UnsupportedField(
-        "Unsupported parameter: 'reasoning_effort' is not supported by this model, "
-        "which has no such setting.",
-        param="reasoning_effort",
-    )
+    raise no_effort("has no such setting")

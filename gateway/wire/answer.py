@@ -73,7 +73,7 @@ class Collected:
         self._reasoning: list[str] = []
         self._names: list[str] = []
         self._arguments: list[list[str]] = []
-        self._logprobs: list[TokenInfo] | None = None
+        self._logprobs: list[TokenInfo] = []
         self._finish_reason: FinishReason | None = None
 
     def add(self, delta: TextDelta) -> None:
@@ -85,9 +85,8 @@ class Collected:
                 self._names.append(call.name)
                 self._arguments.append([])
             self._arguments[call.index].append(call.arguments)
-        if delta.logprobs is not None:
-            self._logprobs = self._logprobs or []
-            self._logprobs.extend(delta.logprobs)
+        if delta.logprobs:
+            self._logprobs += delta.logprobs
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
 
@@ -95,7 +94,7 @@ class Collected:
         return AnswerChoice(
             index=index,
             message=self._message(),
-            logprobs=None if self._logprobs is None else ChoiceLogprobs(self._logprobs),
+            logprobs=ChoiceLogprobs(self._logprobs) if self._logprobs else None,
             finish_reason=self._finish_reason,
         )
 

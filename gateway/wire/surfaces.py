@@ -47,7 +47,7 @@ CHAT = Surface(
         "stream_options.include_obfuscation": "true is refused: chunks are not padded",
         "max_completion_tokens": "both may be given if they are equal",
         "reasoning_effort": "as the model's chat template takes it; one that knows on and off alone"
-        " thinks for all but `none`; one that knows neither refuses all but `none`",
+        " thinks for all but `none`; one that knows neither takes what it does anyway",
         "response_format.json_schema.schema": "the answer is of it, by a grammar; what cannot be"
         " compiled is refused",
         "seed": "the same seed draws the same, whatever else runs",

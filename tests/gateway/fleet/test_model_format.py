@@ -183,7 +183,11 @@ async def test_how_much_to_think_is_told_to_the_template(
     assert prepared.payload.rendered.token_ids == tokenizer.encode(f"{shown}!")
 
 
-async def test_a_model_that_does_not_reason_is_told_nothing_else(make: Make) -> None:
+@pytest.mark.parametrize(("source", "effort"), [("x", "low"), ("</think>", "none")])
+async def test_what_a_model_knows_no_setting_for_is_refused(
+    make: Make, source: str, effort: str
+) -> None:
+    """It does not think at all, or always."""
     with pytest.raises(UnsupportedField) as caught:
-        await make("x").prepare(chat(reasoning_effort="low"))
+        await make(source).prepare(chat(reasoning_effort=effort))
     assert caught.value.param == "reasoning_effort"

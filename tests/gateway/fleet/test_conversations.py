@@ -1,0 +1,174 @@
+"""Conversations that hypothesis makes up, before penny's own template and tokenizer: each is
+answered, its stream adds up to the whole and every token counts, or refused by a field of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from engine.chat_template import ChatTemplate
+from engine.fake import FakeCore, FakeEngine
+from engine.protocol import EngineRequest
+from engine.tokenizer import Tokenizer
+from gateway.fleet.engine_replica import EngineReplica
+from gateway.fleet.errors import BadField
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.replica import MeteredUsage, TextDelta
+from gateway.wire.from_openai import from_openai
+from gateway.wire.request import GenerateRequest
+from gateway.wire.to_openai import to_openai
+from tests.journeys.sdk_shapes import said
+
+PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"
+TOKENIZER, TEMPLATE = Tokenizer.load(PENNY), ChatTemplate.load(PENNY)
+
+TEXT = st.text(st.sampled_from("aü 😀\n<|im_end|>{}\"'"), max_size=12)
+PARTS = st.lists(st.builds(lambda text: {"type": "text", "text": text}, TEXT), max_size=2)
+NAME = st.sampled_from(["f", "g", 'quo"ted', "über"])
+SCHEMA = st.sampled_from(
+    [None, {}, {"type": "object"}, {"type": "object", "properties": {"a": {"type": "integer"}}}]
+)
+
+
+def without_none(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+CALL = st.builds(
+    lambda id_, name, arguments: {
+        "id": id_,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    },
+    st.sampled_from(["call_1", "abcDEF123"]),
+    NAME,
+    st.sampled_from(["", "{}", '{"a": [1, "ü"]}', "broken {", "[1]", "null"]),
+)
+MESSAGE = st.one_of(
+    st.builds(
+        lambda role, content, name: without_none(role=role, content=content, name=name),
+        st.sampled_from(["system", "developer", "user", "assistant"]),
+        TEXT | PARTS,
+        st.none() | NAME,
+    ),
+    st.builds(
+        lambda content, calls: without_none(role="assistant", content=content, tool_calls=calls),
+        st.none() | TEXT,
+        st.lists(CALL, min_size=1, max_size=2),
+    ),
+    st.builds(
+        lambda content: {"role": "tool", "tool_call_id": "call_1", "content": content}, TEXT | PARTS
+    ),
+)
+TOOL = st.builds(
+    lambda name, schema: {
+        "type": "function",
+        "function": without_none(name=name, description="x", parameters=schema),
+    },
+    NAME,
+    SCHEMA,
+)
+FIELDS = st.fixed_dictionaries(
+    {"messages": st.lists(MESSAGE, min_size=1, max_size=5)},
+    optional={
+        "tools": st.lists(TOOL, max_size=3, unique_by=lambda tool: tool["function"]["name"]),
+        "tool_choice": st.sampled_from(["auto", "none", "required"]),
+        "parallel_tool_calls": st.booleans(),
+        "n": st.integers(1, 2),
+        "max_tokens": st.integers(1, 40),
+        "stop": st.sampled_from(["a", ["}", "ü"]]),
+        "logprobs": st.booleans(),
+        "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}]),
+    },
+)
+ANSWER = st.lists(
+    TEXT
+    | st.sampled_from(
+        [
+            '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+            '<tool_call>{"arguments": {}, "name": "g"}',
+            "<tool_call>",
+            "</tool_call>\n",
+        ]
+    ),
+    max_size=4,
+).map("".join)
+
+
+class Answer:
+    """What one request got, and what it used."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        encoder = to_openai(request, completion_id="chatcmpl-1", created=1)
+        self.encoder, self.body = encoder, b""
+        self.usage: MeteredUsage | None = None
+        self.finished = False
+
+    async def run(self, replica: EngineReplica, request: GenerateRequest) -> bytes:
+        prepared = await replica.prepare(request)
+        async with aclosing(replica.stream(prepared, attempt_id="a", cache_salt="")) as stream:
+            async for event in stream:
+                assert all(isinstance(item, TextDelta) for item in event.items)
+                self.body += self.encoder.encode(event.items)
+                self.usage, self.finished = event.usage, event.finished
+        assert self.finished and self.usage is not None
+        return self.body + self.encoder.finish(self.usage)
+
+
+def chunks(answer: bytes) -> Iterator[ChatCompletionChunk]:
+    *events, done, rest = answer.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    for event in events:
+        yield ChatCompletionChunk.model_validate_json(event.removeprefix("data: "))
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(fields=FIELDS, answer=ANSWER)
+async def test_a_conversation_is_answered_or_refused_by_name(
+    threads: PrepareThreads, fields: dict[str, Any], answer: str
+) -> None:
+    ids = TOKENIZER.encode(answer)
+
+    def respond(request: EngineRequest, index: int) -> Iterator[int]:
+        return iter(ids)
+
+    answers: list[bytes] = []
+    used: list[MeteredUsage] = []
+    for stream in (True, False):
+        core = FakeCore(vocab_size=TOKENIZER.vocab_size, respond=respond)
+        replica = EngineReplica(
+            name="penny",
+            client=FakeEngine(core),
+            tokenizer=TOKENIZER,
+            template=TEMPLATE,
+            threads=threads,
+        )
+        try:
+            body = json.dumps({"model": "penny", "stream": stream, **fields}).encode()
+            request = from_openai(body, "engine")
+            got = Answer(request)
+            answers.append(await got.run(replica, request))
+        except BadField as error:
+            assert (error.param or "").split("[")[0].split(".")[0] in fields
+            return
+        assert got.usage is not None
+        used.append(got.usage)
+        generated = core.status().generated_tokens
+        assert got.usage.output + got.usage.wasted_output == generated
+    streamed, whole = answers
+    state = ChatCompletionStreamState[Any]()
+    for chunk in chunks(streamed):
+        state.handle_chunk(chunk)
+    found = ChatCompletion.model_validate_json(whole)
+    assert said(state.current_completion_snapshot) == said(found)
+    assert used[0] == used[1]
