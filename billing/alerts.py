@@ -121,19 +121,32 @@ async def mark_dispatched(connection: AsyncConnection, ids: Sequence[str]) -> No
     await connection.execute(done.values(dispatched_at=sa.func.now()))
 
 
+OWNER = "coalesce(key_id, project_id, model, tag, org_id)"
+"""SQL: of a cap, what its scope is called."""
+
+
 def _in_books(of: str) -> str:
     """What the scope of a row of `of` has spent in its period."""
-    return f"""(
-        SELECT coalesce(sum({" + ".join(AMOUNTS)}), 0) FROM usage_hourly h
+
+    def within(moment: str) -> str:
+        return f"""({of}.period = 'total' OR ({moment} >= {of}.period_start
+            AND {moment} < ({of}.period_start AT TIME ZONE 'UTC'
+                + CASE {of}.period WHEN 'day' THEN interval '1 day'
+                    ELSE interval '1 month' END) AT TIME ZONE 'UTC'))"""
+
+    total = f"SELECT coalesce(sum({' + '.join(AMOUNTS)}), 0)"
+    return f"""CASE {of}.scope WHEN 'tag' THEN (
+        {total} FROM usage_tags_daily d
+        WHERE d.org = {of}.org_id AND d.tag = split_part({of}.scope_id, '=', 1)
+            AND d.value = split_part({of}.scope_id, '=', 2) AND {within("d.day")}
+    ) ELSE (
+        {total} FROM usage_hourly h
         WHERE h.org = {of}.org_id
             AND {of}.scope_id = CASE {of}.scope
                 WHEN 'org' THEN h.org WHEN 'project' THEN h.project
                 WHEN 'model' THEN h.model ELSE h.key END
-            AND ({of}.period = 'total' OR (h.hour >= {of}.period_start
-                AND h.hour < ({of}.period_start AT TIME ZONE 'UTC'
-                    + CASE {of}.period WHEN 'day' THEN interval '1 day'
-                        ELSE interval '1 month' END) AT TIME ZONE 'UTC'))
-    )"""
+            AND {within("h.hour")}
+    ) END"""
 
 
 def _by_now(of: str) -> str:
@@ -169,6 +182,15 @@ def sum_up(booked: Iterable[tuple[Attempt, int]]) -> list[Spend]:
     return [Spend(*of, amount_pico) for of, amount_pico in amounts.items()]
 
 
+class TagSpend(msgspec.Struct, frozen=True):
+    """What was booked of a tag (`key=value`) in one day (UTC) of admission."""
+
+    org: str
+    tag: str
+    day: int
+    amount_pico: int
+
+
 # What each (scope, period) of what was booked has spent by now. The sum of its past is read once,
 # when it is first looked at; from then on it grows with what is booked. Orgs that never had a cap
 # have no such sum.
@@ -180,20 +202,27 @@ _SPENT = sa.text(f"""
             AS s(org, project, key, model, day, amount_pico)
         WHERE org IN (SELECT org_id FROM spend_caps)
     ),
+    tagged AS (
+        SELECT org, tag, to_timestamp(day * {DAY_S}) AS day, amount_pico
+        FROM unnest(CAST(:tag_org AS text[]), CAST(:tag AS text[]), CAST(:tag_day AS bigint[]),
+            CAST(:tag_amount_pico AS numeric[])) AS s(org, tag, day, amount_pico)
+    ),
     caps AS (
-        SELECT id AS cap_id, org_id, scope, coalesce(key_id, project_id, model, org_id) AS scope_id,
-            period, amount_pico AS ceiling
+        SELECT id AS cap_id, org_id, scope, {OWNER} AS scope_id, period, amount_pico AS ceiling
         FROM spend_caps WHERE archived_at IS NULL AND org_id IN (SELECT org FROM spent)
+    ),
+    of_scopes AS (
+        SELECT org, scope, scope_id, day, amount_pico
+        FROM spent CROSS JOIN LATERAL (VALUES ('org', org), ('project', project), ('key', key),
+            ('model', model)) AS s(scope, scope_id)
+        UNION ALL SELECT org, 'tag', tag, day, amount_pico FROM tagged
     ),
     grows AS (
         SELECT org AS org_id, scope, scope_id, period,
             CASE period WHEN 'total' THEN to_timestamp(0)
                 ELSE date_trunc(period, day, 'UTC') END AS period_start,
             sum(amount_pico) AS amount_pico
-        FROM spent
-            CROSS JOIN LATERAL (VALUES ('org', org), ('project', project), ('key', key),
-                ('model', model)) AS s(scope, scope_id)
-            CROSS JOIN unnest(ARRAY['day', 'month', 'total']) AS period
+        FROM of_scopes CROSS JOIN unnest(ARRAY['day', 'month', 'total']) AS period
         WHERE amount_pico <> 0
         GROUP BY 1, 2, 3, 4, 5
     ),
@@ -222,7 +251,9 @@ _SPENT = sa.text(f"""
 """)
 
 
-async def raise_for_spend(connection: AsyncConnection, spends: Sequence[Spend]) -> None:
+async def raise_for_spend(
+    connection: AsyncConnection, spends: Sequence[Spend], tags: Sequence[TagSpend] = ()
+) -> None:
     """Raise what `spends` bring a cap's scope to: in the transaction that booked them, once it has.
 
     Two transactions that book for an org wait for each other at its balance, before this, so the
@@ -230,13 +261,17 @@ async def raise_for_spend(connection: AsyncConnection, spends: Sequence[Spend]) 
     if not spends:
         return
     columns = {name: [getattr(it, name) for it in spends] for name in Spend.__struct_fields__}
+    columns |= {
+        name if name == "tag" else f"tag_{name}": [getattr(it, name) for it in tags]
+        for name in TagSpend.__struct_fields__
+    }
     await connection.execute(_SPENT, {**columns, "thresholds": list(THRESHOLDS)})
 
 
 _OF_CAP = sa.text(f"""
     WITH caps AS (
-        SELECT id AS cap_id, org_id, scope, coalesce(key_id, project_id, model, org_id) AS scope_id,
-            period, amount_pico AS ceiling, CASE period WHEN 'total' THEN to_timestamp(0)
+        SELECT id AS cap_id, org_id, scope, {OWNER} AS scope_id, period,
+            amount_pico AS ceiling, CASE period WHEN 'total' THEN to_timestamp(0)
                 ELSE date_trunc(period, coalesce(CAST(:at AS timestamptz), clock_timestamp()),
                     'UTC') END AS period_start
         FROM spend_caps WHERE id = :cap_id AND archived_at IS NULL

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 Component = Literal[
     "uncached_input",
@@ -110,6 +111,8 @@ class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 PriceSet = dict[Component, Price]
+Tags = dict[str, str]
+"""What a client has its requests counted by (`usage_tags`)."""
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -132,6 +135,8 @@ class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Empty for a model without prices: its usage goes to suspense, never lost."""
     admitted_at: float
     """Unix seconds; price, hour and period follow it."""
+    tags: Tags | UnsetType = UNSET
+    """Of who has none nothing is written."""
 
 
 class UsageEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -27,6 +27,7 @@ from billing.money import Pico
 from billing.rating import rate
 from billing.spent import hold_booking
 from billing.tables import AMOUNTS, to_microseconds, usage_conflicts, usage_events
+from billing.usage_tags import book_tagged, tag_spends
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,8 @@ class _Prepared(msgspec.Struct):
     """In the order of the rows."""
     price_sets: dict[bytes, _PriceSet] = {}
     """By their content, as JSON."""
+    tagged: list[UsageEvent] = []
+    """Of the others nothing is written for that."""
 
 
 async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
@@ -158,9 +161,10 @@ async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
     async with db.begin() as connection:
         await hold_booking(connection)
         done = (await connection.execute(_INGEST, named)).one()
+        tagged = await book_tagged(connection, _fresh(batch.tagged, done.fresh))
         if done.capped:
             booked = _booked(batch, done.fresh, done.capped)
-            await raise_for_spend(connection, sum_up(booked))
+            await raise_for_spend(connection, sum_up(booked), tag_spends(tagged))
         complete = done.num_fresh == len(events)
         conflicts = () if complete else await _keep_conflicts(connection, events)
     if conflicts:
@@ -192,6 +196,8 @@ def _prepare(events: Iterable[UsageEvent]) -> _Prepared:
         amount_pico, row = _row(event, priced)
         batch.rows.append(row)
         batch.billed.append((event, amount_pico))
+        if attempt.tags:
+            batch.tagged.append(event)
     return batch
 
 
@@ -229,6 +235,14 @@ def _row(event: UsageEvent, priced: _PriceSet) -> tuple[Pico, tuple[Any, ...]]:
         to_microseconds(attempt.admitted_at),
         to_microseconds(event.occurred_at),
     )
+
+
+def _fresh(events: list[UsageEvent], fresh: Sequence[str] | None) -> list[UsageEvent]:
+    """`fresh`: these ids alone; None: all."""
+    if not events or fresh is None:
+        return events
+    inserted = set(fresh)
+    return [event for event in events if event.id in inserted]
 
 
 def _booked(

@@ -276,6 +276,28 @@ _CHECKS = {
 }
 
 
+_NUM_TAGS = "(SELECT count(*) FROM jsonb_object_keys(g.tags))"
+_CHECKS["the day's tags differ from its events"] = f"""
+    SELECT concat_ws('/', {_DAY_KEY}) FROM (
+        SELECT {_DAY_KEY}, {_sums((*COMPONENTS, "num_requests"))},
+            sum({" + ".join(AMOUNTS)}) AS amount
+        FROM usage_tags_daily GROUP BY {_DAY_KEY}
+    ) d FULL JOIN (
+        SELECT u.org, date_trunc('day', u.admitted_at, 'UTC') AS day, project, key, model, tier,
+            lane = 'batch' AS batch, sum({_NUM_TAGS}) AS found, sum({_NUM_TAGS} * posted) AS posted,
+            {", ".join(f"sum({_NUM_TAGS} * {name}) AS {name}" for name in COMPONENTS)}
+        FROM event_tags g JOIN usage_events u ON u.id = g.event_id CROSS JOIN LATERAL (
+            SELECT coalesce(sum({_CHARGED}), 0) AS posted FROM transfers t
+            WHERE {transfers_of("u.id")}
+        ) t
+        WHERE kind = 'usage' AND {" + ".join(COMPONENTS)} > 0
+        GROUP BY u.org, day, project, key, model, tier, batch
+    ) e USING ({_DAY_KEY})
+    WHERE (d.num_requests, d.amount, {", ".join(f"d.{name}" for name in COMPONENTS)})
+        IS DISTINCT FROM (e.found, e.posted, {", ".join(f"e.{name}" for name in COMPONENTS)})
+"""
+
+
 async def check(db: AsyncEngine) -> list[str]:
     """Everything that is wrong with the books, naming account, event or hour. At best empty."""
     problems: list[str] = []

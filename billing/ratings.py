@@ -22,12 +22,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.alerts import Spend, raise_for_spend
 from billing.credit_returns import Repaid, carry_over, hold_line
-from billing.events import COMPONENTS, Component, PriceSet, Quantities, Tier
+from billing.events import COMPONENTS, Component, PriceSet, Quantities, Tags, Tier
 from billing.ledger import CREDIT, DEBIT, POST_LEGS, change_rollups, transfers_of
 from billing.money import Pico
 from billing.rating import Rated, price_of
 from billing.spent import hold_books
 from billing.tables import AMOUNTS, EPOCH, amount_column
+from billing.usage_tags import Tagged, add_tagged, tag_spends
 
 CORRECTION_LOCK = 0x7265707269636501
 """A transfer is corrected once: what corrects is one at a time."""
@@ -42,8 +43,9 @@ _WAITS = """
     u.suspended AND NOT EXISTS (SELECT FROM transfers WHERE corrects = u.id || '.suspense')
 """
 AS_IT_STANDS = f"""
-    SELECT u.id, u.org, u.project, u.key, u.model, u.tier, u.price_list, u.kind, u.admitted_at,
-        u.seq, {", ".join(f"u.{name}" for name in COMPONENTS)},
+    SELECT u.id, u.org, u.project, u.key, u.model, u.tier, u.lane, u.price_list, u.kind,
+        u.admitted_at, u.seq, (SELECT tags FROM event_tags WHERE event_id = u.id) AS tags,
+        {", ".join(f"u.{name}" for name in COMPONENTS)},
         {", ".join(f"coalesce(r.{name}, u.{name}) AS {name}" for name in AMOUNTS)},
         coalesce(r.prices, p.prices) AS prices, coalesce(r.number, 0) AS number,
         r.seq AS rated_seq, {_WAITS} AS waits
@@ -60,8 +62,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     model: str
     tier: Tier
+    lane: str
     price_list: str
     kind: str
+    tags: Tags | None
     admitted_at: datetime
     seq: int
     quantities: Quantities
@@ -103,9 +107,10 @@ class Rating(msgspec.Struct, frozen=True, kw_only=True):
 def to_standing(row: sa.Row[Any]) -> Standing:
     """Of AS_IT_STANDS."""
     columns = row._mapping
-    same = ("id", "org", "project", "key", "model", "tier", "price_list", "kind", "admitted_at")
+    same = ("id", "org", "project", "key", "model", "tier", "lane", "price_list", "kind", "tags")
+    moved = ("admitted_at", "seq", "number", "rated_seq", "waits")
     return Standing(
-        **{name: columns[name] for name in (*same, "seq", "number", "rated_seq", "waits")},
+        **{name: columns[name] for name in (*same, *moved)},
         quantities=Quantities(**{name: columns[name] for name in COMPONENTS}),
         prices=msgspec.convert(columns["prices"], PriceSet),
         amounts={name: int(columns[amount_column(name)]) for name in COMPONENTS},
@@ -192,7 +197,9 @@ async def post_ratings(
         if line is not None and reverses:
             own = [it for it in ratings if it.of.org == line.org_id and it.of.kind == "usage"]
             await carry_over(conn, line, _repaid(own, legs))
-    await raise_for_spend(conn, _spends(ratings))
+    tagged = [_tagged(each) for each in ratings if each.of.tags and each.of.kind == "usage"]
+    await add_tagged(conn, tagged)
+    await raise_for_spend(conn, _spends(ratings), tag_spends(tagged))
 
 
 def _row(rating: Rating) -> dict[str, Any]:
@@ -226,6 +233,18 @@ def _repaid(ratings: Iterable[Rating], legs: Sequence[sa.Row[Any]]) -> list[Repa
         )
         for each in ratings
     ]
+
+
+def _tagged(rating: Rating) -> Tagged:
+    """Of what it counts as before, the money that it adds, be it less than nothing."""
+    it = rating.of
+    return Tagged(
+        org=it.org,
+        day=(it.admitted_at - EPOCH).days,
+        place=(it.project, it.key, it.model, it.tier, it.lane == "batch"),
+        tags=it.tags or {},
+        amounts={str(name): amount - it.amounts[name] for name, amount in rating.amounts.items()},
+    )
 
 
 def _spends(ratings: Iterable[Rating]) -> list[Spend]:

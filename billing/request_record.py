@@ -13,12 +13,20 @@ from datetime import datetime
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import UNSET
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
 from billing.ledger import account_of
 from billing.money import Pico
-from billing.tables import credit_burns, event_ratings, priced_events, to_moment, transfers
+from billing.tables import (
+    credit_burns,
+    event_ratings,
+    event_tags,
+    priced_events,
+    to_moment,
+    transfers,
+)
 
 WINDOWS_S = ((-1.0, 60.0), (-3600.0, 7200.0))
 """Around an id's moment, where its admission is looked for: nearly always at once; then so far off
@@ -36,6 +44,12 @@ _PRICES_BY_NOW = (
     .label("prices_by_now")
 )
 """Of an event that was rated anew, or out of suspense."""
+_TAGS = (
+    sa.select(event_tags.c.tags)
+    .where(event_tags.c.event_id == priced_events.c.id)
+    .scalar_subquery()
+    .label("tags")
+)
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +88,7 @@ async def find_record(
     """`made_at`: Unix seconds, as the id says. `conn` sees the ledger."""
     own = priced_events.c
     for before_s, after_s in WINDOWS_S:
-        found = sa.select(priced_events, _PRICES_BY_NOW).where(
+        found = sa.select(priced_events, _PRICES_BY_NOW, _TAGS).where(
             own.org == org,
             own.request_id == request_id,
             own.admitted_at >= to_moment(made_at + before_s),
@@ -126,6 +140,7 @@ def _to_event(row: sa.Row[tuple[object, ...]]) -> UsageEvent:
             **{name: values[name] for name in same},
             prices=msgspec.convert(values["prices_by_now"] or values["prices"], PriceSet),
             admitted_at=values["admitted_at"].timestamp(),
+            tags=values["tags"] or UNSET,
         ),
         quantities=Quantities(**{name: values[name] for name in COMPONENTS}),
         occurred_at=values["occurred_at"].timestamp(),

@@ -171,14 +171,14 @@ usage_conflicts = sa.Table(
 )
 
 
-def _rollup(name: str, unit: str) -> sa.Table:
+def _rollup(name: str, unit: str, *of: str) -> sa.Table:
     """Sums of usage by `unit` of the admission."""
     return sa.Table(
         name,
         metadata,
         sa.Column("org", sa.Text, primary_key=True),
         sa.Column(unit, sa.TIMESTAMP(timezone=True), primary_key=True),
-        *(sa.Column(each, sa.Text, primary_key=True) for each in GROUPED),
+        *(sa.Column(each, sa.Text, primary_key=True) for each in (*of, *GROUPED)),
         sa.Column("batch", sa.Boolean, primary_key=True),
         *_counted(),
         sa.Column("num_requests", sa.BigInteger, nullable=False),
@@ -188,6 +188,23 @@ def _rollup(name: str, unit: str) -> sa.Table:
 GROUPED = ("project", "key", "model", "tier")
 usage_hourly = _rollup("usage_hourly", "hour")
 usage_daily = _rollup("usage_daily", "day")
+usage_tags_daily = _rollup("usage_tags_daily", "day", "tag", "value")
+
+event_tags = sa.Table(
+    "event_tags",
+    metadata,
+    sa.Column("event_id", sa.Text, primary_key=True),
+    *text_columns("org"),
+    sa.Column("tags", JSONB, nullable=False),
+)
+
+usage_tags = sa.Table(
+    "usage_tags",
+    metadata,
+    sa.Column("org", sa.Text, primary_key=True),
+    sa.Column("day", sa.TIMESTAMP(timezone=True), primary_key=True),
+    *(sa.Column(name, sa.Text, primary_key=True) for name in ("tag", "value")),
+)
 
 usage_charges = sa.Table(
     "usage_charges",

@@ -29,7 +29,16 @@ from billing.errors import ReportQueryError
 from billing.events import CALLS, COMPONENTS, Component, Quantities
 from billing.money import Pico
 from billing.report_window import WIDTH_S, BucketWidth, Window, window_of
-from billing.tables import AMOUNTS, EPOCH, to_moment, usage_daily, usage_events, usage_hourly
+from billing.tables import (
+    AMOUNTS,
+    EPOCH,
+    GROUPED,
+    to_moment,
+    usage_daily,
+    usage_events,
+    usage_hourly,
+    usage_tags_daily,
+)
 
 OpenRows = Callable[[str], AbstractAsyncContextManager[AsyncConnection]]
 """From an org to a transaction that may see its rows; opened once the query has been checked."""
@@ -50,6 +59,9 @@ COLUMN_OF_GROUP = {
     **OWNERS,
 }
 BATCH = "batch"
+TAG = "tag"
+BY_TAG = "tag:"
+"""Before its key: a group by the values of a tag. Days alone have them (`usage_tags`)."""
 COST_GROUPS = (*COLUMN_OF_GROUP, "line_item", "component")
 LINE_ITEMS: dict[Component, str] = {
     "uncached_input": "input_tokens",
@@ -86,6 +98,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     batch: bool | None = None
     service_tier: str | None = None
     served_as: str | None = None
+    tag: str | None = None
+    """The value; None, too, of what has no such tag."""
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +119,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     batch: bool | None = None
     service_tier: str | None = None
     served_as: str | None = None
+    tag: str | None = None
 
 
 Row = TypeVar("Row", UsageRow, CostRow)
@@ -153,10 +168,9 @@ async def usage_completions(
     """
     if bucket_width not in WIDTH_S:
         raise ReportQueryError(f"one of {', '.join(WIDTH_S)}", param="bucket_width")
-    _known(group_by, COLUMN_OF_GROUP)
+    source, group_by = _source(bucket_width, group_by, COLUMN_OF_GROUP)
     limits = USAGE_LIMITS[bucket_width]
     window = window_of(start_time, end_time, WIDTH_S[bucket_width], limit, limits, page)
-    source = _SOURCES[bucket_width]
     filters = {"project": project_ids, "key": api_key_ids, "model": models, "served_as": served_as}
     where = [
         *_where(source, org, window, filters),
@@ -168,6 +182,8 @@ async def usage_completions(
     found: defaultdict[int, list[UsageRow]] = defaultdict(list)
     for row in await _aggregate(open_rows, org, source, window, where, group_by, SUM_OF_COUNTS):
         *counts, num_requests = row.sums
+        if not any(row.sums):
+            continue  # of a tag, that all there is has
         found[row.bucket].append(
             UsageRow(
                 num_model_requests=num_requests,
@@ -209,11 +225,10 @@ async def costs(
     """Money by day; arguments and errors as in `usage_completions`."""
     if bucket_width != "1d":
         raise ReportQueryError("only 1d", param="bucket_width")
-    _known(group_by, COST_GROUPS)
+    source, group_by = _source("1d", group_by, COST_GROUPS)
     window = window_of(start_time, end_time, WIDTH_S["1d"], limit, COST_LIMITS, page)
-    source = _SOURCES["1d"]
     where = _where(source, org, window, {"project": project_ids, "key": api_key_ids})
-    names = [name for name in COLUMN_OF_GROUP if name in group_by]
+    names = [name for name in (*COLUMN_OF_GROUP, TAG) if name in group_by]
     by_model = dict.fromkeys([*names, "model"])
     totals = _Totals(group_by, line_items)
     for row in await _aggregate(open_rows, org, source, window, where, [*by_model], SUM_OF_COSTS):
@@ -282,6 +297,40 @@ def _known(group_by: Sequence[str], allowed: Iterable[str]) -> None:
         raise ReportQueryError(f"{unknown[0]} is not one of {', '.join(allowed)}", param="group_by")
 
 
+def _source(
+    width: BucketWidth, group_by: Sequence[str], allowed: Iterable[str]
+) -> tuple[sa.Subquery, list[str]]:
+    """And the groups, in which a tag is TAG. Raises: ReportQueryError."""
+    keys = [name.removeprefix(BY_TAG) for name in group_by if name.startswith(BY_TAG)]
+    others = [name for name in group_by if not name.startswith(BY_TAG)]
+    _known(others, allowed)
+    if not keys:
+        return _SOURCES[width], others
+    if len(keys) > 1:
+        raise ReportQueryError("one tag at most", param="group_by")
+    if width != "1d":
+        raise ReportQueryError("tags are counted by day", param="group_by")
+    return _by_tag(keys[0]), [*others, TAG]
+
+
+def _by_tag(key: str) -> sa.Subquery:
+    """Days by the values of a tag. What has none is all that there is less what has one."""
+    own, of_tag = usage_daily.c, usage_tags_daily.c
+    names = ("org", "day", *GROUPED, "batch")
+    counted = (*SUM_OF_COSTS, "num_requests")
+    nobody = sa.null().cast(sa.Text).label(TAG)
+    with_it = sa.select(*(of_tag[name] for name in (*names, *counted)), of_tag.value.label(TAG))
+    less = [(-of_tag[name]).label(name) for name in counted]
+    without = sa.select(*(of_tag[name] for name in names), *less, nobody)
+    rows = sa.union_all(
+        sa.select(*(own[name] for name in (*names, *counted)), nobody),
+        with_it.where(of_tag.tag == key),
+        without.where(of_tag.tag == key),
+    ).subquery()
+    served_as = _served_as(rows.c.tier, rows.c.batch)
+    return sa.select(rows, rows.c.day.label("moment"), served_as).subquery()
+
+
 def _served_as(tier: sa.ColumnElement[str], batch: sa.ColumnElement[bool]) -> sa.ColumnElement[str]:
     return sa.case((sa.and_(tier == "default", batch), BATCH), else_=tier).label("served_as")
 
@@ -328,13 +377,13 @@ def _where(
 
 
 def _made_embeddings(source: sa.Subquery) -> sa.ColumnElement[bool]:
-    return source.c.embedding_input > 0
+    return source.c.embedding_input != 0
 
 
 def _made_other(source: sa.Subquery) -> sa.ColumnElement[bool]:
     """A row of a rollup may have both: then it is of both reports, each with its own tokens."""
     others = [source.c[name] for name in COMPONENTS if name != "embedding_input"]
-    return sa.or_(source.c.embedding_input == 0, sum(others, sa.literal(0)) > 0)
+    return sa.or_(source.c.embedding_input == 0, sum(others, sa.literal(0)) != 0)
 
 
 def _of_owners(
@@ -358,7 +407,8 @@ async def _aggregate(
     """In the order of buckets and groups."""
     width = sa.literal(timedelta(seconds=window.width))
     bucket = sa.func.date_bin(width, source.c.moment, sa.literal(EPOCH)).label("bucket")
-    named = {name: column for name in group_by if (column := COLUMN_OF_GROUP[name])}
+    columns = {**COLUMN_OF_GROUP, TAG: TAG}
+    named = {name: column for name in group_by if (column := columns[name])}
     groups = [(_keys if name in OWNERS else source).c[column] for name, column in named.items()]
     added = [_sum(source, name) for name in sums]
     query = sa.select(bucket, *groups, *added).where(*where).group_by(bucket, *groups)

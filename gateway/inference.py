@@ -18,8 +18,9 @@ from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 
-from billing.events import Attempt, PriceSet, Quantities, UsageEvent, stop_waste_id
+from billing.events import Attempt, PriceSet, Quantities, Tags, UsageEvent, stop_waste_id
 from billing.price_book import PriceBook
 from billing.rating import Rated, rate
 from billing.spool import Spool
@@ -109,6 +110,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     encoder: Encoder
     meter: RequestMeter
     shows_cost: bool = False
+    tags: Tags = {}
     timeout_s: float | None = None
     """Of the whole, as the client gave it; what is not there by then is cut off."""
     begun_at: float = msgspec.field(default_factory=time.monotonic)
@@ -439,6 +441,7 @@ def new_attempt(call: Call, terms: Terms) -> Attempt:
         price_list=call.principal.price_list,
         prices=terms.prices,
         admitted_at=terms.admitted_at,
+        tags=call.tags or UNSET,
     )
 
 

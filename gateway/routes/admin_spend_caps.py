@@ -98,6 +98,7 @@ async def create(request: Asked) -> Response[bytes]:
         project_id=wanted.project_id,
         key_id=wanted.key_id,
         model=wanted.model,
+        tag=wanted.tag,
         period=wanted.period,
         amount_pico=usd(wanted.amount_usd),
         hard=wanted.hard,

@@ -13,6 +13,7 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
+from billing.usage_tags import MAX_TAGS
 from gateway.errors import EncodedBody
 from gateway.inference import Call, start
 from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s, turn_of
@@ -27,6 +28,7 @@ from gateway.wire.answer import ChatCompletion
 from gateway.wire.cost import asks_cost
 from gateway.wire.from_openai import from_openai, peek
 from gateway.wire.openai import ChatCompletionRequest
+from gateway.wire.tags import MAX_CHARS, TAGS_PATTERN, read_tags
 from gateway.wire.to_openai import to_openai
 
 DEADLINE = Parameter(
@@ -48,6 +50,15 @@ SHOWS_COST = Parameter(
     required=False,
     schema=Schema(type=OpenAPIType.STRING, enum=["true", "false", "1", "0"]),
 )
+TAGS = Parameter(
+    name="X-Tollgate-Tags",
+    param_in="header",
+    description=f"What its usage is counted by, as `team=search,feature=chat`: at most {MAX_TAGS}.",
+    required=False,
+    schema=Schema(type=OpenAPIType.STRING, pattern=TAGS_PATTERN, max_length=MAX_CHARS),
+)
+OURS = frozenset(each.name.lower().encode() for each in (DEADLINE, SHOWS_COST, TAGS))
+"""Found in one walk over what came."""
 ANSWERS = {JSON: ChatCompletion, "text/event-stream": str}
 REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422, 429, 503, 504)}
 """Beside those of every route: an upstream's own refusals keep their status."""
@@ -63,13 +74,14 @@ REFUSALS = {status: {JSON: ErrorEnvelope} for status in (402, 404, 408, 409, 422
     operation_class=describes(
         body=ChatCompletionRequest,
         answer=ChatCompletion,
-        headers=[DEADLINE, SHOWS_COST],
+        headers=[DEADLINE, SHOWS_COST, TAGS],
         said={200: ANSWERS, **REFUSALS},
     ),
 )
 async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
     found = services(request)
-    deadline_s = read_deadline_s(request.scope["headers"])
+    asked = [each for each in request.scope["headers"] if each[0] in OURS]
+    deadline_s, tags = read_deadline_s(asked), read_tags(asked)
     body = await read_once(request)
     peeked = peek(body)
     state = request.scope["state"]
@@ -99,7 +111,8 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
         ),
         meter=meter,
         timeout_s=deadline_s,
-        shows_cost=asks_cost(request.scope["headers"]),
+        shows_cost=asks_cost(asked),
+        tags=tags,
     )
     return Reply(start(found.desk, call), stream=generate.stream)
 

@@ -57,6 +57,7 @@ EXPOSED = b", ".join(
         *(b"x-request-id", b"openai-processing-ms", b"openai-version", b"etag"),
         *(b"retry-after", b"retry-after-ms", b"x-should-retry", b"www-authenticate"),
         b"x-tollgate-cost",
+        b"x-tollgate-tags",
         *(
             name % parts
             for kind in (b"requests", b"tokens", b"input-tokens", b"output-tokens")

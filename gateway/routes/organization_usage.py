@@ -103,6 +103,7 @@ def to_usage(row: UsageRow) -> UsageResult:
         model=row.model,
         batch=row.batch,
         service_tier=row.service_tier,
+        tag=row.tag,
     )
 
 
@@ -126,6 +127,7 @@ def to_costs(row: CostRow) -> CostsResult:
         project_id=row.project_id,
         user_id=row.user_id,
         api_key_id=row.api_key_id,
+        tag=row.tag,
     )
 
 

@@ -1,5 +1,5 @@
 """Spend caps: what an org, a project or a key may spend in a day, a month (UTC) or in all; and of a
-model what its org wants to be told of.
+model or a tag what its org wants to be told of.
 
 Above: `keys` and `auth.subjects` read the hard ones with whom they bind; admin routes make and
 change them. Below: `tables`, `billing.alerts`. The limiter holds requests to hard caps; a soft one
@@ -45,7 +45,9 @@ class SpendCapRow(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str | None
     key_id: str | None
     model: str | None
-    scope: CapScope | Literal["model"]
+    tag: str | None
+    """`key=value`."""
+    scope: CapScope | Literal["model", "tag"]
     period: CapPeriod
     amount_pico: Pico
     hard: bool
@@ -104,6 +106,7 @@ async def create_spend_cap(
     project_id: str | None = None,
     key_id: str | None = None,
     model: str | None = None,
+    tag: str | None = None,
     period: CapPeriod = "month",
     amount_pico: Pico = 0,
     hard: bool = True,
@@ -111,7 +114,7 @@ async def create_spend_cap(
     operator_org: str | None = None,
     actor: Actor,
 ) -> SpendCapRow:
-    """Of the org, or of one project, key or model. Every worker goes by it within a second.
+    """Of the org, or of one project, key, model or tag. Every worker goes by it within a second.
 
     Raises: InvalidField, NotFound (org, project, key), Conflict, ChangeNotAnnounced.
     """
@@ -119,7 +122,9 @@ async def create_spend_cap(
         raise InvalidField("key_id", "a cap is of a project or of a key")
     if model is not None and (project_id is not None or key_id is not None):
         raise InvalidField("model", "a cap is of a project, of a key or of a model")
-    _check_hardness(model, hard)
+    if tag is not None and (project_id is not None or key_id is not None or model is not None):
+        raise InvalidField("tag", "a cap is of a project, of a key, of a model or of a tag")
+    _check_hardness(model or tag, hard)
     _check_amount(amount_pico)
     subject = key_id or project_id or EVERYTHING
     async with changing(db, redis, subject, org_id=org_id) as conn:
@@ -134,6 +139,7 @@ async def create_spend_cap(
             "project_id": project_id,
             "key_id": key_id,
             "model": model,
+            "tag": tag,
             "period": period,
             "amount_pico": amount_pico,
             "hard": hard,
@@ -187,7 +193,7 @@ async def update_spend_cap(
             raise ReadOnly("cap", "an archived cap cannot be changed")
         if "amount_pico" in values:
             _check_amount(values["amount_pico"])
-        _check_hardness(before.model, values.get("hard", before.hard))
+        _check_hardness(before.model or before.tag, values.get("hard", before.hard))
         changed = {
             name: value
             for name, value in values.items()
@@ -226,7 +232,10 @@ async def archive_spend_cap(
 
 def said(cap: SpendCapRow) -> dict[str, Any]:
     """For the audit log."""
-    fields = ("project_id", "key_id", "model", "period", "amount_pico", "hard", "by_operator")
+    fields = (
+        *("project_id", "key_id", "model", "tag"),
+        *("period", "amount_pico", "hard", "by_operator"),
+    )
     return {name: _told(getattr(cap, name)) for name in fields}
 
 
@@ -241,10 +250,10 @@ def _check_amount(amount_pico: Pico) -> None:
         raise InvalidField("amount_usd", f"must be 0 to {most}, with at most nine decimals")
 
 
-def _check_hardness(model: str | None, hard: bool) -> None:
-    """What the limiter counts has no counter of a model over all projects."""
-    if model is not None and hard:
-        raise InvalidField("hard", "a cap of a model refuses nothing: it must be false")
+def _check_hardness(told_of: str | None, hard: bool) -> None:
+    """What the limiter counts has no counter of a model over all projects, nor of a tag."""
+    if told_of is not None and hard:
+        raise InvalidField("hard", "a cap of a model or a tag refuses nothing: it must be false")
 
 
 async def _lock_owner(
@@ -292,6 +301,7 @@ async def _is_taken(conn: AsyncConnection, cap: SpendCapRow, hard: bool) -> bool
         own.project_id.is_not_distinct_from(cap.project_id),
         own.key_id.is_not_distinct_from(cap.key_id),
         own.model.is_not_distinct_from(cap.model),
+        own.tag.is_not_distinct_from(cap.tag),
         own.period == cap.period,
         own.hard == hard,
         own.by_operator == cap.by_operator,

@@ -143,6 +143,7 @@ spend_caps = sa.Table(
     sa.Column("project_id", sa.Text, nullable=True),
     sa.Column("key_id", sa.Text, nullable=True),
     sa.Column("model", sa.Text, nullable=True),
+    sa.Column("tag", sa.Text, nullable=True),
     sa.Column("scope", sa.Text, sa.FetchedValue(), nullable=False),
     sa.Column("period", sa.Text, nullable=False),
     sa.Column("amount_pico", sa.Numeric(38, 0), nullable=False),
@@ -159,7 +160,7 @@ spend_caps = sa.Table(
     sa.Index(
         "spend_caps_live",
         "org_id",
-        sa.text("(coalesce(key_id, project_id, 'model/' || model, ''))"),
+        sa.text("(coalesce(key_id, project_id, 'model/' || model, 'tag/' || tag, ''))"),
         "period",
         "hard",
         "by_operator",

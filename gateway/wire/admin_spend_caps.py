@@ -9,20 +9,24 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from billing.usage_tags import KEY_PATTERN, VALUE_PATTERN
 from gateway.principal import CapPeriod, CapScope
 
 AmountUsd = Annotated[str, Meta(pattern=r"^[0-9]{1,7}(\.[0-9]{1,9})?\Z")]
 """`12.50`: to the nano."""
 MAX_MODEL_CHARS = 256
+Tag = Annotated[str, Meta(pattern=rf"^{KEY_PATTERN}={VALUE_PATTERN}\Z")]
 Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}\Z")]
 
 
 class NewSpendCap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the org, unless it names a project or a key of it, or a model; that of a model is soft."""
+    """Of the org, unless it names a project or a key of it, a model, or a tag (`team=search`);
+    that of a model or a tag is soft."""
 
     project_id: Id | None = None
     key_id: Id | None = None
     model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)] | None = None
+    tag: Tag | None = None
     period: CapPeriod
     amount_usd: AmountUsd
     hard: bool = True
@@ -43,7 +47,8 @@ class SpendCapView(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str | None
     key_id: str | None
     model: str | None
-    scope: CapScope | Literal["model"]
+    tag: str | None
+    scope: CapScope | Literal["model", "tag"]
     period: CapPeriod
     amount_usd: str
     hard: bool

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from billing.money import to_decimal
 from billing.report_window import BucketWidth
+from billing.usage_tags import KEY_PATTERN
 from gateway.fleet.errors import BadField
 from gateway.wire.refusals import to_bad_value
 
@@ -41,9 +42,16 @@ class Query(ReportQuery):
     api_key_ids: Filter = []
 
 
-UsageGroup = Literal[
-    "project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"
+def one_of(*names: str) -> Meta:
+    """Or the values of a tag: `tag:team`."""
+    return Meta(pattern=rf"^({'|'.join(names)}|tag:{KEY_PATTERN})\Z")
+
+
+UsageGroup = Annotated[
+    str,
+    one_of("project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"),
 ]
+CostGroup = Annotated[str, one_of("project_id", "user_id", "line_item", "api_key_id", "api_source")]
 
 
 class UsageQuery(Query):
@@ -62,7 +70,7 @@ class CostsQuery(Query):
     """`GET /v1/organization/costs`: the arguments of `usage_report.costs`."""
 
     bucket_width: Literal["1d"] = "1d"
-    group_by: list[Literal["project_id", "user_id", "line_item", "api_key_id", "api_source"]] = []
+    group_by: list[CostGroup] = []
     line_items: Filter = []
 
 
@@ -196,6 +204,8 @@ class UsageResult(msgspec.Struct, frozen=True, kw_only=True):
     batch: bool | None = None
     service_tier: str | None = None
     api_source: None = None
+    tag: str | None = None
+    """Of the key that it was grouped by; null, too, of what has no such tag."""
 
 
 class EmbeddingsUsageResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +240,7 @@ class CostsResult(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str | None = None
     api_key_id: str | None = None
     api_source: None = None
+    tag: str | None = None
 
 
 class Bucket(msgspec.Struct, Generic[R], frozen=True, kw_only=True):

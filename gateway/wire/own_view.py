@@ -20,6 +20,7 @@ from billing.events import UsageEvent
 from billing.money import Pico, format_usd, to_decimal
 from billing.rating import rate
 from billing.request_record import Moved, Paid
+from billing.usage_tags import tags_of
 from gateway.fleet.errors import BadField
 from gateway.wire.cost import CURRENCY, ComponentCost, to_usage_cost
 from gateway.wire.openai_admin import UsdNumber
@@ -111,6 +112,8 @@ class GenerationData(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     project_id: str
     api_key_id: str
+    tags: dict[str, str]
+    """That it carried."""
     attempts: list[AttemptView]
 
 
@@ -198,6 +201,7 @@ def to_generation(known: Known) -> Generation:
         org_id=last.attempt.org,
         project_id=last.attempt.project,
         api_key_id=last.attempt.key,
+        tags=tags_of(last.attempt),
         attempts=[to_attempt(each, known) for each in known.events],
     )
     return Generation(data)

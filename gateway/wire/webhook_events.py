@@ -71,8 +71,8 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
 
 class EventScope(msgspec.Struct, frozen=True, kw_only=True):
     type: str
-    """org, project, key, client; model, whose id is the project's, a slash and its name; key_model,
-    the same of a key."""
+    """org, project, key, client; tag, whose id is `key=value`; model, whose id is the project's, a
+    slash and its name (of a budget: its name); key_model, the same of a key."""
     id: str
 
 

@@ -44,6 +44,7 @@ async def cap(
     project: str | None = None,
     key: str | None = None,
     model: str | None = None,
+    tag: str | None = None,
     hard: bool = False,
     by_operator: bool = False,
 ) -> str:
@@ -54,8 +55,10 @@ async def cap(
         await conn.execute(
             sa.text("""
                 INSERT INTO spend_caps
-                    (id, org_id, project_id, key_id, model, period, amount_pico, hard, by_operator)
-                VALUES (:id, :org, :project, :key, :model, :period, :amount, :hard, :operator)
+                    (id, org_id, project_id, key_id, model, tag, period, amount_pico, hard,
+                    by_operator)
+                VALUES (:id, :org, :project, :key, :model, :tag, :period, :amount, :hard,
+                    :operator)
             """),
             {
                 "id": cap_id,
@@ -63,6 +66,7 @@ async def cap(
                 "project": project,
                 "key": key,
                 "model": model,
+                "tag": tag,
                 "period": period,
                 "amount": amount,
                 "hard": hard,

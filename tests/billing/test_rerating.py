@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timedelta
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -105,6 +106,8 @@ async def test_what_it_would_change_is_shown_by_line_and_nothing_is_written(
 
 async def test_each_event_is_reversed_and_posted_anew(db: AsyncEngine) -> None:
     event, other = used(at(2026, 9, 10)), used(at(2026, 9, 10), model="other")
+    tagged = msgspec.structs.replace(event.attempt, tags={"team": "search", "feature": "chat"})
+    event = msgspec.structs.replace(event, attempt=tagged)
     await book(db, event, other)
     _, done = await anew(db, CHEAP)
     assert done.applied_at is not None and (done.num_events, done.num_applied) == (1, 1)
@@ -116,8 +119,9 @@ async def test_each_event_is_reversed_and_posted_anew(db: AsyncEngine) -> None:
         (f"{event.id}.repriced.1", "receivable:org_a", "revenue:penny", new, "repriced", None),
     }
     assert (await balances(db))["receivable:org_a"] == (2 * old + new, old)
-    for table in ("usage_hourly", "usage_daily"):
-        query = f"SELECT output, output_pico, num_requests FROM {table} WHERE model = 'penny'"
+    of_team = "(SELECT * FROM usage_tags_daily WHERE (tag, value) = ('team', 'search'))"
+    for table in ("usage_hourly", "usage_daily", of_team):
+        query = f"SELECT output, output_pico, num_requests FROM {table} t WHERE model = 'penny'"
         assert [tuple(row) for row in await rows(db, query)] == [(20, 20 * 300_000, 1)]
     # Once more, from what it costs by now.
     await anew(db, PRICES)

@@ -115,6 +115,25 @@ def test_who_does_not_ask_is_told_no_cost(worker: Running, key: str) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-tollgate-cost")
 
 
+def test_tags_travel_from_the_header_into_the_books_and_the_reports(worker: Running) -> None:
+    key = worker.run(worker.new_key(["inference"]))
+    answer = ask(worker, key, stream=False, **{"x-tollgate-tags": "team=search, feature=chat"})
+    assert answer.status_code == 200, answer.text
+    plain = ask(worker, key, stream=True)
+    found = booked(worker, key, answer.headers["x-request-id"])
+    assert found["tags"] == {"team": "search", "feature": "chat"}
+    assert booked(worker, key, plain.headers["x-request-id"])["tags"] == {}
+    report = f"start_time={int(time.time()) - 86_400}&group_by[]=api_key_id&group_by[]=tag:team"
+    for kind, amount in (("usage/completions", "num_model_requests"), ("costs", "amount")):
+        page = get(worker, worker.everything, f"/v1/organization/{kind}?{report}")
+        assert page.status_code == 200, page.text
+        rows = [row for bucket in page.json()["data"] for row in bucket["results"]]
+        mine = {row["tag"]: row[amount] for row in rows if row["api_key_id"] == found["api_key_id"]}
+        assert set(mine) == {"search", None} and mine["search"] == mine[None]
+    refused = ask(worker, key, stream=False, **{"x-tollgate-tags": "team"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-tollgate-tags")
+
+
 def test_a_request_is_found_before_it_is_in_the_books(worker: Running, key: str) -> None:
     async def hold(ended: asyncio.Event, held: asyncio.Event) -> None:
         async with worker.services.system_db.begin() as conn:

@@ -59,13 +59,14 @@ async def test_a_cap_is_made_changed_lifted_and_told_to_whom_it_binds(world: Wor
     assert log == ["spend_cap.created", "spend_cap.updated", "spend_cap.archived"]
 
 
-async def test_a_cap_of_a_model_is_soft_and_stays_so(world: World) -> None:
-    body = {"period": "day", "amount_usd": "3", "hard": False, "model": "far"}
-    made = await world.call("POST", CAPS, body)
-    assert made.status_code == 201, made.text
-    assert (made.json()["scope"], made.json()["model"]) == ("model", "far")
-    assert (await world.call("POST", CAPS, body)).status_code == 409
-    assert (await world.call("POST", CAPS, {**body, "model": "near"})).status_code == 201
+async def test_a_cap_of_a_model_or_a_tag_is_soft_and_stays_so(world: World) -> None:
+    body = {"period": "day", "amount_usd": "3", "hard": False}
+    for scope, one, other in (("model", "far", "near"), ("tag", "team=a", "team=b")):
+        made = await world.call("POST", CAPS, {**body, scope: one})
+        assert made.status_code == 201, made.text
+        assert (made.json()["scope"], made.json()[scope]) == (scope, one)
+        assert (await world.call("POST", CAPS, {**body, scope: one})).status_code == 409
+        assert (await world.call("POST", CAPS, {**body, scope: other})).status_code == 201
     path = f"{CAPS}/{made.json()['id']}"
     hardened = await world.call("PATCH", path, {"hard": True})
     assert (hardened.status_code, hardened.json()["param"]) == (400, "hard")
@@ -89,6 +90,9 @@ async def test_of_one_owner_and_period_there_is_one_cap(world: World) -> None:
         {"period": "day", "amount_usd": "1", "model": "far", "hard": True},
         {"period": "day", "amount_usd": "1", "model": "far", "hard": False, "project_id": "p"},
         {"period": "day", "amount_usd": "1", "model": "", "hard": False},
+        {"period": "day", "amount_usd": "1", "tag": "team=a"},
+        {"period": "day", "amount_usd": "1", "tag": "team", "hard": False},
+        {"period": "day", "amount_usd": "1", "tag": "a=b", "hard": False, "model": "far"},
     ):
         assert (await world.call("POST", CAPS, wrong)).status_code == 400
     gone = await world.call("POST", CAPS, {"period": "day", "amount_usd": "1", "key_id": "k"})

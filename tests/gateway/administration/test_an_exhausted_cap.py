@@ -56,10 +56,11 @@ async def config_text(tmp_path: Path) -> AsyncIterator[str]:
     server.close()
 
 
-async def ask(world: World) -> int:
+async def ask(world: World, **headers: str) -> int:
     body = {"model": "far", "messages": [{"role": "user", "content": "Hi"}]}
     body["max_tokens"] = MAY_WRITE
-    answer = await world.call("POST", "/v1/chat/completions", body, key=world.api_key)
+    path = "/v1/chat/completions"
+    answer = await world.call("POST", path, body, key=world.api_key, **headers)
     if answer.status_code == 429:
         assert answer.json()["error"]["code"] == "insufficient_quota", answer.text
     return answer.status_code
@@ -127,3 +128,38 @@ async def test_a_cap_below_what_is_spent_says_so_when_it_is_made_and_when_it_is_
     soft = {"period": "total", "amount_usd": "0.03", "hard": False}
     assert (await world.call("POST", CAPS, soft)).status_code == 201
     assert (await raised())[3:] == [(50, "spent")]
+
+
+async def test_a_budget_of_any_scope_is_told_of_by_its_name(
+    world: World, receiver: Receiver
+) -> None:
+    hook = {"url": receiver.url, "event_types": ["budget.threshold_reached"]}
+    secret = (await world.call("POST", WEBHOOKS, hook)).json()["secret"]
+    who = await world.services.authenticator.authenticate(world.api_key)
+    scopes = {
+        "org": {},
+        "project": {"project_id": who.project_id},
+        "key": {"key_id": who.key_id},
+        "model": {"model": "far"},
+        "tag": {"tag": "team=search"},
+    }
+    others = ({"model": "near"}, {"tag": "team=ads"})
+    for named in (*scopes.values(), *others):
+        soft = {"period": "month", "amount_usd": "0.04", "hard": False, **named}
+        assert (await world.call("POST", CAPS, soft)).status_code == 201
+    assert await ask(world, x_tollgate_tags="team=search") == 200
+
+    async def heard() -> list[Any]:
+        got = [Webhook(secret).verify(each.body, each.headers) for each in receiver.received]
+        return got if len(got) >= len(scopes) else []
+
+    found = [each["data"] for each in await eventually(heard)]
+    assert {(each["scope"]["type"], each["scope"]["id"]) for each in found} == {
+        ("org", who.org_id),
+        *((scope, name) for scope, named in scopes.items() for name in named.values()),
+    }
+    assert {(each["threshold_percent"], each["used"]["value"]) for each in found} == {
+        (50, "0.02000000001")
+    }
+    listed = (await world.call("GET", ALERTS)).json()["data"]
+    assert len(listed) == len(scopes)
