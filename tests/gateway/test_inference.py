@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import shutil
+import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
@@ -128,23 +130,25 @@ async def test_the_first_token_of_a_whole_answer_is_timed_when_it_comes(open_off
     await office.settled()
 
 
-async def test_the_end_is_delivered_only_once_it_is_on_disk(
+async def test_the_first_token_waits_for_no_disk_and_the_end_does(
     open_office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     office = open_office(ScriptedReplica())
-    gate = asyncio.Event()
-    close = office.desk.spool.close
+    gate, sync = threading.Event(), os.fdatasync
 
-    async def slow_close(*events: UsageEvent) -> None:
-        await gate.wait()
-        await close(*events)
+    def slow_sync(fd: int) -> None:
+        gate.wait(10.0)
+        sync(fd)
 
-    monkeypatch.setattr(office.desk.spool, "close", slow_close)
+    monkeypatch.setattr(os, "fdatasync", slow_sync)
     delivery = office.begin()
     await asyncio.sleep(0.05)
-    assert await delivery.next() == b"w1 w2 "
+    assert await delivery.next() == b"w1 w2 ", "OPEN is not on disk yet"
+    end = asyncio.create_task(read(delivery))
+    await asyncio.sleep(0.05)
+    assert not end.done()
     gate.set()
-    assert await read(delivery) == b"w3 [3]"
+    assert await end == b"w3 [3]"
     await office.settled()
 
 
