@@ -5,8 +5,8 @@ order of their names; what this house does not have, such as regions, is null. `
 was rounded, so its sum is the invoice; list, contracted and effective cost are exact, in USD to the
 pico, in other currencies to 18 places. Prices are in USD (`PricingCurrency`); the list's are those
 that everybody pays, the contracted ones those that were booked. What came late for a period that
-was invoiced, or corrects one, is a correction there; what corrects the period itself, and what the
-terms of a whole period come to, is an adjustment. Who issues the invoice is who provides: a row of
+was invoiced, or is priced anew in one, is a correction there; what the terms of a whole period come
+to, is an adjustment. Who issues the invoice is who provides: a row of
 another provider would say that it is to be paid elsewhere, and cost nothing.
 """
 
@@ -114,7 +114,7 @@ def _row(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
         "SubAccountName": bill.project_names.get(line.project),
         "SubAccountType": "Project" if line.project else None,
     }
-    if _adjusts(bill, line):
+    if line.kind == "adjustment":
         return row | {"ChargeCategory": "Adjustment", "ChargeFrequency": "One-Time"}
     row |= {
         "ChargeCategory": "Usage",
@@ -123,27 +123,21 @@ def _row(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
         "ResourceName": line.model,
         "ResourceType": "Model",
     }
-    if _was_invoiced(bill, line):
+    if _corrects(line):
         row["ChargeClass"] = "Correction"
-    return row | _metered(bill, line, list_pico) if line.kind != "correction" else row
+    return row | _metered(bill, line, list_pico)
 
 
-def _was_invoiced(bill: Bill, line: Line) -> bool:
-    """The period that it is about; before the first one nothing was."""
-    return EPOCH < line.usage_start < bill.invoice.period_start
-
-
-def _adjusts(bill: Bill, line: Line) -> bool:
-    if line.kind == "correction":
-        return not _was_invoiced(bill, line)
-    return line.kind == "adjustment"
+def _corrects(line: Line) -> bool:
+    """What an invoice has said of an earlier period; of the time before the first there is none."""
+    return line.kind == "correction" or (line.kind == "late" and line.usage_start > EPOCH)
 
 
 def _metered(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
     unit, quantity = "Calls" if line.component in CALLS else "Tokens", Decimal(line.quantity)
     sku = f"{line.model}/{line.tier}/{line.component}"
     details = {"Model": line.model, "ServiceTier": line.tier, "Meter": line.component}
-    paid = line.pico_per_token or 0  # what has no price, costs nothing
+    paid = line.pico_per_token or 0  # what had no price, cost nothing
     listed = paid if list_pico is None else list_pico
     return {
         "ConsumedQuantity": quantity,

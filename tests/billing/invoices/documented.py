@@ -57,19 +57,18 @@ def a_payment(name: str, method: str, coins: int) -> Payment:
 
 
 def a_document(currency: str = "USD", coin: int = CENT, number: int = 1) -> Document:
-    """With an awkward name at a discount, corrections, an adjustment, what came late, what was used
-    before there was an account or had no price, a credit note, and who paid what."""
-    corrected = {"kind": "correction", "component": "reversed", "price_id": "", "quantity": 0}
+    """With an awkward name at a discount, what is priced anew, an adjustment, what came late, what
+    was used before there was an account or had no price, a credit note, and who paid what."""
     before = {"usage_start": AUGUST, "usage_end": SEPTEMBER}
     unpriced = {"price_id": "", "pico_per_token": None, "quantity": 40}
     awkward = {"model": "=org/name:ft-1 é", "project": "p2", "price_id": "p:8@acme"}
     lines = [
         a_line(1, 7 * CENT + 7, coin),
         a_line(2, 126 * CENT + 7, coin, **awkward),
-        a_line(3, -2 * CENT - 3, coin, pico_per_token=None, **corrected),
+        a_line(3, -7 * CENT, coin, kind="correction", **before),
         a_line(4, 5 * CENT + 1, coin, kind="adjustment", quantity=3, model="", project=""),
         a_line(5, 14 * CENT, coin, kind="late", **before),
-        a_line(6, -3, coin, pico_per_token=None, **corrected, **before),
+        a_line(6, 7 * CENT - 7, coin, kind="correction", **before),
         a_line(7, 70, coin, kind="late", usage_start=EPOCH, usage_end=AUGUST),
         a_line(8, 0, coin, **unpriced),
     ]

@@ -163,10 +163,10 @@ def test_focus_says_what_kind_of_charge_a_line_is() -> None:
     assert kinds == [
         ("Usage", None),
         ("Usage", None),
-        ("Adjustment", None),  # what corrects the period itself
+        ("Usage", "Correction"),  # what is taken back of an earlier invoice
         ("Adjustment", None),
         ("Usage", "Correction"),  # late, for a period that was invoiced
-        ("Usage", "Correction"),  # a correction of one
+        ("Usage", "Correction"),  # what is charged in its place
         ("Usage", None),  # before there was an account
         ("Usage", None),  # without a price
     ]
