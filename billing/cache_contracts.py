@@ -4,15 +4,17 @@ market, chosen per model. Pure.
     native      what the engine reused, in blocks of 16; no minimum, nothing to write
     automatic   from 1,024 tokens, in steps of 128; nothing to write
     implicit    from 1,024 tokens, to the token; nothing to write
-    explicit    up to a breakpoint that the request sets (`cache_control`), or one that an earlier
-                request set at most 20 content blocks before it; what lies between what was read
-                and the last breakpoint of a lifetime is written for that lifetime
+    explicit    what the engine had kept for earlier requests with breakpoints (`cache_control`), as
+                far as a breakpoint of this one or the 20 content blocks before it reach; and what
+                it keeps from now on for the lifetime of a breakpoint is written for that
 
 Whatever the contract says, nothing is billed as read that the engine did not reuse: the contract
-is a floor under what was really saved, never more. What the components cost says the price book.
+is a floor under what was really saved, never more. Nor is anything billed as written that it did
+not promise to keep. What the components cost says the price book.
 
-Above: the gateway's replicas, which count by it; `price_entries` (`EXPLICIT_PRICES_BPS`). Below:
-nothing. Knows no engine: how much was reused, and whether what was written is kept, it is told.
+Above: the gateway's replicas, which count by it; `price_entries` (`EXPLICIT_PRICES_BPS`); what a
+lease is worth (`cache_leases`). Below: nothing. Knows no engine: what was reused, had been kept and
+is kept, it is told.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ ContractName = Literal["native", "automatic", "explicit", "implicit"]
 CONTRACTS: tuple[ContractName, ...] = get_args(ContractName)
 DEFAULT_CONTRACT: ContractName = "native"
 Ttl = Literal["5m", "1h"]
+TTL_S: dict[Ttl, float] = {"5m": 300.0, "1h": 3600.0}
+WRITES: dict[Ttl, Component] = {"5m": "cache_write_5m", "1h": "cache_write_1h"}
 MAX_BREAKPOINTS = 4
 MAX_LOOKBACK = 20
 """Content blocks before a breakpoint in which an earlier request may have set one."""
@@ -62,13 +66,9 @@ class Breakpoint(msgspec.Struct, frozen=True):
 
     position: int
     ttl: Ttl = "5m"
-    lookback: tuple[int, ...] = ()
-    """Where the content blocks before it end, in tokens; the last MAX_LOOKBACK of them count."""
-
-    @property
-    def candidates(self) -> tuple[int, ...]:
-        """Where a prefix of it may have been kept before."""
-        return (*sorted(self.lookback)[-MAX_LOOKBACK:], self.position)
+    since: int = 0
+    """Where the content block ends that is MAX_LOOKBACK before it: what was kept counts if it
+    reaches so far."""
 
 
 class InputSplit(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,42 +80,33 @@ class InputSplit(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_1h: int = 0
 
 
-def split_input(
-    contract: ContractName,
-    prompt_tokens: int,
-    reused: int,
-    breakpoints: Sequence[Breakpoint] = (),
-) -> InputSplit:
-    """`reused`: tokens from the first one on that the engine did not compute again. `breakpoints`:
-    of the request, checked (`what_is_wrong`); only an explicit contract looks at them."""
+def split_input(contract: ContractName, prompt_tokens: int, reused: int) -> InputSplit:
+    """`reused`: tokens from the first one on that the engine did not compute again. Of an explicit
+    contract: of a request without breakpoints, which has no part in what others had kept."""
     assert 0 <= reused <= prompt_tokens
-    if contract != "explicit":
-        read = FLOORS[contract].of(reused)
-        return InputSplit(uncached=prompt_tokens - read, cache_read=read)
-    floor = FLOORS[contract]
-    candidates = (at for each in breakpoints for at in each.candidates if at <= reused)
-    read = floor.of(max(candidates, default=0))
-    kept = [each for each in breakpoints if each.position >= floor.min_tokens]
-    hour = max((each.position for each in kept if each.ttl == "1h"), default=0)
-    last = max((each.position for each in kept), default=0)
-    written_1h = max(0, hour - read)
-    written_5m = max(0, last - read - written_1h)
+    read = 0 if contract == "explicit" else FLOORS[contract].of(reused)
+    return InputSplit(uncached=prompt_tokens - read, cache_read=read)
+
+
+def split_kept(
+    prompt_tokens: int, kept: int, written: Sequence[int], breakpoints: Sequence[Breakpoint]
+) -> InputSplit:
+    """Of an explicit contract. `kept`: tokens from the first one on, up to the last breakpoint,
+    that had been kept. `written`: for each of `breakpoints`, those that will be."""
+    read = FLOORS["explicit"].of(_within_reach(kept, breakpoints))
+    asked = [*zip(written, breakpoints, strict=True)]
+    lasting = {ttl: sum(num for num, each in asked if each.ttl == ttl) for ttl in TTL_S}
+    assert kept + sum(written) <= prompt_tokens
     return InputSplit(
-        uncached=prompt_tokens - read - written_1h - written_5m,
+        uncached=prompt_tokens - read - sum(written),
         cache_read=read,
-        cache_write_5m=written_5m,
-        cache_write_1h=written_1h,
+        cache_write_5m=lasting["5m"],
+        cache_write_1h=lasting["1h"],
     )
 
 
-def what_is_wrong(breakpoints: Sequence[Breakpoint], prompt_tokens: int) -> str | None:
-    """With the breakpoints of a request, in their order; None: nothing."""
-    if len(breakpoints) > MAX_BREAKPOINTS:
-        return f"at most {MAX_BREAKPOINTS} breakpoints"
-    positions = [each.position for each in breakpoints]
-    if positions != sorted(positions) or any(not 0 < at <= prompt_tokens for at in positions):
-        return "breakpoints must be in order and within the prompt"
-    ttls = [each.ttl for each in breakpoints]
-    if ttls != sorted(ttls):  # "1h" < "5m"
-        return "breakpoints of 1h must come before those of 5m"
-    return None
+def _within_reach(kept: int, breakpoints: Sequence[Breakpoint]) -> int:
+    """Of what was kept, what a breakpoint looks back to; else as far as one that lies before."""
+    if any(each.since <= kept <= each.position for each in breakpoints):
+        return kept
+    return max((each.position for each in breakpoints if each.position <= kept), default=0)

@@ -97,12 +97,20 @@ class Tokenizer:
         else the folder's post-processor adds) around it: for plain completions, never for a
         rendered chat, whose template wrote its own. Raises `InvalidRequest` for lone surrogates,
         which are no text."""
+        ids: list[int] = self._encoding(text, add_special_tokens).ids
+        return ids
+
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of a rendered chat, and where in it, in characters, each of them ends. Raises as
+        `encode`."""
+        encoding = self._encoding(text, False)
+        return encoding.ids, [end for _, end in encoding.offsets]
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            return self._backend.encode(text, add_special_tokens=add_special_tokens)
         except TypeError as error:  # what `tokenizers` makes of a str that UTF-8 cannot hold
             raise InvalidRequest("the text holds a lone surrogate") from error
-        ids: list[int] = encoding.ids
-        return ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids out of range vanish."""

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Sequence
 from typing import NamedTuple
 
-from billing.cache_contracts import DEFAULT_CONTRACT, ContractName, split_input
+from billing.cache_contracts import (
+    DEFAULT_CONTRACT,
+    Breakpoint,
+    ContractName,
+    InputSplit,
+    split_input,
+    split_kept,
+)
 from engine.detokenizer import Detokenizer, Piece
 from engine.output_parser import (
     ArgumentsDelta,
@@ -20,7 +27,7 @@ from engine.output_parser import (
     ReasoningDelta,
     ToolCallStart,
 )
-from engine.protocol import EngineOutput, TokenLogprob, TokenLogprobs
+from engine.protocol import EngineOutput, TokenLogprob, TokenLogprobs, Usage
 from engine.tokenizer import Tokenizer
 from gateway.fleet.replica import (
     CallDelta,
@@ -220,12 +227,14 @@ class GenerationText:
         tokenizer: Tokenizer,
         contract: ContractName = DEFAULT_CONTRACT,
         *,
+        breakpoints: Sequence[Breakpoint] = (),
         ends: Container[int] | None = None,
         parsing: Parsing | None = None,
     ) -> None:
-        """`contract`: by which what the engine reused is counted. `ends`: see `ChoiceText`.
-        `parsing`: None where all that is said is the answer."""
-        self._contract = contract
+        """`contract`: by which what the engine reused is counted; `breakpoints`: of an explicit
+        one, those that the engine was told of. `ends`: see `ChoiceText`. `parsing`: None where all
+        that is said is the answer."""
+        self._contract, self._breakpoints = contract, breakpoints
         self._choices: list[ChoiceText]
         if parsing is None:
             self._choices = [ChoiceText(i, prompt, tokenizer, ends) for i in range(n)]
@@ -265,7 +274,7 @@ class GenerationText:
                 wasted += unseen
             else:
                 used += unseen
-        counted = split_input(self._contract, told.prompt_tokens, told.cached_tokens)
+        counted = self._split(told)
         return MeteredUsage(
             uncached_input=counted.uncached,
             cache_read=counted.cache_read,
@@ -274,4 +283,11 @@ class GenerationText:
             output=used,
             reasoning_output=sum(choice.num_reasoning for choice in self._choices),
             wasted_output=wasted,
+        )
+
+    def _split(self, told: Usage) -> InputSplit:
+        if not self._breakpoints:
+            return split_input(self._contract, told.prompt_tokens, told.cached_tokens)
+        return split_kept(
+            told.prompt_tokens, told.kept_tokens, told.written_tokens, self._breakpoints
         )

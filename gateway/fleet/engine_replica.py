@@ -8,12 +8,13 @@ engine knows ids only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Container
 from contextlib import aclosing
 
 import msgspec
 
-from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
+from billing.cache_contracts import DEFAULT_CONTRACT, TTL_S, ContractName
 from engine.chat_template import ChatTemplate
 from engine.client import Engine
 from engine.errors import (
@@ -23,7 +24,7 @@ from engine.errors import (
     EngineUnavailable,
     InvalidRequest,
 )
-from engine.protocol import EngineRequest, ReplicaStatus, SamplingParams
+from engine.protocol import Breakpoint, EngineRequest, ReplicaStatus, SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.fleet.choice_text import GenerationText
 from gateway.fleet.errors import (
@@ -34,6 +35,14 @@ from gateway.fleet.errors import (
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
+)
+from gateway.fleet.kept_prefixes import (
+    AskedToKeep,
+    OnAsked,
+    Prefixes,
+    num_renders,
+    under,
+    unheard,
 )
 from gateway.fleet.model_format import ModelFormat, Rendered
 from gateway.fleet.prefix_memory import PrefixMemory
@@ -63,7 +72,7 @@ class Job(msgspec.Struct, frozen=True):
 class EngineReplica:
     """`client` is connected, or connecting, by whoever made it; `close` closes it, and may do so
     once for each of several replicas that share it. `adapter`: the engine's name of a LoRA adapter;
-    empty: the model as it is."""
+    empty: the model as it is. `on_asked` hears what an attempt asked the engine to keep."""
 
     def __init__(
         self,
@@ -76,11 +85,13 @@ class EngineReplica:
         weight: int = 1,
         adapter: str = "",
         cache_contract: ContractName = DEFAULT_CONTRACT,
+        on_asked: OnAsked = unheard,
     ) -> None:
         self.name = name
         self.weight = weight
         self._adapter = adapter
         self._cache_contract = cache_contract
+        self._on_asked = on_asked
         self._sent = PrefixMemory()
         self._client = client
         self._tokenizer = tokenizer
@@ -120,7 +131,10 @@ class EngineReplica:
         status = self._status()
         self._refuse_the_hopeless(prompt, status.max_model_len)
         self._format.check(prompt)
-        rendered = await self._threads.run(turn, prompt_size(prompt), self._format.render, prompt)
+        block_size = status.block_size if self._cache_contract == "explicit" else None
+        rendered = await self._threads.run(
+            turn, prompt_size(prompt), self._format.render, prompt, block_size
+        )
         check_token_ids(prompt, status.vocab_size)
         return to_prepared(request, prompt, rendered, status.max_model_len)
 
@@ -150,12 +164,15 @@ class EngineReplica:
         assert request.prompt is not None
         assert isinstance(prepared.payload, Job)
         rendered = prepared.payload.rendered
+        breakpoints = rendered.kept.breakpoints
         self._sent.sent(turn.tenant, rendered.token_ids)
+        self._ask_to_keep(rendered.kept, attempt_id, cache_salt, turn.tenant)
         generation = GenerationText(
             request.prompt,
             request.n,
             self._tokenizer,
             self._cache_contract,
+            breakpoints=breakpoints,
             ends=self._ends(request.prompt, rendered),
             parsing=self._format.parsing(request.prompt, rendered),
         )
@@ -171,6 +188,9 @@ class EngineReplica:
                 tenant=turn.tenant,
                 weight=turn.weight,
                 deadline_s=turn.deadline_s,
+                breakpoints=tuple(
+                    Breakpoint(each.position, TTL_S[each.ttl]) for each in breakpoints
+                ),
             )
         )
         begun = False
@@ -210,6 +230,18 @@ class EngineReplica:
         except EngineUnavailable as error:
             raise ReplicaUnavailable(error.message, retry_after_s=RESTART_S) from error
 
+    def _ask_to_keep(self, kept: Prefixes, attempt_id: str, cache_salt: str, tenant: str) -> None:
+        if kept.breakpoints and self._client.connected:
+            asked = AskedToKeep(
+                org_id=tenant,
+                model=self.name,
+                engine_id=self._client.status.engine_id,
+                asked_at=time.time(),
+                breakpoints=kept.breakpoints,
+                prefixes=under(cache_salt, kept.digests),
+            )
+            self._on_asked(attempt_id, asked)
+
     def _ends(self, prompt: ChatPrompt, rendered: Rendered) -> Container[int] | None:
         """An output that is kept to a form may be complete without any of these."""
         if rendered.form is None:
@@ -243,6 +275,7 @@ class EngineReplica:
 def prompt_size(prompt: ChatPrompt) -> int:
     """What rendering and tokenizing cost, in characters of text."""
     others = prompt.num_other_chars + (0 if prompt.tools is None else prompt.tools.num_chars)
+    others += num_renders(prompt) * CHARS_PER_MESSAGE * len(prompt.messages)
     return others + sum(
         CHARS_PER_MESSAGE + len(message["content"]) + len(message.get("name", ""))
         for message in prompt.messages

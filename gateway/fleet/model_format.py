@@ -6,7 +6,8 @@ Above: `engine_replica`. Below: the engine's chat template, tokenizer and output
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from engine.output_parser.reader import MAX_CALLS
 from engine.tokenizer import Tokenizer
 from gateway.fleet.choice_text import Parsing
 from gateway.fleet.errors import BadField, UnsupportedField
+from gateway.fleet.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
 from gateway.wire.request import ChatPrompt, OutputForm, ToolUse
 from gateway.wire.structured import check_size
 
@@ -33,6 +35,8 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_state: ReasoningState = "unsaid"
     form: OutputForm | None = None
     """What the output must be, behind its reasoning."""
+    kept: Prefixes = NO_PREFIXES
+    """What of it is to be kept."""
 
 
 class ModelFormat:
@@ -57,23 +61,49 @@ class ModelFormat:
             if "tool_calls" in message:
                 raise no_tools(f"messages[{index}].tool_calls")
 
-    def render(self, prompt: ChatPrompt) -> Rendered:
-        """Off the event loop where it is long. Raises BadField."""
+    def render(self, prompt: ChatPrompt, block_size: int | None = None) -> Rendered:
+        """Off the event loop where it is long. `block_size`: of the prefixes that the engine keeps;
+        None: of this model it keeps none. Raises BadField."""
         try:
-            text = self._template.render(
-                prompt.messages,
-                tools=None if prompt.tools is None else [each.shown for each in prompt.tools.tools],
-                options=template_options(prompt, self._template.variables),
-            )
+            text = self._text(prompt, prompt.messages)
         except InvalidRequest as error:
             raise BadField(
                 "This model's chat template does not take these messages.", param="messages"
             ) from error
         state = self._output.reasoning_state(text)
+        token_ids, kept = self._encode(prompt, text, block_size)
         return Rendered(
-            token_ids=self._tokenizer.encode(text),
+            token_ids=token_ids,
             reasoning_state=state,
             form=self._form(prompt, state),
+            kept=kept,
+        )
+
+    def _text(
+        self,
+        prompt: ChatPrompt,
+        messages: Sequence[dict[str, Any]],
+        num_tools: int | None = None,
+        *,
+        is_whole: bool = True,
+    ) -> str:
+        tools = None if prompt.tools is None else prompt.tools.tools[:num_tools]
+        return self._template.render(
+            messages,
+            tools=[each.shown for each in tools] if tools else None,
+            options=template_options(prompt, self._template.variables),
+            add_generation_prompt=is_whole,
+        )
+
+    def _encode(
+        self, prompt: ChatPrompt, text: str, block_size: int | None
+    ) -> tuple[list[int], Prefixes]:
+        if not prompt.breakpoints or block_size is None:
+            return self._tokenizer.encode(text), NO_PREFIXES
+        token_ids, ends = self._tokenizer.encode_with_ends(text)
+        render = partial(self._text, prompt, is_whole=False)
+        return token_ids, to_prefixes(
+            token_ids, find_breakpoints(prompt, text, ends, render, block_size)
         )
 
     def parsing(self, prompt: ChatPrompt, rendered: Rendered) -> Parsing | None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.fleet.errors import BadField
+from gateway.wire.cache_control import to_breakpoints
 from gateway.wire.chat_messages import text_size_of_calls, to_messages
 from gateway.wire.openai import ChatCompletionRequest
 from gateway.wire.openai_forward import check_forward, without_our_tiers
@@ -97,6 +98,7 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
         has_tools=bool(request.tools),
         prompt=ChatPrompt(
             messages=messages,
+            breakpoints=to_breakpoints(request.messages, request.tools or ()),
             num_other_chars=text_size_of_calls(request.messages),
             max_tokens=max_tokens(request),
             min_tokens=request.min_tokens or 0,

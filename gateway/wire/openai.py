@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from gateway.wire.cache_control import CacheControl
 from gateway.wire.cost import UsageCost
 from gateway.wire.openai_forms import (
     Alternatives,
@@ -83,7 +84,7 @@ class TextPart(Strict):
     input_audio: Unsupported = None
     file: Unsupported = None
     prompt_cache_breakpoint: Unsupported = None
-    cache_control: Unsupported = None
+    cache_control: CacheControl | None = None
 
 
 Content = str | list[TextPart]
@@ -92,16 +93,19 @@ Content = str | list[TextPart]
 class SystemMessage(Strict, tag_field="role", tag="system"):
     content: Content
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class DeveloperMessage(Strict, tag_field="role", tag="developer"):
     content: Content
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class UserMessage(Strict, tag_field="role", tag="user"):
     content: Content
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class AssistantMessage(Strict, tag_field="role", tag="assistant"):
@@ -110,6 +114,7 @@ class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     content: Content | None = None
     """Absent beside calls only."""
     name: str | None = None
+    cache_control: CacheControl | None = None
     refusal: Unsupported = None
     annotations: Annotated[list[None], Meta(max_length=0)] | None = None
     audio: Unsupported = None
@@ -125,6 +130,7 @@ class ToolMessage(Strict, tag_field="role", tag="tool"):
     content: Content
     tool_call_id: str
     name: str | None = None
+    cache_control: CacheControl | None = None
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage

@@ -2,7 +2,7 @@
 and the calls that it made.
 
 Above: `openai`, whose request and messages have them; `tools`, which says what they ask of a model.
-Below: nothing.
+Below: `cache_control`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from gateway.wire.cache_control import CacheControl
 from gateway.wire.openai_forms import Strict
 
 MAX_TOOLS = 128
@@ -34,6 +35,7 @@ class FunctionDefinition(Strict):
 
 class FunctionTool(Strict, tag_field="type", tag="function"):
     function: FunctionDefinition
+    cache_control: CacheControl | None = None
 
 
 Tools = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]

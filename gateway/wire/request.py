@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from billing.cache_contracts import Ttl
 from engine.protocol import Grammar
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -54,6 +55,25 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.forced) or any(tool.strict for tool in self.tools)
 
 
+class PromptPlace(msgspec.Struct, frozen=True):
+    """A place in a conversation: behind so many of its messages, or, where it is none, of its
+    tools."""
+
+    num_messages: int = 0
+    num_chars: int | None = None
+    """Of the last one's content; None: behind the whole message."""
+    num_tools: int = 0
+
+
+class CacheBreakpoint(msgspec.Struct, frozen=True):
+    """What is before `end` is to be kept."""
+
+    end: PromptPlace
+    ttl: Ttl
+    since: PromptPlace | None = None
+    """What an earlier request had kept counts if it reaches as far as this; None: as any."""
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A request for our own engine: every field is understood and will be honoured."""
 
@@ -62,6 +82,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     answer where given."""
     num_other_chars: int = 0
     """Of the calls in the messages, about."""
+    breakpoints: tuple[CacheBreakpoint, ...] = ()
+    """At most `MAX_BREAKPOINTS`, in order; for a model whose cache contract is explicit."""
     max_tokens: int | None = None
     """Per choice. None: what is left of the context."""
     min_tokens: int = 0

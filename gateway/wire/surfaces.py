@@ -50,6 +50,12 @@ CHAT = Surface(
         " thinks for all but `none`; one that knows neither takes what it does anyway",
         "response_format.json_schema.schema": "the answer is of it, by a grammar; what cannot be"
         " compiled is refused",
+        "tools[].cache_control": "up to the end of its tool, and of the system's message where a"
+        " template puts tools into that; as in a part of content",
+        "messages[].cache_control": "up to the end of its message; as in a part of content",
+        "messages[].content[].cache_control": "the prompt up to the end of its part is kept for"
+        " `ttl` (`5m`, `1h`), from 1,024 tokens on; at most 4, those of 1h first; of a model with"
+        " another cache contract than `explicit` it means nothing",
         "seed": "the same seed draws the same, whatever else runs",
         "min_tokens": "not beside `stop`, nor beside a form of the answer",
         "ignore_eos": "not beside a form of the answer",
