@@ -6,6 +6,8 @@ at admission.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from billing.events import COMPONENTS, TOKENS, Component, Price, PriceSet, Quantities
@@ -66,3 +68,28 @@ def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = 
         elif component in TOKENS or not prices:
             unpriced.append(component)
     return Rated(lines=tuple(lines), amount_pico=total, unpriced=tuple(unpriced))
+
+
+def rate_unkept(quantities: Quantities, prices: PriceSet, unkept: Mapping[Component, int]) -> Rated:
+    """As `rate`, of a request of which some tokens were written to be kept in the cache and were
+    not (`unkept`): those cost what they would have cost uncached."""
+    rated, size = rate(quantities, prices), quantities.input_total
+    lines = tuple(
+        msgspec.structs.replace(
+            line,
+            amount_pico=line.amount_pico
+            - premium(line.component, unkept.get(line.component, 0), prices, size),
+        )
+        for line in rated.lines
+    )
+    total = sum(line.amount_pico for line in lines)
+    return Rated(lines=lines, amount_pico=total, unpriced=rated.unpriced)
+
+
+def premium(component: Component, num_tokens: int, prices: PriceSet, total_input: int) -> Pico:
+    """What so many tokens of a component cost beyond uncached input."""
+    price, uncached = price_of(component, prices), price_of("uncached_input", prices)
+    if price is None or uncached is None:
+        return 0
+    per_token = price.of(total_input).pico_per_token - uncached.of(total_input).pico_per_token
+    return max(0, per_token) * num_tokens

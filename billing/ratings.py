@@ -4,7 +4,8 @@ each rating is a row that nothing changes, and what it moves is posted in the sa
     reversed    the other way round; corrects a transfer of the event that stood until then
     repriced    what it costs by the rating; corrects the suspense transfer, if it waited in there
 
-Above: `reconcile` (out of suspense) and `rerating` (a period anew). Below: `ledger`, `alerts`,
+Above: `reconcile` (out of suspense), `rerating` (a period anew) and `cache_leases` (what was paid
+to be kept in the cache and was not). Below: `ledger`, `alerts`,
 `credit_returns`, `tables`. Knows no price book. An event's ratings are numbered; the last one
 holds, and of an event without any what was booked. Who posts holds the books alone: nobody adds up,
 bills or books meanwhile, so a cutoff of `posting_seq` has all of a rating before it or nothing.
@@ -21,6 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.alerts import Spend, raise_for_spend
+from billing.cache_contracts import WRITES
 from billing.credit_returns import Repaid, carry_over, hold_line
 from billing.events import COMPONENTS, Component, PriceSet, Quantities, Tags, Tier
 from billing.ledger import CREDIT, DEBIT, POST_LEGS, change_rollups, transfers_of
@@ -39,17 +41,28 @@ LAST = """
     ) r ON true
 """
 """SQL: beside an event `u` the rating `r` that holds, if there is any."""
-_WAITS = """
+WAITS = """
     u.suspended AND NOT EXISTS (SELECT FROM transfers WHERE corrects = u.id || '.suspense')
 """
+_UNKEPT = """
+    LEFT JOIN LATERAL (
+        SELECT sum(num_tokens) FILTER (WHERE ttl = '5m') AS unkept_5m,
+            sum(num_tokens) FILTER (WHERE ttl = '1h') AS unkept_1h
+        FROM cache_leases
+        WHERE u.cache_write_5m + u.cache_write_1h > 0 AND event_id = u.id AND outcome <> 'kept'
+    ) k ON true
+"""
+"""SQL: of an event, what was written to be kept and was not, however it is rated by now."""
 AS_IT_STANDS = f"""
     SELECT u.id, u.org, u.project, u.key, u.model, u.tier, u.lane, u.price_list, u.kind,
         u.admitted_at, u.seq, (SELECT tags FROM event_tags WHERE event_id = u.id) AS tags,
         {", ".join(f"u.{name}" for name in COMPONENTS)},
         {", ".join(f"coalesce(r.{name}, u.{name}) AS {name}" for name in AMOUNTS)},
         coalesce(r.prices, p.prices) AS prices, coalesce(r.number, 0) AS number,
-        r.seq AS rated_seq, {_WAITS} AS waits
-    FROM usage_events u JOIN price_sets p ON p.id = u.price_set {LAST}
+        r.seq AS rated_seq, {WAITS} AS waits,
+        least(coalesce(unkept_5m, 0), u.cache_write_5m) AS unkept_5m,
+        least(coalesce(unkept_1h, 0), u.cache_write_1h) AS unkept_1h
+    FROM usage_events u JOIN price_sets p ON p.id = u.price_set {LAST} {_UNKEPT}
 """
 
 
@@ -77,6 +90,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     rated_seq: int | None
     waits: bool
     """In suspense: a part of it has no price."""
+    unkept: Mapping[Component, int]
+    """Tokens that were written to the cache and not kept."""
 
     @property
     def amount_pico(self) -> Pico:
@@ -114,6 +129,7 @@ def to_standing(row: sa.Row[Any]) -> Standing:
         quantities=Quantities(**{name: columns[name] for name in COMPONENTS}),
         prices=msgspec.convert(columns["prices"], PriceSet),
         amounts={name: int(columns[amount_column(name)]) for name in COMPONENTS},
+        unkept={name: int(columns[f"unkept_{ttl}"]) for ttl, name in WRITES.items()},
     )
 
 

@@ -39,7 +39,7 @@ from billing.events import (
 from billing.ingest import ingest
 from billing.ledger import POST_LEGS, transfers_of
 from billing.price_book import PriceBook
-from billing.rating import price_of, rate
+from billing.rating import price_of, rate_unkept
 from billing.ratings import (
     AS_IT_STANDS,
     CORRECTION_LOCK,
@@ -258,5 +258,5 @@ def _rate_suspended(event: Standing, book: PriceBook) -> Rating | None:
         name: price_of(name, event.prices) or price_of(name, found) for name in event.used
     }
     prices = {name: price for name, price in chosen.items() if price is not None}
-    rated = rate(event.quantities, prices)
+    rated = rate_unkept(event.quantities, prices, event.unkept)
     return None if rated.unpriced else to_rating(event, rated, prices)

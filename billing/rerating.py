@@ -35,7 +35,7 @@ from billing.invoices.tables import invoices
 from billing.money import Pico
 from billing.price_book import Place, PriceBook
 from billing.price_entries import DEFAULT_LIST
-from billing.rating import price_of, rate
+from billing.rating import price_of, rate_unkept
 from billing.ratings import (
     AS_IT_STANDS,
     MAX_BATCH,
@@ -180,7 +180,7 @@ def _rated(events: Iterable[Standing], tariff: Tariff) -> list[tuple[Rating | No
     for event in events:
         spans = fares.get((event.price_list, event.model, event.tier), ())
         prices = at(spans, event.admitted_at.timestamp()) if spans else {}
-        rated = rate(event.quantities, prices)
+        rated = rate_unkept(event.quantities, prices, event.unkept)
         if rated.unpriced:
             found.append((None, True))
             continue

@@ -371,3 +371,26 @@ reconciliations = sa.Table(
     *(sa.Column(name, sa.ARRAY(sa.Text), nullable=False) for name in ("problems", "unknown")),
     sa.Column("num_waiting", sa.BigInteger, nullable=False),
 )
+
+cache_leases = sa.Table(
+    "cache_leases",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("org_id", "event_id", "model", "engine", "engine_id", "ttl"),
+    sa.Column("num_tokens", sa.BigInteger, nullable=False),
+    sa.Column("end_tokens", sa.BigInteger, nullable=False),
+    sa.Column("prefix", sa.LargeBinary, nullable=False),
+    _moment("granted_at"),
+    _moment("kept_until"),
+    sa.Column("ended_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *text_columns("outcome", "refund_id", nullable=True),
+    sa.Column("refunded_pico", MONEY, nullable=True),
+)
+
+cache_writes = sa.Table(
+    "cache_writes",
+    metadata,
+    sa.Column("event_id", sa.Text, primary_key=True),
+    *text_columns("org_id"),
+    _moment("booked_at"),
+)

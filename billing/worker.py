@@ -76,7 +76,8 @@ class Shipper:
         """`on_recovered` gets the attempts that an adoption billed at their last checkpoint, once
         and as soon as they are on disk: Postgres may be down for long. `on_left` gets all that a
         process had closed which did not live to ship it, nor perhaps to do what follows a close.
-        `on_booked` gets what Postgres has by then, at least once; it must not raise."""
+        `on_booked` gets what Postgres has by then, at least once; where it raises they come
+        again."""
         self._spool, self._db, self._adopt_from = spool, db, adopt_from
         self._on_recovered, self._on_left = on_recovered, on_left
         self._on_booked = on_booked

@@ -12,7 +12,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -32,17 +32,19 @@ from billing.price_book import PriceBook
 from billing.spool import Spool
 from billing.worker import Shipper
 from engine.client import EngineClient
-from engine.errors import EngineUnavailable
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.auth.guards import authenticate
 from gateway.auth.wiring import open_auth
 from gateway.books import PostgresBooks
+from gateway.cache_leases import CacheLeases, both
 from gateway.connection import LAST_REQUEST_S
 from gateway.credit_sweeper import CreditSweeper
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
+from gateway.engine_clients import await_engines, connect_engines
 from gateway.engine_counts import start_daily_agreement
 from gateway.errors import to_face
 from gateway.fleet.input_estimate import Encode
+from gateway.fleet.kept_prefixes import OnAsked
 from gateway.fleet.places import SharedPlaces
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
@@ -119,7 +121,6 @@ log = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 2.0
 MAX_REDIS_CONNECTIONS = 64
-ENGINE_WAIT_S = 10.0
 SHIP_TIMEOUT_S = 10.0
 """At shutdown: what is not in Postgres by then stays in the spool, for whoever adopts it."""
 CACHED_SALTS = 65_536
@@ -260,7 +261,8 @@ async def open_services(
         db=system_db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
     )
     settlement.recovered(spool.recovered)
-    shipper = start_shipper(stack, spool, system_db, settlement, limiter)
+    leases = CacheLeases(system_db, settings.models, telemetry.cache_leases_became)
+    shipper = start_shipper(stack, spool, system_db, settlement, limiter, leases)
     start_daily_agreement(stack, Home(settings.home), settings.models, system_db)
     auth = await open_auth(
         stack,
@@ -275,8 +277,8 @@ async def open_services(
     webhooks = open_webhooks(
         stack, secret, system_db, telemetry, allow_loopback=settings.egress_to_loopback
     )
-    engines = connect_engines(settings, settlement)
-    fleet = await open_fleet(settings, engines, stack)
+    engines = connect_engines(settings, settlement, leases)
+    fleet = await open_fleet(settings, engines, stack, leases)
     desk = Desk(
         fleet=fleet,
         limiter=limiter,
@@ -317,6 +319,7 @@ def start_shipper(
     system_db: AsyncEngine,
     settlement: Settlement,
     limiter: Limiter,
+    leases: CacheLeases,
 ) -> Shipper:
     shipper = Shipper(
         spool,
@@ -324,7 +327,7 @@ def start_shipper(
         adopt_from=spool.directory.parent,
         on_recovered=settlement.recovered,
         on_left=settlement.left,
-        on_booked=limiter.counters.book,
+        on_booked=both(leases.booked, limiter.counters.book),
     )
     shipper.start()
     stack.push_async_callback(shipper.stop)
@@ -370,11 +373,16 @@ async def open_limiter(
 
 
 async def open_fleet(
-    settings: Settings, engines: dict[str, EngineClient], stack: AsyncExitStack
+    settings: Settings,
+    engines: dict[str, EngineClient],
+    stack: AsyncExitStack,
+    leases: CacheLeases,
 ) -> Fleet:
     threads = PrepareThreads()
     stack.callback(threads.close)
-    fleet = build_fleet(settings, engines, threads)
+    fleet = build_fleet(settings, engines, threads, leases.asked)
+    leases.start()
+    stack.push_async_callback(leases.close)
     await await_engines(engines.values())
     await fleet.start()
     stack.push_async_callback(fleet.close)
@@ -388,32 +396,10 @@ def open_pool(settings: Settings, stack: AsyncExitStack, role: str) -> AsyncEngi
     return pool
 
 
-def connect_engines(settings: Settings, settlement: Settlement) -> dict[str, EngineClient]:
-    """A client per in-repo model, connecting from now on."""
-    engines = {
-        model.name: EngineClient(model.engine, on_orphan=partial(settlement.orphaned, model.name))
-        for model in settings.models
-        if model.engine is not None
-    }
-    for client in engines.values():
-        client.start()
-    return engines
-
-
 def open_redis(url: str, stack: AsyncExitStack) -> redis.asyncio.Redis:
     store = connect_redis(url)
     stack.push_async_callback(store.aclose)
     return store
-
-
-async def await_engines(engines: Iterable[EngineClient]) -> None:
-    """Accept nobody before the engines answer, so that a worker which replaces another refuses no
-    request that the other would have served; but start all the same where an engine is away."""
-    try:
-        async with asyncio.timeout(ENGINE_WAIT_S):
-            await asyncio.gather(*(engine.wait_connected(ENGINE_WAIT_S) for engine in engines))
-    except (TimeoutError, EngineUnavailable):
-        log.warning("starting without every engine")
 
 
 def connect_redis(url: str) -> redis.asyncio.Redis:
@@ -428,7 +414,10 @@ def connect_redis(url: str) -> redis.asyncio.Redis:
 
 
 def build_fleet(
-    settings: Settings, engines: dict[str, EngineClient], threads: PrepareThreads
+    settings: Settings,
+    engines: dict[str, EngineClient],
+    threads: PrepareThreads,
+    on_asked: OnAsked,
 ) -> Fleet:
     routes: list[Route] = []
     for model in settings.models:
@@ -437,7 +426,7 @@ def build_fleet(
         else:
             from gateway.fleet.engine_routes import engine_routes  # loads the tokenizers library
 
-            routes += engine_routes(model, engines[model.name], threads)
+            routes += engine_routes(model, engines[model.name], threads, on_asked)
     return Fleet(routes)
 
 

@@ -104,7 +104,19 @@ class Telemetry:
         self.accepted_tokens = self._engine_gauge(
             "spec_decode_accepted_tokens", "Guessed tokens that were right, since then."
         )
+        self._make_lease_metrics()
         self._make_worker_gauges()
+
+    def _make_lease_metrics(self) -> None:
+        self.leased_blocks = self._engine_gauge(
+            "kv_cache_leased_blocks", "KV blocks that are kept for a time for who paid for it."
+        )
+        self.cache_leases = Counter(
+            "tollgate_cache_leases",
+            "Leases on prefixes: granted, then kept; all other outcomes are refunded.",
+            ["model", "outcome"],
+            registry=self.registry,
+        )
 
     def _make_worker_gauges(self) -> None:
         self.upstream_running, self.upstream_waiting = (
@@ -156,9 +168,13 @@ class Telemetry:
         self.hit_tokens.labels(status.model).set(status.prefix_cache_hit_tokens)
         self.query_tokens.labels(status.model).set(status.prefix_cache_query_tokens)
         self.preemptions.labels(status.model).set(status.num_preemptions)
+        self.leased_blocks.labels(status.model).set(status.num_leased_blocks)
         self.generated.labels(status.model).set(status.generated_tokens)
         self.draft_tokens.labels(status.model).set(status.num_draft_tokens)
         self.accepted_tokens.labels(status.model).set(status.num_accepted_tokens)
+
+    def cache_leases_became(self, model: str, outcome: str, number: int) -> None:
+        self.cache_leases.labels(self.label(model), outcome).inc(number)
 
     def waiting_rooms(self, model: str, rooms: Sequence[WaitingRoom]) -> None:
         for lane in LANE_WEIGHTS:

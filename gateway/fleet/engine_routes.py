@@ -12,12 +12,15 @@ from engine.chat_template import ChatTemplate
 from engine.client import Engine
 from engine.tokenizer import Tokenizer
 from gateway.fleet.engine_replica import EngineReplica
+from gateway.fleet.kept_prefixes import OnAsked
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
 from gateway.served_models import ModelConfig
 
 
-def engine_routes(model: ModelConfig, client: Engine, threads: PrepareThreads) -> Iterator[Route]:
+def engine_routes(
+    model: ModelConfig, client: Engine, threads: PrepareThreads, on_asked: OnAsked
+) -> Iterator[Route]:
     """The model as it is, then its adapters: all of one engine, one tokenizer, one template."""
     assert model.path is not None
     tokenizer = Tokenizer.load(model.path)
@@ -32,6 +35,7 @@ def engine_routes(model: ModelConfig, client: Engine, threads: PrepareThreads) -
             threads=threads,
             adapter=adapter,
             cache_contract=model.cache_contract,
+            on_asked=on_asked,
         )
         yield Route(
             model=name, kind="engine", replicas=(replica,), cache_contract=model.cache_contract

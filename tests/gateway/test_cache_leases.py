@@ -1,0 +1,162 @@
+"""What engines say of leases, as it comes to the books: however often, late, or of whom."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.cache_contracts import Breakpoint
+from billing.events import Price, PriceSet, Quantities, UsageEvent
+from billing.ingest import ingest
+from engine.fake import FakeEngine
+from engine.protocol import LeaseEnded, LeaseGranted
+from gateway import cache_leases
+from gateway.cache_leases import CacheLeases, leased_models, place_of
+from gateway.db import create_engine
+from gateway.fleet.kept_prefixes import AskedToKeep
+from gateway.ids import uuid7
+from gateway.served_models import AdapterConfig, ModelConfig
+from tests.billing.samples import an_attempt, an_event
+
+PENNY = ModelConfig(name="penny", cache_contract="explicit")
+PLACE = "tcp:127.0.0.1:1"
+PRICES: PriceSet = {
+    "uncached_input": Price("in", 100_000),
+    "cache_write_5m": Price("write", 125_000),
+}
+
+
+class Heard:
+    """One process' leases, on an engine that never runs."""
+
+    def __init__(self, db: AsyncEngine) -> None:
+        self.counted: Counter[str] = Counter()
+        self.engine = FakeEngine()
+        self.leases = CacheLeases(db, [PENNY], self.count)
+        self.leases.watch({PLACE: self.engine})
+        self.attempt_id = str(uuid7())
+
+    def count(self, model: str, outcome: str, number: int) -> None:
+        assert model == "penny"
+        self.counted[outcome] += number
+
+    def ask(self) -> None:
+        asked = AskedToKeep(
+            org_id="org_a",
+            model="penny",
+            engine_id=self.engine.status.engine_id,
+            asked_at=time.time(),
+            breakpoints=(Breakpoint(1024),),
+            prefixes=(b"p",),
+        )
+        self.leases.asked(self.attempt_id, asked)
+
+    @property
+    def lease_id(self) -> str:
+        return f"{self.attempt_id}:0"
+
+    async def granted(self) -> bool:
+        event = LeaseGranted(
+            lease_id=self.lease_id, request_id=self.attempt_id, num_tokens=1024, ttl_s=300.0
+        )
+        return await self.leases.heard(PLACE, event)
+
+    async def ended(self, kept_s: float = 7.0) -> bool:
+        event = LeaseEnded(lease_id=self.lease_id, num_tokens=1024, ttl_s=300.0, kept_s=kept_s)
+        return await self.leases.heard(PLACE, event)
+
+    def event(self) -> UsageEvent:
+        attempt = an_attempt(self.attempt_id, prices=PRICES, admitted_at=time.time())
+        return an_event(attempt, Quantities(uncached_input=6, cache_write_5m=1024))
+
+
+@pytest.fixture
+def heard(db: AsyncEngine) -> Heard:
+    return Heard(db)
+
+
+async def refunds(db: AsyncEngine) -> Sequence[int]:
+    async with db.connect() as conn:
+        found = sa.text("""
+            SELECT t.amount_pico - r.amount_pico FROM transfers t JOIN transfers r
+                ON r.event_id = t.id AND r.kind = 'repriced' WHERE t.kind = 'usage'
+        """)
+        return [int(amount) for amount in await conn.scalars(found)]
+
+
+async def test_an_end_that_is_told_to_two_gateways_and_again_is_refunded_once(
+    heard: Heard, db: AsyncEngine
+) -> None:
+    heard.ask()
+    assert await heard.granted()
+    await ingest(db, [heard.event()])
+    neighbour = Heard(db)
+    neighbour.attempt_id = heard.attempt_id
+    for gateway in (heard, neighbour, heard):
+        assert await gateway.ended()
+        await gateway.leases.flush()
+    assert await refunds(db) == [1024 * 25_000]
+    assert heard.counted + neighbour.counted == {"granted": 1, "evicted": 1}
+
+
+async def test_only_what_is_in_the_books_is_acknowledged(heard: Heard) -> None:
+    assert not await heard.ended(), "its gateway may yet record it, or book its event"
+    heard.attempt_id = "019aa0c5-0000-7000-8000-000000000001"  # of long ago
+    assert await heard.ended(), "nobody will any more"
+    heard.attempt_id = "not ours"
+    assert await heard.ended() and not await heard.granted()
+    nowhere = create_engine("postgresql+asyncpg://nobody@127.0.0.1:1/nothing")
+    cut_off = Heard(nowhere)
+    assert not await cut_off.ended()
+    await cut_off.leases.flush()
+    await nowhere.dispose()
+
+
+async def test_a_lease_that_postgres_does_not_take_is_refunded(
+    heard: Heard, db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_leases, "RECORD_FOR_S", 0.02)
+    monkeypatch.setattr(cache_leases, "RECORD_RETRY_S", 0.01)
+    nowhere = create_engine("postgresql+asyncpg://nobody@127.0.0.1:1/nothing")
+    cut_off = Heard(nowhere)
+    cut_off.ask()
+    assert not await cut_off.granted()
+    await nowhere.dispose()
+    event = cut_off.event()
+    await ingest(db, [event])
+    await heard.leases.booked([event])
+    async with db.begin() as conn:
+        await conn.execute(sa.text("UPDATE cache_writes SET booked_at = '2026-01-01'"))
+    await heard.leases.flush()
+    assert await refunds(db) == [1024 * 25_000]
+    assert heard.counted == {"unrecorded": 1}
+
+
+async def test_an_engine_in_anothers_place_has_nothing_of_what_that_had(
+    heard: Heard, db: AsyncEngine
+) -> None:
+    heard.ask()
+    assert await heard.granted()
+    await ingest(db, [heard.event()])
+    heard.engine.lose()
+    await heard.leases.flush()
+    assert await refunds(db) == [], "it may come back"
+    heard.leases.watch({PLACE: FakeEngine()})
+    for _ in range(2):
+        await heard.leases.flush()
+    assert await refunds(db) == [1024 * 25_000]
+    assert heard.counted == {"granted": 1, "engine_lost": 1}
+
+
+def test_which_models_sell_leases_and_where_their_engines_are() -> None:
+    adapted = ModelConfig(
+        name="a", cache_contract="explicit", adapters=(AdapterConfig(name="tuned"),)
+    )
+    assert leased_models([adapted, ModelConfig(name="b"), PENNY]) == ["a", "tuned", "penny"]
+    assert place_of(PLACE) == PLACE
+    assert place_of("unix:/x").endswith("/unix:/x") and place_of("unix:/x") != "/unix:/x"
