@@ -24,6 +24,7 @@ from engine.errors import (
     EngineUnavailable,
     InvalidRequest,
 )
+from engine.output_parser import OutputFormat
 from engine.protocol import Breakpoint, EngineRequest, ReplicaStatus, SamplingParams
 from engine.tokenizer import Tokenizer
 from gateway.fleet.choice_text import GenerationText
@@ -72,7 +73,8 @@ class Job(msgspec.Struct, frozen=True):
 class EngineReplica:
     """`client` is connected, or connecting, by whoever made it; `close` closes it, and may do so
     once for each of several replicas that share it. `adapter`: the engine's name of a LoRA adapter;
-    empty: the model as it is. `on_asked` hears what an attempt asked the engine to keep."""
+    empty: the model as it is. `on_asked` hears what an attempt asked the engine to keep.
+    `output_format`: None where the template says it."""
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class EngineReplica:
         adapter: str = "",
         cache_contract: ContractName = DEFAULT_CONTRACT,
         on_asked: OnAsked = unheard,
+        output_format: OutputFormat | None = None,
     ) -> None:
         self.name = name
         self.weight = weight
@@ -96,7 +99,7 @@ class EngineReplica:
         self._client = client
         self._tokenizer = tokenizer
         tokenizer.fewest_tokens(0)  # the vocabulary is looked through now, not at a request
-        self._format = ModelFormat(tokenizer, template)
+        self._format = ModelFormat(tokenizer, template, output_format)
         self._threads = threads
 
     async def start(self) -> None:

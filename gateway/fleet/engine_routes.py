@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from engine.chat_template import ChatTemplate
 from engine.client import Engine
+from engine.output_parser import OutputFormat
 from engine.tokenizer import Tokenizer
 from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.kept_prefixes import OnAsked
@@ -25,6 +26,12 @@ def engine_routes(
     assert model.path is not None
     tokenizer = Tokenizer.load(model.path)
     template = ChatTemplate.load(model.path, file=model.chat_template)
+    output_format = OutputFormat(
+        tokenizer,
+        template.source,
+        family=model.tool_call_parser,
+        reasoning=model.reasoning_parser,
+    )
     for adapter in ("", *(each.name for each in model.adapters)):
         name = adapter or model.name
         replica = EngineReplica(
@@ -36,6 +43,7 @@ def engine_routes(
             adapter=adapter,
             cache_contract=model.cache_contract,
             on_asked=on_asked,
+            output_format=output_format,
         )
         yield Route(
             model=name, kind="engine", replicas=(replica,), cache_contract=model.cache_contract

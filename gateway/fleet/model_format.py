@@ -40,10 +40,12 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFormat:
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, output: OutputFormat | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._output = OutputFormat(tokenizer, template.source)
+        self._output = output or OutputFormat(tokenizer, template.source)
 
     def check(self, prompt: ChatPrompt) -> None:
         """What can be said before anything is rendered. Raises UnsupportedField."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ from engine.chat_template import ChatTemplate
 from engine.fake import FakeCore, FakeEngine
 from engine.tokenizer import Tokenizer
 from gateway.fleet.engine_replica import EngineReplica
+from gateway.fleet.engine_routes import engine_routes
 from gateway.fleet.errors import BadField, UnsupportedField
+from gateway.fleet.kept_prefixes import unheard
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import ReplicaEvent, TextDelta
+from gateway.served_models import ModelConfig
 from gateway.wire.from_openai import from_openai
 from gateway.wire.request import GenerateRequest
 
@@ -75,6 +79,27 @@ async def test_the_model_is_shown_its_tools_and_its_calls_are_read(
     assert "".join(item.text for item in items) == "Yes."
     assert "".join(call.arguments for item in items for call in item.calls) == '{"a": 1}'
     assert items[-1].finish_reason == "tool_calls"
+
+
+async def test_the_settings_may_name_the_form_of_a_models_output(
+    model_folder: Path, tmp_path: Path, threads: PrepareThreads
+) -> None:
+    """As they do of a template that does not show it."""
+    template = tmp_path / "named.jinja"
+    template.write_text("{{ tools }}")
+    engine = FakeEngine(FakeCore())
+    config = ModelConfig(
+        name="m",
+        path=model_folder,
+        chat_template=template,
+        tool_call_parser="llama3_json",
+        reasoning_parser="think",
+    )
+    [route] = engine_routes(config, engine, threads, unheard)
+    replica = route.replicas[0]
+    prepared = await replica.prepare(chat(tools=[F], tool_choice="required"))
+    grammar = prepared.payload.sampling.grammar
+    assert "parameters" in grammar.text and "thought" in grammar.text
 
 
 async def test_without_tools_what_looks_like_a_call_is_text(make: Make) -> None:
