@@ -96,9 +96,10 @@ class SpoolDirectory:
     def total_bytes(self) -> int:
         return sum(self.sizes.values())
 
-    def append(self, data: bytes | bytearray) -> None:
-        """Write and sync. Raises OSError with the segment cut back to what it was."""
-        durable = self.sizes[self._segment]
+    def append(self, data: bytes | bytearray) -> float:
+        """Write and sync; the seconds that it took. Raises OSError with the segment cut back to
+        what it was."""
+        durable, began_at = self.sizes[self._segment], time.perf_counter()
         try:
             _write(self._fd, data)
             os.fdatasync(self._fd)
@@ -107,6 +108,7 @@ class SpoolDirectory:
             os.lseek(self._fd, durable, os.SEEK_SET)
             raise
         self.sizes[self._segment] = durable + len(data)
+        return time.perf_counter() - began_at
 
     def rotate(self, start: bytes) -> None:
         """Seal the segment and begin the next with `start`. Raises OSError with nothing changed."""

@@ -77,26 +77,6 @@ async def test_buffered_records_reach_the_disk_without_a_close(tmp_path: Path) -
     await spool.shutdown()
 
 
-async def test_many_closes_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    syncs = 0
-    real = os.fdatasync
-
-    def counting(fd: int) -> None:
-        nonlocal syncs
-        syncs += 1
-        real(fd)
-
-    spool = await Spool.open(tmp_path / "s")
-    monkeypatch.setattr(os, "fdatasync", counting)
-    events = [an_event() for _ in range(500)]
-    await asyncio.gather(*map(spool.close, events))
-    assert syncs < 20
-    await spool.close(*(an_event() for _ in range(3)))
-    assert spool.backlog == 503
-    await spool.shutdown()
-    assert len(await shipped(tmp_path / "s")) == 503
-
-
 async def test_a_close_that_nobody_waits_for_any_more_is_still_written(tmp_path: Path) -> None:
     spool = await Spool.open(tmp_path / "s")
     event = an_event()

@@ -1,0 +1,75 @@
+"""Where and how often the spool syncs: together under load, on the spot where nobody is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from billing.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool
+
+from .samples import an_attempt, an_event
+
+
+async def test_many_closes_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs = 0
+    real = os.fdatasync
+
+    def counting(fd: int) -> None:
+        nonlocal syncs
+        syncs += 1
+        real(fd)
+
+    spool = await Spool.open(tmp_path / "s")
+    monkeypatch.setattr(os, "fdatasync", counting)
+    events = [an_event() for _ in range(500)]
+    await asyncio.gather(*map(spool.close, events))
+    assert syncs < 20
+    await spool.close(*(an_event() for _ in range(3)))
+    assert spool.backlog == 503
+    await spool.shutdown()
+    again = await Spool.open(tmp_path / "s")
+    assert again.backlog == 503
+    await again.shutdown()
+
+
+async def test_a_close_that_is_alone_is_synced_on_the_spot_while_the_disk_is_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere as soon as anybody could be kept waiting by it."""
+    here, took_s, quick_s = threading.get_ident(), 0.0, 0.2  # a loaded machine is no slow disk
+    synced_here: list[bool] = []
+
+    def sync(fd: int) -> None:
+        synced_here.append(threading.get_ident() == here)
+        time.sleep(took_s)
+
+    async def close_one(spool: Spool) -> bool:
+        await spool.close(an_event())
+        return synced_here[-1]
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr("billing.spool.QUICK_SYNC_S", quick_s)
+    spool = await Spool.open(tmp_path / "s")
+    assert not any([await close_one(spool) for _ in range(NUM_TIMED)]), "nothing is known yet"
+    assert await close_one(spool)
+
+    running = an_attempt()
+    spool.attempt_opened(running)
+    assert not await close_one(spool), "another request is there"
+    await spool.void(running.id)
+    assert await close_one(spool)
+
+    took_s = 1.5 * quick_s
+    assert await close_one(spool), "nobody could know that it would be slow"
+    took_s = 0.0
+    assert not any([await close_one(spool) for _ in range(NUM_TIMED)])
+    assert await close_one(spool)
+    num_closed = len(synced_here)
+    await asyncio.sleep(2 * FLUSH_INTERVAL_S)
+    assert len(synced_here) == num_closed, "nothing is left to sync"
+    await spool.shutdown()
