@@ -118,12 +118,13 @@ class Delivery:
     # the reader's side
 
     async def next(self) -> bytes | None:
-        """All chunks that are ready, joined; None at the end or when abandoned. Raises what `fail`
-        was given. Whoever comes back has sent what it got before."""
+        """All chunks that are ready, joined; None at the end, which needs not be waited for behind
+        the last one, or when abandoned. Raises what `fail` was given. Whoever comes back has sent
+        what it got before."""
         while self._marks and self._marks[0][0] <= self._num_taken:
             self._marks.popleft()[1]()
         while not self._chunks:
-            if self._ended or self.abandoned:
+            if self._ended or self.abandoned or self._is_whole:
                 if self.failure is not None:
                     raise self.failure
                 return None
@@ -137,9 +138,9 @@ class Delivery:
         return ready
 
     def abandon(self, reason: Exception | None = None) -> None:
-        """The reader is gone, or told to go with a `reason`. Idempotent; after the end it changes
+        """The reader is gone, or told to go with a `reason`. Idempotent; once all is put it changes
         nothing."""
-        if self.abandoned or self._ended:
+        if self.abandoned or self._ended or self._is_whole:
             return
         self._chunks.clear()
         self._num_bytes = 0

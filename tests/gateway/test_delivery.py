@@ -151,6 +151,16 @@ async def test_a_whole_answer_does_not_expire() -> None:
     assert await box.next() is None
 
 
+async def test_behind_the_last_chunk_nothing_is_waited_for() -> None:
+    box = Delivery(STALLED_S)
+    box.put_last(b"all of it")
+    assert await box.next() == b"all of it"
+    async with asyncio.timeout(1):
+        assert await box.next() is None, "whatever else its driver has to do"
+    box.abandon()
+    assert not box.abandoned, "who has it all does not leave it"
+
+
 async def test_after_the_end_nobody_can_abandon() -> None:
     box = Delivery(STALLED_S)
     box.put_last(b"all of it")
