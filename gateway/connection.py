@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from gateway.errors import INVALID, Face, face, unavailable
 from gateway.ids import uuid7
 from gateway.routes.envelope import named
+from gateway.routes.reply import ON_LEAVE
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,8 @@ class Connection(HttpToolsProtocol):
         self._max_connections = max_connections()
         self._running: RequestResponseCycle | None = None
         """What is being answered, or was last."""
+        self._on_leave: Callable[[], None] | None = None
+        """Of what is being answered: to be called should its client leave."""
         self._is_last = False
         """Whatever comes now is the last request: the worker leaves."""
         self._in_head = True
@@ -144,6 +148,8 @@ class Connection(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        if self._on_leave is not None:
+            self._on_leave()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """True keeps the connection open to write to."""
@@ -192,8 +198,16 @@ class Connection(HttpToolsProtocol):
         if not self._begun and self._in_head and not self._answering():
             self.transport.close()
 
+    def on_leave(self, callback: Callable[[], None] | None) -> None:
+        """The client's leaving, from now on; None: what is being answered is complete."""
+        self._on_leave = callback
+        if callback is not None and self._running is not None and self._running.disconnected:
+            callback()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        extensions: Any = {ON_LEAVE: self.on_leave}
+        cycle.scope["extensions"] = extensions
         if self._is_last:
             cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)

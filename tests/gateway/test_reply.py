@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import uvicorn
 from litestar.types import Receive, Scope, Send
 
+from gateway.connection import Connection
 from gateway.delivery import Delivery
 from gateway.listener import bound_unread
 from gateway.routes.counted import CLIENT_LEFT, OUTCOME
@@ -35,7 +37,7 @@ async def nobody_rests(resting: bool) -> None: ...
 class Server:
     """One response to whoever asks, under uvicorn."""
 
-    def __init__(self) -> None:
+    def __init__(self, http: Any) -> None:
         self.delivery = Delivery(stalled_reader_s=STALLED_S)
         self.outcomes: list[str] = []
         self.done = asyncio.Event()
@@ -43,7 +45,7 @@ class Server:
         config = uvicorn.Config(
             self.answer,
             interface="asgi3",
-            http="httptools",
+            http=http,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -64,9 +66,10 @@ class Server:
         return reader, writer
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    server = Server()
+@pytest.fixture(params=["httptools", Connection], ids=["uvicorn's", "ours"])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
+    """Ours tells of a client's leaving, of uvicorn's own it must be asked."""
+    server = Server(request.param)
     serving = asyncio.create_task(server.uvicorn.serve(sockets=[server.listener]))
     yield server
     server.uvicorn.should_exit = True
@@ -84,6 +87,15 @@ async def test_a_client_that_stops_reading_is_given_up(server: Server) -> None:
     assert not rest.endswith(b"0\r\n\r\n"), "what was cut short must not look whole"
     writer.close()
     await writer.wait_closed()
+
+
+async def test_a_client_that_leaves_is_known_to_have_left_at_once(server: Server) -> None:
+    server.delivery.stalled_reader_s = 60.0
+    reader, writer = await server.ask()
+    writer.transport.abort()
+    await asyncio.wait_for(server.done.wait(), 5)
+    assert server.delivery.abandoned and server.delivery.was_left
+    assert server.outcomes == [CLIENT_LEFT]
 
 
 async def test_a_client_that_never_reads_again_holds_no_connection(server: Server) -> None:
