@@ -108,6 +108,7 @@ from gateway.routes.head import Head
 from gateway.routes.idempotency import Idempotent, claim_key
 from gateway.routes.problem import encode_face
 from gateway.routes.schema import complete, openapi_config
+from gateway.routes.straight import Straight
 from gateway.secret import Secret
 from gateway.served_models import ModelConfig
 from gateway.services import Services
@@ -204,7 +205,8 @@ def with_routes(max_body_bytes: int) -> Litestar:
         logging_config=None,
     )
     complete(app)
-    app.asgi_handler = Counted(Envelope(Cors(Idempotent(Head(app.asgi_handler)))))
+    others = Cors(Idempotent(Head(app.asgi_handler)))
+    app.asgi_handler = Counted(Envelope(Straight(others, app, refuse)))
     return app
 
 
