@@ -44,7 +44,7 @@ from gateway.fleet.replica import (
     TextDelta,
 )
 from gateway.fleet.router import Fleet
-from gateway.ids import uuid7
+from gateway.ids import uuid7_text
 from gateway.lanes import LaneDeadlines, Turn, later
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import (
@@ -430,7 +430,7 @@ def halting(replica: Replica, attempt_id: str) -> Rest:
 
 def new_attempt(call: Call, terms: Terms) -> Attempt:
     return Attempt(
-        id=str(uuid7()),
+        id=uuid7_text(),
         request_id=call.request_id,
         org=call.principal.org_id,
         project=call.principal.project_id,

@@ -110,6 +110,8 @@ MAX_TOKENS = 100_000_000
 """Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which
 only an upstream's own count may claim, stands for this many."""
 NOTHING = Units()
+SETTLEMENTS = tuple(Settlement)
+"""By their numbers."""
 MAX_MISSING = 8  # how often an admission may find that Redis lacks what it needs
 
 
@@ -400,7 +402,8 @@ class Limiter:
 
     async def _settle(self, lease_id: str, call: Call) -> Settlement:
         try:
-            return Settlement(await self._scripts.call("settle", call.keys, call.asked))
+            number: int = await self._scripts.call("settle", call.keys, call.asked)
+            return SETTLEMENTS[number]
         except ScriptFailed:
             return Settlement.FAILED
         except LimiterUnavailable:

@@ -13,7 +13,7 @@ import time
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.ids import uuid7
+from gateway.ids import uuid7_hex
 
 OPENAI_VERSION = b"2020-10-01"
 REQUEST_ID = "request_id"
@@ -35,7 +35,7 @@ class Envelope:
         if scope["type"] != ScopeType.HTTP:
             await self.app(scope, receive, send)
             return
-        request_id = f"req_{uuid7().hex}"
+        request_id = f"req_{uuid7_hex()}"
         scope.setdefault("state", {})[REQUEST_ID] = request_id
         received_at = time.perf_counter()
 
