@@ -113,6 +113,9 @@ def _forbid_what_does_not_fit(logits: Tensor, seqs: Rows[SampleRow]) -> None:
     if masks is None:
         return
     bound = [i for i, row in enumerate(seqs) if row.seq.constraint is not None]
-    bits = np.unpackbits(masks[bound].view(np.uint8), axis=1, bitorder="little")[:, :vocab]
-    forbidden = torch.from_numpy(bits == 0).to(logits.device)
-    logits[bound] = logits[bound].masked_fill_(forbidden, float("-inf"))
+    bits = np.unpackbits(~masks[bound].view(np.uint8), axis=1, bitorder="little")[:, :vocab]
+    forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
+    if len(bound) == len(seqs):  # as they often are; then nothing is copied
+        logits.masked_fill_(forbidden, float("-inf"))
+    else:
+        logits[bound] = logits[bound].masked_fill_(forbidden, float("-inf"))
