@@ -57,6 +57,7 @@ ORGS, KEYS_OF_ORG, MODELS = 50, 4, ("penny", "another")
 SPOOL_WAYS = 64
 WARM_UP, WARM_UP_BATCHES = 30, 3
 MAX_BOOKING_S = 40.0
+WAL_SEGMENTS = 20
 REPORT_REPEATS = 30
 REPORTED_EVENTS = 100_000_000
 LARGE = "org_large"
@@ -167,6 +168,20 @@ def events_per_s(url: str, count: int, processes: int) -> tuple[float, dict[str,
         for name in ("client", "backend")
     }
     return total / took_s, each_us
+
+
+async def age(db: AsyncEngine) -> None:
+    """A server that has run for a while writes over the files of its log; a new one makes each,
+    twice as much to write. And nothing is left to write of what was measured before."""
+    async with db.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        for _ in range(WAL_SEGMENTS):
+            await connection.execute(
+                sa.text(
+                    "SELECT pg_logical_emit_message(false, 'bench', repeat('x', 16 * 1024 * 1024))"
+                )
+            )
+        await connection.execute(sa.text("CHECKPOINT"))
 
 
 # Into the spool.
@@ -333,6 +348,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         await migrate(url)
         db = create_engine(url)
         for processes, name in ((1, "one"), (2, "two")):
+            await age(db)
             rate, costs = await asyncio.to_thread(events_per_s, url, options.events, processes)
             found[f"events_per_s_of_{name}"] = round(rate)
             found |= {f"{side}_us_each_of_{name}": cost for side, cost in costs.items()}

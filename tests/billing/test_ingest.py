@@ -129,6 +129,23 @@ async def test_batches_that_share_accounts_do_not_block_each_other_for_good(
     assert await check(db) == []
 
 
+async def test_what_all_batches_change_is_changed_last(db: AsyncEngine) -> None:
+    """Whoever waits for a balance has its events and transfers written already."""
+    await ingest(db, [an_event()])
+    size = "SELECT pg_relation_size('transfers')"
+    [(before,)] = await rows(db, size)
+    async with db.begin() as holder:
+        await holder.execute(sa.text("SELECT FROM balances FOR UPDATE"))
+        waiting = asyncio.create_task(ingest(db, [an_event() for _ in range(300)]))
+        async with asyncio.timeout(20):
+            while not await rows(db, "SELECT pid FROM pg_locks WHERE NOT granted"):
+                await asyncio.sleep(0.01)
+        [(after,)] = await rows(db, size)
+        assert after > before + 300 * 150
+    assert (await waiting).inserted == 300
+    assert await check(db) == []
+
+
 async def test_waste_is_paid_by_the_house_and_is_nobodys_usage(db: AsyncEngine) -> None:
     await ingest(db, [an_event(kind="waste")])
     assert await balances(db) == {
