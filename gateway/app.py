@@ -116,6 +116,7 @@ from gateway.settings import Settings, read_secret
 from gateway.settlement import Settlement
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
+from gateway.tenancy.suspension import tell_workers
 from gateway.webhooks.wiring import open_webhooks
 
 log = logging.getLogger(__name__)
@@ -275,7 +276,7 @@ async def open_services(
         secret=secret,
         allow_loopback=settings.egress_to_loopback,
     )
-    start_invoicer(stack, system_db)
+    start_invoicer(stack, system_db, store)
     webhooks = open_webhooks(
         stack, secret, system_db, telemetry, allow_loopback=settings.egress_to_loopback
     )
@@ -337,8 +338,10 @@ def start_shipper(
     return shipper
 
 
-def start_invoicer(stack: AsyncExitStack, system_db: AsyncEngine) -> None:
-    invoicer = Invoicer(system_db)
+def start_invoicer(
+    stack: AsyncExitStack, system_db: AsyncEngine, store: redis.asyncio.Redis
+) -> None:
+    invoicer = Invoicer(system_db, on_suspension=lambda: tell_workers(store))
     invoicer.start()
     stack.push_async_callback(invoicer.close)
 

@@ -17,6 +17,7 @@
     fleet: DeadlinePassed              504     server_error            deadline_exceeded
     RateLimited                        429     tokens | requests       rate_limit_exceeded
     RateLimited by a spend cap         429     insufficient_quota      insufficient_quota
+    Suspended                          402     billing_error           organization_suspended
     limits: UnpricedModel              400     invalid_request_error   model_without_price
     limits: SpentUnknown, ScriptFailed 503     server_error            service_unavailable
     NotAccepting                       503     server_error            service_unavailable
@@ -73,6 +74,7 @@ from gateway.limits.limiter import Refusal
 from gateway.limits.scripts import ScriptFailed
 from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
 from gateway.limits.verdicts import LimitKind, ScopeName
+from gateway.principal import Suspended
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
     Conflict,
@@ -214,7 +216,7 @@ def to_face(error: Exception) -> Face:
             return from_auth(error)
         case RateLimited():
             return refused(error.refusal)
-        case UnpricedModel() | SpentUnknown() | ScriptFailed():
+        case Suspended() | UnpricedModel() | SpentUnknown() | ScriptFailed():
             return from_limits(error)
         case NotAccepting() | SpoolError():
             return unavailable("This gateway cannot take requests at the moment.")
@@ -365,8 +367,16 @@ PERIODS = {
 }
 
 
-def from_limits(error: UnpricedModel | SpentUnknown | ScriptFailed) -> Face:
+def from_limits(error: Suspended | UnpricedModel | SpentUnknown | ScriptFailed) -> Face:
     match error:
+        case Suspended():
+            message = (
+                f"This organization is suspended: its invoice {error.number} has not been paid."
+                " It is served again when it is, or when the operator lifts the suspension."
+            )
+            headers = {"x-should-retry": "false"}
+            code = "organization_suspended"
+            return face(402, message, "billing_error", code=code, headers=headers)
         case UnpricedModel():
             message = (
                 f"The model {error.model!r} has no price, and what may be spent here is capped:"

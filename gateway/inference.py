@@ -189,6 +189,7 @@ def start(desk: Desk, call: Call) -> Delivery:
 
 async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
     """Admit, run on the first replica that can, settle what was used."""
+    call.principal.check_served()
     if not desk.spool.healthy:
         raise NotAccepting
     if call.principal.spend_caps:

@@ -60,6 +60,14 @@ class SpendCap(msgspec.Struct, frozen=True):
     """No more than has been leased of what it has paid in advance, either."""
 
 
+class Suspended(Exception):
+    """The org of a principal has not paid an invoice."""
+
+    def __init__(self, number: str) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """An authenticated caller. Ids are strings with their kind as prefix (`org_...`, `proj_...`,
     `key_...`)."""
@@ -103,6 +111,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """What an access token is good for (RFC 9068 `aud`)."""
     is_operator: bool = False
     """Its org runs the installation."""
+    suspended_by: str | None = None
+    """The number of the invoice for which its org is served no longer."""
     allowed_models: frozenset[str] | None = None
     """None: all that are served."""
     denied_models: frozenset[str] = frozenset()
@@ -114,6 +124,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def price_list(self) -> str:
         return self.org_plan.price_list or DEFAULT_LIST
+
+    def check_served(self) -> None:
+        """Raises: Suspended."""
+        if self.suspended_by is not None:
+            raise Suspended(self.suspended_by)
 
     def may_use(self, model: str) -> bool:
         allowed = self.allowed_models

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,6 +22,7 @@ from billing.invoices.closing import close, finalize, ripe
 from billing.invoices.collection import dun
 from billing.invoices.invoice import latest_invoice
 from billing.invoices.states import DRAFT
+from billing.invoices.suspension import has_changed
 from billing.rounds import Unforeseen
 from billing.tables import to_moment
 
@@ -33,8 +34,13 @@ MAX_PERIODS = 120
 """Of an org, at one look: who gets an account after ten years of use is caught up with."""
 
 
+async def nobody() -> None:
+    """Where nobody is to be told."""
+
+
 class Invoicer:
-    """`db`: of a role that sees every org's rows. `wall_clock`: Unix seconds."""
+    """`db`: of a role that sees every org's rows. `wall_clock`: Unix seconds. `on_suspension`: is
+    called when somebody may be suspended, or no longer, and again for some minutes."""
 
     def __init__(
         self,
@@ -42,8 +48,10 @@ class Invoicer:
         *,
         interval_s: float = INTERVAL_S,
         wall_clock: Callable[[], float] = time.time,
+        on_suspension: Callable[[], Awaitable[None]] = nobody,
     ) -> None:
         self._db, self._interval_s, self._wall_clock = db, interval_s, wall_clock
+        self._on_suspension = on_suspension
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -78,6 +86,10 @@ class Invoicer:
                 log.warning("no invoice for %s yet: %s", org_id, error.message)
         while await dun(self._db, now):
             continue
+        async with self._db.connect() as conn:
+            tell = await has_changed(conn, now)
+        if tell:
+            await self._on_suspension()
 
     async def _catch_up(self, org_id: str, now: datetime) -> None:
         for _ in range(MAX_PERIODS):

@@ -33,6 +33,10 @@ DRAFT: State = "draft"
 FINALIZED: State = "finalized"
 PAID: State = "paid"
 VOIDED: State = "voided"
+SUSPENDED: State = "suspended"
+UNCOLLECTIBLE: State = "uncollectible"
+SUSPENDING: tuple[State, ...] = (SUSPENDED, UNCOLLECTIBLE)
+"""Who has not paid such an invoice is served no longer (`suspension`)."""
 DUNNING: tuple[tuple[State, int], ...] = (
     ("finalized", 0),
     ("past_due", 3),
@@ -42,7 +46,7 @@ DUNNING: tuple[tuple[State, int], ...] = (
     ("suspended", 60),
 )
 """How many days a stage lasts; of `finalized`, beyond the day it is due."""
-STAGES: tuple[State, ...] = (*(state for state, _ in DUNNING), "uncollectible")
+STAGES: tuple[State, ...] = (*(state for state, _ in DUNNING), UNCOLLECTIBLE)
 LASTS = {state: timedelta(days=days) for state, days in DUNNING}
 OPEN = frozenset(STAGES)
 """Something is left to pay."""

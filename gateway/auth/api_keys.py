@@ -290,6 +290,7 @@ def to_principal(record: KeyRecord) -> Principal:
         service_account_id=row.service_account_id,
         expires_at=None if record.expires_at is None else record.expires_at.timestamp(),
         is_operator=record.is_operator,
+        suspended_by=record.suspended_by,
         allowed_models=frozenset.intersection(*lists) if lists else None,
         denied_models=project.denied,
         key_models=None if row.models is None else frozenset(row.models),

@@ -137,6 +137,7 @@ class ExternalIssuers:
             client_id=rules.id,
             audiences=self._resources(rules.org_id),
             is_operator=listed.is_operator,
+            suspended_by=listed.suspended_by,
             allowed_models=permitted.allowed,
             denied_models=permitted.denied,
         )

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.invoices.suspension import suspended_by
 from gateway.auth.access_tokens import MAX_STALENESS_S
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.issuer_tables import issuers
@@ -47,6 +48,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     org_plan: Plan
     model_plans: Mapping[str, Plan]
     is_operator: bool
+    suspended_by: str | None
     project: Mapping[str, Any]
     """The project's row."""
 
@@ -134,6 +136,8 @@ async def read_listed(conn: AsyncConnection) -> list[Listed]:
     joined = joined.outerjoin(limits["org"], orgs.c.plan == limits["org"].c.name)
     columns = [*COLUMNS, orgs.c.is_operator.label("is_operator")]
     columns.append(limits_by_model(projects.c.id).label("model_limits"))
+    why = suspended_by(orgs.c.id, orgs.c.suspension_lifted_at)
+    columns.append(why.label("suspended_by"))
     columns += [column.label(f"of_project_{column.name}") for column in projects.c]
     for owner, plan in limits.items():
         columns += plan_columns(owner, plan)
@@ -150,5 +154,6 @@ def to_listed(values: Mapping[str, Any]) -> Listed:
         org_plan=plan_of("org", values),
         model_plans=to_plans(values["model_limits"]),
         is_operator=values["is_operator"],
+        suspended_by=values["suspended_by"],
         project={column.name: values[f"of_project_{column.name}"] for column in projects.c},
     )

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.invoices.suspension import suspended_by
 from gateway.auth import policy
 from gateway.auth.errors import RevokedToken
 from gateway.auth.policy import SERVICE_SCOPES
@@ -57,6 +58,7 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
     joined = joined.outerjoin(project_members, membership).join(acting, sa.true())
     columns: list[sa.ColumnElement[Any]] = [
         orgs.c.is_operator,
+        suspended_by(orgs.c.id, orgs.c.suspension_lifted_at).label("suspended_by"),
         limits_by_model(projects.c.id).label("model_limits"),
         hard_caps(orgs.c.id, projects.c.id).label("spend_caps"),
         orgs.c.prepaid,
@@ -155,6 +157,7 @@ def _principal(claims: AccessClaims, values: sa.RowMapping) -> Principal:
         grant_id=claims.grant_id,
         audiences=claims.audiences,
         is_operator=values["is_operator"],
+        suspended_by=values["suspended_by"],
         allowed_models=permitted.allowed,
         denied_models=permitted.denied,
     )

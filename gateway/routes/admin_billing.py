@@ -22,6 +22,7 @@ from billing.invoices.accounts import Terms, account_of, add_rate, set_account
 from billing.invoices.closing import finalize
 from billing.invoices.collection import issue_credit_note, record_payment
 from billing.invoices.invoice import Invoice, get_invoice
+from billing.invoices.states import SUSPENDING
 from billing.money import format_usd
 from billing.tables import to_moment
 from gateway.audit.log import record
@@ -37,6 +38,7 @@ from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
 from gateway.routes.problem import MEDIA_TYPE, Problem
 from gateway.tenancy.orgs import get_org
+from gateway.tenancy.suspension import tell_workers
 from gateway.wire.admin_billing import (
     AccountView,
     NewCreditNote,
@@ -197,6 +199,8 @@ async def new_payment(request: Asked, invoice_id: FromPath[str]) -> Response[byt
         )
         view = to_payment_view(made, found.currency)
         await noted(conn, request, org_id, "payment.created", made.id, view)
+    if found.state in SUSPENDING:
+        await tell_workers(services(request).redis)
     return answer(request, view, status=201)
 
 
@@ -231,6 +235,8 @@ async def new_credit_note(request: Asked, invoice_id: FromPath[str]) -> Response
         )
         view = to_note_view(made, found.currency)
         await noted(conn, request, org_id, "credit_note.created", made.id, view)
+    if found.state in SUSPENDING:
+        await tell_workers(services(request).redis)
     return answer(request, view, status=201)
 
 

@@ -61,7 +61,8 @@ class OrgsQuery(PageQuery):
 
 def to_view(org: Org) -> OrgView:
     fields: dict[str, Any] = msgspec.structs.asdict(org)
-    moments = {name: to_seconds(fields[name]) for name in ("created_at", "archived_at")}
+    names = ("created_at", "archived_at", "suspension_lifted_at")
+    moments = {name: to_seconds(fields[name]) for name in names}
     return OrgView(**{**fields, **moments})
 
 
@@ -211,4 +212,25 @@ async def archive(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
     return answer(request, to_view(org))
 
 
-routes = [create, list_, retrieve, update, archive]
+@post(
+    "/v1/admin/orgs/{org_id:str}/lift-suspension",
+    opt=needs(SCOPE),
+    status_code=200,
+    tags=TAGS,
+    summary="Serve an organization again that has not paid its invoices",
+    operation_class=describes(answer=OrgView, idempotent=True, conditional=True),
+)
+async def lift(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
+    found = services(request)
+    org = await verbs.lift_suspension(
+        found.system_db,
+        found.redis,
+        org_id,
+        actor=actor_of(request),
+        operator_org=request.user.org_id,
+        check=unless_changed(if_match(request)),
+    )
+    return answer(request, to_view(org))
+
+
+routes = [create, list_, retrieve, update, archive, lift]

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.invoices.suspension import suspended_by
 from gateway.audit.log import Actor, record
 from gateway.auth.delegation import (
     Bounds,
@@ -147,6 +148,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The key's."""
     spend_caps: tuple[SpendCap, ...] = ()
     is_operator: bool
+    suspended_by: str | None = None
     project_models: ModelPermissions
 
 
@@ -437,6 +439,7 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
         orgs.c.prepaid,
         limits_by_model(api_keys.c.project_id).label("project_model_limits"),
         orgs.c.is_operator,
+        suspended_by(orgs.c.id, orgs.c.suspension_lifted_at).label("suspended_by"),
         projects.c.models_mode.label("project_mode"),
         projects.c.models.label("project_models"),
     ]
@@ -476,6 +479,7 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
         expires_at=min((end for end in ends if end is not None), default=None),
         hint=(key.previous_hint or key.hint) if rotated_away else key.hint,
         is_operator=values["is_operator"],
+        suspended_by=values["suspended_by"],
         project_models=ModelPermissions(
             mode=values["project_mode"], models=values["project_models"] or []
         ),

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.invoices.suspension import suspended_since
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing
@@ -32,6 +33,8 @@ class Org(msgspec.Struct, frozen=True, kw_only=True):
     """It spends no more than it was credited."""
     created_at: datetime
     archived_at: datetime | None
+    suspension_lifted_at: datetime | None
+    """What had suspended it by then does so no longer (`suspension`)."""
 
 
 Check = Callable[[Org], None]
@@ -169,6 +172,33 @@ async def archive_org(
             conn, org_id, operator_org, actor=actor, action="organization.archived", before=said
         )
         return Org(**made._mapping)
+
+
+async def lift_suspension(
+    db: AsyncEngine,
+    redis: Redis,
+    org_id: str,
+    *,
+    actor: Actor,
+    operator_org: str | None = None,
+    check: Check = unchecked,
+) -> Org:
+    """What has suspended it by now does so no longer; every worker goes by it within a second.
+
+    Raises: NotFound, ChangeNotAnnounced, and what `check` raises.
+    """
+    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+        before = await _hold_org(conn, org_id)
+        check(before)
+        lifted = sa.update(orgs).where(orgs.c.id == org_id)
+        # Whatever clocks say, behind all that has suspended it by now.
+        moment = sa.func.greatest(sa.func.now(), suspended_since(org_id))
+        lifted = lifted.values(suspension_lifted_at=moment)
+        made = Org(**(await conn.execute(lifted.returning(orgs))).one()._mapping)
+        said = {"suspension_lifted_at": made.suspension_lifted_at}
+        action = "organization.suspension_lifted"
+        await _log(conn, org_id, operator_org, actor=actor, action=action, after=said)
+        return made
 
 
 async def _hold_org(conn: AsyncConnection, org_id: str) -> Org:

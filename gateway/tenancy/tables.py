@@ -61,6 +61,7 @@ orgs = sa.Table(
     sa.Column("prepaid", sa.Boolean, nullable=False, server_default=sa.false()),
     _moment("created_at", nullable=False),
     _moment("archived_at"),
+    _moment("suspension_lifted_at"),
     sa.Index(
         "orgs_live_name", "name", unique=True, postgresql_where=sa.text("archived_at IS NULL")
     ),

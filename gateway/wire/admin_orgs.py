@@ -38,6 +38,8 @@ class OrgView(msgspec.Struct, frozen=True, kw_only=True):
     prepaid: bool
     created_at: int
     archived_at: int | None
+    suspension_lifted_at: int | None
+    """What had suspended it by then does so no longer."""
 
 
 class FirstKey(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,6 +80,7 @@ SYSTEM = {
     "tenancy.orgs.find_operator": "whose audit log tells of the installation",
     "tenancy.orgs.find_org": "by the name that people know: the command line, a login",
     "tenancy.orgs.list_orgs": "operators list tenants",
+    "tenancy.orgs.lift_suspension": "operators serve tenants again",
     "tenancy.orgs.update_org": "operators change tenants",
     "tenancy.orgs.update_org_plan": "operators give plans",
     "tenancy.plans.archive_plan": "plans are of the whole installation",

@@ -326,6 +326,7 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("POST", f"{ADMIN}/orgs"): new(f"{ADMIN}/orgs", lambda m: {"name": m.name()}),
     ("PATCH", f"{ADMIN}/orgs/{{org_id}}"): at(Maker.org, body={"plan": "gold"}),
     ("POST", f"{ADMIN}/orgs/{{org_id}}/archive"): at(Maker.org, "/archive"),
+    ("POST", f"{ADMIN}/orgs/{{org_id}}/lift-suspension"): at(Maker.org, "/lift-suspension"),
     ("POST", f"{ADMIN}/plans"): new(f"{ADMIN}/plans", lambda m: {"name": m.name()}),
     ("PATCH", f"{ADMIN}/plans/{{name}}"): at(Maker.plan, body={"lane": "batch"}),
     ("POST", f"{ADMIN}/plans/{{name}}/archive"): at(Maker.plan, "/archive"),
