@@ -92,6 +92,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Of the OAuth client, over all users it acts for."""
     spend_caps: tuple[SpendCap, ...] = ()
     """The hard ones of its key, its project and its org."""
+    shows_cost: bool = False
+    """Its answers say what they cost, where the request says nothing of it."""
     expires_at: float | None = None
     """Unix seconds."""
     kind: CredentialKind = "key"

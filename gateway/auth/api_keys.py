@@ -283,6 +283,7 @@ def to_principal(record: KeyRecord) -> Principal:
         org_plan=record.org_plan,
         model_plans=record.model_plans,
         spend_caps=record.spend_caps,
+        shows_cost=record.shows_cost,
         key_model_plans=record.key_model_plans,
         role=record.role,
         owned_projects=record.owned_projects,

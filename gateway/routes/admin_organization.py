@@ -1,8 +1,8 @@
-"""/v1/admin/organization: the caller's own organization, and from which web pages browsers may call
-with its credentials.
+"""/v1/admin/organization: the caller's own organization, from which web pages browsers may call
+with its credentials, and whether its answers say what they cost.
 
-Above: `app`. Below: `tenancy.orgs`, `tenancy.origins`. Its name and its plan are an operator's to
-change (`admin_orgs`).
+Above: `app`. Below: `tenancy.orgs`, `tenancy.restrictions`. Its name and its plan are an operator's
+to change (`admin_orgs`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 from litestar import Request, Response, get, patch
-from msgspec import UnsetType
 
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.db import tenant
@@ -21,9 +20,10 @@ from gateway.routes.admin_orgs import to_view, unless_changed
 from gateway.routes.chat import plain_body
 from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
-from gateway.tenancy.orgs import get_org
-from gateway.tenancy.origins import update_origins
+from gateway.tenancy.orgs import get_org, update_org
+from gateway.tenancy.restrictions import check_origins
 from gateway.wire.admin_orgs import OrgView
+from gateway.wire.admin_plans import given
 from gateway.wire.admin_tenant import OrganizationPatch
 from gateway.wire.refusals import decode
 
@@ -53,19 +53,18 @@ async def retrieve(request: Asked) -> Response[bytes]:
     PATH,
     opt=CHANGE,
     tags=TAGS,
-    summary="List the origins of web pages whose browsers may call; none: no page of another",
+    summary="Say which web pages' browsers may call, by origin, and whether answers say their cost",
     operation_class=describes(body=OrganizationPatch, answer=OrgView, conditional=True),
 )
 async def update(request: Asked) -> Response[bytes]:
-    """Every worker goes by it within half a minute (`auth.cors_origins`)."""
+    """Every worker goes by origins within half a minute (`auth.cors_origins`)."""
     check = unless_changed(if_match(request))
-    wanted = decode(_patch_decoder, await plain_body(request)).cors_origins
-    org = await update_origins(
-        services(request).db,
-        request.user.org_id,
-        None if isinstance(wanted, UnsetType) else wanted,
-        actor=actor_of(request),
-        check=check,
+    values = given(decode(_patch_decoder, await plain_body(request)))
+    if "cors_origins" in values:
+        values["cors_origins"] = check_origins(values["cors_origins"])
+    found = services(request)
+    org = await update_org(
+        found.db, found.redis, request.user.org_id, values, actor=actor_of(request), check=check
     )
     return answer(request, to_view(org))
 

@@ -46,7 +46,8 @@ SHOWS_COST = Parameter(
     name="X-Tollgate-Cost",
     param_in="header",
     description="Say what the answer cost: in `usage.cost`, of a stream where that asks for its"
-    " usage, and in the header of the same name of an answer that is one body.",
+    " usage, and in the header of the same name of an answer that is one body. Without it, as the"
+    " key or its organization is set (`shows_cost`).",
     required=False,
     schema=Schema(type=OpenAPIType.STRING, enum=["true", "false", "1", "0"]),
 )
@@ -111,7 +112,7 @@ async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
         ),
         meter=meter,
         timeout_s=deadline_s,
-        shows_cost=asks_cost(asked),
+        shows_cost=asks_cost(asked, request.user.shows_cost),
         tags=tags,
     )
     return Reply(start(found.desk, call), stream=generate.stream)

@@ -99,6 +99,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_streams: int | None = None
     lane: KeyLane | None = None
     model_limits: ModelLimits | None = None
+    shows_cost: bool | None = None
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -147,6 +148,8 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     key_model_plans: dict[str, Plan]
     """The key's."""
     spend_caps: tuple[SpendCap, ...] = ()
+    shows_cost: bool
+    """By its own word, or else its org's."""
     is_operator: bool
     suspended_by: str | None = None
     project_models: ModelPermissions
@@ -437,6 +440,7 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
         owned_projects().label("owned_projects"),
         hard_caps(orgs.c.id, projects.c.id, api_keys.c.id).label("spend_caps"),
         orgs.c.prepaid,
+        sa.func.coalesce(api_keys.c.shows_cost, orgs.c.shows_cost).label("says_cost"),
         limits_by_model(api_keys.c.project_id).label("project_model_limits"),
         orgs.c.is_operator,
         suspended_by(orgs.c.id, orgs.c.suspension_lifted_at).label("suspended_by"),
@@ -480,6 +484,7 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
         hint=(key.previous_hint or key.hint) if rotated_away else key.hint,
         is_operator=values["is_operator"],
         suspended_by=values["suspended_by"],
+        shows_cost=values["says_cost"],
         project_models=ModelPermissions(
             mode=values["project_mode"], models=values["project_models"] or []
         ),

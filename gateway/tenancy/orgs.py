@@ -31,6 +31,8 @@ class Org(msgspec.Struct, frozen=True, kw_only=True):
     """Of web pages whose browsers may call with its keys."""
     prepaid: bool
     """It spends no more than it was credited."""
+    shows_cost: bool
+    """Its answers say what they cost, unless a key or a request says otherwise."""
     created_at: datetime
     archived_at: datetime | None
     suspension_lifted_at: datetime | None
@@ -114,7 +116,8 @@ async def update_org(
     operator_org: str | None = None,
     check: Check = unchecked,
 ) -> Org:
-    """`values`: name, plan, prepaid. Every worker goes by it within a second.
+    """`values`: name, plan, prepaid, shows_cost, and cors_origins that were checked. Every worker
+    goes by it within a second.
 
     Raises: InvalidField, NameTaken, NotFound (a live org, plan), ChangeNotAnnounced, and what
     `check` raises.

@@ -48,6 +48,8 @@ class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     """A `KeyLane`."""
     model_limits: ModelLimitsPatch | None = None
     """Of one model each, beside those above."""
+    shows_cost: bool | None = None
+    """Its answers say what they cost, or do not. None: as its org has it."""
 
 
 UNRESTRICTED = Restrictions()
@@ -78,6 +80,7 @@ def check_restrictions(wanted: Restrictions) -> dict[str, Any]:
         "ip_ranges": None if wanted.ip_ranges is None else check_ip_ranges(wanted.ip_ranges),
         "lane": check_lane(wanted.lane),
         "model_limits": check_model_limits(merged_limits(None, wanted.model_limits)),
+        "shows_cost": wanted.shows_cost,
     }
     return row | {limit: check_limit(limit, getattr(wanted, limit)) for limit in LIMITS}
 

@@ -61,6 +61,8 @@ class KeyCreate(Body):
     max_concurrent_streams: Number | None = None
     lane: KeyLane | None = None
     model_limits: ByModel | None = None
+    shows_cost: bool | None = None
+    """None: as its organization has it."""
     user_id: Text | None = None
     service_account_id: Text | None = None
 
@@ -79,6 +81,7 @@ class KeyPatch(Body):
     max_concurrent_streams: Number | None | UnsetType = UNSET
     lane: KeyLane | None | UnsetType = UNSET
     model_limits: ByModel | None | UnsetType = UNSET
+    shows_cost: bool | None | UnsetType = UNSET
 
 
 class KeyRotate(Body):
@@ -132,6 +135,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_streams: int | None
     lane: KeyLane | None
     model_limits: dict[str, ModelLimits] | None
+    shows_cost: bool | None
+    """Whether its answers say what they cost; None: as its organization has it."""
     owner: Owner | None
     created_at: int
     expires_at: int | None
@@ -170,7 +175,10 @@ def _fields(row: KeyRow) -> dict[str, Any]:
         previous = PreviousSecret(
             redacted_value=row.previous_hint, expires_at=int(until.timestamp())
         )
-    same = ("id", "name", "project_id", "scopes", "plan", "models", "ip_ranges", "lane")
+    same = (
+        *("id", "name", "project_id", "scopes", "plan"),
+        *("models", "ip_ranges", "lane", "shows_cost"),
+    )
     limits = ("tokens_per_minute", "requests_per_minute", "max_concurrent_streams")
     moments = ("created_at", "expires_at", "revoked_at", "last_used_at")
     return {

@@ -26,8 +26,8 @@ class OrgPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class OrgView(msgspec.Struct, frozen=True, kw_only=True):
-    """`is_operator`: it runs the installation. `cors_origins`: its own to change. `prepaid`: it
-    spends no more than it was credited."""
+    """`is_operator`: it runs the installation. `cors_origins`, and `shows_cost` (its answers say
+    what they cost): its own to change. `prepaid`: it spends no more than it was credited."""
 
     object: str = "organization"
     id: str
@@ -36,6 +36,7 @@ class OrgView(msgspec.Struct, frozen=True, kw_only=True):
     is_operator: bool
     cors_origins: list[str]
     prepaid: bool
+    shows_cost: bool
     created_at: int
     archived_at: int | None
     suspension_lifted_at: int | None

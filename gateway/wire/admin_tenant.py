@@ -26,6 +26,7 @@ ProjectRole = Literal["owner", "member"]
 
 class OrganizationPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cors_origins: Origins | UnsetType = UNSET
+    shows_cost: bool | UnsetType = UNSET
 
 
 class NewProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,5 @@
-"""What an answer cost, in the answer itself, where the request's `x-tollgate-cost: true` asks.
+"""What an answer cost, in the answer itself, where the request's `x-tollgate-cost: true` asks, or
+its key or org is set to and the request does not say `false`.
 
 Above: the encoders, `routes.chat`, `routes.reply`. Below: `billing.rating`, which the ledger is
 booked by: what is said here is what is booked. Knows no HTTP but the header's name. Nothing of it
@@ -66,8 +67,8 @@ def to_header(amount_pico: Pico) -> str:
     return f"{format_usd(amount_pico)} {CURRENCY}"
 
 
-def asks_cost(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """From ASGI's headers. Raises: BadField."""
+def asks_cost(headers: Iterable[tuple[bytes, bytes]], unasked: bool) -> bool:
+    """From ASGI's headers; `unasked`: where they say nothing. Raises: BadField."""
     for name, value in headers:
         if name == _HEADER:
             asked = _ASKS.get(value.strip().lower())
@@ -75,4 +76,4 @@ def asks_cost(headers: Iterable[tuple[bytes, bytes]]) -> bool:
                 message = f"Invalid value for '{HEADER}': expected true or false."
                 raise BadField(message, param=HEADER)
             return asked
-    return False
+    return unasked

@@ -115,6 +115,43 @@ def test_who_does_not_ask_is_told_no_cost(worker: Running, key: str) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-tollgate-cost")
 
 
+def test_an_org_and_a_key_may_be_set_to_be_told_and_a_request_decides(worker: Running) -> None:
+    made = worker.post("/v1/admin/keys", name="k", project_id=worker.project_id)
+    key, path = made["value"], f"/v1/admin/keys/{made['id']}"
+
+    def sets(path: str, value: bool | None) -> None:
+        headers = {"authorization": f"Bearer {worker.everything}"}
+        body = {"shows_cost": value}
+        answer = worker.session.patch(worker.url + path, json=body, headers=headers)
+        assert answer.json()["shows_cost"] is value, answer.text
+
+    def is_told(expected: bool, **headers: str) -> None:
+        """Within a second every worker knows."""
+        deadline = time.monotonic() + 5
+        while True:
+            answer = ask(worker, key, stream=False, **headers)
+            told = "x-tollgate-cost" in answer.headers
+            assert told == ("cost" in usage_of(answer, stream=False))
+            if told == expected or time.monotonic() > deadline:
+                assert told == expected
+                return
+
+    try:
+        sets("/v1/admin/organization", True)
+        is_told(True)
+        is_told(False, **{"x-tollgate-cost": "false"})
+        sets(path, False)
+        is_told(False)
+        is_told(True, **ASKS)
+        sets(path, None)
+        is_told(True)
+    finally:
+        sets("/v1/admin/organization", False)
+    is_told(False)
+    sets(path, True)
+    is_told(True)
+
+
 def test_tags_travel_from_the_header_into_the_books_and_the_reports(worker: Running) -> None:
     key = worker.run(worker.new_key(["inference"]))
     answer = ask(worker, key, stream=False, **{"x-tollgate-tags": "team=search, feature=chat"})
