@@ -44,7 +44,7 @@ from billing.ratings import (
     to_rating,
     to_standing,
 )
-from billing.tables import cache_writes, to_moment
+from billing.tables import cache_leases, cache_writes, to_moment
 
 Outcome = Literal["kept", "evicted", "engine_lost", "recomputed", "unrecorded"]
 HEARD_WITHIN = "15 seconds"
@@ -232,6 +232,15 @@ async def sweep(db: AsyncEngine, alive: Sequence[Alive]) -> Counter[Changed]:
                 changed.update(Changed(*each) for each in await conn.execute(query, named))
     await refund(db)
     return changed
+
+
+def select_leases(org_id: str, is_open: bool | None = None) -> sa.Select[Any]:
+    """`is_open`: only those whose time is running, or only the others."""
+    found = sa.select(cache_leases).where(cache_leases.c.org_id == org_id)
+    if is_open is None:
+        return found
+    ended_at = cache_leases.c.ended_at
+    return found.where(ended_at.is_(None) if is_open else ended_at.is_not(None))
 
 
 # ---- refunds

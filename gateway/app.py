@@ -61,6 +61,7 @@ from gateway.readiness import Readiness
 from gateway.routes import (
     admin_alerts,
     admin_billing,
+    admin_cache_leases,
     admin_collection,
     admin_credits,
     admin_forecast,
@@ -171,6 +172,7 @@ def with_routes(max_body_bytes: int) -> Litestar:
             *admin_plans.routes,
             *admin_spend_caps.routes,
             *admin_billing.routes,
+            *admin_cache_leases.routes,
             *admin_collection.routes,
             *admin_credits.routes,
             *admin_top_ups.routes,

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from litestar.routes import HTTPRoute
 
 from billing.alerts import CeilingUse, note_ceilings
+from billing.cache_leases import Lease, grant
 from billing.ingest import ingest
 from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close, finalize, recount
@@ -98,6 +99,24 @@ async def add_signing_key(maker: Maker, _path: str) -> None:
 
 async def add_credit(maker: Maker, path: str) -> None:
     await maker.post(path, {"org_id": maker.org_id, "amount_usd": "1"})
+
+
+async def add_lease(maker: Maker, _path: str) -> None:
+    lease = Lease(
+        id=f"{maker.name()}:0",
+        org_id=maker.org_id,
+        event_id=maker.name(),
+        model="penny",
+        engine="here",
+        engine_id="one",
+        ttl="5m",
+        num_tokens=1024,
+        end_tokens=1024,
+        prefix=maker.name().encode(),
+        granted_at=0.0,
+        asked_at=0.0,
+    )
+    await grant(maker.world.db, lease)
 
 
 async def add_top_up(maker: Maker, _path: str) -> None:
@@ -211,6 +230,7 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/top-ups": add_top_up,
     f"{ADMIN}/webhooks": posts(Maker.endpoint_body),
     f"{ADMIN}/webhooks/{{endpoint_id}}/deliveries": add_delivery,
+    f"{ADMIN}/cache-leases": add_lease,
     f"{ADMIN}/credits": add_credit,
     f"{ORG}/admin_api_keys": add_admin_key,
     f"{ORG}/audit_logs": nothing,

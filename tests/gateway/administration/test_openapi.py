@@ -9,6 +9,7 @@ import pytest
 
 from gateway.routes import (
     admin_alerts,
+    admin_cache_leases,
     admin_credits,
     admin_members,
     admin_models,
@@ -30,6 +31,7 @@ HOOK = {"url": "https://hooks.example/x", "event_types": ["rate_limit.threshold_
 PROBLEM = "application/problem+json"
 MODULES = (
     admin_alerts,
+    admin_cache_leases,
     admin_credits,
     admin_members,
     admin_models,
@@ -110,6 +112,7 @@ async def test_answers_match_their_schemas(world: World, document: dict[str, Any
         ("post", CAPS, CAPS, {"period": "day", "amount_usd": "-1"}),
         ("get", CAPS, CAPS, None),
         ("get", "/v1/admin/alerts", "/v1/admin/alerts", None),
+        ("get", "/v1/admin/cache-leases", "/v1/admin/cache-leases", None),
         ("post", WEBHOOKS, WEBHOOKS, HOOK),
         ("post", WEBHOOKS, WEBHOOKS, {**HOOK, "url": "http://169.254.169.254/"}),
         ("get", WEBHOOKS, WEBHOOKS, None),
