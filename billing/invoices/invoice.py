@@ -7,6 +7,7 @@ that tell of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.errors import NoInvoice
 from billing.invoices.calendar import Period
 from billing.invoices.charges import Kind
-from billing.invoices.states import Amounts, State, settled_state
+from billing.invoices.states import DRAFT, Amounts, State, settled_state
 from billing.invoices.tables import (
     credit_notes,
     invoice_lines,
@@ -148,6 +149,13 @@ async def latest_invoice(
     newest = found.order_by(invoices.c.period_start.desc()).limit(1)
     row = (await conn.execute(newest)).one_or_none()
     return None if row is None else to_invoice(row)
+
+
+async def final_invoices_of(conn: AsyncConnection, *, org_id: str) -> Sequence[str]:
+    """Their ids, by period."""
+    own = invoices.c
+    found = sa.select(own.id).where(own.org_id == org_id, own.state != DRAFT)
+    return (await conn.execute(found.order_by(own.period_start))).scalars().all()
 
 
 async def amounts_of(conn: AsyncConnection, invoice: Invoice) -> Amounts:

@@ -1,9 +1,9 @@
-"""A final invoice in the forms that others read.
+"""A final invoice in the forms that others read, and a journal of all that an org has to do with.
 
-Above: `admin_invoices`. Below: `billing.invoices.documents`. All are made in threads of their own,
-of which there are few: the largest invoice is seconds of work. What has a row for each line is
-written to a file, for which the lines are read page by page, so that neither they nor a slow reader
-hold memory, a thread or a connection; whatever fails on the way, fails before the first byte.
+Above: `admin_invoices`, `admin_journal`. Below: `billing.invoices.documents`. All are made in
+threads of their own, of which there are few: the largest invoice is seconds of work. What has a row
+for each line is written to a file, for which the lines are read page by page, so that neither they
+nor a slow reader hold memory, a thread or a connection; what fails, fails before its first byte.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from litestar import Response
 from litestar.response import Stream
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.invoices.documents.advances import read_advances
 from billing.invoices.documents.document import (
     Bill,
     Document,
@@ -28,12 +29,19 @@ from billing.invoices.documents.document import (
     read_pages,
 )
 from billing.invoices.documents.focus import write_focus
-from billing.invoices.documents.journal import to_beancount, to_hledger
+from billing.invoices.documents.journal import (
+    of_advance,
+    of_document,
+    to_beancount,
+    to_hledger,
+)
 from billing.invoices.documents.paper import to_pdf
 from billing.invoices.documents.tables import write_lines
+from billing.invoices.invoice import final_invoices_of
 from gateway.wire.admin_invoices import InvoiceDocument, to_document
 
 T = TypeVar("T")
+Ledgers = Literal["beancount", "hledger"]
 Format = Literal["json", "csv", "pdf", "focus", "parquet", "beancount", "hledger"]
 JSON, CSV, PDF = "application/json", "text/csv", "application/pdf"
 PARQUET = "application/vnd.apache.parquet"
@@ -57,9 +65,10 @@ def write_parquet(bill: Bill, pages: Iterable[Page], file: IO[bytes]) -> None:
 DOCUMENTS: dict[Format, tuple[str, Callable[[Document], bytes]]] = {
     "json": (JSON, lambda it: msgspec.json.encode(to_document(it))),
     "pdf": (PDF, to_pdf),
-    "beancount": (BEANCOUNT, lambda it: to_beancount([it]).encode()),
-    "hledger": (HLEDGER, lambda it: to_hledger([it]).encode()),
+    "beancount": (BEANCOUNT, lambda it: to_beancount(of_document(it)).encode()),
+    "hledger": (HLEDGER, lambda it: to_hledger(of_document(it)).encode()),
 }
+JOURNALS = {"beancount": (BEANCOUNT, to_beancount), "hledger": (HLEDGER, to_hledger)}
 Write = Callable[[Bill, Iterable[Page], IO[bytes]], None]
 TABLES: dict[Format, tuple[str, Write]] = {
     "csv": (CSV, write_lines),
@@ -86,9 +95,24 @@ async def exported(
     return Response(made, media_type=media_type)
 
 
+async def journal(db: AsyncEngine, *, org_id: str, format: Ledgers) -> Response[Any]:
+    """Of long invoices one at a time is held, and of each no more than its entries."""
+    loop = asyncio.get_running_loop()
+    async with db.connect() as conn:
+        found = [of_advance(each) for each in await read_advances(conn, org_id=org_id)]
+        invoices = await final_invoices_of(conn, org_id=org_id)
+    for invoice_id in invoices:
+        async with db.connect() as conn:
+            document = await read_document(conn, org_id=org_id, invoice_id=invoice_id)
+        found += await loop.run_in_executor(THREADS, lambda it: list(of_document(it)), document)
+    media_type, write = JOURNALS[format]
+    made = await loop.run_in_executor(THREADS, write, found)
+    return Response(made.encode(), media_type=media_type)
+
+
 async def _written(db: AsyncEngine, bill: Bill, write: Write) -> IO[bytes]:
     loop = asyncio.get_running_loop()
-    file = tempfile.TemporaryFile()  # noqa: SIM115  whoever sends it closes it
+    file = tempfile.TemporaryFile()  # whoever sends it closes it
     pages = _from_a_thread(read_pages(db, bill), loop)
     try:
         await loop.run_in_executor(THREADS, write, bill, pages, file)

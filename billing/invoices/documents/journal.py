@@ -4,21 +4,22 @@ text accounting tools.
     beancount     2026-10-02 * "TG-000001" "inv_..."        Assets:Receivable:Org-x6fa  12.34 USD
     hledger       2026-10-02 * (TG-000001) inv_...          assets:receivable:org_a     USD 12.34
 
-Above: the gateway's exports. Below: `document`. Amounts are exact USD, whatever the currency of the
-invoice, as in the ledger: charges by model against what the customer owes, the residual of rounding
-on an account of its own, so that each entry is nothing in sum. What credits pay, and
-what an invoice gives back to them, is of what the customer paid in advance.
+Above: the gateway's exports. Below: `document`, `advances`. Amounts are exact USD, whatever the
+currency of the invoice, as in the ledger: charges by model against what the customer owes, the
+residual of rounding on an account of its own, so that each entry is nothing in sum. What credits
+pay, and what an invoice gives back to them, is of what the customer paid in advance.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import date
 
 import msgspec
 
+from billing.invoices.documents.advances import Advance
 from billing.invoices.documents.document import Document
 from billing.money import Pico, format_usd
 
@@ -36,13 +37,31 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     postings: list[tuple[tuple[str, ...], Pico]]
 
 
-def entries(documents: Sequence[Document]) -> list[Entry]:
-    """By day, each balanced."""
-    found = [entry for document in documents for entry in _entries(document)]
-    return sorted(found, key=lambda entry: (entry.on, entry.number))
+ADVANCED: dict[str, tuple[tuple[str, ...], int]] = {
+    "credit": (("Assets", "Cash"), 1),
+    "expired": (("Income", "Breakage"), -1),
+    "revoked": (("Assets", "Cash"), -1),
+}
+"""Where it comes from, or goes."""
 
 
-def _entries(document: Document) -> Iterator[Entry]:
+def of_advance(advance: Advance) -> Entry:
+    other, sign = ADVANCED[advance.kind]
+    amount = sign * advance.amount_pico
+    return Entry(
+        on=advance.posted_at.date(),
+        number=advance.id,
+        note=advance.kind,
+        postings=[(other, amount), (in_advance(advance.org_id), -amount)],
+    )
+
+
+def in_advance(org_id: str) -> tuple[str, ...]:
+    return ("Liabilities", "Credits", org_id)
+
+
+def of_document(document: Document) -> Iterator[Entry]:
+    """Each balanced."""
     invoice, coin = document.invoice, document.coin_pico
     owed = ("Assets", "Receivable", invoice.org_id)
     charged: dict[tuple[str, ...], Pico] = defaultdict(int)
@@ -63,10 +82,9 @@ def _entries(document: Document) -> Iterator[Entry]:
             note=f"takes back of {document.number}",
             postings=[(("Expenses", "CreditNotes"), amount), (owed, -amount)],
         )
-    paid_in_advance = ("Liabilities", "Credits", invoice.org_id)
     for payment in document.payments:
         amount = payment.amount_coins * coin
-        source = ("Assets", "Cash") if payment.method == "received" else paid_in_advance
+        source = ("Assets", "Cash") if payment.method == "received" else in_advance(invoice.org_id)
         yield Entry(
             on=payment.created_at.date(),
             number=payment.id,
@@ -75,8 +93,8 @@ def _entries(document: Document) -> Iterator[Entry]:
         )
 
 
-def to_beancount(documents: Sequence[Document]) -> str:
-    found = entries(documents)
+def to_beancount(entries: Iterable[Entry]) -> str:
+    found = _by_day(entries)
     accounts = sorted({name for entry in found for name, _ in entry.postings})
     begun = min((entry.on for entry in found), default=date(1970, 1, 1))
     lines = ['option "title" "Tollgate"', 'option "operating_currency" "USD"', ""]
@@ -89,14 +107,18 @@ def to_beancount(documents: Sequence[Document]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_hledger(documents: Sequence[Document]) -> str:
+def to_hledger(entries: Iterable[Entry]) -> str:
     lines = ["commodity USD 1.000000000000"]
-    for entry in entries(documents):
+    for entry in _by_day(entries):
         lines += ["", f"{entry.on} * ({_safe(entry.number)}) {_safe(entry.note)}"]
         lines += [
             f"    {_hledger(name)}  USD {format_usd(amount)}" for name, amount in entry.postings
         ]
     return "\n".join(lines) + "\n"
+
+
+def _by_day(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: (entry.on, entry.number))
 
 
 def _beancount(name: tuple[str, ...]) -> str:

@@ -6,6 +6,7 @@ import msgspec
 
 from billing.currency import round_half_up
 from billing.invoices.collection import CreditNote, Payment
+from billing.invoices.documents.advances import Advance
 from billing.invoices.documents.document import Document
 from billing.invoices.invoice import Invoice, Line
 from billing.invoices.states import Amounts
@@ -121,3 +122,14 @@ def a_document(currency: str = "USD", coin: int = CENT, number: int = 1) -> Docu
 
 
 DOCUMENTS = [a_document(), a_document("EUR", EURO_CENT, 2)]
+
+
+def advances() -> list[Advance]:
+    """Two credits, and what went back of them."""
+    parts = (("credit", 10**12), ("credit", 10**12), ("expired", 3 * CENT + 1), ("revoked", 7))
+    return [
+        Advance(
+            id=f"over:{number}", org_id="org_a", kind=kind, amount_pico=amount, posted_at=OCTOBER
+        )
+        for number, (kind, amount) in enumerate(parts)
+    ]

@@ -7,46 +7,50 @@ from decimal import Decimal
 import msgspec
 from beancount import loader
 
-from billing.invoices.documents.journal import entries, to_beancount, to_hledger
+from billing.invoices.documents.journal import (
+    Entry,
+    of_advance,
+    of_document,
+    to_beancount,
+    to_hledger,
+)
 from billing.invoices.documents.paper import to_pdf
 
-from .documented import CENT, DOCUMENTS, PAID, a_document, a_line
+from .documented import CENT, DOCUMENTS, PAID, a_document, a_line, advances
+
+
+def entries() -> list[Entry]:
+    of_credits = [of_advance(each) for each in advances()]
+    return [*of_credits, *(entry for each in DOCUMENTS for entry in of_document(each))]
 
 
 def test_every_entry_of_the_journal_is_nothing_in_sum() -> None:
-    found = entries(DOCUMENTS)
-    assert len(found) == 2 * (1 + 1 + len(PAID)) and found == sorted(
-        found, key=lambda entry: (entry.on, entry.number)
-    )
-    assert all(sum(amount for _, amount in entry.postings) == 0 for entry in found)
+    assert len(entries()) == 2 * (1 + 1 + len(PAID)) + len(advances())
+    assert all(sum(amount for _, amount in entry.postings) == 0 for entry in entries())
 
 
-def test_beancount_accepts_the_journal_and_has_the_customer_owe_what_we_have() -> None:
-    loaded, errors, _ = loader.load_string(to_beancount(DOCUMENTS))
+def test_beancount_accepts_the_journal_and_has_everybody_owe_what_we_have() -> None:
+    loaded, errors, _ = loader.load_string(to_beancount(entries()))
     assert errors == []
-    owed, in_advance, accounts = Decimal(0), Decimal(0), set()
+    sums: dict[str, Decimal] = {}
     for entry in loaded:
         for posting in getattr(entry, "postings", ()):
-            accounts.add(posting.account)
-            if posting.account.startswith("Assets:Receivable:"):
-                owed += posting.units.number
-            elif posting.account.startswith("Liabilities:Credits:"):
-                in_advance += posting.units.number
-    expected = sum(each.amounts.due * each.coin_pico for each in DOCUMENTS)
-    assert owed * 10**12 == expected
-    assert in_advance * 10**12 == sum((25 - 4) * each.coin_pico for each in DOCUMENTS)
-    assert len({name for entry in entries(DOCUMENTS) for name, _ in entry.postings}) == len(
-        accounts
-    )
+            sums[posting.account] = sums.get(posting.account, Decimal(0)) + posting.units.number
+    [owed] = [amount for name, amount in sums.items() if name.startswith("Assets:Receivable:")]
+    assert owed * 10**12 == sum(each.amounts.due * each.coin_pico for each in DOCUMENTS)
+    [left] = [amount for name, amount in sums.items() if name.startswith("Liabilities:Credits:")]
+    applied = sum((25 - 4) * each.coin_pico for each in DOCUMENTS)
+    assert -left * 10**12 == 2 * 10**12 - 3 * CENT - 1 - 7 - applied
+    assert len({name for entry in entries() for name, _ in entry.postings}) == len(sums)
 
 
 def test_beancount_would_see_that_an_entry_does_not_balance() -> None:
-    broken = to_beancount(DOCUMENTS).replace("Expenses:Rounding  ", "Expenses:Rounding  1", 1)
+    broken = to_beancount(entries()).replace("Expenses:Rounding  ", "Expenses:Rounding  1", 1)
     assert loader.load_string(broken)[1] != []
 
 
 def test_hledger_gets_one_account_and_one_amount_on_a_line() -> None:
-    text = to_hledger(DOCUMENTS)
+    text = to_hledger(entries())
     postings = [line.strip().split("  ") for line in text.splitlines() if line.startswith("    ")]
     assert all(len(parts) == 2 and parts[1].startswith("USD ") for parts in postings)
     assert sum(Decimal(amount.removeprefix("USD ")) for _, amount in postings) == 0

@@ -6,8 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from beancount import loader
 
-from billing.credit_lines import sweep
+from billing.credit_lines import settle, sweep
+from billing.credits import grant_credit, revoke_credit
 from billing.events import Quantities
 from billing.invoices.accounts import Terms, set_account
 from billing.invoices.invoicer import Invoicer
@@ -90,6 +92,26 @@ async def test_a_final_invoice_is_exported_in_every_form(world: World, org_id: s
         assert answer.status_code == 200 and answer.content.startswith(begun), answer.text
         assert b"TG-000001" in answer.content
     assert (await world.call("GET", f"{path}/export?format=docx")).status_code == 400
+
+
+async def test_the_journal_of_an_org_has_its_credits_beside_its_invoices(
+    world: World, org_id: str
+) -> None:
+    async with world.db.begin() as conn:
+        for credit_id in ("cr_1", "cr_2"):
+            await grant_credit(conn, credit_id=credit_id, org=org_id, amount_pico=10**12)
+        await revoke_credit(conn, org_id, "cr_2")
+    await bill(world, org_id)
+    await settle(world.db, org_id)
+    answer = await world.call("GET", f"{ADMIN}/journal")
+    assert answer.status_code == 200 and "text/x-beancount" in answer.headers["content-type"]
+    loaded, errors, _ = loader.load_string(answer.text)
+    assert errors == [] and "TG-000001" in answer.text
+    noted = [entry.narration for entry in loaded if hasattr(entry, "postings")]
+    assert noted.count("credit") == 2 and "revoked" in noted
+    as_hledger = await world.call("GET", f"{ADMIN}/journal?format=hledger")
+    assert as_hledger.text.startswith("commodity USD") and "(cr_2) credit" in as_hledger.text
+    assert (await world.call("GET", f"{ADMIN}/journal?format=pdf")).status_code == 400
 
 
 async def test_late_and_corrected_lines_lead_to_their_requests_too(

@@ -35,6 +35,7 @@ NO_LIST = {
     f"{ADMIN}/billing-account": "one thing",
     f"{ADMIN}/organization": "one thing",
     f"{ADMIN}/invoices/{{invoice_id}}/export": "one document",
+    f"{ADMIN}/journal": "one document",
     f"{ORG}/projects/{{project_id}}/model_permissions": "one thing",
     f"{ORG}/costs": "pages of buckets, as OpenAI's; `tests/billing`",
     **{
