@@ -33,7 +33,8 @@ class FunctionDefinition(Strict):
     """Arguments are kept to the schema. Where a call is forced they are in any case."""
 
 
-class FunctionTool(Strict, tag_field="type", tag="function"):
+class FunctionTool(Strict):
+    type: Literal["function"]
     function: FunctionDefinition
     cache_control: CacheControl | None = None
 

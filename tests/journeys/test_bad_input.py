@@ -40,7 +40,7 @@ CASES: list[tuple[str, Any, int, str | None]] = [
     ("bool as int", {"model": "penny", "messages": HELLO, "max_tokens": True}, 400, "max_tokens"),
     ("zero tokens", {"model": "penny", "messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
     ("too hot", {"model": "penny", "messages": HELLO, "temperature": 9}, 400, "temperature"),
-    ("tools", {"model": "penny", "messages": HELLO, "tools": [{}]}, 400, "tools[0].function"),
+    ("tools", {"model": "penny", "messages": HELLO, "tools": [{}]}, 400, "tools[0].type"),
     (
         "bad role",
         {"model": "penny", "messages": [{"role": "wizard", "content": "x"}]},

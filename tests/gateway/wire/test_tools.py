@@ -94,6 +94,7 @@ def schema(**parameters: Any) -> dict[str, Any]:
 
 REFUSED = [
     ({"tools": [F, F]}, "tools[1].function.name"),
+    ({"tools": [{}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
