@@ -139,6 +139,9 @@ class XGrammarConstraint:
         self._num_seen = len(said)
         return bool(self._matcher.is_terminated())
 
+    def forced(self, said: list[int]) -> list[int]:
+        return []
+
     def allow(self, said: list[int], drafts: list[int], mask: NDArray[np.int32]) -> None:
         assert not drafts, "measured without guesses"
         if not self.is_over(said):

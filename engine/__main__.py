@@ -222,10 +222,10 @@ def _add_steps(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         )
     add(
         "--speculative",
-        choices=("off", "ngram", "draft"),
+        choices=("off", "grammar", "ngram", "draft"),
         default=default.speculative,
-        help="ngram: guess that what followed the last tokens before follows them again; draft: "
-        "guess what --draft-model says",
+        help="grammar: guess what a grammar leaves no choice about; ngram: that, and that what "
+        "followed the last tokens before follows them again; draft: guess what --draft-model says",
     )
     add("--draft-model", type=Path, help="a folder: a smaller model with the same vocabulary")
     add(

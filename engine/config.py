@@ -87,9 +87,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     agentic_kv_headroom: float = 0.05
     batch_kv_headroom: float = 0.1
     """Of all blocks: what the lane leaves free, for the lanes above, when it starts something."""
-    speculative: Literal["off", "ngram", "draft"] = "off"
-    """ngram: guess that what followed the last tokens before will follow them again; draft: guess
-    what `draft_model` says."""
+    speculative: Literal["off", "grammar", "ngram", "draft"] = "off"
+    """grammar: guess what a grammar leaves no choice about; ngram: that, and that what followed the
+    last tokens before will follow them again; draft: guess what `draft_model` says."""
     draft_model: Path | None = None
     """A folder as `model`'s, of a smaller model with the same vocabulary."""
     num_draft_tokens: int = 4

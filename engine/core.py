@@ -39,7 +39,7 @@ from engine.runner.kv_cache import (
 )
 from engine.runner.memory import used_bytes
 from engine.runner.model_runner import ModelRunner
-from engine.runner.speculative import Guesser, NgramProposer
+from engine.runner.speculative import GrammarProposer, Guesser, NgramProposer
 from engine.runner.step_memory import largest_step_bytes, warm_up
 from engine.runner.step_timeout import derive_step_timeout_s
 from engine.scheduler import Scheduler
@@ -305,8 +305,9 @@ def _guesser(config: EngineConfig, draft: Decoder, runner: ModelRunner) -> Guess
     """draft, runner: of the draft model, if there is one."""
     if config.speculative == "off":
         return None
-    if config.speculative == "ngram":
-        return Guesser(NgramProposer(config.num_draft_tokens))
+    if config.speculative != "draft":
+        ngrams = NgramProposer(config.num_draft_tokens) if config.speculative == "ngram" else None
+        return Guesser(GrammarProposer(config.num_draft_tokens, ngrams))
     drafter = Drafter(
         runner,
         config.num_draft_tokens,

@@ -63,6 +63,10 @@ class Constraint(Protocol):
     def is_over(self, said: list[int]) -> bool:
         """Whether nothing can follow."""
 
+    def forced(self, said: list[int]) -> list[int]:
+        """What it leaves no choice about behind `said`, as far as it can tell; or nothing. A guess:
+        what may be said is for masks to say."""
+
     def allow(self, said: list[int], drafts: list[int], mask: NDArray[np.int32]) -> None:
         """Clear the bits of what may not follow `said` and `drafts`. mask: all set, a bit for each
         token, from the lowest of the first word on. Stays as it is where all is allowed, and behind

@@ -44,7 +44,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     batch_max_share: Fraction | None = None
     agentic_kv_headroom: Headroom | None = None
     batch_kv_headroom: Headroom | None = None
-    speculative: Literal["off", "ngram", "draft"] | None = None
+    speculative: Literal["off", "grammar", "ngram", "draft"] | None = None
     draft_model: Path | None = None
     num_draft_tokens: PositiveInt | None = None
     kv_cache_bytes: PositiveInt | None = None

@@ -159,6 +159,13 @@ class GrammarConstraint:
         self._see(said)
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
+    def forced(self, said: list[int]) -> list[int]:
+        self._see(said)
+        if not self._binds or self._matcher.is_error() or self._matcher.is_stopped():
+            return []
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        return forced
+
     def allow(self, said: list[int], drafts: list[int], mask: NDArray[np.int32]) -> None:
         self._see(said)
         bound = self._bound_part(drafts)

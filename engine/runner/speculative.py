@@ -91,6 +91,31 @@ class Guesser:
             self._worth.observe_step(verifying=verifying, step_s=step_s, num_decodes=len(decodes))
 
 
+class GrammarProposer:
+    """Guesses what a grammar leaves no choice about (jump-forward): the keys of an object, the form
+    of a call. Always right, so many tokens come of one step; and elsewhere what another one
+    guesses."""
+
+    def __init__(self, num_drafts: int, otherwise: Proposer | None = None) -> None:
+        assert num_drafts >= 1
+        self._num_drafts = num_drafts
+        self._otherwise = otherwise
+
+    def keep_only(self, seqs: Iterable[Sequence]) -> None:
+        if self._otherwise is not None:
+            self._otherwise.keep_only(seqs)
+
+    def propose(self, seq: Sequence) -> list[int]:
+        forced = [] if seq.constraint is None else seq.constraint.forced(seq.output_token_ids)
+        if forced or self._otherwise is None:
+            return forced[: self._num_drafts]
+        return self._otherwise.propose(seq)
+
+    def fill(self, output: SchedulerOutput, room: int) -> bool:
+        """Nothing: guesses are there from the start."""
+        return False
+
+
 class NgramProposer:
     """Guesses that what followed the last few tokens before will follow them again: prompt lookup
     (Saxena 2023), which pays where answers quote their prompt."""

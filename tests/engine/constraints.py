@@ -23,6 +23,9 @@ class Residues:
         self._longest = list(said)
         return len(said) >= self._length
 
+    def forced(self, said: list[int]) -> list[int]:
+        return []
+
     def allow(self, said: list[int], drafts: list[int], mask: NDArray[np.int32]) -> None:
         assert np.all(mask == -1)
         for token_id in range(32 * len(mask)):

@@ -257,8 +257,9 @@ def test_neighbours_say_what_they_say_alone(penny: EngineCore) -> None:
         {"run_ahead": True},
         {"run_ahead": True, "num_blocks": 8, "max_model_len": 120},
         {"max_num_batched_tokens": 24},
+        {"speculative": "grammar"},
         {"speculative": "ngram"},
-        {"speculative": "ngram", "num_blocks": 10, "max_model_len": 120},
+        {"speculative": "ngram", "num_blocks": 9, "max_model_len": 120},
         {"speculative": "draft", "draft_model": PENNY},
     ],
     ids=str,
@@ -269,6 +270,29 @@ def test_texts_are_the_same_however_they_are_computed(
     core = start(**options)
     assert say(core, *mixture()) == say(penny, *mixture())
     assert (core.status().num_preemptions > 0) == ("num_blocks" in options)
+
+
+def test_what_a_grammar_leaves_no_choice_about_comes_in_fewer_steps(penny: EngineCore) -> None:
+    """Keys and punctuation are said several at a time, and all that was guessed is right."""
+    names = [f"a_long_name_of_a_field_{letter}" for letter in "abcd"]
+    schema = {
+        "type": "object",
+        "properties": dict.fromkeys(names, {"type": "boolean"}),
+        "required": names,
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    grammar = Grammar(kind="json_schema", text=json.dumps(schema))
+    plain_steps = penny.status().num_steps
+    expected = say(penny, ask("r", grammar, max_tokens=150))
+    plain_steps = penny.status().num_steps - plain_steps
+    core = start(speculative="grammar")
+    before = core.status().num_steps
+    assert say(core, ask("r", grammar, max_tokens=150)) == expected
+    jsonschema_rs.validate(schema, json.loads(expected["r"].text))
+    status = core.status()
+    assert status.num_accepted_tokens == status.num_draft_tokens > 20
+    assert plain_steps > 2 * (status.num_steps - before)
 
 
 def test_a_prompt_from_the_prefix_cache(penny: EngineCore) -> None:
