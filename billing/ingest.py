@@ -8,6 +8,7 @@ may come twice, or from two places at once. Above: `worker`, `reconcile`. Below:
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,8 +32,10 @@ from billing.usage_tags import book_tagged, tag_spends
 
 log = logging.getLogger(__name__)
 
-MAX_BATCH = 5000
+MAX_BATCH = 2500
 """What batches share (balances, hours, a commit) is paid for once in each."""
+PREPARED_AT_ONCE = 100
+"""Events that an event loop is kept by; of more the rows are made in a thread."""
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
 _content = msgspec.json.Encoder(order="deterministic")
 
@@ -150,7 +153,10 @@ async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
     assert len(events) <= MAX_BATCH
     if not events:
         return Ingested(inserted=0, duplicates=0, conflicts=())
-    batch = _prepare(events)
+    if len(events) > PREPARED_AT_ONCE:
+        batch = await asyncio.to_thread(_prepare, events)
+    else:
+        batch = _prepare(events)
     named = {
         "batch": batch.rows,
         "num_given": len(batch.rows),
