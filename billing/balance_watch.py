@@ -86,9 +86,15 @@ def cross(told: Told, wanted: Wanted, left_pico: Pico, *, was_refused: bool) -> 
     )
 
 
-_STANDING = sa.text("""
-    SELECT l.is_low, l.dry_at_pico, l.top_up_id,
-        coalesce((SELECT prepaid FROM orgs o WHERE o.id = l.org_id), true) AS is_prepaid
+HAS_EXPIRED = """EXISTS (
+    SELECT FROM credit_grants g WHERE g.org_id = l.org_id AND g.ended_at IS NULL
+        AND g.expires_at > l.watched_at AND g.expires_at <= now())
+"""
+"""SQL: that a grant has since somebody looked at its line `l`."""
+_STANDING = sa.text(f"""
+    SELECT l.is_low, l.dry_at_pico, l.top_up_id, now() AS moment,
+        coalesce((SELECT prepaid FROM orgs o WHERE o.id = l.org_id), true) AS is_prepaid,
+        {HAS_EXPIRED} AS has_expired
     FROM credit_lines l WHERE l.org_id = :org_id FOR UPDATE OF l
 """)
 
@@ -108,9 +114,10 @@ async def watch(conn: AsyncConnection, org_id: str, *, was_refused: bool = False
     if row.is_prepaid:
         wanted, left = await wanted_of(conn, org_id), (await balance_of(conn, org_id)).left_pico
         after = await _say(conn, org_id, told, wanted, left, was_refused)
-    if after != told:
+    if after != told or row.has_expired:
         changed = sa.update(credit_lines).where(credit_lines.c.org_id == org_id)
-        await conn.execute(changed.values(**msgspec.structs.asdict(after)))
+        values = msgspec.structs.asdict(after)
+        await conn.execute(changed.values(**values, watched_at=row.moment))
 
 
 async def _say(

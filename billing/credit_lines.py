@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.balance_leases import EXPIRY_MARGIN, LEASE_TTL, Ask, Line, Plan, plan
-from billing.balance_watch import watch
+from billing.balance_watch import HAS_EXPIRED, watch
 from billing.events import COMPONENTS
 from billing.grants import EXPIRY_GRACE, UNKNOWN, Burn, Grant, Usage
 from billing.ledger import account_of
@@ -118,6 +118,7 @@ _DUE = sa.text(f"""
             WHERE g.org_id = l.org_id AND g.ended_at IS NULL AND (
                 (g.revoked_at IS NOT NULL AND g.id NOT IN (SELECT grant_id FROM credit_leases))
                 OR g.expires_at < now() - interval '{EXPIRY_GRACE.total_seconds()} seconds'))
+        OR {HAS_EXPIRED}
     ORDER BY org_id LIMIT {SWEEP_BATCH}
 """)
 

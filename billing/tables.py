@@ -310,6 +310,7 @@ credit_lines = sa.Table(
     sa.Column("is_low", sa.Boolean, nullable=False),
     sa.Column("dry_at_pico", MONEY, nullable=True),
     sa.Column("top_up_id", sa.Text, nullable=True),
+    _moment("watched_at"),
 )
 
 balance_settings = sa.Table(

@@ -22,7 +22,7 @@ from billing.credits import grant_credit, revoke_credit
 from billing.events import Price, Quantities
 from billing.ingest import ingest
 from billing.money import PICO_PER_USD
-from billing.tables import top_ups
+from billing.tables import credit_grants, top_ups
 from billing.top_ups import end_top_up, mark_dispatched, to_top_up, top_ups_of, undispatched
 
 from .samples import an_attempt, an_event
@@ -221,6 +221,21 @@ async def test_one_that_is_granted_may_be_followed_and_one_that_is_late_expires(
     await wants(db)
     await wants(db, top_up=AutoTopUp(amount_pico=CENT, below_pico=BELOW, max_per_day=9))
     assert await asked(db) == ["granted", "expired", "requested"], "off and on"
+
+
+async def test_a_credit_that_expires_is_noticed_when_nobody_asks(db: AsyncEngine) -> None:
+    await wants(db, low_pico=LOW)
+    await credit(db, "stays", 20)
+    await credit(db, "goes", 80)
+    assert await sweep(db) == 0
+    before = await said(db)
+    assert before == [("low", 20, "spent")], "with the first one alone"
+    async with db.begin() as conn:
+        over = sa.update(credit_grants).where(credit_grants.c.id == "goes")
+        await conn.execute(over.values(expires_at=sa.func.now()))
+    assert await sweep(db) == 1
+    assert await said(db) == [*before, ("low", 20, "spent")]
+    assert await sweep(db) == 0, "once"
 
 
 @pytest.mark.parametrize("prepaid", [True, False])

@@ -264,10 +264,11 @@ async def test_a_credit_pays_until_it_expires_and_for_what_was_admitted_before(
     gateways: list[Gateway], db: AsyncEngine, short_lived: None
 ) -> None:
     here = gateways[0]
-    await credit(db, "soon", 100, expires_at=datetime.now(UTC) + timedelta(seconds=0.8))
+    expiry = datetime.now(UTC) + timedelta(seconds=2)
+    await credit(db, "soon", 100, expires_at=expiry)
     held = await here.admit(50)
     assert isinstance(held, Admission)
-    await asyncio.sleep(0.9)
+    await asyncio.sleep((expiry - datetime.now(UTC)).total_seconds() + 0.1)
     assert isinstance(await here.admit(1), Refusal)
     await here.run(held, 50)  # as of now: by `occurred_at` alone it was admitted later
     await sweep(db)
