@@ -45,9 +45,10 @@ class Delivery:
         is queued or being sent."""
         self._is_whole = self._has_expired = False
         self._ended = False
-        self._readable = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self._awaited: asyncio.Future[None] | None = None
+        """By the reader: that there is something to read, or nothing more."""
+        self._writable: asyncio.Event | None = None
+        """Made for a writer that rests."""
         self._on_abandon: Callable[[], None] | None = None
 
     # the driver's side
@@ -67,7 +68,7 @@ class Delivery:
         self._append(chunk)
         if len(self._chunks) < MAX_QUEUED_CHUNKS and self._num_bytes < MAX_QUEUED_BYTES:
             return
-        self._writable.clear()
+        self._writable = asyncio.Event()
         await asyncio.sleep(0)  # a reader that waits for nothing else takes it now
         if self._writable.is_set():
             return
@@ -92,7 +93,7 @@ class Delivery:
 
     def end(self) -> None:
         self._ended = True
-        self._readable.set()
+        self._wake_reader()
 
     def fail(self, error: Exception) -> None:
         """What is queued is still read; then `next` raises `error`."""
@@ -128,13 +129,16 @@ class Delivery:
                 if self.failure is not None:
                     raise self.failure
                 return None
-            self._readable.clear()
-            await self._readable.wait()
+            self._awaited = asyncio.get_running_loop().create_future()
+            try:
+                await self._awaited
+            finally:
+                self._awaited = None
         ready = b"".join(self._chunks)
         self._chunks.clear()
         self._num_bytes = 0
         self._num_taken = self._num_put
-        self._writable.set()
+        self._let_write()
         return ready
 
     def abandon(self, reason: Exception | None = None) -> None:
@@ -158,12 +162,20 @@ class Delivery:
             self._chunks.append(chunk)
             self._num_bytes += len(chunk)
             self._num_put += 1
-            self._readable.set()
+            self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
+    def _let_write(self) -> None:
+        if self._writable is not None:
+            self._writable.set()
 
     def _leave(self, reason: Exception | None) -> None:
         self.abandoned = True
         self.failure = reason
-        self._writable.set()
-        self._readable.set()
+        self._let_write()
+        self._wake_reader()
         if self._on_abandon is not None:
             self._on_abandon()
