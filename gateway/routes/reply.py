@@ -62,15 +62,19 @@ class Reply:
     def __init__(self, delivery: Delivery, *, stream: bool) -> None:
         self.delivery = delivery
         self.stream = stream
+        self.was_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tell = teller_of(scope)
         watcher = None if tell else asyncio.create_task(self.watch(receive))
         if tell is not None:
-            tell(self.delivery.abandon)
+            tell(self.leave)
         try:
-            async with Patience(self.delivery.stalled_reader_s) as patience:
-                status = await self.respond(within(patience, send))
+            if tell is not None and not self.stream:  # one write, which our own server bounds
+                status = await self.respond(send)
+            else:
+                async with Patience(self.delivery.stalled_reader_s) as patience:
+                    status = await self.respond(within(patience, send))
         except TimeoutError:
             # Returning with the response unfinished makes the server close the connection.
             log.info("a reader took nothing for %.0f s: given up", self.delivery.stalled_reader_s)
@@ -81,14 +85,18 @@ class Reply:
             if watcher is not None:
                 watcher.cancel()
             self.delivery.abandon()
-        scope.setdefault("state", {})[OUTCOME] = status
+        scope.setdefault("state", {})[OUTCOME] = CLIENT_LEFT if self.was_left else status
+
+    def leave(self) -> None:
+        self.was_left = True
+        self.delivery.abandon()
 
     async def watch(self, receive: Receive) -> None:
         """Where nobody tells of it. The body is read already: the next thing to be received is the
         client's leaving."""
         while (await receive())["type"] != "http.disconnect":
             continue
-        self.delivery.abandon()
+        self.leave()
 
     async def respond(self, send: Send) -> str:
         try:
