@@ -74,14 +74,16 @@ class Ceilings(Flusher):
     ) -> None:
         """`taken` from each of `scopes`, less what was `given_back`, which was taken before."""
         minute = int(self._wall_clock()) // MINUTE_S * MINUTE_S
-        more, less = taken.by_kind(), given_back.by_kind()
+        input_tokens = taken.input_tokens - given_back.input_tokens
+        output_tokens = taken.output_tokens - given_back.output_tokens
+        more = {"t": input_tokens + output_tokens, "i": input_tokens, "o": output_tokens}
         noted = self._noted
         for scope in scopes:
             for bucket in scope.buckets:
                 if bucket.kind not in MEASURES or bucket.limit <= 0:
                     continue
                 key = (org_id, scope.scope, scope.owner_id, bucket.kind, minute)
-                tokens = more[bucket.kind] - less[bucket.kind]
+                tokens = more[bucket.kind]
                 known = noted.get(key)
                 if known is not None:
                     known.tokens += tokens

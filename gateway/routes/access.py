@@ -65,7 +65,7 @@ def address_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Address | None
 
 
 def services(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
-    return cast(Services, connection.app.state.services)
+    return cast(Services, connection.scope["litestar_app"].state["services"])
 
 
 def actor_of(request: ASGIConnection[Any, Principal, Any, Any]) -> Actor:

@@ -60,5 +60,5 @@ class Counted:
 
 
 def telemetry_of(app: Litestar) -> Telemetry:
-    telemetry: Telemetry = app.state.services.telemetry
+    telemetry: Telemetry = app.state["services"].telemetry
     return telemetry
