@@ -39,12 +39,14 @@ LITERALS = {
 """A value of each type; a new type of column stands here."""
 LITERALS_OF = {
     ("invoice_lines", "kind"): "'adjustment'",
+    ("invoices", "currency"): "'USD'",
     ("invoices", "state"): "'draft'",
     ("invites", "projects"): "'[]'",
     ("invites", "role"): "'owner'",
     ("issuers", "issuer"): "'https://id.example/{label}'",
     ("oauth_clients", "token_endpoint_auth_method"): "'client_secret_basic'",
     ("project_members", "role"): "'owner'",
+    ("reratings", "lines"): "'[]'",
     ("service_accounts", "project_role"): "'owner'",
     ("service_accounts", "role"): "'owner'",
     ("users", "role"): "'owner'",
