@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineStepFailed
@@ -24,8 +25,10 @@ from engine.frames import parse_address
 from engine.hub import fetch, names_a_repository
 from engine.server import EngineServer
 from engine.startup import Startup
-from engine.step_loop import Core
 from engine.usage_record import UsageRecord
+
+if TYPE_CHECKING:  # it imports torch, which a typo need not wait for
+    from engine.core import EngineCore
 
 log = logging.getLogger("engine")
 
@@ -47,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         core = _load(_config(arguments), startup)
         with _record_at(arguments.usage_record) as record:
             server = EngineServer(core, arguments.listen, record)
+            core.begin_grammars()
             asyncio.run(_serve(server, arguments.drain_timeout_s))
     except ConfigError as error:
         print(f"engine: {error.message}", file=sys.stderr)
@@ -71,7 +75,7 @@ def _fetch_model(arguments: argparse.Namespace) -> None:
     arguments.model = fetch(name, revision=arguments.revision, weights=weights).folder
 
 
-def _load(config: EngineConfig, startup: Startup) -> Core:
+def _load(config: EngineConfig, startup: Startup) -> EngineCore:
     with startup.phase("import"):
         from engine.core import EngineCore
 

@@ -7,6 +7,7 @@ no tensors, and the runner's, which knows no queues; they meet here alone. Knows
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -127,6 +128,15 @@ class EngineCore:
                 request, vocab_size=resolved.vocab_size, max_model_len=resolved.max_model_len
             )
             self._grammars.prepare(request.request_id, grammar)
+
+    def begin_grammars(self) -> None:
+        """Begin what the first grammar of all would wait for, in a thread of its own."""
+        try:
+            begin = self._grammars.begin
+        except InvalidRequest as error:  # so will be whoever has a grammar
+            logger.warning("%s", error.message)
+        else:
+            threading.Thread(target=begin, name="engine-grammars", daemon=True).start()
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or EngineOverloaded."""

@@ -11,6 +11,7 @@ another's.
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence as Rows
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 from llguidance import LLMatcher
 
-from engine.errors import InvalidRequest
+from engine.errors import EngineError, InvalidRequest
 from engine.protocol import Grammar
 from engine.runner.grammar import (
     GrammarConstraint,
@@ -27,6 +28,8 @@ from engine.runner.grammar import (
     compile_grammar,
 )
 from engine.runner.grammar_trial import GrammarTrial
+
+logger = logging.getLogger(__name__)
 
 MAX_VERDICTS = 4096
 MAX_READY = 64
@@ -63,6 +66,15 @@ class GrammarCompiler:
                 self._ready.pop(request_id, None)  # so that it is latest; `forget` may come between
                 self._ready[request_id] = digest, matcher
                 _drop_oldest(self._ready, MAX_READY)
+
+    def begin(self) -> None:
+        """Read the vocabulary and start the process that tries grammars, before a request has to
+        wait for that. What goes wrong is logged, and is told to who has a grammar."""
+        try:
+            self.prepare("", Grammar(kind="choice", text='["a"]'))
+        except EngineError as error:
+            logger.warning("%s", error.message)
+        self.forget("")
 
     def forget(self, request_id: str) -> None:
         """A request that was prepared does not arrive."""

@@ -248,3 +248,18 @@ def test_a_tokenizer_of_another_shape_is_refused_by_name(
     with pytest.raises(InvalidRequest, match=r"tokenizer\.json") as refusal:
         GrammarCompiler(Vocabulary(str(path), 4096, eos_token_ids)).prepare("r", CHOICE)
     assert refusal.value.param == "grammar"
+
+
+def test_the_first_grammar_finds_the_process_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS, 0)))
+    compiler.begin()
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("another process"))
+    compiler.prepare("r", CHOICE)
+    assert not compiler.constraint("r", CHOICE, ()).is_over([])
+
+
+def test_a_vocabulary_that_cannot_be_read_is_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    GrammarCompiler(Vocabulary(str(tmp_path / "tokenizer.json"), 4096, (EOS, 0))).begin()
+    assert "no usable tokenizer.json" in caplog.text
