@@ -16,7 +16,7 @@ from billing.credit_lines import sweep, top_up
 from billing.credit_returns import Carried, Repaid, carry
 from billing.credits import find_credit, grant_credit
 from billing.errors import BadInvoicing, InvoicingConflict
-from billing.events import Price, PriceSet
+from billing.events import Attempt, Price, PriceSet
 from billing.grants import Grant
 from billing.invoices.drilldown import hours_of, requests_of
 from billing.invoices.invoice import Invoice, Line
@@ -39,6 +39,7 @@ from tests.billing.invoices.billed import (
     used,
 )
 from tests.billing.samples import PRICES, an_attempt, an_event
+from tests.billing.test_alerts import cap, raised, spends
 from tests.billing.test_ingest import balances, rows
 
 SEPTEMBER = at(2026, 9, 1)
@@ -274,6 +275,25 @@ async def test_a_dispute_is_answered_by_the_price_that_holds(db: AsyncEngine) ->
     assert [(it.kind, it.amount_pico) for it in found.transfers] == [
         ("usage", 50), ("repriced", 70), ("reversed", 50),
     ]  # fmt: skip
+
+
+async def test_thresholds_are_told_of_once_whatever_a_period_costs_by_now(db: AsyncEngine) -> None:
+    await cap(db, 100)
+    await cap(db, 1000, period="total")
+    event = spends(60)
+    await book(db, msgspec.structs.replace(event, attempt=tagged(event.attempt)))
+    span = Span(org_id=ORG, start=at(2026, 11, 1), end=at(2026, 12, 1))
+    for pico in (2, 1, 2, 10, 1):
+        await anew(db, priced(pico), span)
+        spent = await rows(db, "SELECT DISTINCT spent_pico FROM spend_to_date")
+        assert [int(row.spent_pico) for row in spent] == [60 * pico]
+        assert await check(db) == []
+    found = await raised(db)
+    assert sorted((it[3], it[4]) for it in found) == [(50, 60), (50, 600), (80, 120), (100, 120)]
+
+
+def tagged(attempt: Attempt) -> Attempt:
+    return msgspec.structs.replace(attempt, tags={"team": "search"})
 
 
 async def test_a_tampered_rating_is_found(db: AsyncEngine) -> None:

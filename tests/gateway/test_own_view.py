@@ -17,6 +17,7 @@ import redis
 import requests
 import sqlalchemy as sa
 
+from billing.credit_lines import sweep
 from billing.money import usd
 from billing.spent import hold_books
 from gateway.ids import uuid7
@@ -200,6 +201,16 @@ def test_a_request_is_found_before_it_is_in_the_books(worker: Running, key: str)
     later = booked(worker, key, request_id)
     same = found.keys() - {"status", "attempts"}
     assert {name: found[name] for name in same} == {name: later[name] for name in same}
+
+
+def test_a_request_says_which_credit_has_paid_it(worker: Running) -> None:
+    credit = worker.made("/v1/admin/credits", org_id=worker.org_id, amount_usd="5")
+    key = worker.run(worker.new_key(["inference"]))
+    request_id = ask(worker, key, stream=False).headers["x-request-id"]
+    cost = booked(worker, key, request_id)["cost"]
+    worker.run(sweep(worker.services.system_db))
+    [attempt] = booked(worker, key, request_id)["attempts"]
+    assert attempt["paid_by"] == [{"credit_id": credit, "amount": cost, "currency": "USD"}]
 
 
 def test_a_request_is_its_own_keys_and_the_orgs_who_read_the_bill(
