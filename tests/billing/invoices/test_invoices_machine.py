@@ -103,9 +103,14 @@ class Machine(RuleBasedStateMachine):
         self.count += 1
         return f"x{self.count:03}"
 
-    @initialize(timezone=zones, day=st.sampled_from([1, 15, 31]))
-    def begins(self, timezone: str, day: int) -> None:
+    @initialize(
+        timezone=zones, day=st.sampled_from([1, 15, 31]), credit=pico, prepaid=st.booleans()
+    )
+    def begins(self, timezone: str, day: int, credit: int, prepaid: bool) -> None:
         self.run(open_account, self.db, timezone=timezone, billing_day=day)
+        self.run(self.set_prepaid, prepaid)
+        if credit != 1:
+            self.run(self.credit, 4 * credit, None)
 
     @rule(days=st.integers(1, 40))
     def time_passes(self, days: int) -> None:
@@ -138,7 +143,9 @@ class Machine(RuleBasedStateMachine):
         for each in self.used:
             each.pico = UNPRICED if each.pico is None else each.pico
 
-    @rule(amount=pico, days=st.tuples(st.integers(-1, 90), st.integers(1, 90)), dies=st.booleans())
+    @rule(
+        amount=pico, days=st.tuples(st.integers(-1, 30), st.integers(30, 120)), dies=st.booleans()
+    )
     def is_rated_anew(self, amount: int, days: tuple[int, int], dies: bool) -> None:
         end = self.now - timedelta(days=days[0])
         span = Span(org_id=ORG, start=end - timedelta(days=days[1]), end=end)
@@ -311,7 +318,7 @@ def test_ledger_balances_rollups_and_invoices_agree(
         run_state_machine_as_test(
             Bound,
             settings=settings(
-                max_examples=10,
+                max_examples=20,
                 stateful_step_count=25,
                 deadline=None,
                 database=None,
