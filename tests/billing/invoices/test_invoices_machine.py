@@ -111,6 +111,8 @@ class Machine(RuleBasedStateMachine):
         self.run(self.set_prepaid, prepaid)
         if credit != 1:
             self.run(self.credit, 4 * credit, None)
+        for days_late in (0, 5, 40):
+            self.use(days_late, 2)
 
     @rule(days=st.integers(1, 40))
     def time_passes(self, days: int) -> None:
@@ -126,6 +128,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(days_late=st.integers(0, 70), number=whole)
     def is_used(self, days_late: int, number: int) -> None:
+        self.use(days_late, number)
+
+    def use(self, days_late: int, number: int) -> None:
         moment = self.now - timedelta(days=days_late)
         self.run(book, self.db, tokens(moment, number, self.price))
         self.used.append(Used(moment, number, self.price))
@@ -147,8 +152,11 @@ class Machine(RuleBasedStateMachine):
         amount=pico, days=st.tuples(st.integers(-1, 30), st.integers(30, 120)), dies=st.booleans()
     )
     def is_rated_anew(self, amount: int, days: tuple[int, int], dies: bool) -> None:
-        end = self.now - timedelta(days=days[0])
-        span = Span(org_id=ORG, start=end - timedelta(days=days[1]), end=end)
+        self.rate_anew(amount, *days, dies)
+
+    def rate_anew(self, amount: int, days_ago: int, days: int, dies: bool) -> None:
+        end = self.now - timedelta(days=days_ago)
+        span = Span(org_id=ORG, start=end - timedelta(days=days), end=end)
         anew = [each for each in self.used if span.start <= each.moment < span.end]
         changed = [each for each in anew if each.pico != amount]
         shown = self.run(plan, self.db, span, a_book(amount))
@@ -263,6 +271,10 @@ class Machine(RuleBasedStateMachine):
             return [to_invoice(row) for row in rows]
 
     def teardown(self) -> None:
+        """As it is, and once more after all of it was paid for and has got another price."""
+        self.run(self.agree)
+        self.run(sweep, self.db)
+        self.rate_anew(2 * self.price, -1, 1000, dies=True)
         self.run(self.agree)
 
     async def agree(self) -> None:
@@ -318,7 +330,7 @@ def test_ledger_balances_rollups_and_invoices_agree(
         run_state_machine_as_test(
             Bound,
             settings=settings(
-                max_examples=20,
+                max_examples=10,
                 stateful_step_count=25,
                 deadline=None,
                 database=None,
