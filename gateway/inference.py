@@ -63,8 +63,9 @@ from gateway.wire.request import GenerateRequest, under_a_cap
 log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 0.5
-CHECKPOINT_TOKENS = 64
-"""Whichever comes first: a kill -9 loses at most this much of what a stream had sent from its bill;
+CHECKPOINT_TOKENS = 32
+"""Whichever comes first, of what was sent by then. Of what a stream had sent a kill -9 leaves this
+off its bill and what went out while the checkpoint was on its way to the file, 64 tokens in all;
 the house pays it as waste, and all that was not sent."""
 ABORT_TIMEOUT_S = 2.0
 """How long an abandoned attempt may take to say what it used."""
