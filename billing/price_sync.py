@@ -6,6 +6,7 @@ Above: the gateway's start. Below: `price_book`, `tables`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
@@ -161,7 +162,8 @@ def content_of(rule: Rule) -> dict[str, Any]:
     if isinstance(rule, Discount):
         return {"discount_bps": rule.bps}
     assert isinstance(rule, PeriodRule)
-    content: dict[str, Any] = msgspec.to_builtins(rule.content)
+    # As JSON has it, which is how it is read again: it knows no tuple.
+    content: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(rule.content)))
     return {name: value for name, value in content.items() if name not in ("id", "scope")}
 
 

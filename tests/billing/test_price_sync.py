@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import PriceChanged
 from billing.price_book import PriceBook
+from billing.price_lists import KINDS
 from billing.price_sync import sync_price_book
 
 Write = Callable[[str], PriceBook]
@@ -148,6 +149,39 @@ quantity = 5
 valid_from = 2026-11-01
 """
 MORE = RULES.split("[[free")[1].replace("5", "7", 1).replace("11-01", "12-01")
+
+
+EVERY = """
+[[tiered_price]]
+price_list = "acme"
+kind = "graduated"
+model = "m"
+component = "output"
+steps = [{ up_to = 5, price = "1" }, { price = "2" }]
+valid_from = 2026-11-01
+[[tiered_price]]
+price_list = "acme"
+kind = "volume"
+component = "cache_read"
+steps = [{ price = "2" }]
+valid_from = 2026-11-01
+[[commitment]]
+price_list = "acme"
+amount = "100000000.00"
+percent = 10
+valid_from = 2026-11-01
+"""
+
+
+async def test_rules_of_every_kind_load_twice(db: AsyncEngine, write: Write) -> None:
+    book = write(FIRST + RULES + EVERY)
+    kinds = {rule.slot.split(":")[1] for rule in book.lists.rules}
+    assert kinds == set(KINDS)
+    assert await sync_price_book(db, book) > 0
+    assert await sync_price_book(db, write(FIRST + RULES + EVERY)) == 0
+    other = EVERY.replace("up_to = 5", "up_to = 6")
+    with pytest.raises(PriceChanged, match="acme:tiered_price:m:.* was loaded as"):
+        await sync_price_book(db, write(FIRST + RULES + other))
 
 
 async def test_terms_load_once_and_grow_as_prices_do(db: AsyncEngine, write: Write) -> None:
