@@ -10,7 +10,8 @@ booked. Booked plus adjustments is what is due.
                         them is given back. Lines are taken in the order in which they are given,
                         so give them in the order of time. Of a line that is free in part, the part
                         is of the line's average price, rounded down to a pico-USD: exact where
-                        all of the line had one price.
+                        all of the line had one price. `divided` says where lines are too coarse
+                        for that. Nothing else depends on the order.
     2. Tiered price     what is left of its lines costs what the steps say instead: graduated, each
                         unit at the price of the step that it falls into; volume, all of them at
                         the price of the step that the whole quantity falls into. `up_to` belongs
@@ -24,7 +25,7 @@ Above: `invoicing`, with the terms that `price_lists` reads. Below: `events`, `m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Literal
 
@@ -67,6 +68,13 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     component: str
     quantity: int
     amount_pico: Pico
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines that are in no order among themselves, where it is `divisible`: into finer ones."""
+
+    lines: tuple[UsageLine, ...]
+    divisible: bool
 
 
 class FreeAllowance(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +188,28 @@ def adjustments(terms: PeriodTerms, lines: Iterable[UsageLine]) -> list[Adjustme
     found += [_reprice(rule, left) for rule in terms.tiered]
     found += [_fill_up(commitment, terms, left) for commitment in terms.commitments]
     return [each for each in found if each.amount_pico]
+
+
+def divided(terms: PeriodTerms, spans: Sequence[Span]) -> int | None:
+    """The first that an allowance ends in and that is too coarse to say with which unit.
+
+    `spans`: in the order of time.
+    """
+    left = [list(span.lines) for span in spans]
+    for allowance in terms.allowances:
+        free = allowance.quantity
+        for position, (span, lines) in enumerate(zip(spans, left, strict=True)):
+            if span.divisible and free < sum(_covered(allowance.scope, lines)):
+                return position
+            rest = msgspec.structs.replace(allowance, quantity=free)
+            free -= _make_free(rest, lines).quantity
+            if not free:
+                break
+    return None
+
+
+def _covered(scope: Scope, lines: Iterable[UsageLine]) -> Iterator[int]:
+    return (line.quantity for line in lines if scope.covers(line))
 
 
 def _make_free(allowance: FreeAllowance, left: list[UsageLine]) -> Adjustment:

@@ -187,7 +187,7 @@ async def _count(db: AsyncEngine, org_id: str, invoice_id: str) -> Counted:
     window = Window(
         org=org_id, period=draft.period, since=draft.since, cutoff=cutoff, earlier=earlier
     )
-    charges = await with_terms(db, org_id, draft.period, await charges_of(db, window))
+    charges = await with_terms(db, window, await charges_of(db, window))
     return Counted(invoice=draft, account=account, charges=charges)
 
 

@@ -1,22 +1,23 @@
 """What an org has agreed upon for a whole period, as charges: `adjustments` over the charges that
 its usage has come to.
 
-Above: `closing`, which counts them with the rest. Below: `adjustments`, `price_lists`, and the
-tables of prices. The terms are those of the price list that the org's plan names when the period is
-counted, as they were in force when it began. They are about usage of the period itself: what comes
-late for another one, and corrections, are charged as they were booked.
+Above: `closing`, which counts them with the rest. Below: `adjustments`, `price_lists`,
+`usage_order`, and the tables of prices. The terms are those of the price list that the org's plan
+names when the period is counted, as they were in force when it began. They are about usage of the
+period itself: what comes late for another one, and corrections, are charged as they were booked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.adjustments import Adjustment, PeriodTerms, UsageLine, adjustments
 from billing.invoices.calendar import Period
-from billing.invoices.charges import Charge, Subject
+from billing.invoices.charges import Charge, Subject, Window
+from billing.invoices.usage_order import lines_in_order
 from billing.price_entries import DEFAULT_LIST
 from billing.price_lists import stored_terms
 
@@ -30,13 +31,14 @@ _RULES = sa.text("""
 """)
 
 
-async def with_terms(
-    db: AsyncEngine, org: str, period: Period, charges: Sequence[Charge]
-) -> list[Charge]:
+async def with_terms(db: AsyncEngine, window: Window, charges: Sequence[Charge]) -> list[Charge]:
     """`charges`, and behind them what the org's terms add or give back. Raises: PriceBookError."""
     async with db.connect() as conn:
-        terms = await _terms_of(conn, org, period)
-    return [*charges, *_adjusted(terms, period, charges)]
+        terms = await _terms_of(conn, window.org, window.period)
+    # Only what is free depends on the order in which it was used.
+    ordered = await lines_in_order(db, window, terms) if terms.allowances else _lines(charges)
+    adjusted = adjustments(terms, ordered)
+    return [*charges, *(_charge(each, window.period) for each in adjusted)]
 
 
 async def _terms_of(conn: AsyncConnection, org: str, period: Period) -> PeriodTerms:
@@ -45,8 +47,8 @@ async def _terms_of(conn: AsyncConnection, org: str, period: Period) -> PeriodTe
     return stored_terms((row.rule_id, row.slot, row.content) for row in rows)
 
 
-def _adjusted(terms: PeriodTerms, period: Period, charges: Sequence[Charge]) -> Iterator[Charge]:
-    lines = [
+def _lines(charges: Sequence[Charge]) -> list[UsageLine]:
+    return [
         UsageLine(
             model=each.subject.model,
             tier=each.subject.tier,
@@ -57,13 +59,15 @@ def _adjusted(terms: PeriodTerms, period: Period, charges: Sequence[Charge]) -> 
         for each in charges
         if each.subject.kind == "usage"
     ]
-    for each in adjustments(terms, lines):
-        yield Charge(
-            subject=_subject(each, period),
-            quantity=each.quantity,
-            num_requests=0,
-            amount_pico=each.amount_pico,
-        )
+
+
+def _charge(adjustment: Adjustment, period: Period) -> Charge:
+    return Charge(
+        subject=_subject(adjustment, period),
+        quantity=adjustment.quantity,
+        num_requests=0,
+        amount_pico=adjustment.amount_pico,
+    )
 
 
 def _subject(adjustment: Adjustment, period: Period) -> Subject:

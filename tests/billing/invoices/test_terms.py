@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.invoices.closing import close, finalize
 from billing.price_book import PriceBook
 from billing.price_sync import sync_price_book
 
@@ -51,15 +54,19 @@ valid_from = "2026-01-01"
 """
 
 
-async def test_the_terms_of_the_orgs_list_are_lines_that_are_posted(
-    db: AsyncEngine, tmp_path: Path
-) -> None:
-    (tmp_path / "book.toml").write_text(TERMS)
-    await sync_price_book(db, PriceBook.load([tmp_path]))
+async def agree(db: AsyncEngine, folder: Path, terms: str) -> None:
+    (folder / "book.toml").write_text(terms)
+    await sync_price_book(db, PriceBook.load([folder]))
     await open_account(db)
     async with db.begin() as conn:
         await conn.execute(sa.text("INSERT INTO plans (name, price_list) VALUES ('g', 'acme')"))
         await conn.execute(sa.text("UPDATE orgs SET plan = 'g' WHERE id = :org"), {"org": ORG})
+
+
+async def test_the_terms_of_the_orgs_list_are_lines_that_are_posted(
+    db: AsyncEngine, tmp_path: Path
+) -> None:
+    await agree(db, tmp_path, TERMS)
     await book(
         db,
         tokens(at(2026, 9, 2), 25, CENT),
@@ -83,4 +90,63 @@ async def test_the_terms_of_the_orgs_list_are_lines_that_are_posted(
     october = await close_and_finalize(db, NOVEMBER)
     shortfall = [it.exact_pico for it in await lines(db, october) if it.component == "shortfall"]
     assert (shortfall, october.total_coins) == ([80 * CENT], 100), "10 of 30 are free, 100 are due"
+    await assert_books_agree(db)
+
+
+FREE = """
+[[free_allowance]]
+price_list = "acme"
+component = "output"
+quantity = 20
+valid_from = "2026-01-01"
+[[free_allowance]]
+price_list = "acme"
+model = "a"
+quantity = 3
+valid_from = "2026-01-01"
+[[tiered_price]]
+price_list = "acme"
+kind = "graduated"
+component = "output"
+steps = [{ up_to = 4, price = "10000" }, { price = "20000" }]
+valid_from = "2026-01-01"
+"""
+
+
+@pytest.mark.parametrize(
+    "apart", [timedelta(days=3), timedelta(minutes=3), timedelta(milliseconds=3), timedelta(0)]
+)
+async def test_what_is_free_is_what_was_used_first(
+    db: AsyncEngine, tmp_path: Path, apart: timedelta
+) -> None:
+    await agree(db, tmp_path, FREE)
+    start = at(2026, 9, 2, 10, 59, 59)
+    used = [("z", 2), ("a", 7), ("z", 3), ("a", 9)]  # the model and the cents of a token
+    events = [
+        tokens(start + number * apart, 8, cents * CENT, model=model, project=f"p{9 - number}")
+        for number, (model, cents) in enumerate(used)
+    ]
+    if not apart:  # of one moment those with the lower id come first
+        by_id = sorted(range(len(events)), key=lambda number: events[number].id)
+        used = [used[number] for number in by_id]
+    await book(db, *reversed(events[:3]))
+    draft = await close(db, org_id=ORG, now=OCTOBER)
+    assert draft is not None
+    await book(db, events[3])  # late, and in its place all the same
+    final = await finalize(db, org_id=ORG, invoice_id=draft.id, now=NOVEMBER)
+    units = [each for each in used for _ in range(8)]
+    first, rest = units[:20], units[20:]
+    of_a = [each for each in rest if each[0] == "a"]
+    left = len(rest) - len(of_a[:3])
+    booked = sum(cents for _, cents in rest) - sum(cents for _, cents in of_a[:3])
+    adjusted = [
+        (it.component, it.quantity, it.exact_pico // CENT)
+        for it in await lines(db, final)
+        if it.kind == "adjustment"
+    ]
+    assert adjusted == [
+        ("free_allowance", 20, -sum(cents for _, cents in first)),
+        ("free_allowance", 3, -sum(cents for _, cents in of_a[:3])),
+        ("graduated", left, min(left, 4) + 2 * max(0, left - 4) - booked),
+    ]
     await assert_books_agree(db)
