@@ -94,6 +94,14 @@ class PriceBook:
                 _read(file, entries, rules)
         return cls(entries, rules, bases=bases)
 
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> PriceBook:
+        """One file by itself. Raises: PriceBookError."""
+        entries: list[PriceEntry] = []
+        rules: list[Rule] = []
+        _parse(content, where, entries, rules)
+        return cls(entries, rules)
+
     def at(
         self,
         model: str,
@@ -193,18 +201,28 @@ def _merged(in_force: Sequence[PriceEntry]) -> PriceSet:
 def _read(file: Path, entries: list[PriceEntry], rules: list[Rule]) -> None:
     """Into `entries` and `rules`. Raises: PriceBookError."""
     try:
-        if file.stat().st_size > MAX_BOOK_BYTES:
-            raise PriceBookError(f"{file}: larger than {MAX_BOOK_BYTES} bytes")
-        # Decimal keeps a TOML float as it was written: 0.15 is exactly fifteen hundredths.
-        document = tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BOOK_BYTES + 1)
+    except OSError as error:
         raise PriceBookError(f"{file}: {error}") from error
+    _parse(content, str(file), entries, rules)
+
+
+def _parse(content: bytes, where: str, entries: list[PriceEntry], rules: list[Rule]) -> None:
+    """As `_read`."""
+    if len(content) > MAX_BOOK_BYTES:
+        raise PriceBookError(f"{where}: larger than {MAX_BOOK_BYTES} bytes")
+    try:
+        # Decimal keeps a TOML float as it was written: 0.15 is exactly fifteen hundredths.
+        document = tomllib.loads(content.decode(), parse_float=Decimal)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PriceBookError(f"{where}: {error}") from error
     unknown = sorted(set(document) - {"price", *KINDS})
     if unknown or not all(isinstance(tables, list) for tables in document.values()):
         belongs = ", ".join(f"[[{kind}]]" for kind in ("price", *KINDS))
-        raise PriceBookError(f"{file}: only {belongs} belong here, not {unknown}")
+        raise PriceBookError(f"{where}: only {belongs} belong here, not {unknown}")
     for number, table in enumerate(document.get("price", []), 1):
-        entries.append(read_entry(table, f"{file}: price {number}"))
+        entries.append(read_entry(table, f"{where}: price {number}"))
     for kind in KINDS:
         for number, table in enumerate(document.get(kind, []), 1):
-            rules.extend(read_rules(kind, table, f"{file}: {kind} {number}"))
+            rules.extend(read_rules(kind, table, f"{where}: {kind} {number}"))

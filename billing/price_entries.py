@@ -7,7 +7,8 @@ dated can be set in order here: an open entry is ended by the next of its kind, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -32,6 +33,8 @@ PLACE = {"model", "tier", "min_total_input", "valid_from", "valid_to"}
 CACHE_PRICES = "cache_prices"
 KEYS = {*PLACE, CACHE_PRICES, *COMPONENT_OF_KEY}
 MAX_TOTAL_INPUT = 2**40
+DECIMAL = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+"""As a text; Python would read a thousand other ways to write one."""
 
 
 class Dated(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,14 +142,20 @@ def decimal_of(value: object, name: str) -> str | int | Decimal:
     """What may stand for a number in a book. Raises: PriceBookError."""
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
         raise PriceBookError(f"{name}: must be a decimal such as '0.15'")
+    if isinstance(value, str) and not DECIMAL.fullmatch(value):
+        raise PriceBookError(f"{name}: {value!r} is not a decimal number such as '0.15'")
     return value
 
 
 def read_pico(component: Component, value: object, name: str) -> int:
-    """Per token, or per call where calls are counted."""
-    amount = decimal_of(value, name)
+    """Per token, or per call where calls are counted. Raises: PriceBookError."""
+    return exact_pico(per_call if component in CALLS else per_million, value, name)
+
+
+def exact_pico(read: Callable[[str | int | Decimal, str], int], value: object, name: str) -> int:
+    """Raises: PriceBookError, naming the row."""
     try:
-        pico = (per_call if component in CALLS else per_million)(amount, name)
+        pico = read(decimal_of(value, name), name)
     except MoneyError as error:
         raise PriceBookError(str(error)) from error
     if pico > MAX_PICO_PER_TOKEN:
@@ -173,13 +182,14 @@ def _moment(table: Mapping[str, Any], key: str, where: str) -> datetime:
     value = table.get(key)
     try:
         moment = datetime.fromisoformat(value if isinstance(value, str) else str(value))
-    except ValueError:
+        # A bare date is midnight UTC; a bare time of day would be a guess.
+        if moment.tzinfo is None and moment.time() == datetime.min.time():
+            moment = moment.replace(tzinfo=UTC)
+        in_utc = moment.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise PriceBookError(f"{where}: {key} must be a date such as '2026-11-01'") from None
     if moment.tzinfo is None:
-        # A bare date is midnight UTC; a bare time of day would be a guess.
-        if moment.time() != datetime.min.time():
-            raise PriceBookError(f"{where}: {key} needs a time zone; write it in UTC with Z")
-        moment = moment.replace(tzinfo=UTC)
+        raise PriceBookError(f"{where}: {key} needs a time zone; write it in UTC with Z")
     if moment.microsecond:
         raise PriceBookError(f"{where}: {key} must be a whole second")
-    return moment.astimezone(UTC)
+    return in_utc

@@ -23,10 +23,10 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from billing.errors import MoneyError, PriceBookError
+from billing.errors import PriceBookError
 from billing.events import Component, Tier
 from billing.money import per_call, per_million
-from billing.price_entries import decimal_of
+from billing.price_entries import exact_pico
 
 Source = Literal["genai-prices", "litellm"]
 SOURCES: tuple[Source, ...] = get_args(Source)
@@ -146,7 +146,7 @@ def _from_litellm(fields: Mapping[str, Any], where: str) -> Published:
         name, thousands, tier = match.groups()
         place = (LITELLM_TIERS[tier], int(thousands) * 1000 + 1 if thousands else 0)
         # Dollars per token are dollars per call of one token.
-        pico = _exactly(per_call, value, f"{where}: {key}")
+        pico = exact_pico(per_call, value, f"{where}: {key}")
         prices.setdefault(place, {})[LITELLM[name]] = pico
     return Published(prices, tuple(sorted(left_out)))
 
@@ -206,7 +206,7 @@ def _read_genai(
             larger = ((step["start"] + 1, step["price"]) for step in value["tiers"])
             steps = [(0, value["base"]), *larger]
         for least, amount in steps:
-            pico = _exactly(per_million, amount, f"{where}: {key}")
+            pico = exact_pico(per_million, amount, f"{where}: {key}")
             prices.setdefault((tier, least), {})[component] = pico
 
 
@@ -223,12 +223,3 @@ def _bookable(found: Published) -> Published:
             else:
                 left_out.append(f"{component} of {tier} from {least} tokens, not below")
     return Published(kept, tuple(left_out))
-
-
-def _exactly(read: Any, value: object, name: str) -> int:
-    """Raises: PriceBookError, naming the row."""
-    try:
-        pico: int = read(decimal_of(value, name), name)
-    except MoneyError as error:
-        raise PriceBookError(str(error)) from error
-    return pico

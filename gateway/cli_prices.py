@@ -84,15 +84,22 @@ def import_(
     begins = valid_from or datetime.now(UTC) + timedelta(days=1)
     begins = begins.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=UTC)
     book = book_of(settings)
-    published = dict(published_of(source, file, named(models, settings), begins))
-    draft = draft_of(published, book, begins, source)
-    if not draft:
+    wanted = named(models, settings)
+    published = dict(published_of(source, file, wanted, begins))
+    for theirs in (wanted[ours] for ours in wanted if ours not in published):
+        message = f"{source}: knows no {theirs}"
+        if models:
+            refuse(message, status=2)
+        click.echo(message)
+    content = draft_of(published, book, begins, source).encode()
+    if not content:
         click.echo("Nothing differs.")
         return
     path = Home(settings.home).price_drafts / f"{source}-{begins:%Y-%m-%d}.toml"
-    write(path, draft.encode())
+    changes, digest = changed_by(content, path, book)
+    write(path, content)
     click.echo(f"Draft: {path}")
-    show(path, book)
+    show(content, changes, digest)
 
 
 @prices.command()
@@ -101,7 +108,9 @@ def import_(
 @in_one_line
 def diff(draft: Path, **flags: Flags) -> None:
     """What DRAFT would change, and the digest by which to apply it."""
-    show(draft, book_of(load(flags)))
+    book = book_of(load(flags))
+    content = draft.read_bytes()
+    show(content, *changed_by(content, draft, book))
 
 
 @prices.command()
@@ -114,12 +123,13 @@ def apply(draft: Path, digest: str, **flags: Flags) -> None:
     from billing.price_book import PriceBook
 
     settings = load(flags)
-    content, changes, known = read_draft(draft, book_of(settings))
+    content = draft.read_bytes()
+    changes, known = changed_by(content, draft, book_of(settings))
     if not hmac.compare_digest(digest.encode(), known.encode()):
         refuse("this is not what was shown: look at `tollgate prices diff` again", status=2)
     if not changes:
         refuse("the draft changes nothing", status=2)
-    for entry in PriceBook.load([draft]):
+    for entry in PriceBook.parse(content, str(draft)):
         if entry.valid_from.timestamp() <= time.time():
             refuse(f"{entry.where}: begins in the past; what was admitted is priced", status=2)
     PriceBook.load([*settings.price_books, draft], bases=settings.bases)
@@ -219,25 +229,27 @@ def published_of(
 
     if file.stat().st_size > MAX_SOURCE_BYTES:
         raise PriceBookError(f"{file}: larger than {MAX_SOURCE_BYTES} bytes")
-    found = PriceSource(source, file.read_text(encoding="utf-8"), on.date())
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PriceBookError(f"{file}: not UTF-8") from error
+    found = PriceSource(source, text, on.date())
     for ours, theirs in wanted.items():
         published = found.of(theirs)
         if published is not None:
             yield ours, published
 
 
-def read_draft(draft: Path, book: PriceBook) -> tuple[bytes, list[Difference], str]:
-    """Its content, what it changes, and the digest of both."""
+def changed_by(content: bytes, draft: Path, book: PriceBook) -> tuple[list[Difference], str]:
+    """What a draft changes, and the digest of both. Raises: PriceBookError, where it cannot be."""
     from billing.price_book import PriceBook
     from billing.price_drafts import changes_of, digest_of
 
-    content = draft.read_bytes()
-    changes = changes_of(PriceBook.load([draft]), book)
-    return content, changes, digest_of(content, changes)
+    changes = changes_of(PriceBook.parse(content, str(draft)), book)
+    return changes, digest_of(content, changes)
 
 
-def show(draft: Path, book: PriceBook) -> None:
-    content, changes, digest = read_draft(draft, book)
+def show(content: bytes, changes: Sequence[Difference], digest: str) -> None:
     for line in content.splitlines():
         if line[:1] == b"#":
             click.echo(line.decode())

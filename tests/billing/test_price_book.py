@@ -194,6 +194,13 @@ HEAD = '[[price]]\nmodel = "m"\n'
         (HEAD + "valid_from = 2026-11-01\noutput = 0.0000001", "output: .*whole number of pico"),
         (HEAD + "valid_from = 2026-11-01\noutput = true", "output: must be a decimal"),
         (HEAD + "valid_from = 2026-11-01\noutput = [1]", "output: must be a decimal"),
+        (HEAD + "valid_from = 2026-11-01\noutput = '٣'", "output: '٣' is not a decimal number"),
+        (HEAD + "valid_from = 2026-11-01\noutput = '1_0'", "output: '1_0' is not a decimal number"),
+        (HEAD + "valid_from = 2026-11-01\noutput = ' 1 '", "output: ' 1 ' is not a decimal number"),
+        (
+            HEAD + "valid_from = '9999-12-31T23:59:59-14:00'\noutput = 1",
+            "valid_from must be a date",
+        ),
         (HEAD + "valid_from = 2026-11-01\noutput = -1", "output: -1 is negative"),
         (HEAD + "valid_from = 2026-11-01\noutput = 1e20", "more than a token can cost"),
         (HEAD + "min_total_input = -1\nvalid_from = 2026-11-01", "must be a count of tokens"),

@@ -214,7 +214,7 @@ BEGUN = 'valid_from = "2026-11-01"\n'
         (discount("0", "2026-11-01"), "percent: must be more than 0"),
         (discount("100.01", "2026-11-01"), "percent: must be more than 0 and at most 100"),
         (discount("1.001", "2026-11-01"), "not a percentage of at most two places"),
-        (discount("ten", "2026-11-01"), "not a percentage"),
+        (discount("ten", "2026-11-01"), "percent: 'ten' is not a decimal number"),
         (discount("10", "2026-11-01", price_list="a b"), "price_list"),
         (discount("10", "2026-11-01", price_list="default"), "is the price book itself"),
         (discount("10", "2026-11-01", 'component = "x"'), r"component"),

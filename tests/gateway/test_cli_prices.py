@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -67,3 +68,39 @@ def test_what_nobody_knows_is_said_and_what_cannot_be_read_is_one_line(
     broken = invoke(environ, "prices", "import", "--from", "litellm", str(litellm))
     assert broken.exit_code == 2 and "tollgate: litellm: not in its format" in broken.output
     assert invoke(environ, "prices", "check").exit_code == 2
+
+
+def test_what_cannot_be_a_draft_is_refused_and_leaves_the_one_that_is_there(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    litellm, noise = tmp_path / "litellm.json", tmp_path / "noise.json"
+    noise.write_bytes(b"\xff" + os.urandom(99))
+    litellm.write_text(
+        """{"theirs": {"input_cost_per_token": 2e-07}, "huge": {"input_cost_per_token": 1e20}}"""
+    )
+
+    def imported(model: str, *arguments: str, file: Path = litellm) -> tuple[int, str]:
+        source = ("--from", "litellm", "--model", f"penny={model}", str(file))
+        done = invoke(environ, "prices", "import", *source, *arguments)
+        return done.exit_code, done.output
+
+    status, text = imported("theirs")
+    found = re.search("Draft: (.+)", text)
+    assert status == 0 and found is not None
+    draft = Path(found[1])
+    good = draft.read_bytes()
+    for model, file, refused in (
+        (
+            "huge",
+            litellm,
+            "litellm: huge: input_cost_per_token: 1E+20 is more than a token can cost",
+        ),
+        ("nope", litellm, "litellm: knows no nope"),
+        ("theirs", noise, f"{noise}: not UTF-8"),
+    ):
+        status, text = imported(model, file=file)
+        assert (status, text) == (2, f"tollgate: {refused}\n")
+        assert draft.read_bytes() == good
+    status, text = imported("theirs", "--valid-from", "0001-01-01")
+    assert status == 2 and "valid_from must be a date" in text and "Draft:" not in text
+    assert list(draft.parent.iterdir()) == [draft]
