@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.invoices.closing import close, finalize
-from billing.price_book import PriceBook
+from billing.price_book import PriceBook, PriceEntry
 from billing.price_sync import sync_price_book
+from billing.rerating import Span, apply, plan
 
 from .billed import (
     NOVEMBER,
@@ -23,6 +24,7 @@ from .billed import (
     close_and_finalize,
     lines,
     open_account,
+    priced,
     receivable,
     tokens,
 )
@@ -54,10 +56,10 @@ valid_from = "2026-01-01"
 """
 
 
-async def agree(db: AsyncEngine, folder: Path, terms: str) -> None:
+async def agree(db: AsyncEngine, folder: Path, terms: str, timezone: str = "UTC") -> None:
     (folder / "book.toml").write_text(terms)
     await sync_price_book(db, PriceBook.load([folder]))
-    await open_account(db)
+    await open_account(db, timezone=timezone)
     async with db.begin() as conn:
         await conn.execute(sa.text("INSERT INTO plans (name, price_list) VALUES ('g', 'acme')"))
         await conn.execute(sa.text("UPDATE orgs SET plan = 'g' WHERE id = :org"), {"org": ORG})
@@ -144,9 +146,39 @@ async def test_what_is_free_is_what_was_used_first(
         for it in await lines(db, final)
         if it.kind == "adjustment"
     ]
-    assert adjusted == [
+    expected = [
         ("free_allowance", 20, -sum(cents for _, cents in first)),
-        ("free_allowance", 3, -sum(cents for _, cents in of_a[:3])),
+        ("free_allowance", len(of_a[:3]), -sum(cents for _, cents in of_a[:3])),
         ("graduated", left, min(left, 4) + 2 * max(0, left - 4) - booked),
     ]
+    assert adjusted == [each for each in expected if each[2]], "what changes nothing is no line"
+    await assert_books_agree(db)
+
+
+@pytest.mark.parametrize("free", [20, 30])
+async def test_what_was_rated_anew_is_free_as_it_costs_now_in_an_hour_cut_by_midnight(
+    db: AsyncEngine, tmp_path: Path, free: int
+) -> None:
+    terms = FREE.split("[[")[1].replace("20\n", f"{free}\n", 1)
+    await agree(db, tmp_path, "[[" + terms, "Asia/Kathmandu")
+    midnight = at(2026, 8, 31, 18, 15)  # of the first of September
+    starts = [midnight + timedelta(minutes=minutes) for minutes in (-2, 1, 2, 5, 90)]
+    models = ("z", "z", "b", "a", "a")
+    await book(
+        db,
+        *(
+            tokens(start, 8, 2 * CENT, model=model)
+            for start, model in zip(starts, models, strict=True)
+        ),
+    )
+    dear = PriceEntry(
+        model="b", valid_from=at(2026, 1, 1), valid_to=None, prices=priced(7 * CENT), where="here"
+    )
+    anew, span = PriceBook([dear]), Span(org_id=ORG, start=midnight, end=OCTOBER)
+    await apply(db, span, anew, (await plan(db, span, anew)).digest)
+    august = await close_and_finalize(db, at(2026, 9, 30))
+    assert [it.quantity for it in await lines(db, august)] == [8, 8], "all of it is free"
+    final = await close_and_finalize(db, OCTOBER)
+    (back,) = [it for it in await lines(db, final) if it.kind == "adjustment"]
+    assert back.exact_pico == -(8 * 2 + 8 * 7 + (free - 16) * 2) * CENT
     await assert_books_agree(db)
