@@ -48,10 +48,10 @@ def window_of(
     if not 1 <= limit <= most:
         raise ReportQueryError(f"between 1 and {most}", param="limit")
     if not 0 <= start_time < MAX_TIME:
-        raise ReportQueryError("Unix seconds", param="start_time")
+        raise ReportQueryError("between 1970 and 9999", param="start_time")
     end = int(time.time()) + 1 if end_time is None else end_time
     if end > MAX_TIME or (end_time is not None and end <= start_time):
-        raise ReportQueryError("must be after start_time", param="end_time")
+        raise ReportQueryError("must be after the start, and no later than 9999", param="end_time")
     first = start_time - start_time % width
     if page is not None:
         digits = page.removeprefix(PAGE_PREFIX)

@@ -394,12 +394,17 @@ def overspent(refusal: Refusal) -> Face:
     headers = to_headers(refusal.state) | {"x-should-retry": "false"}
     limit, left = (format_usd(nano * PICO_PER_NANO) for nano in (refusal.limit, refusal.left_nano))
     period = PERIODS[refusal.period or "total"]
-    if refusal.scope == "org" and refusal.period == "total":
-        period += ", or has paid in advance,"
-    message = (
-        f"What this {refusal.scope} may spend {period} does not allow this request: {limit} USD, of"
-        f" which {left} USD are neither spent nor held by requests that run."
-    )
+    if refusal.paid_for is not None:
+        message = (
+            f"What this org has paid in advance for the model {refusal.paid_for!r} does not allow"
+            f" this request: {left} USD are neither spent nor held by requests that run. Credit"
+            " that is for other models, or for a part of the cost alone, does not count."
+        )
+    else:
+        message = (
+            f"What this {refusal.scope} may spend {period} does not allow this request: {limit}"
+            f" USD, of which {left} USD are neither spent nor held by requests that run."
+        )
     if refusal.ends_at is not None:
         message += f" The period ends at {refusal.ends_at:%Y-%m-%dT%H:%M:%SZ}."
     if refusal.less_may_fit:

@@ -167,6 +167,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     state: RateState
     period: CapPeriod | None = None
     """Of a cap on spending; then `limit` is nano-USD."""
+    paid_for: str | None = None
+    """Not a cap is in the way but what was paid in advance for this model."""
     left_nano: int = 0
     """Of it, neither spent nor held by what runs."""
     ends_at: datetime | None = None
@@ -187,6 +189,7 @@ def overspent(
         retry_after_s=None,
         state=state,
         period=cap.counter.period,
+        paid_for=spending.model if cap.is_funded and amount_nano < cap.amount_nano else None,
         left_nano=max(0, left),
         ends_at=cap.counter.end,
         less_may_fit=spending.most_nano(max(1, spending.min_output_tokens)) <= left,

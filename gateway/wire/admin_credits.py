@@ -16,7 +16,7 @@ from gateway.wire.admin_keys import Moment
 from gateway.wire.admin_spend_caps import AmountUsd, Id
 
 Priority = Annotated[int, Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)]
-ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
+ModelName = Annotated[str, Meta(pattern=r"^[^\x00]{1,200}\Z")]
 Models = Annotated[list[ModelName], Meta(min_length=1, max_length=100)]
 Components = Annotated[list[Component], Meta(min_length=1, max_length=10)]
 

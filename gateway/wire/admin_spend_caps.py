@@ -15,6 +15,7 @@ from gateway.principal import CapPeriod, CapScope
 AmountUsd = Annotated[str, Meta(pattern=r"^[0-9]{1,7}(\.[0-9]{1,9})?\Z")]
 """`12.50`: to the nano."""
 MAX_MODEL_CHARS = 256
+ModelName = Annotated[str, Meta(pattern=rf"^[^\x00]{{1,{MAX_MODEL_CHARS}}}\Z")]
 Tag = Annotated[str, Meta(pattern=rf"^{KEY_PATTERN}={VALUE_PATTERN}\Z")]
 Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}\Z")]
 
@@ -25,7 +26,7 @@ class NewSpendCap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     project_id: Id | None = None
     key_id: Id | None = None
-    model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)] | None = None
+    model: ModelName | None = None
     tag: Tag | None = None
     period: CapPeriod
     amount_usd: AmountUsd

@@ -36,6 +36,7 @@ _AT = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
 _TYPE = re.compile(r"^Expected `(?P<wanted>.*)`, got `(?P<found>.*)`$")
+_ONE_OF = re.compile(r"^Expected `str` matching regex '\^\((?P<names>[a-z_|]+)\|tag:.*'$")
 _VALUE = re.compile(r"^Invalid (?:enum )?value '(?P<value>.*)'$", re.DOTALL)
 _BYTE = re.compile(r"^(?:JSON is malformed: )?(?P<reason>.*) \(byte (?P<byte>[0-9]+)\)$")
 _INDEX = re.compile(r"\[[0-9]+\]")
@@ -53,7 +54,9 @@ WORDS = {
 }
 FORMS = {
     "amount_usd": 'a decimal text in USD such as "12.50", of at most 7 digits before the point and'
-    " 9 behind it"
+    " 9 behind it",
+    "model": "the name of a model, which has no NUL and is not too long",
+    "models": "the name of a model, which has no NUL and is not too long",
 }
 """Of fields whose pattern says it to machines alone."""
 FOUND = WORDS | {"float": "a decimal number"}
@@ -153,19 +156,36 @@ def to_bad_value(text: str, body: bytes | None = None) -> BadField:
     elif body is not None and "[...]" in path and reason in _RANGE:
         path = locate(body, number_out_of_range(body) or 0) or ""
     path = path.replace("[...]", "")
+    wrong = _TYPE.match(reason)
     if not path:
-        return broken(reason, None)
-    if wrong := _TYPE.match(reason):
+        return (
+            broken(reason, None) if wrong is None else wrong_body(wrong["wanted"], wrong["found"])
+        )
+    if wrong:
         return wrong_type(path, wrong["wanted"], wrong["found"])
     if value := _VALUE.match(reason):
         return wrong_value(path, value["value"])
     if reason.startswith("Expected `str` matching regex"):
-        form = FORMS.get(path.rpartition(".")[2], "a text of another form")
+        form = form_of(path, reason)
         detail = f"This must be {form}."
         return BadField(f"Invalid value for '{path}': expected {form}.", param=path, detail=detail)
     # What msgspec expected stands in our own types; what else it says may be the client's.
     known = {"detail": f"{reason}."} if reason.startswith("Expected ") else {}
     return BadField(f"Invalid value for '{path}': {reason}.", param=path, **known)
+
+
+def form_of(path: str, reason: str) -> str:
+    """What a text must be like, in words."""
+    if names := _ONE_OF.match(reason):
+        return f"one of {names['names'].replace('|', ', ')} or tag:KEY"
+    field = _INDEX.sub("", path).rpartition(".")[2]
+    return FORMS.get(field, "a text of another form")
+
+
+def wrong_body(wanted: str, found: str) -> BadField:
+    kinds, got = WORDS.get(wanted, wanted), FOUND.get(found, found)
+    message = f"The JSON body of your request must be {kinds}, and is {got}."
+    return BadField(message, detail=message)
 
 
 def wrong_type(path: str, wanted: str, found: str) -> BadField:

@@ -21,6 +21,7 @@ from billing.events import Price, PriceSet, Quantities
 from billing.ingest import ingest
 from billing.money import PICO_PER_USD
 from gateway.books import PostgresBooks
+from gateway.errors import RateLimited, to_face
 from gateway.ids import uuid7
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.funding import Funding
@@ -309,7 +310,12 @@ async def test_a_credit_for_a_model_pays_for_no_other(
     here, there, _ = gateways
     assert await here.spend(45, model="penny")
     assert isinstance(await there.admit(26, model="penny"), Refusal)
-    assert isinstance(await there.admit(21), Refusal)
+    refused = await there.admit(21)
+    assert isinstance(refused, Refusal)
+    assert to_face(RateLimited(refused)).body.message.startswith(
+        "What this org has paid in advance for the model 'm' does not allow this request: "
+    )
+    assert "Credit that is for other models" in to_face(RateLimited(refused)).body.message
     assert await there.spend(20)
     assert await here.spend(5, model="penny")
     assert not await here.spend(1)

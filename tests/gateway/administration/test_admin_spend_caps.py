@@ -114,6 +114,15 @@ async def test_an_amount_that_is_none_is_told_what_one_is(world: World) -> None:
     )
 
 
+async def test_the_name_of_a_model_has_no_nul(world: World) -> None:
+    caps = {"period": "day", "amount_usd": "1", "hard": False, "model": "far\0"}
+    credit = {"org_id": "org_a", "amount_usd": "1", "models": ["far\0"]}
+    for path, body, named in ((CAPS, caps, "model"), (f"{ADMIN}/credits", credit, "models[0]")):
+        told = await world.call("POST", path, body)
+        assert (told.status_code, told.json()["param"]) == (400, named)
+        assert "has no NUL" in told.json()["detail"]
+
+
 async def test_what_the_operator_has_set_no_tenant_lifts(world: World) -> None:
     made = await world.call("POST", f"{ADMIN}/orgs", {"name": "tenant"})
     org_id = made.json()["organization"]["id"]

@@ -114,6 +114,19 @@ async def test_what_is_refused_is_named_in_their_words(world: World) -> None:
             assert error["request_id"] == answer.headers["x-request-id"]
 
 
+async def test_a_refused_moment_says_what_one_is(world: World) -> None:
+    for query, said in (
+        ("starting_at=0001-01-01T00:00:00Z", "between 1970 and 9999"),
+        (
+            "starting_at=2026-11-19T00:00:00Z&ending_at=2026-11-18T00:00:00Z",
+            "must be after the start,",
+        ),
+    ):
+        answer = await world.http.get(f"{COSTS}?{query}", headers={"x-api-key": world.admin_key})
+        message = answer.json()["error"]["message"]
+        assert said in message and "start_time" not in message and "Unix" not in message
+
+
 async def test_who_may_not_read_the_bill_is_told_so_in_their_shape(world: World) -> None:
     for headers, status, kind in (
         ({}, 401, "authentication_error"),

@@ -201,3 +201,12 @@ def test_what_the_sdk_reads_of_costs_is_exact(amount_pico: int) -> None:
     value: Any = read.amount.value
     assert value == amount_pico / 10**12  # the float nearest to the exact amount
     assert (read.line_item, read.quantity, read.quantity_unit) == ("penny, output", 3, "tokens")
+
+
+def test_who_groups_by_what_is_not_there_is_told_what_is() -> None:
+    for kind, has in ((UsageQuery, "service_tier"), (CostsQuery, "line_item")):
+        with pytest.raises(BadField) as refused:
+            parse_query("start_time=1&group_by[]=nope", kind)
+        assert refused.value.param == "group_by[0]"
+        assert "expected one of project_id, user_id," in str(refused.value)
+        assert has in str(refused.value) and "or tag:KEY." in str(refused.value)
