@@ -14,18 +14,22 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.currency import USD, coin_of, exponent_of, usd_coin
 from billing.errors import BadInvoicing, InvoicingConflict, MoneyError
 from billing.invoices.calendar import timezones
 from billing.invoices.tables import billing_accounts, fx_rates
-from billing.money import Pico
+from billing.money import PICO_PER_USD, Pico
 
 MAX_NET_DAYS = 365
 MAX_GRACE_HOURS = 720
 ACCOUNT_LOCK = 0x696E766F6963
+PLAUSIBLE_UNIT_PICO = (PICO_PER_USD // 10**7, 10 * PICO_PER_USD)
+"""What a unit of any currency is worth, unless somebody says that it is meant."""
+MAX_JUMP = 2
+"""A rate so many times the one before, or so small a part of it, is a slip more often than not."""
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,12 +61,17 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
-def check_terms(terms: Terms) -> Terms:
-    """Raises: BadInvoicing, naming the field."""
+def check_currency(currency: str) -> int:
+    """How many places it has. Raises: BadInvoicing."""
     try:
-        exponent_of(terms.currency)
+        return exponent_of(currency)
     except MoneyError:
         raise BadInvoicing("currency", "must be one of ISO 4217, with a smallest coin") from None
+
+
+def check_terms(terms: Terms) -> Terms:
+    """Raises: BadInvoicing, naming the field."""
+    check_currency(terms.currency)
     if terms.timezone not in timezones():
         raise BadInvoicing("timezone", "must be a timezone of the IANA database")
     bounds = {
@@ -131,20 +140,29 @@ async def orgs_with_account(conn: AsyncConnection) -> Sequence[str]:
 
 
 async def add_rate(
-    conn: AsyncConnection, *, currency: str, usd_per_unit: str, valid_from: datetime, source: str
+    conn: AsyncConnection,
+    *,
+    currency: str,
+    usd_per_unit: str,
+    valid_from: datetime,
+    source: str,
+    is_confirmed: bool = False,
 ) -> Rate:
     """What a unit of `currency` is worth from then on, until a later one. In the caller's
-    transaction.
+    transaction. What looks like a slip must be confirmed: a rate is never taken back.
 
     Raises: BadInvoicing; InvoicingConflict where another one stands from that moment.
     """
     if currency == USD:
         raise BadInvoicing("currency", "a USD is worth a USD")
+    exponent = check_currency(currency)
     try:
         coin = coin_of(currency, usd_per_unit)
     except MoneyError:
         most = "must be more than nothing, and for its smallest coin a whole number of pico-USD"
         raise BadInvoicing("usd_per_unit", most) from None
+    if not is_confirmed:
+        check_plausible(coin, exponent, await rate_at(conn, currency, valid_from))
     row = {
         "currency": currency,
         "valid_from": valid_from,
@@ -157,6 +175,37 @@ async def add_rate(
     return Rate(currency=currency, valid_from=valid_from, coin_pico=coin, source=source)
 
 
+def check_plausible(coin: Pico, exponent: int, before: Rate | None) -> None:
+    """`before`: which the new one follows. Raises: BadInvoicing."""
+    if before is None:
+        least, most = PLAUSIBLE_UNIT_PICO
+        is_plausible = least <= coin * 10**exponent <= most
+    else:
+        is_plausible = before.coin_pico <= coin * MAX_JUMP <= before.coin_pico * MAX_JUMP**2
+    if not is_plausible:
+        of = "that of any currency" if before is None else "the rate before it"
+        raise BadInvoicing("usd_per_unit", f"is far from {of}: `confirm` it if it is meant")
+
+
+def rates_at(moment: datetime) -> sa.Select[Any]:
+    """For a page: of each currency the rate that is in force, with an `id`."""
+    own = fx_rates.c
+    second = sa.cast(sa.func.floor(sa.extract("epoch", own.valid_from)), sa.BigInteger)
+    named = (own.currency + "." + sa.cast(second, sa.Text)).label("id")
+    newest = sa.select(named, fx_rates).ext(distinct_on(own.currency))
+    newest = newest.where(own.valid_from <= moment).order_by(own.currency, own.valid_from.desc())
+    return sa.select(newest.subquery("newest"))
+
+
+def to_rate(row: sa.Row[Any]) -> Rate:
+    return Rate(
+        currency=row.currency,
+        valid_from=row.valid_from.astimezone(UTC),
+        coin_pico=int(row.coin_pico),
+        source=row.source,
+    )
+
+
 async def rate_at(conn: AsyncConnection, currency: str, moment: datetime) -> Rate | None:
     """The newest that was valid by then; None: there is none. A cent is a cent at all times."""
     if currency == USD:
@@ -165,11 +214,4 @@ async def rate_at(conn: AsyncConnection, currency: str, moment: datetime) -> Rat
     own = fx_rates.c
     found = sa.select(fx_rates).where(own.currency == currency, own.valid_from <= moment)
     row = (await conn.execute(found.order_by(own.valid_from.desc()).limit(1))).one_or_none()
-    if row is None:
-        return None
-    return Rate(
-        currency=currency,
-        valid_from=row.valid_from.astimezone(UTC),
-        coin_pico=int(row.coin_pico),
-        source=row.source,
-    )
+    return None if row is None else to_rate(row)

@@ -1,5 +1,5 @@
 """How an org is billed, what currencies are worth, and what follows an invoice: payments and credit
-notes. An operator's alone: nobody says of their own invoice that it was paid.
+notes. An operator's alone to say: nobody says of their own invoice that it was paid.
 
 Above: `app`. Below: `billing.invoices`, the audit log, and what all of administration shares. Each
 change and its entry stand in one transaction, in the logs of the org that it is about and of the
@@ -18,12 +18,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.currency import to_coins
 from billing.errors import BadInvoicing, MoneyError, NoInvoice
-from billing.invoices.accounts import Terms, account_of, add_rate, set_account
+from billing.invoices.accounts import (
+    Terms,
+    account_of,
+    add_rate,
+    rates_at,
+    set_account,
+    to_rate,
+)
 from billing.invoices.closing import finalize
 from billing.invoices.collection import issue_credit_note, record_payment
 from billing.invoices.invoice import Invoice, get_invoice
 from billing.invoices.states import SUSPENDING
-from billing.money import format_usd
 from billing.tables import to_moment
 from gateway.audit.log import record
 from gateway.auth.policy import SCOPE_ADMIN_READ
@@ -36,17 +42,20 @@ from gateway.routes.chat import plain_body
 from gateway.routes.conditional import answer
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
+from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.routes.problem import MEDIA_TYPE, Problem
 from gateway.tenancy.orgs import get_org
 from gateway.tenancy.suspension import tell_workers
 from gateway.wire.admin_billing import (
     AccountView,
+    Moment,
     NewCreditNote,
     NewPayment,
     NewRate,
     NewTerms,
     RateView,
     to_account_view,
+    to_rate_view,
 )
 from gateway.wire.admin_invoices import (
     CreditNoteView,
@@ -55,6 +64,7 @@ from gateway.wire.admin_invoices import (
     to_note_view,
     to_payment_view,
 )
+from gateway.wire.openai_admin import parse_query
 from gateway.wire.refusals import decode
 
 SCOPE = "operator:orgs"
@@ -66,6 +76,12 @@ _terms = msgspec.json.Decoder(NewTerms)
 _rate = msgspec.json.Decoder(NewRate)
 _payment = msgspec.json.Decoder(NewPayment)
 _note = msgspec.json.Decoder(NewCreditNote)
+
+
+class RatesQuery(PageQuery):
+    """`at`: those that are in force then; by default now."""
+
+    at: Moment | None = None
 
 
 async def noted(
@@ -138,16 +154,29 @@ async def new_rate(request: Asked) -> Response[bytes]:
             usd_per_unit=wanted.usd_per_unit,
             valid_from=to_moment(wanted.valid_from),
             source=wanted.source,
+            is_confirmed=wanted.confirm,
         )
-        view = RateView(
-            currency=made.currency,
-            coin_usd=format_usd(made.coin_pico),
-            valid_from=wanted.valid_from,
-            source=made.source,
-        )
+        view = to_rate_view(made)
         own = request.user.org_id
         await noted(conn, request, own, "fx_rate.created", made.currency, view)
     return answer(request, view, status=201)
+
+
+@get(
+    "/v1/admin/fx-rates",
+    opt=needs(SCOPE_ADMIN_READ),
+    tags=TAGS,
+    summary="What each currency is worth, by the rates in force",
+    operation_class=describes(query=RatesQuery, answer=Listing[RateView]),
+)
+async def rates(request: Asked) -> Response[bytes]:
+    query = parse_query(request.url.query, RatesQuery)
+    moment = datetime.now(UTC) if query.at is None else to_moment(query.at)
+    async with services(request).system_db.connect() as conn:
+        found = rates_at(moment)
+        rows = await conn.execute(keyset(found, found.selected_columns.id, query))
+        views = [to_rate_view(to_rate(row)) for row in rows]
+    return answer(request, to_listing(views, query))
 
 
 @post(
@@ -248,4 +277,4 @@ def coins_of(field: str, amount: str, currency: str) -> int:
         raise BadInvoicing(field, "must have no more places than the currency has") from None
 
 
-routes = [set_terms, terms_of, new_rate, make_final, new_payment, new_credit_note]
+routes = [set_terms, terms_of, new_rate, rates, make_final, new_payment, new_credit_note]

@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from billing.invoices.accounts import Account
+from billing.invoices.accounts import Rate as KnownRate
+from billing.money import format_usd
 
 Amount = Annotated[str, Meta(pattern=r"^[0-9]{1,15}(\.[0-9]{1,4})?\Z")]
 Rate = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,12})?\Z")]
@@ -49,16 +51,20 @@ class AccountView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`confirm`: take it though it is far from the rate before it, or from any currency's."""
+
     currency: Currency
     usd_per_unit: Rate
     valid_from: Moment
     source: Said
+    confirm: bool = False
 
 
 class RateView(msgspec.Struct, frozen=True, kw_only=True):
     """`coin_usd`: what the currency's smallest coin is worth."""
 
     object: str = "fx_rate"
+    id: str
     currency: str
     coin_usd: str
     valid_from: int
@@ -83,4 +89,15 @@ def to_account_view(account: Account) -> AccountView:
         version=account.version,
         created_at=int(account.created_at.timestamp()),
         **msgspec.structs.asdict(account.terms),
+    )
+
+
+def to_rate_view(rate: KnownRate) -> RateView:
+    begun = int(rate.valid_from.timestamp())
+    return RateView(
+        id=f"{rate.currency}.{begun}",
+        currency=rate.currency,
+        coin_usd=format_usd(rate.coin_pico),
+        valid_from=begun,
+        source=rate.source,
     )

@@ -263,7 +263,7 @@ async def test_a_foreign_invoice_is_in_whole_coins_at_the_rate_of_its_periods_en
     assert draft is not None and draft.total_coins is None and draft.exact_pico == 10**12
     with pytest.raises(InvoicingConflict, match="no rate"):
         await finalize(db, org_id=ORG, invoice_id=draft.id, now=OCTOBER)
-    rates = {at(2026, 9, 1): "0.0070", at(2026, 9, 30): "0.0066", OCTOBER: "0.0001"}
+    rates = {at(2026, 9, 1): "0.0070", at(2026, 9, 30): "0.0066", OCTOBER: "0.0040"}
     async with db.begin() as conn:
         for valid_from, rate in rates.items():
             await add_rate(
@@ -271,7 +271,7 @@ async def test_a_foreign_invoice_is_in_whole_coins_at_the_rate_of_its_periods_en
             )
         with pytest.raises(InvoicingConflict):
             await add_rate(
-                conn, currency="JPY", usd_per_unit="1", valid_from=OCTOBER, source="bank"
+                conn, currency="JPY", usd_per_unit="0.0050", valid_from=OCTOBER, source="bank"
             )
     invoice = await finalize(db, org_id=ORG, invoice_id=draft.id, now=OCTOBER)
     assert (invoice.coin_pico, invoice.rate_from) == (6_600_000_000, at(2026, 9, 30))

@@ -202,6 +202,39 @@ async def test_a_draft_is_made_final_by_hand_and_credits_and_payments_are_listed
         assert (await found(world, f"{ADMIN}/{kind}?invoice_id=inv_x"))["data"] == []
 
 
+async def test_a_currency_has_a_rate_and_a_slip_is_asked_about(world: World) -> None:
+    path, bank = f"{ADMIN}/fx-rates", {"source": "bank"}
+    for currency in ("ZZZ", "XAU", "USD"):
+        refused = await world.call(
+            "POST", path, {"currency": currency, "usd_per_unit": "1", "valid_from": 0, **bank}
+        )
+        assert (refused.status_code, refused.json()["param"]) == (400, "currency"), refused.text
+
+    async def say(currency: str, usd: str, valid_from: int, *, confirm: bool = False) -> int:
+        body = {"currency": currency, "usd_per_unit": usd, "valid_from": valid_from, **bank}
+        answer = await world.call("POST", path, {**body, "confirm": confirm})
+        assert answer.is_success or answer.json()["param"] == "usd_per_unit", answer.text
+        return answer.status_code
+
+    assert await say("JPY", "0.000000000001", 1) == 400
+    assert await say("JPY", "0.0066", 1) == 201
+    assert [await say("JPY", usd, 2) for usd in ("0.066", "0.0032", "0.0133")] == [400] * 3
+    assert await say("JPY", "0.0132", 2) == 201
+    assert await say("JPY", "0.0066", 3) == 201
+    assert await say("JPY", "0.66", 4, confirm=True) == 201
+    assert await say("EUR", "1.1", 1) == 201
+    assert await say("EUR", "1.2", 4_000_000_000) == 201
+
+    async def listed(query: str) -> list[tuple[str, str]]:
+        return [(it["id"], it["coin_usd"]) for it in (await found(world, f"{path}{query}"))["data"]]
+
+    assert await listed("") == [("EUR.1", "0.011"), ("JPY.4", "0.66")]
+    assert await listed("?at=3&limit=1&after=EUR.1") == [("JPY.3", "0.0066")]
+    assert await listed("?at=4000000000&order=desc") == [
+        ("JPY.4", "0.66"), ("EUR.4000000000", "0.012"),
+    ]  # fmt: skip
+
+
 async def test_nobody_says_of_their_own_invoice_that_it_was_paid(world: World, org_id: str) -> None:
     made = await world.call("POST", f"{ADMIN}/orgs", {"name": "mallory"})
     mallory = made.json()["admin_key"]["value"]

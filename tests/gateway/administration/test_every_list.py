@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from iso4217 import Currency
 from litestar.routes import HTTPRoute
 
 from billing.alerts import CeilingUse, note_ceilings
 from billing.cache_leases import Lease, grant
+from billing.currency import USD
 from billing.ingest import ingest
 from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close, finalize, recount
@@ -27,6 +29,9 @@ from tests.gateway.administration.changing import ADMIN, ORG, Maker, admin_key, 
 from tests.gateway.administration.conftest import World
 
 ROWS, LIMIT, MAX_PAGES = 25, 7, 300
+CURRENCIES = sorted(
+    each.code for each in Currency if each.exponent is not None and each.code != USD
+)
 NO_LIST = {
     f"{ADMIN}/balance": "one thing",
     f"{ADMIN}/balance/settings": "one thing",
@@ -204,6 +209,13 @@ async def add_note(maker: Maker, _path: str) -> None:
     await maker.post(f"{path}/credit-notes", {"reason": "slow", "lines": {line: "0.01"}})
 
 
+async def add_rate(maker: Maker, path: str) -> None:
+    """Of another currency each."""
+    currency = CURRENCIES[int(maker.name()[1:]) % len(CURRENCIES)]
+    rate = {"usd_per_unit": "1", "valid_from": 0, "source": "bank"}
+    await maker.post(path, {"currency": currency, **rate})
+
+
 async def nothing(maker: Maker, _path: str) -> None:
     """There are as many as the settings name, or as others have made."""
 
@@ -243,6 +255,7 @@ LISTS: dict[str, Fill] = {
     f"{HERE}/users": add_member,
     f"{ORG}/users": add_user,
     f"{ADMIN}/reratings": add_rerating,
+    f"{ADMIN}/fx-rates": add_rate,
     f"{ADMIN}/payments": add_payment,
     f"{ADMIN}/credit-notes": add_note,
 }
