@@ -5,6 +5,12 @@ back, and what it costs by this one is charged.
     correction     of events that an earlier one has: taken back at the one price, charged at the
                    other, which is what the invoice shows
 
+It is blind to credit notes, which are of an invoice's lines and not of events. So a correction of
+usage whose line was taken back, in part or in whole, changes the next invoice all the same, be it a
+refund of some cents (then the customer has more back than was charged) or a charge. Nobody can say
+which events of a line a note has meant, and the ledger has both: who wants it otherwise writes a
+credit note over the correction, or takes less back of the line.
+
 Above: `charges`, `drilldown`. Below: `event_ratings`. A rating is of one invoice, as every posting
 is: it stands in the window that its number (`seq`) and its event's admission fall into.
 """
