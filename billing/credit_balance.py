@@ -1,7 +1,8 @@
-"""What an org was credited, what of it is spent, and what is left, as the books have it.
+"""What an org was credited and what is left of it, and what it owes, as the books have it.
 
 Above: `credits`, `balance_watch`, the gateway's administration. Below: Postgres. Knows no lease of
-its own: what is leased is left until it is spent.
+its own: what is leased is left until it is spent. What usage cost, `spent` says: the receivable has
+the sums of all that was ever posted, reversals, adjustments and roundings among them.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.ledger import account_of
 from billing.money import Pico
+from billing.tables import balances
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True):
     credited_pico: Pico
     """In all, ever."""
-    spent_pico: Pico
-    """In all, ever, as far as the books have it."""
     unpaid_pico: Pico
-    """Of it, what no grant has paid yet."""
+    """Usage that grants are yet to pay, or would if they had enough."""
     leased_pico: Pico
     available_pico: Pico
     """Neither paid, nor leased, nor expired."""
@@ -33,8 +34,6 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
 _BALANCE = sa.text("""
     SELECT
         (SELECT coalesce(sum(amount_pico), 0) FROM credit_grants WHERE org_id = :org) AS credited,
-        (SELECT coalesce(sum(debits_pico), 0) FROM balances WHERE account = 'receivable:' || :org)
-            AS spent,
         (SELECT coalesce(sum(amount_pico), 0) FROM unpaid_usage WHERE org_id = :org) AS unpaid,
         coalesce(sum(pending_debits_pico), 0) AS leased,
         coalesce(sum(credits_pico - debits_pico - pending_debits_pico)
@@ -49,8 +48,15 @@ async def balance_of(conn: AsyncConnection, org: str) -> Balance:
     row = (await conn.execute(_BALANCE, {"org": org})).one()
     return Balance(
         credited_pico=int(row.credited),
-        spent_pico=int(row.spent),
         unpaid_pico=int(row.unpaid),
         leased_pico=int(row.leased),
         available_pico=int(row.available),
     )
+
+
+async def owed_pico(conn: AsyncConnection, org: str) -> Pico:
+    """Its receivable: usage and what invoices have added, less credit notes, credits and payments.
+    Less than nothing: it has paid more than it owes."""
+    own = balances.c
+    found = sa.select(own.debits_pico - own.credits_pico).where(own.account == account_of(org))
+    return int(await conn.scalar(found) or 0)

@@ -83,6 +83,15 @@ async def spent(db: AsyncEngine, org: str, accounts: Sequence[Account]) -> Spent
     return Spent(watermark.timestamp(), amounts)
 
 
+async def spent_by_org(conn: AsyncConnection, org: str) -> Pico:
+    """What all of its usage costs after all: net of what was reversed, rated anew or refunded. As
+    the books have it, which what runs is not in yet."""
+    own = usage_daily.c
+    total = sum((own[name] for name in AMOUNTS), sa.literal(0))
+    found = sa.select(sa.func.coalesce(sa.func.sum(total), 0)).where(own.org == org)
+    return int((await conn.execute(found)).scalar_one())
+
+
 class SpentByKey(msgspec.Struct, frozen=True, kw_only=True):
     """UTC; weeks begin on Monday."""
 

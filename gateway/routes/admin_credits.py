@@ -10,9 +10,11 @@ import msgspec
 from litestar import Response, get, post
 from litestar.params import FromPath
 
-from billing.credit_balance import balance_of
-from billing.credits import Credit, credits_of, open_credits, to_credit
+from billing.credit_balance import balance_of, owed_pico
+from billing.credits import Credit, credits_of, open_credits, paid_pico, to_credit
+from billing.invoices.balance import unapplied_pico
 from billing.money import format_usd, usd
+from billing.spent import spent_by_org
 from billing.tables import credit_grants, to_moment
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.limits.spending import counter_of
@@ -147,7 +149,7 @@ async def list_(request: Asked) -> Response[bytes]:
     "/v1/admin/balance",
     opt=needs(SCOPE_ADMIN_READ),
     tags=TAGS,
-    summary="What an organization was credited, and what is left of it",
+    summary="What an organization was credited, has spent and owes, and what is left",
     operation_class=describes(
         query=OrgQuery, answer=BalanceView, said={404: {MEDIA_TYPE: Problem}}
     ),
@@ -155,15 +157,21 @@ async def list_(request: Asked) -> Response[bytes]:
 async def balance(request: Asked) -> Response[bytes]:
     org_id, _ = in_org(request)
     async with services(request).system_db.connect() as conn:
+        # One moment for all figures, so that they add up.
+        await conn.execution_options(isolation_level="REPEATABLE READ")
         org = await get_org(conn, org_id)
         found = await balance_of(conn, org_id)
+        spent, paid = await spent_by_org(conn, org_id), await paid_pico(conn, org_id)
+        owed, unapplied = await owed_pico(conn, org_id), await unapplied_pico(conn, org_id)
         credits = await open_credits(conn, org_id)
     view = BalanceView(
         org_id=org_id,
         prepaid=org.prepaid,
         credited_usd=format_usd(found.credited_pico),
-        spent_usd=format_usd(found.spent_pico),
-        unpaid_usd=format_usd(found.unpaid_pico),
+        spent_usd=format_usd(spent),
+        paid_by_credits_usd=format_usd(paid),
+        unpaid_usd=format_usd(owed),
+        unapplied_usd=format_usd(unapplied),
         pending_usd=format_usd(found.leased_pico),
         available_usd=format_usd(found.available_pico),
         left_usd=format_usd(found.left_pico),

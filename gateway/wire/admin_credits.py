@@ -53,16 +53,27 @@ class CreditView(msgspec.Struct, frozen=True, kw_only=True):
 
 class BalanceView(msgspec.Struct, frozen=True, kw_only=True):
     """As far as the books have it: what runs is not in it yet. `prepaid`: no more is spent than was
-    credited. Of what was spent credits have paid all but `unpaid_usd`; `pending_usd` is leased to
-    what runs, `available_usd` neither spent nor leased, and `left_usd` what remains when all that
-    was spent is paid. `credits`: those with something left, in the order in which they pay."""
+    credited.
+
+    `spent_usd`: what all usage cost, after refunds and re-ratings, as `/costs` has it; invoices may
+    add terms of a whole period and roundings to it. `paid_by_credits_usd`: of what is owed, what
+    credits have paid. `unpaid_usd`: what is owed by now, invoiced or not yet: usage and what
+    invoices have added, less credit notes, credits and payments; less than nothing where more was
+    paid than is owed. `unapplied_usd`: what credits have paid and what invoices have given back (a
+    paid one that was voided), as far as no invoice was settled with it yet; the next one is.
+
+    Of credits, `pending_usd` is leased to what runs, `available_usd` neither spent nor leased, and
+    `left_usd` what remains of both when they have paid the usage that they are yet to pay.
+    `credits`: those with something left, in the order in which they pay."""
 
     object: str = "balance"
     org_id: str
     prepaid: bool
     credited_usd: str
     spent_usd: str
+    paid_by_credits_usd: str
     unpaid_usd: str
+    unapplied_usd: str
     pending_usd: str
     available_usd: str
     left_usd: str

@@ -32,6 +32,7 @@ from billing.price_book import PriceBook, PriceEntry
 from billing.rating import premium
 from billing.request_record import find_record
 from billing.rerating import Span, apply, plan
+from billing.spent import spent_by_org
 
 from .invoices.billed import NOVEMBER, OCTOBER, at, close_and_finalize, lines, open_account
 from .samples import an_attempt, an_event
@@ -143,7 +144,8 @@ async def test_a_broken_lease_is_refunded_once_however_often_it_is_told(
     assert await told() == []
     await sweep(db, [ENGINE])
     assert await outcomes(db) == {":0": (None, None), ":1": ("evicted", PREMIUM_5M)}
-    assert await owed(db) == WHOLE - PREMIUM_5M
+    async with db.connect() as conn:
+        assert await spent_by_org(conn, "org_a") == await owed(db) == WHOLE - PREMIUM_5M
     moved = await one_value(db, "SELECT array_agg(kind ORDER BY seq) FROM transfers")
     assert sorted(moved) == ["repriced", "reversed", "usage"]
     assert await one_value(db, "SELECT array_agg(refund_id) FROM cache_leases") == [

@@ -7,9 +7,13 @@ import time
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.credit_lines import sweep
 from billing.events import Quantities
 from billing.ingest import ingest
+from billing.invoices.postings import Posting, post
 from billing.ledger import check
+from billing.money import PICO_PER_USD
+from billing.rerating import Span, apply, plan
 from gateway.audit.log import COMMAND_LINE
 from gateway.limits.limiter import Admission, Refusal
 from gateway.limits.verdicts import Units
@@ -17,12 +21,15 @@ from gateway.principal import SpendCap
 from gateway.tenancy.credits import create_credit
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.spend_caps import MAX_AMOUNT_PICO, PICO_PER_NANO
+from tests.billing.invoices.billed import at, book, priced, tokens
 from tests.billing.samples import PRICES, an_attempt, an_event
-from tests.gateway.administration.changing import ADMIN
+from tests.billing.test_rerating import a_book
+from tests.gateway.administration.changing import ADMIN, ORG, Maker
 from tests.gateway.administration.conftest import World
 from tests.gateway.administration.test_admin_spend_caps import told
 
 CREDITS, BALANCE = f"{ADMIN}/credits", f"{ADMIN}/balance"
+START = int(at(2026, 9, 10).timestamp())
 
 
 async def spend(db: AsyncEngine, org_id: str, output: int) -> None:
@@ -74,6 +81,65 @@ async def test_a_prepaid_org_spends_what_it_was_credited_and_no_more(
     (listed,) = (await world.call("GET", CREDITS)).json()["data"]
     assert listed["amount_usd"] == "0.01"
     assert await check(world.db) == []
+
+
+async def shown(world: World, *names: str) -> list[str]:
+    found = (await world.call("GET", BALANCE)).json()
+    return [found[f"{name}_usd"] for name in names]
+
+
+async def rate_anew(world: World, org_id: str, pico: int) -> None:
+    span = Span(org_id=org_id, start=at(2026, 9, 1), end=at(2026, 10, 1))
+    tariff = a_book(priced(pico))
+    shown = await plan(world.db, span, tariff)
+    await apply(world.db, span, tariff, shown.digest)
+
+
+async def test_what_is_spent_is_what_usage_costs_after_all(world: World, org_id: str) -> None:
+    """There and back, and then half: the receivable's debits have all of them, and what invoices
+    add."""
+    await book(world.db, tokens(at(2026, 9, 10), 1000, 2_000_000, org=org_id))
+    assert await shown(world, "spent", "unpaid") == ["0.002", "0.002"]
+    for pico, cost in ((3_000_000, "0.003"), (2_000_000, "0.002"), (1_000_000, "0.001")):
+        await rate_anew(world, org_id, pico)
+        assert await shown(world, "spent", "unpaid") == [cost, cost]
+    terms = [
+        Posting(id="inv.1", kind="adjustment", charged_pico=20 * PICO_PER_USD),
+        Posting(id="inv.2", kind="rounding", charged_pico=-1_000_000),
+    ]
+    async with world.db.begin() as conn:
+        await post(conn, org_id=org_id, postings=terms, now=at(2026, 10, 1))
+    assert await shown(world, "spent", "unpaid") == ["0.001", "20.000999"]
+    costs = await world.call("GET", f"{ORG}/costs?start_time={START}&end_time={START + 86400}")
+    [bucket] = costs.json()["data"]
+    assert bucket["results"][0]["amount"]["value"] == 0.001
+
+
+async def test_what_is_unpaid_is_owed_and_what_is_given_back_is_shown(
+    world: World, org_id: str
+) -> None:
+    names = ("spent", "paid_by_credits", "unpaid", "unapplied")
+    credit = {"org_id": org_id, "amount_usd": "30", "models": ["penny"]}
+    assert (await world.call("POST", CREDITS, credit)).is_success
+    book_of = [tokens(at(2026, 9, 10), 1000, 10**10, org=org_id, model="far")]
+    book_of.append(tokens(at(2026, 9, 10), 200, 10**10, org=org_id, model="penny"))
+    await book(world.db, *book_of)
+    await sweep(world.db)
+    assert await shown(world, *names) == ["12", "2", "10", "2"], "no credit is for the rest"
+    path = await Maker(world, org_id, "proj_a").draft()
+    final = await world.call("POST", f"{path}/finalize")
+    assert (final.json()["total"], final.json()["due"]) == ("12.00", "10.00")
+    assert await shown(world, *names) == ["12", "2", "10", "0"]
+    body = {"amount": "9.97", "reference": "wire 7"}
+    assert (await world.call("POST", f"{path}/payments", body)).is_success
+    assert await shown(world, *names) == ["12", "2", "0.03", "0"]
+    assert (await world.call("POST", f"{path}/credit-notes", {"reason": "slow"})).is_success
+    assert await shown(world, *names) == ["12", "2", "-11.97", "11.97"]
+    await book(world.db, tokens(at(2026, 10, 5), 500, 10**10, org=org_id, model="far"))
+    assert await shown(world, *names) == ["17", "2", "-6.97", "11.97"]
+    again = await Maker(world, org_id, "proj_a").draft()
+    assert (await world.call("POST", f"{again}/finalize")).json()["due"] == "0.00"
+    assert await shown(world, *names) == ["17", "2", "-6.97", "6.97"]
 
 
 async def test_operators_alone_give_credit_and_see_that_of_others(world: World) -> None:
