@@ -164,10 +164,13 @@ class Spool:
         """Put events on disk, together; they are acknowledged when this returns.
 
         Raises: SpoolFull (not on disk; kept in memory, and billed if room comes before the process
-        ends), SpoolBroken (the attempt bills at its last checkpoint after a restart).
+        ends), SpoolBroken (the attempt bills at its last checkpoint after a restart; so it does
+        after the end).
         """
         if isinstance(self._failure, SpoolBroken):
             raise copy(self._failure)
+        if self._flusher.done():
+            raise SpoolBroken(f"{self.directory} is let go of")
         self._append(*map(Closed, events))
         self._buffered_closes += len(events)
         if self._is_alone:
@@ -240,6 +243,8 @@ class Spool:
         while True:
             await self._dirty.wait()
             await self._pause_for_a_close()
+            if isinstance(self._failure, SpoolBroken):
+                return  # a close that was alone found out meanwhile: what is buffered was refused
             self._dirty.clear()
             self._urgent.clear()
             self._flushing = True
@@ -264,7 +269,7 @@ class Spool:
     def _is_alone(self) -> bool:
         """What is buffered may be synced on the event loop: no request is there that would wait."""
         return (
-            not (self._open or self._flushing or self._waiters or self._is_full)
+            not (self._open or self._flushing or self._waiters or self._is_full or self._stopping)
             and self._failure is None
             and max(self._sync_times_s) <= QUICK_SYNC_S
         )
@@ -319,7 +324,7 @@ class Spool:
         self._dirty.set()
 
     def _succeeded(self, waiters: list[asyncio.Future[None]], closes: int) -> None:
-        if self._failure is not None:
+        if isinstance(self._failure, SpoolFull):  # what is broken stays so
             log.warning("spool %s: writing again", self.directory)
             self._failure = None
         for waiter in waiters:

@@ -179,6 +179,7 @@ class SpoolDirectory:
         """Let go of the directory; what is in it stays."""
         if self._fd >= 0:
             os.close(self._fd)
+            self._fd = -1  # the number is another file's soon
         os.close(self._lock)
 
     def remove(self) -> None:

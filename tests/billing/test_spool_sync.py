@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 import time
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from billing.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool
+from billing.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool, SpoolBroken
 
 from .samples import an_attempt, an_event
 
@@ -73,3 +75,44 @@ async def test_a_close_that_is_alone_is_synced_on_the_spot_while_the_disk_is_qui
     await asyncio.sleep(2 * FLUSH_INTERVAL_S)
     assert len(synced_here) == num_closed, "nothing is left to sync"
     await spool.shutdown()
+
+
+async def test_what_a_failed_sync_left_in_doubt_is_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of a failed sync once: the next one says that all is well."""
+    real, failures = os.fdatasync, [OSError(errno.EIO, "Input/output error")]
+
+    def fails_once(fd: int) -> None:
+        if failures:
+            raise failures.pop()
+        real(fd)
+
+    monkeypatch.setattr("billing.spool.QUICK_SYNC_S", inf)
+    spool = await Spool.open(tmp_path / "s")
+    monkeypatch.setattr(os, "fdatasync", fails_once)
+    with pytest.raises(SpoolBroken):
+        await spool.close(an_event())
+    assert failures == []
+    await asyncio.sleep(2 * FLUSH_INTERVAL_S)
+    assert spool.broken.is_set() and not spool.healthy
+    with pytest.raises(SpoolBroken):
+        await spool.close(an_event())
+    await spool.shutdown()
+    again = await Spool.open(tmp_path / "s")
+    assert again.backlog == 0, "who closed was told that it is not on disk"
+    await again.shutdown()
+
+
+async def test_a_close_after_the_end_is_refused_and_writes_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("billing.spool.QUICK_SYNC_S", inf)
+    spool = await Spool.open(tmp_path / "s")
+    await spool.shutdown()
+    others = [(tmp_path / str(number)).open("wb") for number in range(8)]  # have its descriptors
+    with pytest.raises(SpoolBroken):
+        await asyncio.wait_for(spool.close(an_event()), timeout=1)
+    for other in others:
+        other.close()
+        assert Path(other.name).read_bytes() == b""
