@@ -4,10 +4,12 @@ Above: `credit_lines` and `credits`, each in the transaction that changes what i
 gateway's settings of a balance, which change what an org wants to be told. Below: `credit_balance`,
 `alerts` and `top_ups`, whose rows are the outbox. Knows no webhook.
 
-What is left falls by what is booked, taken back and expired, and rises by a credit alone. So who is
-below a threshold stays there until a credit lifts the balance above it, and what was told stands
-beside the org's line (`Told`), which whoever looks holds: of two at once the second sees what the
-first has told. An org that is not prepaid is told nothing.
+What is left falls by what is booked, taken back and expired, and rises by a credit, or by what a
+re-rating returns. It is told of again once a credit has lifted the balance above a threshold: what
+is returned may do so by a hair, and again and again. A top-up may follow whatever has lifted it,
+but none while one is open. What was told stands beside the org's line (`Told`), which whoever looks
+holds: of two at once the second sees what the first has told. An org that is not prepaid is told
+nothing.
 """
 
 from __future__ import annotations
@@ -66,17 +68,20 @@ class Crossed(msgspec.Struct, frozen=True, kw_only=True):
     wants_top_up: bool
 
 
-def cross(told: Told, wanted: Wanted, left_pico: Pico, *, was_refused: bool) -> Crossed:
-    """`was_refused`: a request waited for more than there is."""
+def cross(
+    told: Told, wanted: Wanted, left_pico: Pico, *, was_refused: bool, rearms: bool
+) -> Crossed:
+    """`was_refused`: a request waited for more than there is. `rearms`: what lies below by now may
+    be told of again, should it be crossed again."""
     is_low = wanted.low_pico is not None and left_pico <= wanted.low_pico
     dry_at = told.dry_at_pico
-    if dry_at is not None and left_pico > max(dry_at, 0):
+    if rearms and dry_at is not None and left_pico > max(dry_at, 0):
         dry_at = None
     is_dry = left_pico <= 0 or (was_refused and left_pico < DREGS_PICO)
     is_below = wanted.top_up is not None and left_pico <= wanted.top_up.below_pico
     return Crossed(
         told=Told(
-            is_low=is_low,
+            is_low=is_low or (told.is_low and not rearms),
             dry_at_pico=left_pico if is_dry and dry_at is None else dry_at,
             top_up_id=told.top_up_id if is_below else None,
         ),
@@ -99,9 +104,12 @@ _STANDING = sa.text(f"""
 """)
 
 
-async def watch(conn: AsyncConnection, org_id: str, *, was_refused: bool = False) -> None:
+async def watch(
+    conn: AsyncConnection, org_id: str, *, was_refused: bool = False, rearms: bool = False
+) -> None:
     """Say what the balance has crossed, in the caller's transaction, once it has changed what is
-    left. Whoever changes rows of a grant or an account holds the line before (`hold_line`)."""
+    left. Whoever changes rows of a grant or an account holds the line before (`hold_line`).
+    `rearms`: it was by a credit, or by what is wanted."""
     row = (await conn.execute(_STANDING, {"org_id": org_id})).one_or_none()
     if row is None:
         return
@@ -113,7 +121,8 @@ async def watch(conn: AsyncConnection, org_id: str, *, was_refused: bool = False
     after = Told()
     if row.is_prepaid:
         wanted, left = await wanted_of(conn, org_id), (await balance_of(conn, org_id)).left_pico
-        after = await _say(conn, org_id, told, wanted, left, was_refused)
+        crossed = cross(told, wanted, left, was_refused=was_refused, rearms=rearms)
+        after = await _say(conn, org_id, crossed, wanted, left)
     if after != told or row.has_expired:
         changed = sa.update(credit_lines).where(credit_lines.c.org_id == org_id)
         values = msgspec.structs.asdict(after)
@@ -121,14 +130,8 @@ async def watch(conn: AsyncConnection, org_id: str, *, was_refused: bool = False
 
 
 async def _say(
-    conn: AsyncConnection,
-    org_id: str,
-    told: Told,
-    wanted: Wanted,
-    left_pico: Pico,
-    was_refused: bool,
+    conn: AsyncConnection, org_id: str, crossed: Crossed, wanted: Wanted, left_pico: Pico
 ) -> Told:
-    crossed = cross(told, wanted, left_pico, was_refused=was_refused)
     if crossed.is_low:
         low = wanted.low_pico or 0
         await raise_for_credit(conn, org_id, CREDITS_LOW, low, left_pico, SPENT)
@@ -155,7 +158,9 @@ async def hold_line(conn: AsyncConnection, org_id: str) -> None:
 
 
 async def answered(conn: AsyncConnection, org_id: str, top_up_id: str) -> None:
-    """The balance may ask for another one: the one that it waits for is granted."""
+    """The balance may ask for another one: the one that it waits for is granted. The line is held
+    before, or who looks meanwhile would wait for it unseen."""
+    await hold_line(conn, org_id)
     own = credit_lines.c
     waiting = sa.update(credit_lines).where(own.org_id == org_id, own.top_up_id == top_up_id)
     await conn.execute(waiting.values(top_up_id=None))
@@ -177,7 +182,7 @@ async def want(conn: AsyncConnection, org_id: str, wanted: Wanted) -> None:
     changed = {name: value for name, value in row.items() if name != "org_id"}
     added = insert(balance_settings).values(row)
     await conn.execute(added.on_conflict_do_update(index_elements=["org_id"], set_=changed))
-    await watch(conn, org_id)
+    await watch(conn, org_id, rearms=True)
 
 
 def _to_wanted(row: sa.Row[Any]) -> Wanted:

@@ -72,7 +72,7 @@ async def grant_credit(
     )
     (status,) = await transfer(conn, [paid])
     assert status in GOOD, status
-    await watch(conn, org)
+    await watch(conn, org, rearms=True)
     made = await find_credit(conn, org, credit_id)
     assert made is not None
     return made

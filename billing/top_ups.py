@@ -69,8 +69,13 @@ async def find_top_up(
 async def ask_for_top_up(
     conn: AsyncConnection, org_id: str, *, amount_pico: Pico, left_pico: Pico, max_per_day: int
 ) -> str | None:
-    """Its id; None: there were `max_per_day` in the last 24 hours. The org's line is held."""
+    """Its id, or that of one that is open: who pays both would pay twice. None: there were
+    `max_per_day` in the last 24 hours. The org's line is held."""
     own = top_ups.c
+    is_open = sa.and_(own.org_id == org_id, own.state == "requested")
+    newest = sa.select(own.id).where(is_open).order_by(own.id.desc()).limit(1)
+    if (waiting := await conn.scalar(newest)) is not None:
+        return str(waiting)
     since = sa.func.clock_timestamp() - DAY
     late = sa.select(sa.func.count()).where(own.org_id == org_id, own.requested_at > since)
     if (await conn.scalar(late) or 0) >= max_per_day:

@@ -90,16 +90,20 @@ async def grant_top_up(
             return found
         if found.state not in GRANTABLE:
             raise Ended("top_up_id", f"it is {found.state}")
+        # It ends before its credit is watched, which may leave the balance below: then the next one
+        # is asked for, where none is open.
+        credit_id = credit_id_of(top_up_id)
+        after = await end_top_up(conn, top_up_id, "granted", credit_id=credit_id)
         await answered(conn, org_id, top_up_id)
-        credit = await add_credit(
+        await add_credit(
             conn,
             org_id=org_id,
-            credit_id=credit_id_of(top_up_id),
+            credit_id=credit_id,
             amount_pico=found.amount_pico,
             operator_org=operator_org,
             actor=actor,
         )
-        return await end_top_up(conn, top_up_id, "granted", credit_id=credit.id)
+        return after
 
 
 async def fail_top_up(

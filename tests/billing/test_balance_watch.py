@@ -25,7 +25,9 @@ from billing.money import PICO_PER_USD
 from billing.tables import credit_grants, top_ups
 from billing.top_ups import end_top_up, mark_dispatched, to_top_up, top_ups_of, undispatched
 
+from .invoices.billed import at
 from .samples import an_attempt, an_event
+from .test_rerating import anew
 
 ORG = "org_a"
 CENT = PICO_PER_USD // 100
@@ -34,7 +36,8 @@ cents = st.integers(0, 80).map(lambda number: number * CENT)
 
 
 class Machine(RuleBasedStateMachine):
-    """What is left falls by itself and rises by credits; who looks may look at any time."""
+    """What is left falls by itself and rises by credits and by what is returned; who looks may look
+    at any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,10 +47,11 @@ class Machine(RuleBasedStateMachine):
             top_up=AutoTopUp(amount_pico=CENT, below_pico=BELOW, max_per_day=1),
         )
         self.unsaid = dict.fromkeys(("low", "exhausted", "top_up"), True)
-        """Since a credit has lifted the balance above, nobody was told."""
+        """Since a credit has lifted the balance above, or anything has for a top-up, nobody was
+        told."""
 
-    def look(self, *, was_refused: bool = False) -> None:
-        crossed = cross(self.told, self.wanted, self.left, was_refused=was_refused)
+    def look(self, *, was_refused: bool = False, rearms: bool = False) -> None:
+        crossed = cross(self.told, self.wanted, self.left, was_refused=was_refused, rearms=rearms)
         self.told = crossed.told
         is_dry = self.left <= 0 or (was_refused and self.left < DREGS_PICO)
         assert crossed.is_low == (self.unsaid["low"] and self.left <= LOW)
@@ -78,6 +82,12 @@ class Machine(RuleBasedStateMachine):
         self.unsaid["low"] |= self.left > LOW
         self.unsaid["top_up"] |= self.left > BELOW
         self.unsaid["exhausted"] |= dry_at is not None and self.left > max(dry_at, 0)
+        self.look(rearms=True)
+
+    @rule(amount=cents)
+    def is_returned(self, amount: int) -> None:
+        self.left += amount
+        self.unsaid["top_up"] |= self.left > BELOW
         self.look()
 
     @precondition(lambda self: self.told.top_up_id is not None)
@@ -100,8 +110,8 @@ TestWatch.settings = settings(
 
 def test_who_is_refused_with_much_left_has_asked_for_too_much() -> None:
     left = DREGS_PICO
-    assert not cross(Told(), Wanted(), left, was_refused=True).is_exhausted
-    assert cross(Told(), Wanted(), left - 1, was_refused=True).is_exhausted
+    assert not cross(Told(), Wanted(), left, was_refused=True, rearms=False).is_exhausted
+    assert cross(Told(), Wanted(), left - 1, was_refused=True, rearms=False).is_exhausted
 
 
 async def credit(db: AsyncEngine, name: str, number: int) -> None:
@@ -173,6 +183,13 @@ async def test_a_request_for_which_too_little_is_left_finds_the_balance_exhauste
     assert len(await said(db)) == 1, "ten cents are left, of which too much was asked"
 
 
+async def fail(db: AsyncEngine) -> None:
+    """The top-up that is open."""
+    async with db.begin() as conn:
+        found = await conn.execute(top_ups_of(ORG).where(top_ups.c.state == "requested"))
+        await end_top_up(conn, to_top_up(found.one()).id, "failed", failure="card declined")
+
+
 async def test_a_top_up_is_asked_for_once_a_crossing_and_no_more_often_than_it_may(
     db: AsyncEngine,
 ) -> None:
@@ -182,9 +199,11 @@ async def test_a_top_up_is_asked_for_once_a_crossing_and_no_more_often_than_it_m
     assert await asked(db) == ["requested"], "said at once of what is below already"
     await spend(db, 10)
     assert await asked(db) == ["requested"]
+    await fail(db)
     await credit(db, "two", 100)
     await spend(db, 90)
-    assert await asked(db) == ["requested"] * 2, "it was above meanwhile"
+    assert await asked(db) == ["failed", "requested"], "it was above meanwhile"
+    await fail(db)
     await credit(db, "three", 100)
     await spend(db, 100)
     assert len(await asked(db)) == 2, "twice a day"
@@ -197,6 +216,31 @@ async def test_a_top_up_is_asked_for_once_a_crossing_and_no_more_often_than_it_m
     assert len(await asked(db)) == 3
 
 
+async def test_what_a_re_rating_returns_asks_for_no_second_top_up_and_repeats_no_alert(
+    db: AsyncEngine,
+) -> None:
+    await credit(db, "one", 100)
+    wish = AutoTopUp(amount_pico=CENT, below_pico=BELOW, max_per_day=9)
+    await wants(db, low_pico=LOW, top_up=wish)
+    was = an_attempt(
+        org=ORG, prices={"output": Price("one", CENT)}, admitted_at=at(2026, 9, 10).timestamp()
+    )
+    await ingest(db, [an_event(was, Quantities(output=80))])
+    await sweep(db)
+    told = [("low", 20, "spent")]
+    assert (await asked(db), await said(db)) == (["requested"], told)
+    await anew(db, {"output": Price("two", CENT // 2)})
+    async with db.connect() as conn:
+        assert (await balance_of(conn, ORG)).left_pico == 60 * CENT, "above both"
+    await spend(db, 40)
+    assert (await asked(db), await said(db)) == (["requested"], told)
+    await fail(db)
+    await credit(db, "two", 40)
+    await spend(db, 40)
+    assert await asked(db) == ["failed", "requested"]
+    assert await said(db) == [*told, *told], "a credit has lifted it above"
+
+
 async def test_one_that_is_granted_may_be_followed_and_one_that_is_late_expires(
     db: AsyncEngine,
 ) -> None:
@@ -206,9 +250,9 @@ async def test_one_that_is_granted_may_be_followed_and_one_that_is_late_expires(
         (first,) = await undispatched(conn, 10)
         await mark_dispatched(conn, [first.id])
         assert await undispatched(conn, 10) == []
+        await end_top_up(conn, first.id, "granted", credit_id="credit_1")
         await answered(conn, ORG, first.id)
         await grant_credit(conn, credit_id="credit_1", org=ORG, amount_pico=first.amount_pico)
-        await end_top_up(conn, first.id, "granted", credit_id="credit_1")
     assert await asked(db) == ["granted", "requested"], "it is still below"
     async with db.begin() as conn:
         told = {(each.id == first.id, each.state) for each in await undispatched(conn, 10)}

@@ -136,3 +136,15 @@ async def test_one_that_fails_credits_nothing_and_amounts_are_checked(
         assert (refused.status_code, refused.json()["param"]) == (400, field)
     hidden = await world.call("GET", one)
     assert hidden.status_code == 404, "another org's"
+
+
+async def test_one_that_leaves_the_balance_below_is_followed_by_the_next(
+    world: World, tenant: Tenant
+) -> None:
+    await tenant.call("PATCH", SETTINGS, {"auto_top_up": WISH["auto_top_up"] | {"amount_usd": "1"}})
+    await tenant.spend(5_000_000)  # twice as much as it brings
+    (asked,) = (await tenant.call("GET", TOP_UPS))["data"]
+    granted = await world.call("POST", f"{TOP_UPS}/{asked['id']}/grant?org_id={tenant.org_id}")
+    assert granted.json()["state"] == "granted", granted.text
+    states = {each["state"]: each["id"] for each in (await tenant.call("GET", TOP_UPS))["data"]}
+    assert states.keys() == {"granted", "requested"} and states["granted"] == asked["id"]
