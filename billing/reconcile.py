@@ -39,7 +39,7 @@ from billing.events import (
 from billing.ingest import ingest
 from billing.ledger import POST_LEGS, transfers_of
 from billing.price_book import PriceBook
-from billing.rating import price_of, rate_unkept
+from billing.rating import price_of, rate
 from billing.ratings import (
     AS_IT_STANDS,
     CORRECTION_LOCK,
@@ -251,12 +251,13 @@ async def _suspended(connection: AsyncConnection, after: str) -> list[Standing]:
 
 
 def _rate_suspended(event: Standing, book: PriceBook) -> Rating | None:
-    """Only what had no price at admission; what had one is booked already. None: not all of it has
-    one."""
+    """Only what had no price at admission; what had one is booked already, as if all that was
+    written had been kept: it is refunded once the event waits no more. None: not all of it has a
+    price."""
     found = book.at(event.model, event.admitted_at.timestamp(), event.tier, event.price_list)
     chosen: dict[Component, Price | None] = {
         name: price_of(name, event.prices) or price_of(name, found) for name in event.used
     }
     prices = {name: price for name, price in chosen.items() if price is not None}
-    rated = rate_unkept(event.quantities, prices, event.unkept)
+    rated = rate(event.quantities, prices)
     return None if rated.unpriced else to_rating(event, rated, prices)

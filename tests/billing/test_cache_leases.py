@@ -30,6 +30,7 @@ from billing.events import Band, Price, PriceSet, Quantities
 from billing.ingest import ingest
 from billing.price_book import PriceBook, PriceEntry
 from billing.rating import premium
+from billing.reconcile import reprice_suspense
 from billing.request_record import find_record
 from billing.rerating import Span, apply, plan
 from billing.spent import spent_by_org
@@ -167,6 +168,29 @@ async def test_an_end_may_come_before_its_event_and_before_its_lease(
     await book(db)
     await sweep(db, [ENGINE])
     assert await outcomes(db) == {":0": ("evicted", PREMIUM_5M)}
+    await assert_agreement(db, tmp_path)
+
+
+async def test_a_lease_that_broke_while_its_event_waited_for_a_price_is_refunded_after(
+    db: AsyncEngine, tmp_path: Path
+) -> None:
+    """What the missing price adds is less than the premium that was booked before."""
+    unread = {name: price for name, price in PRICES.items() if name != "cache_read"}
+    used = msgspec.structs.replace(USED, cache_read=16)
+    await ingest(db, [an_event(an_attempt(EVENT, prices=unread), used)])
+    await grant(db, lease(0, "1h", 1024))
+    await end(db, f"{EVENT}:0", EVENT, is_broken=True)
+    await sweep(db, [ENGINE])
+    assert await outcomes(db) == {":0": ("evicted", None)}
+    assert await owed(db) == WHOLE
+    entry = PriceEntry(
+        model="penny", valid_from=at(2025, 1, 1), valid_to=None, prices=PRICES, where="here"
+    )
+    assert await reprice_suspense(db, PriceBook([entry])) == 1
+    assert await owed(db) == WHOLE + 16 * 10_000
+    await sweep(db, [ENGINE])
+    assert await outcomes(db) == {":0": ("evicted", PREMIUM_1H)}
+    assert await owed(db) == WHOLE + 16 * 10_000 - PREMIUM_1H
     await assert_agreement(db, tmp_path)
 
 
