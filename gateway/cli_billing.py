@@ -86,9 +86,11 @@ def rerate(
             if digest is None:
                 show(await plan(db, span, book), as_json)
                 return
-            done = await apply(db, span, book, digest, note=note)
-            # Counters of spending have heard of none of it.
-            await begin_anew(redis, found.id)
+            try:
+                done = await apply(db, span, book, digest, note=note)
+            finally:
+                # Counters of spending have heard of none of it, be it a part.
+                await begin_anew(redis, found.id)
         tell(done, as_json)
 
     run(work())

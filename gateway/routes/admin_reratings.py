@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 from litestar import Response, get, post
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -84,21 +85,27 @@ async def create(request: Asked) -> Response[bytes]:
         view = to_view(msgspec.structs.replace(begun, lines=[]))
         await noted(conn, request, org_id, "rerating.created", begun.id, view)
 
-    done = await apply(
-        found.system_db,
-        to_span(wanted, org_id),
-        found.desk.price_book,
-        wanted.digest,
-        note=note,
-        max_batches=MAX_BATCHES,
-        max_events=MAX_EVENTS,
-    )
-    if done.applied_at is not None:
-        try:
-            await begin_anew(found.redis, org_id)
-        except (RedisError, OSError) as error:
-            raise ChangeNotAnnounced("redis", "counters do not know what was spent") from error
+    try:
+        done = await apply(
+            found.system_db,
+            to_span(wanted, org_id),
+            found.desk.price_book,
+            wanted.digest,
+            note=note,
+            max_batches=MAX_BATCHES,
+            max_events=MAX_EVENTS,
+        )
+    finally:
+        # Of a part, too, and of what was done before it failed.
+        await _count_anew(found.redis, org_id)
     return answer(request, to_view(done))
+
+
+async def _count_anew(redis: Redis, org_id: str) -> None:
+    try:
+        await begin_anew(redis, org_id)
+    except (RedisError, OSError) as error:
+        raise ChangeNotAnnounced("redis", "counters do not know what was spent") from error
 
 
 @get(

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from billing import rerating
 from gateway.limits.counters import index_key
+from gateway.routes import admin_reratings
 from tests.billing.invoices.billed import at, book, tokens
 from tests.gateway.administration.changing import ADMIN
 from tests.gateway.administration.conftest import CONFIG, World
@@ -50,6 +52,20 @@ async def test_a_period_is_priced_anew_as_it_was_shown(
     assert (await world.call("GET", RERATINGS)).json()["data"] == [done.json()]
     again = (await world.call("GET", f"{RERATINGS}/preview?{QUERY}")).json()
     assert (again["num_events"], again["lines"]) == (0, [])
+
+
+async def test_counters_know_of_a_part_of_it(
+    world: World, org_id: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rerating, "MAX_BATCH", 1)
+    monkeypatch.setattr(admin_reratings, "MAX_BATCHES", 1)
+    await book(world.db, *(tokens(at(2026, 9, day), 1000, 2_000_000, org=org_id) for day in (1, 2)))
+    shown = (await world.call("GET", f"{RERATINGS}/preview?{QUERY}")).json()
+    await redis.sadd(index_key(org_id), "counter")  # type: ignore[misc]
+    await redis.set("counter", 1)
+    part = (await world.call("POST", RERATINGS, {**SPAN, "digest": shown["digest"]})).json()
+    assert (part["num_applied"], part["applied_at"]) == (1, None)
+    assert not await redis.exists("counter")
 
 
 async def test_what_cannot_be_is_refused_by_name(world: World) -> None:
