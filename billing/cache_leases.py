@@ -21,7 +21,7 @@ Knows no engine: one is a name (where it is) and an id (which process it is).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
 
@@ -58,6 +58,8 @@ SKEW = "1 second"
 """Between the clocks of two gateways."""
 BATCH = 500
 _SWEEPING = 0x6C65617365730001
+Refunding = Callable[[Collection[str]], Awaitable[None]]
+"""Of these orgs, whose refunds are about to be committed."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,7 +219,13 @@ _ENGINE_LOST = sa.text(f"""
 """)
 
 
-async def sweep(db: AsyncEngine, alive: Sequence[Alive]) -> Counter[Changed]:
+async def nobody(_org_ids: Collection[str]) -> None:
+    """Has to know."""
+
+
+async def sweep(
+    db: AsyncEngine, alive: Sequence[Alive], refunding: Refunding = nobody
+) -> Counter[Changed]:
     """End what is over, and post what is owed. One sweeps at a time; who finds another at it has
     nothing to do."""
     engines = {
@@ -230,7 +238,7 @@ async def sweep(db: AsyncEngine, alive: Sequence[Alive]) -> Counter[Changed]:
         if await conn.scalar(sa.select(sa.func.pg_try_advisory_xact_lock(_SWEEPING))):
             for query, named in ((_KEPT, engines), (_ENGINE_LOST, engines), (_UNRECORDED, {})):
                 changed.update(Changed(*each) for each in await conn.execute(query, named))
-    await refund(db)
+    await refund(db, refunding)
     return changed
 
 
@@ -265,8 +273,9 @@ _ANY_OWED = sa.text(f"""
 """)
 
 
-async def refund(db: AsyncEngine) -> int:
-    """Rate the events of broken leases anew. Returns how many leases that was for."""
+async def refund(db: AsyncEngine, refunding: Refunding = nobody) -> int:
+    """Rate the events of broken leases anew. Returns how many leases that was for. `refunding` is
+    told while the corrections are held, and nothing is refunded where it raises."""
     async with db.connect() as conn:
         if not await conn.scalar(_ANY_OWED):
             return 0
@@ -286,6 +295,7 @@ async def refund(db: AsyncEngine) -> int:
             "amounts": [_premium(it, events[it.event_id]) for it in leases],
         }
         await conn.execute(_REFUNDED, refunded)
+        await refunding({each.of.org for each in changing})
     return len(leases)
 
 

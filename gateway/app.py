@@ -268,7 +268,7 @@ async def open_services(
         db=system_db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
     )
     settlement.recovered(spool.recovered)
-    leases = CacheLeases(system_db, settings.models, telemetry.cache_leases_became)
+    leases = CacheLeases(system_db, store, settings.models, telemetry.cache_leases_became)
     shipper = start_shipper(stack, spool, system_db, settlement, limiter, leases)
     start_daily_agreement(stack, Home(settings.home), settings.models, system_db)
     auth = await open_auth(

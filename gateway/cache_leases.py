@@ -14,9 +14,11 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import cache_leases
@@ -27,6 +29,7 @@ from engine.client import Engine
 from engine.protocol import LeaseEnded, LeaseGranted
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.kept_prefixes import AskedToKeep
+from gateway.limits.recounts import announce, recount
 from gateway.lru import Lru
 from gateway.served_models import ModelConfig
 from gateway.tasks import Flusher
@@ -50,9 +53,12 @@ Count = Callable[[str, str, int], None]
 class CacheLeases(Flusher):
     """One per process. `db`: of a role that sees every org's rows; `count`: for the metrics."""
 
-    def __init__(self, db: AsyncEngine, models: Iterable[ModelConfig], count: Count) -> None:
+    def __init__(
+        self, db: AsyncEngine, redis: Redis, models: Iterable[ModelConfig], count: Count
+    ) -> None:
         super().__init__("sweep cache leases", SWEEP_INTERVAL_S)
         self._db = db
+        self._redis = redis
         self._leased_models = frozenset(leased_models(models))
         self._count = count
         self._asked: Lru[str, AskedToKeep] = Lru(MAX_ASKED)
@@ -92,9 +98,14 @@ class CacheLeases(Flusher):
         self._look_at_engines()
         try:
             async with asyncio.timeout(SWEEP_TIMEOUT_S):
-                self._note(await cache_leases.sweep(self._db, [*self._alive.values()]))
-        except DATABASE_ERRORS as error:
+                alive = [*self._alive.values()]
+                self._note(await cache_leases.sweep(self._db, alive, self._refunding))
+                await recount(self._db, self._redis)
+        except (*DATABASE_ERRORS, RedisError) as error:
             log.warning("cache leases are swept later (%s)", type(error).__name__)
+
+    async def _refunding(self, org_ids: Collection[str]) -> None:
+        await announce(self._redis, org_ids)
 
     async def _granted(self, place: str, event: LeaseGranted) -> bool:
         asked = self._asked.get(event.request_id)

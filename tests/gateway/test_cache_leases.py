@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+import redis.asyncio
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -20,6 +21,8 @@ from gateway.cache_leases import CacheLeases, leased_models, place_of
 from gateway.db import create_engine
 from gateway.fleet.kept_prefixes import AskedToKeep
 from gateway.ids import uuid7
+from gateway.limits import recounts
+from gateway.limits.counters import index_key
 from gateway.served_models import AdapterConfig, ModelConfig
 from tests.billing.samples import an_attempt, an_event
 
@@ -34,10 +37,11 @@ PRICES: PriceSet = {
 class Heard:
     """One process' leases, on an engine that never runs."""
 
-    def __init__(self, db: AsyncEngine) -> None:
+    def __init__(self, db: AsyncEngine, store: redis.asyncio.Redis) -> None:
+        self.store = store
         self.counted: Counter[str] = Counter()
         self.engine = FakeEngine()
-        self.leases = CacheLeases(db, [PENNY], self.count)
+        self.leases = CacheLeases(db, store, [PENNY], self.count)
         self.leases.watch({PLACE: self.engine})
         self.attempt_id = str(uuid7())
 
@@ -76,8 +80,8 @@ class Heard:
 
 
 @pytest.fixture
-def heard(db: AsyncEngine) -> Heard:
-    return Heard(db)
+def heard(db: AsyncEngine, redis: redis.asyncio.Redis) -> Heard:
+    return Heard(db, redis)
 
 
 async def refunds(db: AsyncEngine) -> Sequence[int]:
@@ -95,7 +99,7 @@ async def test_an_end_that_is_told_to_two_gateways_and_again_is_refunded_once(
     heard.ask()
     assert await heard.granted()
     await ingest(db, [heard.event()])
-    neighbour = Heard(db)
+    neighbour = Heard(db, heard.store)
     neighbour.attempt_id = heard.attempt_id
     for gateway in (heard, neighbour, heard):
         assert await gateway.ended()
@@ -111,7 +115,7 @@ async def test_only_what_is_in_the_books_is_acknowledged(heard: Heard) -> None:
     heard.attempt_id = "not ours"
     assert await heard.ended() and not await heard.granted()
     nowhere = create_engine("postgresql+asyncpg://nobody@127.0.0.1:1/nothing")
-    cut_off = Heard(nowhere)
+    cut_off = Heard(nowhere, heard.store)
     assert not await cut_off.ended()
     await cut_off.leases.flush()
     await nowhere.dispose()
@@ -123,7 +127,7 @@ async def test_a_lease_that_postgres_does_not_take_is_refunded(
     monkeypatch.setattr(cache_leases, "RECORD_FOR_S", 0.02)
     monkeypatch.setattr(cache_leases, "RECORD_RETRY_S", 0.01)
     nowhere = create_engine("postgresql+asyncpg://nobody@127.0.0.1:1/nothing")
-    cut_off = Heard(nowhere)
+    cut_off = Heard(nowhere, heard.store)
     cut_off.ask()
     assert not await cut_off.granted()
     await nowhere.dispose()
@@ -135,6 +139,50 @@ async def test_a_lease_that_postgres_does_not_take_is_refunded(
     await heard.leases.flush()
     assert await refunds(db) == [1024 * 25_000]
     assert heard.counted == {"unrecorded": 1}
+
+
+async def count(store: redis.asyncio.Redis) -> None:
+    """Of org_a and of another, as the limiter counts."""
+    for org_id in ("org_a", "org_b"):
+        await store.set(f"spent:{org_id}", 1)
+        await store.sadd(index_key(org_id), f"spent:{org_id}")  # type: ignore[misc]
+
+
+async def test_counters_begin_anew_by_what_was_refunded(heard: Heard, db: AsyncEngine) -> None:
+    heard.ask()
+    await heard.granted()
+    await ingest(db, [heard.event()])
+    await count(heard.store)
+    await heard.leases.flush()
+    assert await heard.store.exists("spent:org_a", "spent:org_b") == 2
+    await heard.ended()
+    await heard.leases.flush()
+    assert await refunds(db) == [1024 * 25_000]
+    assert await heard.store.exists("spent:org_a") == 0
+    assert await heard.store.exists("spent:org_b") == 1
+    await count(heard.store)
+    await heard.leases.flush()
+    assert await heard.store.exists("spent:org_a") == 1, "once"
+
+
+async def test_a_refund_whose_gateway_died_is_counted_by_another(
+    heard: Heard, db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def die(store: object, org_id: str) -> None:
+        raise ConnectionError
+
+    heard.ask()
+    await heard.granted()
+    await ingest(db, [heard.event()])
+    await heard.ended()
+    await count(heard.store)
+    with monkeypatch.context() as patched:
+        patched.setattr(recounts, "begin_anew", die)
+        await heard.leases.flush()
+    assert await refunds(db) == [1024 * 25_000]
+    assert await heard.store.exists("spent:org_a") == 1
+    await Heard(db, heard.store).leases.flush()
+    assert await heard.store.exists("spent:org_a") == 0
 
 
 async def test_an_engine_in_anothers_place_has_nothing_of_what_that_had(

@@ -1,0 +1,38 @@
+"""Orgs of which the books change what was spent, and whose counters have yet to hear of it.
+
+Above: `cache_leases`. Below: `counters`, and the corrections of `billing.ratings`. An org is
+announced before its change is committed and taken off the list after its counters began anew, each
+while the corrections are held: so whoever finds it on the list sees the change in the books or
+knows that it never will be, and a process that dies in between leaves the rest to the next one.
+Where Redis loses the list it has lost the counters too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Collection
+from typing import cast
+
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.ratings import hold_corrections
+from gateway.limits.counters import begin_anew
+
+ANNOUNCED = "tollgate:recounts"
+
+
+async def announce(redis: Redis, org_ids: Collection[str]) -> None:
+    """Whoever calls holds the corrections. Raises: RedisError, OSError."""
+    if org_ids:
+        await redis.sadd(ANNOUNCED, *sorted(org_ids))
+
+
+async def recount(db: AsyncEngine, redis: Redis) -> None:
+    """Raises: RedisError, and what Postgres raises."""
+    if not await redis.exists(ANNOUNCED):
+        return
+    async with db.begin() as conn:
+        await hold_corrections(conn)
+        for member in await cast(Awaitable[set[bytes]], redis.smembers(ANNOUNCED)):
+            await begin_anew(redis, member.decode())
+            await redis.srem(ANNOUNCED, member)
