@@ -45,7 +45,7 @@ async def signal_amid_streams(
         asyncio.create_task(read_stream(http, words(rng), max_tokens=3000)) for _ in range(4)
     ]
     await asyncio.sleep(2)
-    (engine,) = stack.pids("-m engine")
+    (engine,) = stack.pids("-m engine --")
     os.kill(engine, number)
     since = time.monotonic()
     return engine, since, await asyncio.gather(*streams)
@@ -118,10 +118,10 @@ async def test_a_hung_engine_is_given_up_killed_and_replaced() -> None:
         assert ready.status_code == 503 and ready.json()["missing"] == ["replicas"]
         assert away.status_code == 503
         assert int(away.headers["retry-after"]) >= 1
-        stack.wait("the hung one is gone", lambda: engine not in stack.pids("-m engine"))
+        stack.wait("the hung one is gone", lambda: engine not in stack.pids("-m engine --"))
         assert time.monotonic() - stopped > 1.5 * HUNG_AFTER_S, "it had its chance to go on"
         stack.wait_ready()
-        (successor,) = stack.pids("-m engine")
+        (successor,) = stack.pids("-m engine --")
         assert (
             stack.client(max_retries=0)
             .chat.completions.create(
@@ -133,7 +133,7 @@ async def test_a_hung_engine_is_given_up_killed_and_replaced() -> None:
         rows = await stack.sql("SELECT output FROM usage_events WHERE finish = 'error'")
         assert len(rows) == 4 and all(row.output > 0 for row in rows)
         await check_books(stack)
-        assert stack.pids("-m engine") == [successor]
+        assert stack.pids("-m engine --") == [successor]
 
 
 async def test_an_engine_that_goes_on_in_time_is_not_killed() -> None:
@@ -145,7 +145,7 @@ async def test_an_engine_that_goes_on_in_time_is_not_killed() -> None:
             os.kill(engine, signal.SIGCONT)
         assert all(seen.error is not None for seen in lost)
         stack.wait_ready()
-        assert stack.pids("-m engine") == [engine]
+        assert stack.pids("-m engine --") == [engine]
         await balance(stack)
 
 

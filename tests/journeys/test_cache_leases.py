@@ -113,7 +113,7 @@ def test_what_is_paid_to_be_kept_is_read_or_paid_back(stack: Stack) -> None:
     assert (again.cached_tokens, again.cache_write_tokens) == (0, wrote.cache_write_tokens)
     customer.expect(("evicted", premium), (None, None))
 
-    [engine] = stack.pids("-m", "engine")
+    [engine] = stack.pids("-m engine --")
     os.kill(engine, signal.SIGKILL)
     customer.expect(("evicted", premium), ("engine_lost", premium))
     assert customer.ask(kept, keep=True) == again

@@ -311,9 +311,13 @@ def test_a_hostile_schema_of_a_tool_is_named(client: OpenAI) -> None:
 
 
 def test_tools_wait_in_the_agentic_lane_and_are_billed(stack: Stack, client: OpenAI) -> None:
-    before = {event.id for event in events(stack, "penny")}
-    usage = client.chat.completions.create(**with_tools()).usage
+    answer = client.chat.completions.with_raw_response.create(**with_tools())
+    usage, request_id = answer.parse().usage, answer.headers["x-request-id"]
     assert usage is not None
-    stack.wait("it is there", lambda: bool({e.id for e in events(stack, "penny")} - before))
-    (event,) = (each for each in events(stack, "penny") if each.id not in before)
+
+    def billed() -> list[Any]:
+        return [each for each in events(stack, "penny") if each.request_id == request_id]
+
+    stack.wait("it is there", billed)
+    (event,) = billed()
     assert (event.lane, event.output) == ("agentic", usage.completion_tokens)

@@ -5,15 +5,16 @@ the route table with. A new route needs one here; what it needs to be there firs
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from billing.invoices.accounts import Terms, set_account
-from billing.invoices.closing import close
+from billing.invoices.closing import close, finalize
 from billing.invoices.invoice import latest_invoice
+from billing.invoices.states import DRAFT
 from billing.money import PICO_PER_USD
 from billing.top_ups import ask_for_top_up
 from gateway.audit.log import COMMAND_LINE
@@ -153,24 +154,29 @@ class Maker:
     async def invoice(self) -> str:
         """A final one, of the next month, over more than all credit that others have given."""
         db, org_id = self.world.db, self.org_id
-        async with db.begin() as conn:
-            await set_account(conn, org_id=org_id, terms=Terms(), now=ACCOUNT_MADE)
-            newest = await latest_invoice(conn, org_id=org_id)
-        begun = ACCOUNT_MADE if newest is None else newest.period_end
+        begun = await self.next_month()
         await book(db, tokens(begun, 10_000, 10**10, org=org_id))
         made = await close_and_finalize(db, begun + timedelta(days=31), org_id)
         return f"{ADMIN}/invoices/{made.id}"
 
     async def draft(self) -> str:
         """Of the next month."""
-        db, org_id = self.world.db, self.org_id
-        async with db.begin() as conn:
-            await set_account(conn, org_id=org_id, terms=Terms(), now=ACCOUNT_MADE)
-            newest = await latest_invoice(conn, org_id=org_id)
-        begun = ACCOUNT_MADE if newest is None else newest.period_end
-        made = await close(db, org_id=org_id, now=begun + timedelta(days=31))
+        begun = await self.next_month()
+        made = await close(self.world.db, org_id=self.org_id, now=begun + timedelta(days=31))
         assert made is not None
         return f"{ADMIN}/invoices/{made.id}"
+
+    async def next_month(self) -> datetime:
+        """When it begins. A draft is finalized, so that there may be another one."""
+        async with self.world.db.begin() as conn:
+            await set_account(conn, org_id=self.org_id, terms=Terms(), now=ACCOUNT_MADE)
+            newest = await latest_invoice(conn, org_id=self.org_id)
+        if newest is None:
+            return ACCOUNT_MADE
+        if newest.state == DRAFT:
+            later = newest.period_end + timedelta(days=31)
+            await finalize(self.world.db, org_id=self.org_id, invoice_id=newest.id, now=later)
+        return newest.period_end
 
     async def rerating_body(self) -> dict[str, Any]:
         """As it was shown."""
