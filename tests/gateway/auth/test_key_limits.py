@@ -210,9 +210,10 @@ async def test_a_connection_without_an_address_is_in_no_network() -> None:
             return principal
 
     found = SimpleNamespace(authenticator=Always(), trusted_proxies=Networks())
-    scope = {"method": "GET", "headers": [(b"authorization", b"Bearer x")], "client": None}
-    app = SimpleNamespace(state=SimpleNamespace(services=found))
-    connection: Any = SimpleNamespace(scope=scope, app=app)
+    headers = [(b"authorization", b"Bearer x")]
+    scope: dict[str, Any] = {"method": "GET", "headers": headers, "client": None}
+    scope["litestar_app"] = SimpleNamespace(state={"services": found})
+    connection: Any = SimpleNamespace(scope=scope)
     handler: Any = SimpleNamespace(opt=needs(SCOPE_INFERENCE))
     with pytest.raises(WrongNetwork) as refused:
         await authenticate(connection, handler)
@@ -241,8 +242,8 @@ async def test_no_query_stands_in_the_way_of_a_known_key(db: AsyncEngine, redis:
             (b"x-forwarded-for", b"203.0.113.9"),
         ]
         scope = {"method": "POST", "headers": headers, "client": (PEER, 1)}
-        app = SimpleNamespace(state=SimpleNamespace(services=found))
-        connection: Any = SimpleNamespace(scope=scope, app=app)
+        app = SimpleNamespace(state={"services": found})
+        connection: Any = SimpleNamespace(scope=scope | {"litestar_app": app})
         handler: Any = SimpleNamespace(opt=needs(SCOPE_INFERENCE))
         await authenticate(connection, handler)
         with counted_queries(db) as queries:
