@@ -163,7 +163,7 @@ def test_a_mixed_batch_says_what_each_merged_model_says(family: Family) -> None:
 def test_adapters_that_peft_trained_say_what_peft_says(tmp_path: Path) -> None:
     """Made, saved and run by PEFT itself; here both are served over one base, in one batch."""
     folder = checkpoints.save("qwen3", tmp_path / "base")
-    model = checkpoints.build("qwen3")
+    model = copy.deepcopy(checkpoints.build("qwen3"))  # PEFT changes what it is given
     settings: dict[str, dict[str, Any]] = {
         "first": {"r": 8, "lora_alpha": 16, "target_modules": list(EVERYWHERE)},
         "second": {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "use_rslora": True},

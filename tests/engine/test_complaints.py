@@ -210,8 +210,8 @@ def orders(tokenizer: Tokenizer, end_of_reasoning: int | None) -> list[EngineReq
 
 @pytest.mark.parametrize("options", SPECULATION, ids=str)
 def test_a_grammar_holds_behind_several_guesses_at_once(options: dict[str, Any]) -> None:
-    """The very texts without guesses, in fewer steps; guesses that the grammar forbids are
-    wrong."""
+    """The very texts without guesses, in fewer steps; no guess that the grammar forbids is
+    right."""
     tokenizer, texts, steps = Tokenizer.load(PENNY), [], []
     for changes in ({}, options):
         core = start(PENNY, **changes, max_model_len=256)
@@ -227,7 +227,7 @@ def test_a_grammar_holds_behind_several_guesses_at_once(options: dict[str, Any])
         assert largest == 1 if not changes else largest > 3
     assert texts[0] == texts[1] and steps[1] < steps[0]
     guesser = core._stepper._guesser
-    assert guesser is not None and 0 < guesser.num_right < guesser.num_guessed
+    assert guesser is not None and 0 < guesser.num_right <= guesser.num_guessed
 
 
 @pytest.mark.parametrize("options", [{}, {"run_ahead": True}, *SPECULATION], ids=str)

@@ -126,7 +126,10 @@ async def add_lease(maker: Maker, _path: str) -> None:
 
 
 async def add_top_up(maker: Maker, _path: str) -> None:
-    await top_up(maker)
+    """One that has ended: of open ones there is one."""
+    path = await top_up(maker)
+    ended = await maker.world.call("POST", f"{path}/fail", {"reason": "no funds"})
+    assert ended.status_code == 200, ended.text
 
 
 async def add_cap(maker: Maker, _path: str) -> None:
