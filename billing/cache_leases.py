@@ -119,7 +119,7 @@ _GRANT = sa.text(f"""
         ON CONFLICT (id) DO NOTHING
     )
     UPDATE cache_leases l SET ended_at = a.granted_at, outcome = 'recomputed' FROM asked a
-    WHERE ended_at IS NULL AND l.kept_until > a.granted_at
+    WHERE l.id <> a.id AND ended_at IS NULL AND l.kept_until > a.granted_at
         AND (l.org_id, l.model, l.engine, l.engine_id, l.end_tokens, l.prefix)
             = (a.org_id, a.model, a.engine, a.engine_id, a.end_tokens, a.prefix)
         AND l.granted_at < CAST(:asked_at AS timestamptz) - interval '{SKEW}'
