@@ -75,8 +75,25 @@ class ChatTemplate:
         file: Path | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> ChatTemplate:
+        """As `find`. Raises `ConfigError` when there is none, too."""
+        found = cls.find(folder, file=file, now=now)
+        if found is None:
+            raise ConfigError(
+                f"{folder} has no chat template, neither in chat_template.jinja "
+                "nor as chat_template in tokenizer_config.json"
+            )
+        return found
+
+    @classmethod
+    def find(
+        cls,
+        folder: Path,
+        *,
+        file: Path | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> ChatTemplate | None:
         """From `file`, where one is given, else the folder's `chat_template.jinja`, else its
-        `tokenizer_config.json`. Raises `ConfigError` when there is none."""
+        `tokenizer_config.json`; None where there is none. Raises `ConfigError` for a broken one."""
         config = read_tokenizer_config(folder)
         path = file or folder / "chat_template.jinja"
         if file is not None or path.exists():
@@ -87,10 +104,7 @@ class ChatTemplate:
         else:
             templates = _named_templates(config.get("chat_template"))
         if "default" not in templates:
-            raise ConfigError(
-                f"{folder} has no chat template, neither in chat_template.jinja "
-                "nor as chat_template in tokenizer_config.json"
-            )
+            return None
         return cls(templates, special_tokens(config), now=now)
 
     def render(

@@ -418,6 +418,7 @@ def _merge(older: EngineOutput, newer: EngineOutput) -> EngineOutput:
         newer,
         token_ids=older.token_ids,
         logprobs=newer.logprobs if logprobs is None else logprobs,
+        prompt_logprobs=older.prompt_logprobs,
         finish_reason=older.finish_reason or newer.finish_reason,
         error_code=older.error_code or newer.error_code,
     )

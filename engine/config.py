@@ -143,5 +143,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int
     generates: bool = True
     """False: the checkpoint has no head and only embeds."""
+    whole_prompts: bool = False
+    """An encoder: what it reads it reads in one step, and keeps nothing of it."""
     pooling: Pooling = "last"
     block_size: int = BLOCK_SIZE

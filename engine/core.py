@@ -27,11 +27,13 @@ from engine.kernels.backend import uses_triton
 from engine.kernels.paged_attention import AttentionShape, KVLayer
 from engine.lanes import limits_of, queues_of
 from engine.models.decoder import Decoder
+from engine.models.encoder import Encoder
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
 from engine.protocol import PROTOCOL_VERSION, EngineOutput, EngineRequest, ReplicaStatus
 from engine.runner.device_runner import DeviceRunner, StepLimits, graph_backend
 from engine.runner.draft_model import Drafter
+from engine.runner.encoder_runner import EncoderRunner
 from engine.runner.kv_cache import (
     allocate_kv_cache,
     attention_shape,
@@ -44,7 +46,12 @@ from engine.runner.speculative import GrammarProposer, Guesser, NgramProposer
 from engine.runner.step_memory import largest_step_bytes, warm_up
 from engine.runner.step_timeout import derive_step_timeout_s
 from engine.scheduler import Scheduler
-from engine.sizing import max_model_len_of, max_steps_in_flight_of, num_blocks_of
+from engine.sizing import (
+    max_model_len_of,
+    max_steps_in_flight_of,
+    num_blocks_of,
+    num_unkept_blocks_of,
+)
 from engine.startup import GIB, Startup
 from engine.stepping import Stepper
 from engine.validation import check_adapter, check_head, check_request
@@ -56,12 +63,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Runner = ModelRunner | EncoderRunner
+
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     """A model whose weights are there."""
 
-    model: Decoder
+    model: Decoder | Encoder
     shape: AttentionShape
 
     @property
@@ -311,10 +320,12 @@ def _load_draft(
     return _Loaded(model, attention_shape(model, BLOCK_SIZE, cache_dtype=config.kv_cache_dtype))
 
 
-def _guesser(config: EngineConfig, draft: Decoder, runner: ModelRunner) -> Guesser | None:
+def _guesser(config: EngineConfig, draft: Decoder | Encoder, runner: Runner) -> Guesser | None:
     """draft, runner: of the draft model, if there is one."""
     if config.speculative == "off":
         return None
+    if isinstance(draft, Encoder) or isinstance(runner, EncoderRunner):
+        raise ConfigError(f"speculative is {config.speculative}: the model is an encoder")
     if config.speculative != "draft":
         ngrams = NgramProposer(config.num_draft_tokens) if config.speculative == "ngram" else None
         return Guesser(GrammarProposer(config.num_draft_tokens, ngrams))
@@ -329,7 +340,7 @@ def _guesser(config: EngineConfig, draft: Decoder, runner: ModelRunner) -> Guess
     return Guesser(drafter)
 
 
-def _prepare(runners: list[ModelRunner], resolved: ResolvedConfig, startup: Startup) -> None:
+def _prepare(runners: list[Runner], resolved: ResolvedConfig, startup: Startup) -> None:
     """A first step, and graphs where they are recorded."""
     config, graph_bytes = resolved.config, 0
     for runner in runners:
@@ -365,11 +376,14 @@ def _resolve(config: EngineConfig, loaded: list[_Loaded], startup: Startup) -> R
             )
             for each in loaded
         )
-    num_blocks = num_blocks_of(config, shape, per_token, step_bytes, startup)
+    max_steps_in_flight = max_steps_in_flight_of(config, shape.device)
+    if model.config.encoder is None:
+        num_blocks = num_blocks_of(config, shape, per_token, step_bytes, startup)
+    else:
+        num_blocks = num_unkept_blocks_of(config, max_steps_in_flight)
     for draft in loaded[1:]:
         draft_bytes = num_blocks * BLOCK_SIZE * draft.kv_bytes_per_token
         startup.took("draft model's KV cache", draft_bytes, "of the KV cache above")
-    max_steps_in_flight = max_steps_in_flight_of(config, shape.device)
     max_model_len = max_model_len_of(config, model.config, num_blocks, max_steps_in_flight)
     return ResolvedConfig(
         config=config,
@@ -385,6 +399,7 @@ def _resolve(config: EngineConfig, loaded: list[_Loaded], startup: Startup) -> R
         max_steps_in_flight=max_steps_in_flight,
         embedding_size=model.config.hidden_size,
         generates=model.config.generates,
+        whole_prompts=model.config.encoder is not None,
         pooling=model.config.embedding.pooling,
         step_timeout_s=config.step_timeout_s
         or sum(
@@ -419,8 +434,10 @@ def _num_drafts(config: EngineConfig, *, verifies: bool) -> int:
 
 def _runner(
     loaded: _Loaded, cache: list[KVLayer], resolved: ResolvedConfig, num_draft_tokens: int
-) -> ModelRunner:
+) -> Runner:
     model, shape = loaded.model, loaded.shape
+    if isinstance(model, Encoder):
+        return EncoderRunner(model, shape)
     eos_token_ids = frozenset(resolved.eos_token_ids)
     if not uses_triton(shape.device):
         return ModelRunner(model, cache, shape, eos_token_ids=eos_token_ids)
@@ -442,7 +459,7 @@ def _scheduler(
     cache = PrefixCache(
         BlockPool(resolved.num_blocks, on_free=on_free),
         resolved.block_size,
-        enabled=config.enable_prefix_caching,
+        enabled=config.enable_prefix_caching and not resolved.whole_prompts,
         sliding_window=resolved.sliding_window,
         leases=CacheLeases(int(resolved.num_blocks * config.cache_lease_share), clock),
     )
@@ -459,6 +476,7 @@ def _scheduler(
         pace=Pace(config.itl_target_s or None),
         max_steps_in_flight=resolved.max_steps_in_flight,
         penalties_ahead=uses_triton(torch.device(resolved.device)),
+        whole_prompts=resolved.whole_prompts,
         pooling=resolved.pooling,
         lane_limits=limits_of(config),
     )

@@ -65,6 +65,8 @@ class Detokenizer:
         self._include_stop = include_stop
         self._held = ""
         self.stopped = False
+        self.stop_string: str | None = None
+        """The one that is complete."""
 
     def push(self, token_ids: Iterable[int]) -> Piece:
         """Text that is sure now. After a stop nothing comes and nothing is used."""
@@ -94,11 +96,11 @@ class Detokenizer:
         if not self._stops:
             return text
         for end, character in enumerate(delta, start=len(self._held) + 1):
-            completed = [len(s.string) for s in self._stops if s.feed(character)]
+            completed = [s.string for s in self._stops if s.feed(character)]
             if completed:
-                self.stopped = True
-                self._held = ""
-                return text[: end if self._include_stop else end - max(completed)]
+                self.stopped, self._held = True, ""
+                self.stop_string = max(completed, key=len)
+                return text[: end if self._include_stop else end - len(self.stop_string)]
         sure = len(text) - max(stop.matched for stop in self._stops)
         self._held = text[sure:]
         return text[:sure]

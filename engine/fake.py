@@ -40,6 +40,7 @@ from engine.protocol import (
     Lane,
     LaneStatus,
     ReplicaStatus,
+    SeenPrefix,
     TokenLogprob,
     TokenLogprobs,
     Usage,
@@ -74,6 +75,14 @@ def embedding(request: EngineRequest) -> bytes:
     return struct.pack(f"<{len(numbers)}f", *(number / length for number in numbers))
 
 
+def likeliest(token_id: int, num_top: int) -> TokenLogprobs:
+    """The token, and others behind it."""
+    chosen = TokenLogprob(token_id, -0.5)
+    others = (other for other in count(1) if other != token_id)
+    top = [chosen, *(TokenLogprob(next(others), -1.0 - rank) for rank in range(num_top))]
+    return TokenLogprobs(chosen, top[:num_top])
+
+
 class _FakeRequest:
     """One request and the state of its choices."""
 
@@ -83,26 +92,34 @@ class _FakeRequest:
         self.request = request
         self.order = (number, 0)
         self.lane, self.tenant = request.lane, request.tenant
-        self.num_tokens = len(request.prompt_token_ids)
+        self.num_tokens = sum(map(len, request.prompts))
         self.deadline_s = math.inf
         self.is_paused = False
-        self.max_tokens = min(
-            request.sampling.max_tokens, max_model_len - len(request.prompt_token_ids)
-        )
-        self.answers = [respond(request, index) for index in range(request.n)]
-        self.lengths = [0] * request.n
-        self.open = set(range(request.n))
+        self.alone = [
+            msgspec.structs.replace(request, prompt_token_ids=prompt, more_prompts=())
+            for prompt in request.prompts
+        ]
+        """What each of its prompts would ask by itself."""
+        self.max_tokens = [
+            min(request.sampling.max_tokens, max_model_len - len(prompt))
+            for prompt in request.prompts
+        ]
+        self.answers = [respond(each, i) for each in self.alone for i in range(request.n)]
+        self.lengths = [0] * len(self.answers)
+        self.open = set(range(len(self.answers)))
         self.cached_tokens = 0
         self.kept = NOTHING_KEPT
+        self.seen: SeenPrefix | None = None
         self.prefilled = False
 
     @property
     def usage(self) -> Usage:
         return Usage(
-            prompt_tokens=len(self.request.prompt_token_ids),
+            prompt_tokens=self.num_tokens,
             cached_tokens=self.cached_tokens,
             kept_tokens=self.kept.kept_tokens,
             written_tokens=self.kept.written_tokens,
+            seen=self.seen,
             generated_tokens=sum(self.lengths),
             prefilled=self.prefilled,
         )
@@ -110,14 +127,17 @@ class _FakeRequest:
     @property
     def max_blocks(self) -> int:
         """What its choices may come to hold; set aside whole, so that nothing is preempted."""
-        tokens = len(self.request.prompt_token_ids) + self.max_tokens
-        return self.request.n * -(-tokens // BLOCK_SIZE)
+        lengths = zip(self.request.prompts, self.max_tokens, strict=True)
+        per_choice = sum(-(-(len(prompt) + most) // BLOCK_SIZE) for prompt, most in lengths)
+        return self.request.n * per_choice
 
     def step(self) -> list[EngineOutput]:
         self.prefilled = True
         if self.request.embed:
-            last = self.end("stop")[0]
-            return [msgspec.structs.replace(last, embedding=embedding(self.request))]
+            return [
+                msgspec.structs.replace(last, embedding=embedding(alone))
+                for last, alone in zip(self.end("stop"), self.alone, strict=True)
+            ]
         return [self._advance(index) for index in sorted(self.open)]
 
     def end(self, reason: FinishReason) -> list[EngineOutput]:
@@ -135,7 +155,7 @@ class _FakeRequest:
     def _advance(self, index: int) -> EngineOutput:
         token_id = next(self.answers[index], EOS_TOKEN_ID)
         self.lengths[index] += 1
-        reason = self._finish_reason(token_id, self.lengths[index])
+        reason = self._finish_reason(index, token_id)
         if reason is not None:
             self.open.remove(index)
         return EngineOutput(
@@ -144,25 +164,28 @@ class _FakeRequest:
             index=index,
             token_ids=[token_id],
             logprobs=self._logprobs(token_id),
+            prompt_logprobs=self._prompt_logprobs(index) if self.lengths[index] == 1 else None,
             finish_reason=reason,
             finished=not self.open,
         )
 
-    def _finish_reason(self, token_id: int, length: int) -> FinishReason | None:
-        sampling = self.request.sampling
+    def _finish_reason(self, index: int, token_id: int) -> FinishReason | None:
+        sampling, length = self.request.sampling, self.lengths[index]
         is_eos = token_id == EOS_TOKEN_ID and not sampling.ignore_eos
         if length >= sampling.min_tokens and (is_eos or token_id in sampling.stop_token_ids):
             return "stop"
-        return "length" if length >= self.max_tokens else None
+        return "length" if length >= self.max_tokens[index // self.request.n] else None
 
     def _logprobs(self, token_id: int) -> list[TokenLogprobs] | None:
         asked = self.request.sampling.logprobs
-        if asked is None:
+        return None if asked is None else [likeliest(token_id, asked)]
+
+    def _prompt_logprobs(self, index: int) -> list[TokenLogprobs] | None:
+        asked, n = self.request.sampling.prompt_logprobs, self.request.n
+        if asked is None or index % n:
             return None
-        chosen = TokenLogprob(token_id, -0.5)
-        others = (other for other in count(1) if other != token_id)
-        top = [chosen, *(TokenLogprob(next(others), -1.0 - rank) for rank in range(asked))]
-        return [TokenLogprobs(chosen, top[:asked])]
+        said = self.request.prompts[index // n][1:]
+        return [likeliest(token_id, asked) for token_id in said]
 
 
 class FakeCore:
@@ -337,7 +360,10 @@ class FakeCore:
         del self._queued[fake.request.request_id]
         self._waiting.remove(fake)
         self._running[fake.request.request_id] = fake
-        fake.cached_tokens, fake.kept = self._cache.look_up(fake.request)
+        for alone in fake.alone:
+            found = self._cache.look_up(alone)
+            fake.kept, fake.seen = found.kept, found.seen if alone is fake.alone[0] else fake.seen
+            fake.cached_tokens += found.cached_tokens
         self._charge(fake, INPUT_COST * (fake.num_tokens - fake.cached_tokens))
 
     def _charge(self, fake: _FakeRequest, cost: int) -> None:

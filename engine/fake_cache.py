@@ -8,12 +8,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from itertools import count
+from typing import NamedTuple
 
 from engine.cache_leases import CacheLeases
 from engine.config import BLOCK_SIZE, ResolvedConfig
 from engine.keeping import Keeping
-from engine.protocol import EngineRequest
+from engine.prompt_memory import PromptMemory
+from engine.protocol import EngineRequest, SeenPrefix
 from engine.sequence import NOTHING_KEPT, Kept
+
+
+class Found(NamedTuple):
+    cached_tokens: int
+    kept: Kept
+    """Of them and of the others."""
+    seen: SeenPrefix | None = None
 
 
 class FakeCache:
@@ -27,18 +36,18 @@ class FakeCache:
         """Tokens."""
         self.leases = CacheLeases(int(self.num_blocks * config.cache_lease_share), clock)
         self.keeping = Keeping(self.leases, BLOCK_SIZE)
+        self._prompts = PromptMemory(BLOCK_SIZE)
         self._numbers = count()
         self._prefixes: dict[bytes, int] = {}
         """Blocks' numbers by content, a child before its parent, least recently used first."""
 
-    def look_up(self, request: EngineRequest) -> tuple[int, Kept]:
-        """Find the longest remembered prefix in whole blocks, and remember this prompt's own: how
-        many tokens were cached, and what of them and of the others is kept."""
+    def look_up(self, request: EngineRequest) -> Found:
+        """Find the longest remembered prefix in whole blocks, and remember this prompt's own."""
         breakpoints, kept = request.breakpoints, NOTHING_KEPT
         if not self.enabled:
-            return 0, Kept(written_tokens=(0,) * len(breakpoints))
+            return Found(0, Kept(written_tokens=(0,) * len(breakpoints)))
         prompt = request.prompt_token_ids
-        prefix = request.cache_namespace.encode()
+        salt = prefix = request.cache_namespace.encode()
         digests, table, cached_tokens = [], [], 0
         for start in range(0, len(prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
             block = repr(prompt[start : start + BLOCK_SIZE]).encode()
@@ -59,7 +68,8 @@ class FakeCache:
             self._forget_oldest({*table})
         self.num_queried += len(prompt)
         self.num_hit += cached_tokens
-        return cached_tokens, kept
+        seen = self._prompts.meet(prompt, [salt, *digests], cached_tokens)
+        return Found(cached_tokens, kept, seen)
 
     def _forget_oldest(self, held: set[int]) -> None:
         """As many as there are too many, those under lease last."""

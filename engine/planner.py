@@ -56,13 +56,16 @@ class Planner:
         max_num_seqs: int,
         max_blocks_per_seq: int,
         penalties_ahead: bool,
+        whole_prompts: bool,
         on_start: Callable[[Sequence], None],
     ) -> None:
         """limits: of lanes. penalties_ahead: a token that is pending can be penalised for being
-        said again. on_start: told of a sequence that was given its first blocks, before any of it
-        is computed."""
+        said again. whole_prompts: none is cut into chunks.
+        on_start: told of a sequence that was given its first blocks, before any of it is
+        computed."""
         self.num_preemptions = 0
         self._cache = cache
+        self._whole_prompts = whole_prompts
         self.share = share
         self.running = Running(self.share)
         self.waiting: WaitingRoom[Sequence] = WaitingRoom(self.share)
@@ -185,6 +188,8 @@ class Planner:
         """Tokens of the budget for a prompt: all it can use of what is its lane's, but one that
         will not be through leaves a part to a shorter one behind it."""
         missing = seq.num_missing
+        if self._whole_prompts:
+            return missing if missing <= step.budget else 0
         room = self._room(step, seq.lane)
         if seq.is_long:
             room = max(0, min(room, step.long_budget))
@@ -273,6 +278,8 @@ class Planner:
                 or self._room(step, seq.lane) == 0
             ):
                 intake.beside.add(seq.lane)
+            elif self._whole_prompts and seq.num_missing > step.budget:
+                intake.is_over = True
             else:
                 self._try_to_start(step, intake, seq)
 

@@ -121,7 +121,7 @@ class PrefixCache:
     def serves(self, seq: Sequence) -> bool:
         """Whether `seq` may skip what is cached: a mean needs the hidden states of all its tokens,
         and only their keys and values are kept."""
-        return self.enabled and seq.pooling != "mean"
+        return self.enabled and seq.pooling != "mean" and not seq.lacks_scores
 
     def match(self, seq: Sequence) -> list[int]:
         """The longest cached prefix as a block table, at least one token short of `num_tokens`,
@@ -143,6 +143,13 @@ class PrefixCache:
         first = self.first_visible_block(longest * self.block_size)
         held = [self._block_of[digest] for digest in seq.block_digests[first:longest]]
         return [FREED] * first + held
+
+    def prompt_digests(self, seq: Sequence) -> list[bytes]:
+        """Of the salt, then of each full block of the prompt."""
+        num_full = seq.num_prompt_tokens // self.block_size
+        if num_full:
+            self._digest(seq, num_full - 1)
+        return [root_digest(seq.cache_salt), *seq.block_digests[:num_full]]
 
     def num_idle(self, table: Iterable[int]) -> int:
         """How many blocks of a matched table count as available until it is adopted."""

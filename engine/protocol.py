@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
@@ -70,6 +70,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     """None: off. k >= 0: the chosen token and the k most likely, from the raw logits'
     log-softmax."""
+    prompt_logprobs: int | None = None
+    """The same of the tokens of the prompt, each but the first."""
     grammar: Grammar | None = None
 
     @property
@@ -94,16 +96,20 @@ class Breakpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One generation of `n` choices over one prompt, or the prompt's embedding. `request_id` is
+    """One generation of `n` choices over each of its prompts, or their embeddings. `request_id` is
     unique per attempt (the billing event id)."""
 
     request_id: str
     prompt_token_ids: list[int]
+    more_prompts: tuple[list[int], ...] = ()
+    """Behind the first. Choice i of prompt p has the index p * n + i and, where a seed is named,
+    says what it would say alone."""
     sampling: SamplingParams = NOTHING_SAMPLED
     """Every generation names its own; an embedding samples nothing."""
     n: int = 1
+    """Choices of each prompt."""
     embed: bool = False
-    """The answer is one output with `embedding`, and no token. Of one choice."""
+    """The answer is one output with `embedding` for each prompt, and no token. Of one choice."""
     dimensions: int | None = None
     """Of an embedding: so many of its first numbers (Matryoshka, arXiv:2205.13147), brought to unit
     length, if the model's are, after the cut. None: all `ReplicaStatus.embedding_size`."""
@@ -122,7 +128,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """After its arrival here. Not begun by then it never is: `Rejected`, as `deadline_exceeded`."""
     breakpoints: tuple[Breakpoint, ...] = ()
     """From the first on; `Usage` says what came of them. A request without any has no part in what
-    others had kept."""
+    others had kept. Of a single prompt."""
+
+    @property
+    def prompts(self) -> tuple[list[int], ...]:
+        return (self.prompt_token_ids, *self.more_prompts)
 
     @property
     def cache_namespace(self) -> str:
@@ -134,8 +144,21 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return hashlib.blake2b(text, digest_size=32, person=b"adapter").hexdigest()
 
 
+class SeenPrefix(msgspec.Struct, frozen=True, array_like=True):
+    """How far a prompt was what one of the same salt had been, cached or not: why the cache missed.
+
+    "repeated": all of it. "continued": the earlier prompt ended there, as far as is remembered.
+    "broken": it went on otherwise, with another token at position `tokens`.
+    """
+
+    tokens: int
+    outcome: Literal["repeated", "continued", "broken"]
+    evicted_tokens: int = 0
+    """Of these, in whole blocks, those that the cache did not have: evicted, or being computed."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Cumulative over the whole request (all `n` choices); monotone from output to output.
+    """Cumulative over the whole request (all prompts, all choices); monotone from output to output.
 
     `cached_tokens` (<= prompt_tokens) is frozen when the request is first scheduled; a recompute
     after preemption changes nothing here. A request that was never scheduled has prefilled=False:
@@ -143,6 +166,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     prompt_tokens: int
+    """From `prefilled` on: of the prompts that are, with their `cached_tokens`."""
     cached_tokens: int = 0
     generated_tokens: int = 0
     kept_tokens: int = 0
@@ -151,8 +175,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     written_tokens: tuple[int, ...] = ()
     """By breakpoint: what comes between the one before, or what was kept, and it, in whole blocks;
     0 where the engine does not keep it. From `prefilled` on a lease is on it."""
+    seen: SeenPrefix | None = None
+    """Of the first prompt, frozen when it is first scheduled. None: none that is remembered began
+    so, or its prefix is not looked for."""
     prefilled: bool = False
-    """True from the step that finished the prompt's first prefill on."""
+    """True from the step on that finished the first prefill of the prompt, or of one of several."""
     queue_time_s: float = 0.0
     prefill_time_s: float = 0.0
     first_token_time_s: float = 0.0
@@ -180,6 +207,9 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
     """One entry per id in `token_ids` when asked for."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """With the first output of a prompt's first choice, when asked for: one entry per token of the
+    prompt but the first, which is the chosen one of its entry."""
     finish_reason: FinishReason | None = None
     """Set once per choice. An abort or a failed step ends each choice that was still open with an
     output of its own; `usage` is the request's final one on all of these."""
@@ -187,8 +217,8 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """True on exactly one output per request, the last one."""
     error_code: str | None = None
     embedding: bytes | None = None
-    """float32, little-endian, of the only output of a request that asked to `embed` and went well;
-    its usage has no generated tokens."""
+    """float32, little-endian, of the only output of each prompt of a request that asked to `embed`
+    and went well; its usage has no generated tokens."""
 
 
 class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,18 +6,21 @@ Knows no queues and no blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
 
-from engine.protocol import Lane
+from engine.protocol import Lane, TokenLogprobs
 from engine.sequence import Key, SampledTokens, Sequence, SequenceStatus
 
 Sampled = Mapping[Key, SampledTokens]
 """(request_id, index) -> what the step sampled for that choice."""
 Embedded = Mapping[Key, bytes]
 """The same of embeddings that the step completed, as in `EngineOutput.embedding`."""
-NOTHING_EMBEDDED: Embedded = {}
+Scored = Mapping[Key, list[TokenLogprobs]]
+"""The same of the prompts' tokens of which the step tells."""
+NOTHING: Mapping[Key, Any] = {}
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
@@ -37,6 +40,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """The last of the new tokens, which are guesses: the step samples behind each, too."""
     embeds: bool = False
     """These tokens catch up with the prompt of an embedding, which the step completes."""
+    num_scored: int = 0
+    """The first of the new tokens, each of which tells of the one behind it in the prompt."""
 
     @property
     def end(self) -> int:
@@ -87,6 +92,21 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
         )
 
 
+def check_computed(
+    output: SchedulerOutput, sampled: Sampled, embedded: Embedded, scored: Scored
+) -> None:
+    """AssertionError unless a step has computed what it was to compute."""
+    _check_keys("sampled", sampled, [e.seq.key for e in output.scheduled if e.samples])
+    _check_keys("embedded", embedded, [e.seq.key for e in output.scheduled if e.embeds])
+    _check_keys("scored", scored, [e.seq.key for e in output.scheduled if e.num_scored])
+
+
+def _check_keys(what: str, found: Collection[Key], wanted: list[Key]) -> None:
+    """wanted: each once."""
+    same = len(found) == len(wanted) and all(map(found.__contains__, wanted))
+    assert same, f"{what} {set(found) ^ set(wanted)} against the schedule"
+
+
 class StepPlan:
     """A step's batch while schedule() fills it."""
 
@@ -105,15 +125,17 @@ class StepPlan:
         catches_up = num_new_tokens == seq.num_missing
         num_tokens = num_new_tokens + len(drafts)
         embeds = seq.pooling is not None
+        start = seq.num_computed_tokens + seq.num_in_flight
         self.scheduled[seq.order] = ScheduledSequence(
             seq,
             num_tokens,
-            start=seq.num_computed_tokens + seq.num_in_flight,
+            start=start,
             samples=catches_up and not embeds,
             output_index=len(seq.output_token_ids) + seq.num_pending,
             attempt=seq.num_preemptions,
             draft_token_ids=drafts,
             embeds=catches_up and embeds,
+            num_scored=seq.num_scored(start, start + num_new_tokens),
         )
         self._spend(num_tokens)
 

@@ -37,7 +37,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from engine.config import Pooling
 from engine.errors import InvalidRequest
@@ -47,6 +47,7 @@ from engine.lanes import LaneLimits
 from engine.pace import Pace
 from engine.planner import Planner
 from engine.prefix_cache import PrefixCache, max_blocks_per_sequence
+from engine.prompt_memory import PromptMemory
 from engine.protocol import (
     Breakpoint,
     EngineOutput,
@@ -55,11 +56,10 @@ from engine.protocol import (
     Lane,
     LaneStatus,
 )
-from engine.schedule import NOTHING_EMBEDDED, Embedded, Sampled, SchedulerOutput
+from engine.schedule import NOTHING, Embedded, Sampled, SchedulerOutput, Scored, check_computed
 from engine.sequence import (
     Constraint,
     Kept,
-    Key,
     RequestState,
     SampledTokens,
     Sequence,
@@ -68,12 +68,6 @@ from engine.sequence import (
 )
 from engine.validation import check_request
 from engine.waiting import Deadlines
-
-
-def _check_keys(what: str, found: Collection[Key], wanted: list[Key]) -> None:
-    """wanted: each once."""
-    same = len(found) == len(wanted) and all(map(found.__contains__, wanted))
-    assert same, f"{what} {set(found) ^ set(wanted)} against the schedule"
 
 
 class Scheduler:
@@ -95,22 +89,22 @@ class Scheduler:
         pace: Pace | None = None,
         max_steps_in_flight: int = 1,
         penalties_ahead: bool = False,
+        whole_prompts: bool = False,
         pooling: Pooling = "last",
         lane_limits: Mapping[Lane, LaneLimits] | None = None,
         share: FairShare | None = None,
     ) -> None:
         """pace: bounds the prompt tokens of steps that also decode; None: only the budget does.
         max_steps_in_flight: how many outputs of schedule() may wait for their update().
-        penalties_ahead: a token that is pending can be penalised for being said again.
-        max_waiting: requests queued in each lane. pooling: of embeddings. lane_limits: None: no
-        lane has any. share: whose turn it is."""
+        penalties_ahead: a pending token can be penalised. whole_prompts: each fits one step.
+        max_waiting: requests queued in each lane. pooling: of embeddings. lane_limits: None: none
+        have any. share: whose turn it is."""
         assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and min(max_waiting.values()) >= 1
         assert max_model_len >= 2, f"max_model_len {max_model_len}: a prompt and an answer"
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
-        self.max_model_len = max_model_len
-        self.vocab_size = vocab_size
+        self.max_model_len, self.vocab_size = max_model_len, vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_blocks_per_seq = max_blocks_per_sequence(
             max_model_len,
@@ -121,18 +115,17 @@ class Scheduler:
         )
         num_blocks = cache.pool.num_blocks
         assert num_blocks >= self.max_blocks_per_seq, (
-            f"{num_blocks} blocks of {cache.block_size} tokens cannot hold one sequence of"
-            f" max_model_len {max_model_len}: it takes {self.max_blocks_per_seq}"
+            f"{num_blocks} blocks cannot hold a sequence that takes {self.max_blocks_per_seq}"
         )
         self.prefix_cache_query_tokens = self.prefix_cache_hit_tokens = 0
         self.pace = pace or Pace(None)
         self._pooling: Pooling = pooling
-        self._clock = clock
-        self._random = random.Random(seed)
+        self._clock, self._random = clock, random.Random(seed)
         self._num_arrived = self._num_paused = 0
         self._requests: dict[str, RequestState] = {}
         self._deadlines = Deadlines(self._waits_until)
         self._keeping = Keeping(cache.leases, cache.block_size)
+        self._prompts = PromptMemory(cache.block_size)
         self._updated_s = 0.0
         self._planner = Planner(
             cache=cache,
@@ -144,6 +137,7 @@ class Scheduler:
             max_num_seqs=max_num_seqs,
             max_blocks_per_seq=self.max_blocks_per_seq,
             penalties_ahead=penalties_ahead,
+            whole_prompts=whole_prompts,
             on_start=self._started,
         )
         self._share, self._lanes = self._planner.share, self._planner.lanes
@@ -169,16 +163,16 @@ class Scheduler:
             pooling=self._pooling,
             constraint=constraint,
         )
-        state = RequestState(request.request_id, sequences, arrival_s=self._clock())
+        state = RequestState(request.request_id, sequences, self._clock(), request.n)
         state.breakpoints = request.breakpoints
         self._requests[request.request_id] = state
         self._num_arrived += 1
         self._lanes.queues[request.lane].take(request.tenant)
-        self._lanes.num_open[request.lane] += request.n
+        self._lanes.num_open[request.lane] += len(sequences)
         for _ in sequences:
             self._share.enter(request.lane, request.tenant)
-        # The other choices find the prompt in the cache when choice 0 has computed it (`update`).
-        for seq in sequences[:1] if self.cache.enabled else sequences:
+        # The other choices find the prompt in the cache when its first has computed it (`update`).
+        for seq in sequences[:: request.n] if self.cache.enabled else sequences:
             self._waiting.add(seq)
         if request.deadline_s is not None:
             state.deadline_s = state.arrival_s + request.deadline_s
@@ -247,13 +241,16 @@ class Scheduler:
         return SchedulerOutput(entries, step.preempted, step.num_tokens, started_s, step.pressed)
 
     def update(
-        self, output: SchedulerOutput, sampled: Sampled, embedded: Embedded = NOTHING_EMBEDDED
+        self,
+        output: SchedulerOutput,
+        sampled: Sampled,
+        embedded: Embedded = NOTHING,
+        scored: Scored = NOTHING,
     ) -> list[EngineOutput]:
         """Take in what the step computed: `sampled` has exactly the entries that sample, `embedded`
-        those that embed. Returns an output for each of them. Sequences that ended or were preempted
-        since schedule() are passed over."""
-        _check_keys("sampled", sampled, [e.seq.key for e in output.scheduled if e.samples])
-        _check_keys("embedded", embedded, [e.seq.key for e in output.scheduled if e.embeds])
+        those that embed, and there is an output for each of them; `scored` those that tell of
+        prompts. Sequences that ended or were preempted since schedule() are passed over."""
+        check_computed(output, sampled, embedded, scored)
         now = self._clock()
         step_s = now - max(output.started_s, self._updated_s)
         if output.prompt_tokens and step_s > 0:
@@ -267,6 +264,8 @@ class Scheduler:
             seq.num_in_flight -= entry.num_new_tokens
             seq.num_pending -= entry.samples
             tokens = sampled[seq.key] if entry.samples else []
+            if entry.num_scored:
+                seq.score(entry.start, scored[seq.key])
             num_rejected = len(entry.draft_token_ids) + entry.samples - len(tokens)
             said, reason = seq.say(tokens, self.eos_token_ids)
             computed = entry.start + entry.num_new_tokens - num_rejected
@@ -390,17 +389,21 @@ class Scheduler:
 
     def _started(self, seq: Sequence) -> None:
         state = self._requests[seq.request_id]
-        if state.first_scheduled_s is not None:
+        prompt = state.prompt_of(seq)
+        if prompt.cached_tokens is not None:
             return
         assert seq.num_cached_tokens is not None, "it was looked up"
-        state.first_scheduled_s = self._clock()
-        state.cached_tokens = seq.num_cached_tokens
-        self._lanes.queues[seq.lane].give_back(seq.tenant)
-        if state.breakpoints:
-            state.kept = self._keep(seq, state.breakpoints)
+        state.schedule_prompt(prompt, seq.num_cached_tokens)
         if self.cache.serves(seq):
             self.prefix_cache_query_tokens += seq.num_prompt_tokens
             self.prefix_cache_hit_tokens += seq.num_cached_tokens
+            digests = self.cache.prompt_digests(seq)
+            prompt.seen = self._prompts.meet(seq.prompt_token_ids, digests, seq.num_cached_tokens)
+        if state.first_scheduled_s is None:
+            state.first_scheduled_s = self._clock()
+            self._lanes.queues[seq.lane].give_back(seq.tenant)
+            if state.breakpoints:
+                state.kept = self._keep(seq, state.breakpoints)
 
     def _keep(self, seq: Sequence, breakpoints: tuple[Breakpoint, ...]) -> Kept:
         """Of a sliding window the beginning is given back while it is computed: nothing is kept."""
@@ -420,11 +423,13 @@ class Scheduler:
         state = self._requests[seq.request_id]
         state.generated_tokens += len(said)
         self._share.charge(seq.lane, seq.tenant, seq.weight, OUTPUT_COST * len(said))
-        if state.first_token_s is None:
-            state.first_token_s = now
+        prompt = state.prompt_of(seq)
+        if not prompt.is_prefilled:
+            state.prefill_prompt(prompt, now)
             if self.cache.enabled and not state.is_paused:
-                for sibling in state.sequences[1:]:
+                for sibling in prompt.choices[1:]:
                     self._waiting.add(sibling)
+        is_first = seq.num_output_tokens == len(said)
         if reason is not None:
             self._finish(state, seq, reason)
         return EngineOutput(
@@ -436,6 +441,7 @@ class Scheduler:
             finish_reason=reason,
             finished=state.num_unfinished == 0,
             embedding=embedding,
+            prompt_logprobs=seq.prompt_logprobs if seq.scores and is_first else None,
         )
 
     def _finish(self, state: RequestState, seq: Sequence, reason: FinishReason) -> None:
@@ -489,6 +495,6 @@ class Scheduler:
         return not self._requests[seq.request_id].is_paused and not self._is_parked(seq)
 
     def _is_parked(self, seq: Sequence) -> bool:
-        """Whether the choice waits for choice 0 to compute the prompt that they share."""
-        state = self._requests[seq.request_id]
-        return self.cache.enabled and seq.index > 0 and state.first_token_s is None
+        """Whether the choice waits for the first one of its prompt to compute that."""
+        prompt = self._requests[seq.request_id].prompt_of(seq)
+        return self.cache.enabled and seq is not prompt.choices[0] and not prompt.is_prefilled

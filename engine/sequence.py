@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -27,6 +28,7 @@ from engine.protocol import (
     FinishReason,
     Lane,
     SamplingParams,
+    SeenPrefix,
     TokenLogprobs,
     Usage,
 )
@@ -72,6 +74,12 @@ class Constraint(Protocol):
         token, from the lowest of the first word on. Stays as it is where all is allowed, and behind
         drafts that are not, or behind the last. All clear where nothing can be said any more."""
 
+    @staticmethod
+    def allow_all(
+        asked: Rows[tuple[int, Any, list[int], list[int]]], masks: NDArray[np.int32]
+    ) -> None:
+        """`allow` for many of one kind: row of `masks`, whose, said, drafts."""
+
 
 def choice_seed(seed: int, index: int) -> int:
     """The seed of choice `index` of a request with `seed`: the first 8 bytes, little-endian, of
@@ -88,7 +96,7 @@ class Sequence:
 
     request_id: str
     index: int
-    """0..n-1, the choice."""
+    """As in `EngineRequest`: of its prompt, and there its choice."""
     order: tuple[int, int]
     """(arrival number of the request, index): smaller came earlier."""
     prompt_token_ids: list[int]
@@ -104,6 +112,8 @@ class Sequence:
     """What its hidden states become an embedding by; None: it generates."""
     dimensions: int | None = None
     """Of the embedding; None: all."""
+    scores: bool = False
+    """The tokens of its prompt are wanted with their log-probabilities."""
     constraint: Constraint | None = None
     """Of what it generates; None: it may say anything."""
     lane: Lane = "interactive"
@@ -132,6 +142,8 @@ class Sequence:
     """Tokens whose KV is being computed by steps that were scheduled and not yet taken in."""
     num_pending: int = 0
     """Tokens that those steps will sample: known to the device, not yet to us."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens behind the first, as far as they were computed."""
     draft_token_ids: list[int] = field(default_factory=list)
     """Guesses of what follows the last known token; the next step may verify them."""
     key: Key = field(init=False)
@@ -178,6 +190,21 @@ class Sequence:
     @property
     def embeds(self) -> bool:
         return self.pooling is not None
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Some of its prompt has still to be computed for what is said of it: keys and values that
+        are there already do not tell."""
+        return self.scores and len(self.prompt_logprobs) < len(self.prompt_token_ids) - 1
+
+    def num_scored(self, start: int, end: int) -> int:
+        """Positions from `start` on that tell of a token of the prompt, of those before `end`."""
+        last = len(self.prompt_token_ids) - 1
+        return max(0, min(end, last) - start) if self.lacks_scores else 0
+
+    def score(self, start: int, logprobs: list[TokenLogprobs]) -> None:
+        """What the positions from `start` on tell; some may be known, of before a preemption."""
+        self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]
 
     @property
     def is_long(self) -> bool:
@@ -243,30 +270,39 @@ def sequences_of(
 ) -> tuple[Sequence, ...]:
     """The choices of a request, which must fit. arrival: its number. seed: of the whole request.
     constraint: of each choice."""
-    room = max_model_len - len(request.prompt_token_ids)
-    sampling, namespace = request.sampling, request.cache_namespace
-    if sampling.max_tokens > room:
-        sampling = msgspec.structs.replace(sampling, max_tokens=room)
-    choices = [
-        Sequence(
+    sampling, namespace, n = request.sampling, request.cache_namespace, request.n
+    is_seeded = sampling.seed is not None
+
+    def of(prompt: list[int], choice: int, index: int) -> Sequence:
+        return Sequence(
             request_id=request.request_id,
             index=index,
             order=(arrival, index),
-            prompt_token_ids=request.prompt_token_ids,
-            sampling=sampling,
-            seed=choice_seed(seed, index),
+            prompt_token_ids=prompt,
+            sampling=_within(sampling, max_model_len - len(prompt)),
+            seed=choice_seed(seed, choice if is_seeded else index),
             cache_salt=namespace,
             adapter=request.adapter,
             pooling=pooling if request.embed else None,
             dimensions=request.dimensions,
+            scores=sampling.prompt_logprobs is not None and choice == 0,
             constraint=constraint and constraint.copy(),
             lane=request.lane,
             tenant=request.tenant,
             weight=request.weight,
         )
-        for index in range(request.n)
-    ]
-    return tuple(choices)
+
+    return tuple(
+        of(prompt, choice, number * n + choice)
+        for number, prompt in enumerate(request.prompts)
+        for choice in range(n)
+    )
+
+
+def _within(sampling: SamplingParams, room: int) -> SamplingParams:
+    if sampling.max_tokens <= room:
+        return sampling
+    return msgspec.structs.replace(sampling, max_tokens=room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,13 +317,26 @@ NOTHING_KEPT = Kept()
 
 
 @dataclass(slots=True, eq=False)
+class PromptState:
+    """What the choices of one prompt share."""
+
+    choices: tuple[Sequence, ...]
+    cached_tokens: int | None = None
+    """None before any of them was scheduled, frozen after."""
+    seen: SeenPrefix | None = None
+    is_prefilled: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class RequestState:
-    """What the choices of one request share: the bill and the clock."""
+    """What all choices of one request share: the bill and the clock."""
 
     request_id: str
     sequences: tuple[Sequence, ...]
-    """Choice i at i."""
+    """Index i at i."""
     arrival_s: float
+    n: int = 1
+    """Choices of each prompt."""
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     """Or when the embedding was there."""
@@ -295,28 +344,51 @@ class RequestState:
     """On the same clock; nothing of it is begun after that."""
     is_paused: bool = False
     breakpoints: tuple[Breakpoint, ...] = ()
+    prompt_tokens: int = field(init=False)
     cached_tokens: int = 0
+    """As in `Usage`, both."""
     kept: Kept = NOTHING_KEPT
-    """Both frozen when the first choice is first scheduled."""
+    """Frozen when the first choice is first scheduled."""
     generated_tokens: int = 0
     num_unfinished: int = field(init=False)
     """Choices still open."""
+    prompts: list[PromptState] = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_unfinished = len(self.sequences)
+        starts = range(0, len(self.sequences), self.n)
+        self.prompts = [PromptState(self.sequences[i : i + self.n]) for i in starts]
+        self.prompt_tokens = sum(each.choices[0].num_prompt_tokens for each in self.prompts)
+
+    def prompt_of(self, seq: Sequence) -> PromptState:
+        return self.prompts[seq.index // self.n]
+
+    def schedule_prompt(self, prompt: PromptState, cached_tokens: int) -> None:
+        prompt.cached_tokens = cached_tokens
+        if self.first_token_s is None:
+            self.cached_tokens += cached_tokens
+
+    def prefill_prompt(self, prompt: PromptState, now: float) -> None:
+        """Its first token, or its embedding, is there."""
+        prompt.is_prefilled = True
+        if self.first_token_s is None:
+            self.first_token_s = now
+            self.prompt_tokens = self.cached_tokens = 0
+        self.prompt_tokens += prompt.choices[0].num_prompt_tokens
+        self.cached_tokens += prompt.cached_tokens or 0
 
     def usage(self) -> Usage:
         """Cumulative over all choices, as of now."""
         scheduled_s, token_s = self.first_scheduled_s, self.first_token_s
-        prompt_tokens = self.sequences[0].num_prompt_tokens
         if scheduled_s is None:
-            return Usage(prompt_tokens=prompt_tokens)
+            return Usage(prompt_tokens=self.prompt_tokens)
         # The step that finishes a prompt also samples its first token, or embeds it: one moment.
         return Usage(
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             kept_tokens=self.kept.kept_tokens,
             written_tokens=self.kept.written_tokens,
+            seen=self.prompts[0].seen,
             generated_tokens=self.generated_tokens,
             prefilled=token_s is not None,
             queue_time_s=scheduled_s - self.arrival_s,

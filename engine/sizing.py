@@ -37,6 +37,8 @@ def max_model_len_of(
 ) -> int:
     """As asked, or the checkpoint's, cut to what the blocks hold of one sequence."""
     longest = model.max_position_embeddings
+    if model.encoder is not None:  # a text is computed whole
+        longest = min(longest, config.max_num_batched_tokens)
     asked = config.max_model_len or longest
     if not 2 <= asked <= longest:
         raise ConfigError(f"max_model_len {asked} must be between 2 and the checkpoint's {longest}")
@@ -52,6 +54,12 @@ def max_model_len_of(
     capacity = num_blocks * BLOCK_SIZE
     logger.warning("max_model_len cut from %d to the %d tokens of KV cache", asked, capacity)
     return capacity
+
+
+def num_unkept_blocks_of(config: EngineConfig, max_steps_in_flight: int) -> int:
+    """Where nothing is kept a block is a number, and there are as many as steps can ask for."""
+    per_step = -(-config.max_num_batched_tokens // BLOCK_SIZE) + config.max_num_seqs
+    return config.num_blocks or per_step * max_steps_in_flight
 
 
 def num_blocks_of(

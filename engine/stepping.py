@@ -12,16 +12,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from engine.protocol import EngineOutput
+from engine.runner.encoder_runner import EncoderRunner
 from engine.runner.model_runner import Launched, ModelRunner, Sampled
 from engine.runner.speculative import Guesser
-from engine.schedule import Embedded, ScheduledSequence, SchedulerOutput
+from engine.schedule import Embedded, ScheduledSequence, SchedulerOutput, Scored
 from engine.scheduler import Scheduler
+from engine.sequence import Key
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -41,7 +46,7 @@ class Stepper:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: ModelRunner,
+        runner: ModelRunner | EncoderRunner,
         *,
         max_steps_in_flight: int = 1,
         guesser: Guesser | None = None,
@@ -106,6 +111,7 @@ class Stepper:
         try:
             sampled = self._runner.collect(step.launched)
             embedded = self._runner.embedded(step.launched)
+            scored = self._runner.scored(step.launched)
         except Exception:
             return self._fail(output)
         now_s = time.perf_counter()
@@ -113,22 +119,29 @@ class Stepper:
         step_s = now_s - max(step.started_s, self._collected_s)
         self._collected_s = now_s
         self._learn(step, sampled, step_s)
-        return self._take_in(output, sampled, embedded)
+        return self._take_in(output, sampled, embedded, scored)
 
     def _take_in(
-        self, output: SchedulerOutput, sampled: Sampled, embedded: Embedded
+        self, output: SchedulerOutput, sampled: Sampled, embedded: Embedded, scored: Scored
     ) -> list[EngineOutput]:
         lost = [
             entry
             for entry in output.scheduled
             if (entry.samples and entry.key not in sampled)
             or (entry.embeds and entry.key not in embedded)
+            or (entry.num_scored and entry.key not in scored)
         ]
         if not lost:
-            return self._scheduler.update(output, sampled, embedded)
+            return self._scheduler.update(output, sampled, embedded, scored)
         logger.error("step %d: numbers of %d sequences not finite", self.num_steps, len(lost))
         kept = [entry for entry in output.scheduled if entry not in lost]
-        outputs = self._scheduler.update(_part(output, kept), sampled, embedded)
+        keys = {entry.key for entry in lost}
+        outputs = self._scheduler.update(
+            _part(output, kept),
+            _without(keys, sampled),
+            _without(keys, embedded),
+            _without(keys, scored),
+        )
         return outputs + self._scheduler.fail_batch(_part(output, lost))
 
     def _fail(self, output: SchedulerOutput) -> list[EngineOutput]:
@@ -172,6 +185,10 @@ class _Parts:
         num_prompt_tokens = output.num_tokens - len(decodes) - num_verified
         num_long_tokens = output.num_long_tokens if num_prompt_tokens else 0
         return _Parts(decodes, num_verified, num_prompt_tokens, num_long_tokens)
+
+
+def _without(keys: Collection[Key], found: Mapping[Key, T]) -> dict[Key, T]:
+    return {key: each for key, each in found.items() if key not in keys}
 
 
 def _part(output: SchedulerOutput, entries: list[ScheduledSequence]) -> SchedulerOutput:

@@ -21,9 +21,13 @@ from engine.protocol import (
 )
 
 MAX_CHOICES = 128
-"""Largest `EngineRequest.n`."""
+"""Of a request: `n` for each of its prompts."""
+MAX_EMBEDDED = 2048
+"""Prompts of a request that embeds (OpenAI's)."""
 MAX_LOGPROBS = 20
 """Largest `SamplingParams.logprobs` (OpenAI's top_logprobs)."""
+MAX_PROMPT_LOGPROBS = 5
+"""Of each token of a prompt, which may be long (OpenAI's, of a legacy completion)."""
 # Beyond these a number means nothing, and float32, in which logits are adjusted, may make 0 or
 # infinity of it.
 MAX_TEMPERATURE = 100.0
@@ -48,28 +52,45 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int
     A max_tokens beyond what the context leaves is no error: generation ends with "length". An
     embedding's prompt may be as long as the context.
     """
-    prompt, embed = request.prompt_token_ids, request.embed
     _check_turn(request)
+    _check_choices(request)
+    for prompt in request.prompts:
+        _check_prompt(prompt, vocab_size)
+    _check_breakpoints(request)
+    if not request.embed:
+        check_sampling(request.sampling, vocab_size=vocab_size)
+    elif request.sampling != NOTHING_SAMPLED:
+        raise InvalidRequest("sampling is not for embeddings", param="sampling")
+    longest = max(map(len, request.prompts))
+    if longest > max_model_len - (not request.embed):
+        what = "an embedding's prompt" if request.embed else "prompt and answer together"
+        raise ContextLengthExceeded(
+            f"the prompt has {longest} tokens, but {what} may have {max_model_len}",
+            param="prompt_token_ids",
+        )
+
+
+def _check_choices(request: EngineRequest) -> None:
+    num_prompts = len(request.prompts)
+    if request.embed and request.n != 1:
+        raise InvalidRequest("n must be 1: a prompt has one embedding", param="n")
     if not 1 <= request.n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}", param="n")
+    most = MAX_EMBEDDED if request.embed else MAX_CHOICES // request.n
+    if num_prompts > most:
+        what = "embeddings" if request.embed else f"{request.n} choices each"
+        raise InvalidRequest(
+            f"{num_prompts} prompts of {what} are too many: at most {most} are taken",
+            param="more_prompts",
+        )
+
+
+def _check_prompt(prompt: list[int], vocab_size: int) -> None:
     if not prompt:
         raise InvalidRequest("the prompt has no tokens", param="prompt_token_ids")
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         raise InvalidRequest(
             f"prompt token ids must be between 0 and {vocab_size - 1}", param="prompt_token_ids"
-        )
-    _check_breakpoints(request)
-    if not embed:
-        check_sampling(request.sampling, vocab_size=vocab_size)
-    elif request.n != 1:
-        raise InvalidRequest("n must be 1: a prompt has one embedding", param="n")
-    elif request.sampling != NOTHING_SAMPLED:
-        raise InvalidRequest("sampling is not for embeddings", param="sampling")
-    if len(prompt) > max_model_len - (not embed):
-        what = "an embedding's prompt" if embed else "prompt and answer together"
-        raise ContextLengthExceeded(
-            f"the prompt has {len(prompt)} tokens, but {what} may have {max_model_len}",
-            param="prompt_token_ids",
         )
 
 
@@ -92,7 +113,9 @@ def _check_turn(request: EngineRequest) -> None:
 
 def _check_breakpoints(request: EngineRequest) -> None:
     places = [0, *(each.num_tokens for each in request.breakpoints)]
-    if len(request.breakpoints) > MAX_BREAKPOINTS:
+    if request.breakpoints and request.more_prompts:
+        what = "be of a single prompt"
+    elif len(request.breakpoints) > MAX_BREAKPOINTS:
         what = f"be at most {MAX_BREAKPOINTS}"
     elif any(after <= before for before, after in pairwise(places)):
         what = "come one behind the other"
@@ -168,6 +191,8 @@ def _check_ids(p: SamplingParams, vocab_size: int) -> None:
     ids = range(vocab_size)
     if p.logprobs is not None and not 0 <= p.logprobs <= MAX_LOGPROBS:
         raise _must_be("logprobs", f"between 0 and {MAX_LOGPROBS}")
+    if p.prompt_logprobs is not None and not 0 <= p.prompt_logprobs <= MAX_PROMPT_LOGPROBS:
+        raise _must_be("prompt_logprobs", f"between 0 and {MAX_PROMPT_LOGPROBS}")
     if p.logit_bias:
         bias = MAX_LOGIT_BIAS
         if not all(i in ids for i in p.logit_bias):

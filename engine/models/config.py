@@ -43,8 +43,16 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """The block's in a layer; and gate, up and down of an expert in the block."""
 
 
+class EncoderTraits(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a model that reads a text whole and writes none."""
+
+    num_layers: int
+    layer_norm_eps: float
+    type_vocab_size: int
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `Decoder` needs to know."""
+    """Everything `Decoder`, or `Encoder`, needs to know."""
 
     architecture: str
     vocab_size: int
@@ -63,7 +71,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int | None, ...]
-    """One a layer: tokens a query sees, itself included; None is all before it."""
+    """One a layer with a KV cache: tokens a query sees, itself included; None is all before it."""
     dtype: DtypeName | None
     """What the checkpoint says it is stored in."""
     eos_token_ids: tuple[int, ...]
@@ -73,14 +81,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True
     """False: without a head there are no logits."""
     embedding: EmbeddingHead = EmbeddingHead()
+    encoder: EncoderTraits | None = None
+    """None: a decoder."""
 
     @property
     def num_layers(self) -> int:
+        """Those with a KV cache."""
         return len(self.windows)
+
+    @property
+    def depth(self) -> int:
+        return self.num_layers if self.encoder is None else self.encoder.num_layers
 
     @property
     def sliding_window(self) -> int | None:
         """Tokens that any layer may still look at; None when a layer looks at all."""
+        if not self.windows:
+            return None
         widest = 0
         for window in self.windows:
             if window is None:
@@ -125,6 +142,9 @@ class HFConfig(msgspec.Struct, kw_only=True):
     decoder_sparse_step: int = 1
     mlp_only_layers: list[int] = []
     is_causal: bool = True
+    layer_norm_eps: float = 1e-12
+    type_vocab_size: int = 2
+    position_embedding_type: str = "absolute"
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +199,38 @@ def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig
         eos_token_ids=token_ids("config.json: eos_token_id", hf.eos_token_id, hf.vocab_size),
         experts=traits.experts,
         quantization=hf.quantization_config,
+    )
+
+
+def encoder_config(architecture: str, hf: HFConfig, traits: EncoderTraits) -> ModelConfig:
+    """Raises as `model_config`."""
+    if hf.hidden_act != "gelu":
+        raise UnsupportedModel(f"config.json: hidden_act {hf.hidden_act!r} is not supported (gelu)")
+    head_dim = hf.hidden_size // hf.num_attention_heads
+    _check_sizes(hf, hf.num_attention_heads, head_dim, ())
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=hf.vocab_size,
+        hidden_size=hf.hidden_size,
+        intermediate_size=hf.intermediate_size,
+        num_heads=hf.num_attention_heads,
+        num_kv_heads=hf.num_attention_heads,
+        head_dim=head_dim,
+        max_position_embeddings=hf.max_position_embeddings,
+        rms_norm_eps=0.0,
+        rope_theta=DEFAULT_ROPE_THETA,
+        rope_scaling=None,
+        tie_word_embeddings=True,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        qk_norm=False,
+        windows=(),
+        dtype=_dtype(hf),
+        eos_token_ids=(),
+        quantization=hf.quantization_config,
+        generates=False,
+        encoder=traits,
     )
 
 

@@ -1,8 +1,8 @@
 """What requests do to logits before anything is drawn: bias, minimum length, penalties, grammar.
 
-Above: `sampler.py`, and `sampling_tensors.py` for devices that adjust by kernels. Below: torch. In
-place and sparse: only the named tokens of the rows that asked are touched, so that a plain request
-costs nothing. The order is that of `SamplingParams`.
+Above: `sampler.py`, and `sampling_tensors.py` for devices that adjust by kernels. Below: torch,
+`kernels/cpu_drawing.py`. In place and sparse: only the named tokens of the rows that asked are
+touched, so that a plain request costs nothing. The order is that of `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.kernels import cpu_drawing
 from engine.protocol import SamplingParams
 from engine.runner.batch import SampleRow
 
@@ -34,14 +35,18 @@ def is_adjusted(row: SampleRow) -> bool:
 def allowed_tokens(seqs: Rows[SampleRow], vocab: int) -> NDArray[np.int32] | None:
     """[S, vocab / 32 rounded up]: a bit for each token, from the lowest of the first word on, set
     where a row's grammar allows it. None where no row has a grammar."""
-    if all(row.seq.constraint is None for row in seqs):
+    asked = [
+        (index, row.seq.constraint, row.seq.output_token_ids, row.drafts)
+        for index, row in enumerate(seqs)
+        if row.seq.constraint is not None
+    ]
+    if not asked:
         return None
+    for index, _, said, drafts in asked:
+        num_said = len(said) + len(drafts)
+        assert num_said == seqs[index].num_output_tokens, "a grammar ahead of time"
     masks = np.full((len(seqs), -(-vocab // 32)), -1, np.int32)
-    for row, mask in zip(seqs, masks, strict=True):
-        if row.seq.constraint is not None:
-            said = row.seq.output_token_ids
-            assert len(said) + len(row.drafts) == row.num_output_tokens, "a grammar ahead of time"
-            row.seq.constraint.allow(said, row.drafts, mask)
+    asked[0][1].allow_all(asked, masks)
     return masks
 
 
@@ -111,6 +116,9 @@ def _forbid_what_does_not_fit(logits: Tensor, seqs: Rows[SampleRow]) -> None:
     vocab = logits.shape[1]
     masks = allowed_tokens(seqs, vocab)
     if masks is None:
+        return
+    if cpu_drawing.forbids(logits):
+        cpu_drawing.forbid(logits, masks)
         return
     bound = [i for i, row in enumerate(seqs) if row.seq.constraint is not None]
     bits = np.unpackbits(~masks[bound].view(np.uint8), axis=1, bitorder="little")[:, :vocab]

@@ -65,6 +65,17 @@ class PooledSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredSpan:
+    """Tokens of the batch whose logits tell of the tokens behind them in a prompt."""
+
+    seq: Sequence
+    start: int
+    """Into the T tokens."""
+    next_ids: list[int]
+    """Those behind them, one each."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepParts:
     """A step as the host knows it, its sequences in the order of the batch."""
 
@@ -84,6 +95,7 @@ class StepParts:
     rows: list[SampleRow]
     """S of them, alike; those of one sequence lie side by side"""
     pooled: list[PooledSpan]
+    scored: list[ScoredSpan]
 
     @property
     def adapters(self) -> list[tuple[str, int]]:
@@ -105,6 +117,7 @@ class Batch:
     """Index into the T tokens, and whose token it is that the step before samples"""
     adapters: list[tuple[str, int]]
     pooled: list[PooledSpan]
+    scored: list[ScoredSpan]
 
 
 _end = attrgetter("end")
@@ -128,6 +141,7 @@ def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
     wanted: list[int] = []
     rows: list[SampleRow] = []
     pooled: list[PooledSpan] = []
+    scored: list[ScoredSpan] = []
     for number, entry in enumerate(entries):
         seq, drafts = entry.seq, entry.draft_token_ids
         positions += range(entry.start, entry.end)
@@ -144,6 +158,10 @@ def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
                 SampleRow(seq, entry.output_index + ahead, drafts[:ahead])
                 for ahead in range(1, len(drafts) + 1)
             ]
+        if entry.num_scored:
+            first = entry.start + 1
+            next_ids = seq.prompt_token_ids[first : first + entry.num_scored]
+            scored.append(ScoredSpan(seq, end - entry.num_new_tokens, next_ids))
         if seq.pooling == "mean":
             span = (end - entry.num_new_tokens, end, entry.start == 0, entry.embeds)
             pooled.append(PooledSpan(seq, *span, num_pooled=seq.num_tokens))
@@ -160,6 +178,7 @@ def lay_out(output: SchedulerOutput, max_verified: int = 1) -> StepParts:
         sampling_rows=wanted,
         rows=rows,
         pooled=pooled,
+        scored=scored,
     )
 
 
@@ -184,4 +203,5 @@ def build_batch(output: SchedulerOutput, *, block_size: int, device: torch.devic
         unknown=[(int(ends[number]) - 1, key) for number, key in parts.unknown],
         adapters=parts.adapters,
         pooled=parts.pooled,
+        scored=parts.scored,
     )

@@ -187,7 +187,7 @@ class DeviceRunner(ModelRunner):
     def _launch(self, parts: StepParts, before: Launched | None) -> Launched:
         num_rows = len(parts.rows)
         graph = self._graph_for(parts)
-        pooled = None
+        pooled = scores = None
         if self._model.adapters is not None:
             self._model.adapters.assign(parts.adapters)
         drawn = self._buffers.drawn[:num_rows]
@@ -205,8 +205,9 @@ class DeviceRunner(ModelRunner):
             views = StepViews(self._buffers, size, layout)
             states = self._states(views, _metadata(views, parts), None)
             pooled = self._pooler(states, parts.pooled)
+            scores = self._scorer(states, parts.scored)
             if num_rows == 0:
-                return Launched(parts.rows, None, pooled)
+                return Launched(parts.rows, None, pooled, scores)
             logits = self._model.logits(states, views.sampling_rows)
             last_tokens = views.token_ids[views.sampling_rows]
         if any(is_adjusted(row) for row in parts.rows):
@@ -215,11 +216,12 @@ class DeviceRunner(ModelRunner):
             )
         elif graph is None:
             sampling.sample(logits, views.sampling, drawn)
-        return Launched(parts.rows, self._device_sampler.answer(logits, drawn, parts.rows), pooled)
+        answer = self._device_sampler.answer(logits, drawn, parts.rows)
+        return Launched(parts.rows, answer, pooled, scores)
 
     def _graph_for(self, parts: StepParts) -> Decode | None:
         """What a graph must be for to do this step; None if there is none."""
-        # Every token is drawn behind: there is no prompt but of one token.
+        # Every token is drawn behind: there is no prompt but of one token, and none to tell of.
         if self._graphs is None or len(parts.rows) != len(parts.token_ids):
             return None
         adapted = any(name for name, _ in parts.adapters)

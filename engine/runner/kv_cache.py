@@ -16,13 +16,14 @@ from engine.kernels.fp8_linear import reads_fp8
 from engine.kernels.paged_attention import AttentionShape, KVLayer, KVScales
 from engine.layers.parallel import share
 from engine.models.decoder import Decoder
+from engine.models.encoder import Encoder
 
 FLOAT8_NAN = 0x7F
 """The bits of the one number in e4m3fn that is none (OCP 8-bit floating point)."""
 
 
 def attention_shape(
-    model: Decoder,
+    model: Decoder | Encoder,
     block_size: int,
     *,
     cache_dtype: Literal["auto", "fp8"] = "auto",

@@ -1,9 +1,9 @@
 """Runs one scheduled step: batch, model, sampler.
 
-Above: `core.py`. Below: `batch.py`, `models/decoder.py`, `sampler.py`, `pooling.py`. Knows neither
-queues nor blocks but as numbers in a table, and keeps nothing between steps except the KV cache and
-sums of embeddings. A device with kernels has a runner of its own, `device_runner.py`, that launches
-otherwise and collects alike.
+Above: `core.py`. Below: `batch.py`, `models/decoder.py`, `sampler.py`, `pooling.py`,
+`prompt_scores.py`. Knows neither queues nor blocks but as numbers in a table, and keeps nothing
+between steps except the KV cache and sums of embeddings. A device with kernels has a runner of its
+own, `device_runner.py`, that launches otherwise and collects alike.
 
 `launch` only hands work to the device; `collect` waits for what it sampled. A step may be launched
 before the one before it was collected: tokens that only the device knows are fed to it there.
@@ -21,8 +21,9 @@ from engine.kernels.paged_attention import AttentionShape, KVLayer, attention_pl
 from engine.models.decoder import Decoder, States
 from engine.runner.batch import Batch, SampleRow, build_batch
 from engine.runner.pooling import Pooled, Pooler
+from engine.runner.prompt_scores import PromptScorer, PromptScores
 from engine.runner.sampler import Drawing, Sampler, TorchDrawing, is_plain
-from engine.schedule import Embedded, SchedulerOutput
+from engine.schedule import Embedded, SchedulerOutput, Scored
 from engine.sequence import Key, SampledTokens
 
 Sampled = dict[Key, SampledTokens]
@@ -37,6 +38,8 @@ class Launched:
     """What is being sampled, a row each; None when the step samples nothing."""
     pooled: Pooled | None = None
     """Embeddings; None when the step completes none."""
+    scores: PromptScores | None = None
+    """Of prompts' tokens; None when nobody asks for any."""
 
     def token_of(self) -> dict[Key, int]:
         """Row of the only token that each sequence samples."""
@@ -59,6 +62,7 @@ class ModelRunner:
         self._windows = frozenset(model.config.windows)
         self._sampler = Sampler(eos_token_ids)
         self._pooler = Pooler(model, deterministic=shape.deterministic)
+        self._scorer = PromptScorer(model)
 
     @property
     def generates(self) -> bool:
@@ -69,7 +73,8 @@ class ModelRunner:
         """Start a step. `before` is the step launched last, if it was not collected yet."""
         batch, states = self._compute(output, before)
         drawing = self._draw(states, batch) if batch.rows else None
-        return Launched(batch.rows, drawing, self._pooler(states, batch.pooled))
+        pooled = self._pooler(states, batch.pooled)
+        return Launched(batch.rows, drawing, pooled, self._scorer(states, batch.scored))
 
     def _draw(self, states: States, batch: Batch) -> Drawing:
         rows, model = batch.rows, self._model
@@ -102,6 +107,11 @@ class ModelRunner:
     def embedded(launched: Launched) -> Embedded:
         """Wait for a step's embeddings. One whose numbers are not finite is left out."""
         return {} if launched.pooled is None else launched.pooled.results()
+
+    @staticmethod
+    def scored(launched: Launched) -> Scored:
+        """Wait for what a step tells of prompts. One whose numbers are not finite is left out."""
+        return {} if launched.scores is None else launched.scores.results()
 
     @torch.inference_mode()
     def logits(

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engine.models.config import EmbeddingHead
 from engine.models.decoder import Decoder, States
+from engine.models.encoder import Encoder
 from engine.runner.batch import PooledSpan
 from engine.runner.sampling_tensors import to_device
 from engine.runner.transfers import Download, Transfers
@@ -56,7 +57,7 @@ class Pooled:
 
 
 class Pooler:
-    def __init__(self, model: Decoder, *, deterministic: bool) -> None:
+    def __init__(self, model: Decoder | Encoder, *, deterministic: bool) -> None:
         """deterministic: sum in an order that does not depend on the chunks."""
         self._model = model
         self._deterministic = deterministic

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels import cpu_rows
+from engine.kernels import cpu_drawing, cpu_rows
 from engine.kernels.backend import uses_triton
 from engine.kernels.sampling import GREEDY_TEMPERATURE
 from engine.protocol import TokenLogprob, TokenLogprobs
@@ -94,6 +94,11 @@ class Sampler:
         adjust_logits(logits, rows, self._eos_token_ids)
         best, chosen = logits.max(dim=-1)
         drawn = [i for i, r in enumerate(rows) if r.sampling.temperature >= GREEDY_TEMPERATURE]
+        if drawn and cpu_drawing.draws(logits):
+            whole = [i for i in drawn if is_unfiltered(rows[i], logits.shape[1])]
+            if whole:
+                chosen[whole] = _draw_from_all(logits, best, whole, [rows[i] for i in whole])
+            drawn = [i for i in drawn if not is_unfiltered(rows[i], logits.shape[1])]
         if drawn:
             at = torch.tensor(drawn, device=logits.device)
             chosen[at] = _draw(logits[at], best[at], [rows[i] for i in drawn])
@@ -115,6 +120,24 @@ def is_plain(row: SampleRow) -> bool:
     sampling = row.sampling
     greedy = sampling.temperature < GREEDY_TEMPERATURE
     return greedy and sampling.logprobs is None and not is_adjusted(row)
+
+
+def is_unfiltered(row: SampleRow, vocab: int) -> bool:
+    """Whether the row is drawn from without looking for its largest tokens."""
+    return row.sampling.top_p >= 1 and not 0 < row.sampling.top_k < vocab
+
+
+def _draw_from_all(logits: Tensor, best: Tensor, at: Rows[int], seqs: Rows[SampleRow]) -> Tensor:
+    """As `_draw`, of rows `at` that are unfiltered, in two reads and without a copy."""
+    drawn = cpu_drawing.draw(
+        logits,
+        np.array(at, np.int64),
+        best.numpy()[at],
+        np.array([seq.sampling.temperature for seq in seqs], np.float32),
+        np.array([seq.sampling.min_p for seq in seqs], np.float32),
+        uniforms([seq.seed for seq in seqs], [seq.num_output_tokens for seq in seqs]),
+    )
+    return torch.from_numpy(drawn)
 
 
 def _draw(logits: Tensor, best: Tensor, seqs: Rows[SampleRow]) -> Tensor:

@@ -16,11 +16,14 @@ from engine.kernels.backend import uses_triton
 from engine.kernels.paged_attention import MAX_SCORES, AttentionShape
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.encoder import Encoder
 from engine.protocol import SamplingParams
 from engine.runner.cuda_graphs import CudaGraphs
 from engine.runner.device_runner import DeviceRunner, StepLimits
+from engine.runner.encoder_runner import EncoderRunner
 from engine.runner.kv_cache import allocate_kv_cache
 from engine.runner.model_runner import ModelRunner
+from engine.runner.prompt_scores import ROWS
 from engine.schedule import ScheduledSequence, SchedulerOutput
 from engine.sequence import Sequence
 
@@ -36,7 +39,7 @@ GRAPH_BYTES = 8 << 20
 
 
 def largest_step_bytes(
-    model: Decoder,
+    model: Decoder | Encoder,
     shape: AttentionShape,
     *,
     max_num_batched_tokens: int,
@@ -64,7 +67,7 @@ def largest_step_bytes(
 
 
 def warm_up(
-    runner: ModelRunner,
+    runner: ModelRunner | EncoderRunner,
     *,
     block_size: int,
     num_blocks: int,
@@ -80,7 +83,7 @@ def warm_up(
         _run(runner, _step(num_tokens, num_seqs, block_size, pooling))
 
 
-def _measure(model: Decoder, shape: AttentionShape, limits: StepLimits) -> int:
+def _measure(model: Decoder | Encoder, shape: AttentionShape, limits: StepLimits) -> int:
     """Run it over a cache of its own; what the allocator held at the highest, and what a runner
     with kernels holds all the time."""
     num_tokens, num_seqs = limits.max_num_tokens, limits.largest_decode
@@ -88,10 +91,17 @@ def _measure(model: Decoder, shape: AttentionShape, limits: StepLimits) -> int:
     cache = allocate_kv_cache(shape, model.config.num_layers, num_blocks)
     device, nothing = shape.device, frozenset[int]()
     held = 0
-    runner = ModelRunner(model, cache, shape, eos_token_ids=nothing)
-    if uses_triton(device):
+    runner: ModelRunner | EncoderRunner
+    if isinstance(model, Encoder):
+        num_seqs = max(1, num_tokens // limits.max_model_len)  # texts as long as may be
+        runner = EncoderRunner(model, shape)
+    elif not uses_triton(device):
+        runner = ModelRunner(model, cache, shape, eos_token_ids=nothing)
+    else:
         runner = DeviceRunner(model, cache, shape, eos_token_ids=nothing, limits=limits)
         held = runner.num_bytes + num_seqs * model.config.vocab_size * ADJUSTING_BYTES_PER_LOGIT
+        more_rows = max(0, ROWS - num_seqs)  # of prompts that are told of
+        held += more_rows * model.config.vocab_size * SAMPLER_BYTES_PER_LOGIT
         held += _graph_bytes(runner, device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -135,11 +145,11 @@ def _compute(
     )
     # Scores, their softmax and the mask; a tile holds no more than all queries against all keys.
     scores = min(MAX_SCORES, shape.num_heads * num_tokens * keys) * (2 * item + 1)
-    logits = num_seqs * config.vocab_size * (item + SAMPLER_BYTES_PER_LOGIT)
+    logits = max(num_seqs, ROWS) * config.vocab_size * (item + SAMPLER_BYTES_PER_LOGIT)
     return activations + rotation + gathered + max(scores, logits)
 
 
-def _run(runner: ModelRunner, step: SchedulerOutput) -> None:
+def _run(runner: ModelRunner | EncoderRunner, step: SchedulerOutput) -> None:
     launched = runner.launch(step)
     runner.collect(launched)
     runner.embedded(launched)

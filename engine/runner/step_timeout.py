@@ -28,4 +28,4 @@ def operations_per_token(model: ModelConfig, context: int) -> float:
     hidden, width = model.hidden_size, model.num_heads * model.head_dim
     projections = hidden * (2 * width + 2 * model.num_kv_heads * model.head_dim)
     layer = projections + 3 * hidden * model.intermediate_size + 2 * width * context
-    return 2.0 * (model.num_layers * layer + hidden * model.vocab_size)
+    return 2.0 * (model.depth * layer + hidden * model.vocab_size)

@@ -44,7 +44,7 @@ class DummyWeights:
         own = (size, *shape[1:])
         tensor = torch.empty(own, dtype=self.dtype, device=self._device)
         if len(shape) < 2:
-            tensor.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            tensor.fill_(1.0 if name.lower().endswith("norm.weight") else 0.0)
         else:
             first = index * size * torch.Size(shape[1:]).numel()
             self._repeat(tensor.view(-1), zlib.crc32(name.encode()) + first, shape[-1] ** -0.5)

@@ -1,8 +1,9 @@
 """What a checkpoint says about embeddings: the modules that sentence-transformers puts behind it.
 
 Above: `weights/registry.py`. Below: `models/config.py`. Reads `modules.json` and the pooling's
-config.json; a folder without them is a language model, whose last hidden state serves, brought to
-unit length. What is not built here is refused: another vector would look like one, too.
+config.json; a folder without them is a language model, whose last hidden state serves, or an
+encoder, whose mean does, brought to unit length. What is not built here is refused: another vector
+would look like one, too.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ class Module(msgspec.Struct):
         return self.type.rpartition(".")[2]
 
 
-def read_embedding_head(folder: Path) -> EmbeddingHead:
-    """Raises ConfigError (broken), UnsupportedModel (not built here), naming file and field."""
+def read_embedding_head(folder: Path, unsaid: Pooling = "last") -> EmbeddingHead:
+    """`unsaid`: of a folder without MODULES_FILE. Raises ConfigError (broken), UnsupportedModel
+    (not built here), naming file and field."""
     path = folder / MODULES_FILE
     if not path.exists():
-        return EmbeddingHead()
+        return EmbeddingHead(pooling=unsaid)
     try:
         modules = msgspec.json.decode(path.read_bytes(), type=list[Module])
     except msgspec.MsgspecError as error:

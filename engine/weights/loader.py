@@ -18,6 +18,7 @@ import torch
 from engine.layers.parallel import SINGLE_RANK, ParallelGroup
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.encoder import NOT_READ, Encoder
 from engine.startup import GIB, Startup
 from engine.weights.adapters import Adapter
 from engine.weights.checkpoint import Checkpoint, CheckpointWeights
@@ -65,7 +66,7 @@ def load_model(
     deterministic: bool = False,
     seed: int = 0,
     startup: Startup | None = None,
-) -> Decoder:
+) -> Decoder | Encoder:
     """load_format: dummy needs config.json alone and draws the weights from `seed`.
     quantization: what dense linear layers become; a checkpoint that is quantised stays as it is.
     adapters: PEFT's folders by name. deterministic: see `WeightSource.deterministic`.
@@ -97,7 +98,7 @@ def load_model(
     return model
 
 
-def _build_stored(folder: Path, config: ModelConfig, how: _How) -> tuple[Decoder, int]:
+def _build_stored(folder: Path, config: ModelConfig, how: _How) -> tuple[Decoder | Encoder, int]:
     began = time.perf_counter()
     checkpoint = Checkpoint(folder)
     if not checkpoint.has_head:
@@ -107,9 +108,9 @@ def _build_stored(folder: Path, config: ModelConfig, how: _How) -> tuple[Decoder
     with TensorReader(how.device) as reader:
         weights = CheckpointWeights(checkpoint, reader, dtype=chosen, device=how.device)
         source = LinearSource(weights, how.linear, device=how.device, stored=config.quantization)
-        model = Decoder(config, source, dtype=chosen, device=how.device, group=how.group)
+        model = _build(config, source, chosen, how)
     source.check_adapters()
-    weights.check_all_taken(optional=TIED if config.tie_word_embeddings else frozenset())
+    weights.check_all_taken(optional=_optional(config))
     whole_s, convert_s = time.perf_counter() - began, weights.taken_s * reader.convert_share
     read_s = weights.taken_s - convert_s
     rate = reader.bytes_read / max(weights.taken_s, 1e-9) / GIB
@@ -120,13 +121,27 @@ def _build_stored(folder: Path, config: ModelConfig, how: _How) -> tuple[Decoder
     return model, num_parameters
 
 
-def _build_dummy(config: ModelConfig, how: _How, seed: int) -> tuple[Decoder, int]:
+def _build(
+    config: ModelConfig, source: LinearSource, dtype: torch.dtype, how: _How
+) -> Decoder | Encoder:
+    if config.encoder is None:
+        return Decoder(config, source, dtype=dtype, device=how.device, group=how.group)
+    return Encoder(config, source, dtype=dtype, device=how.device)
+
+
+def _optional(config: ModelConfig) -> frozenset[str]:
+    if config.encoder is not None:
+        return frozenset(NOT_READ)
+    return TIED if config.tie_word_embeddings else frozenset()
+
+
+def _build_dummy(config: ModelConfig, how: _How, seed: int) -> tuple[Decoder | Encoder, int]:
     num_parameters = _num_matrix_elements(config)
     chosen = how.choose_dtype(config, num_parameters)
     with how.startup.phase("weights: random"):
         weights = DummyWeights(dtype=chosen, device=how.device, seed=seed)
         source = LinearSource(weights, how.linear, device=how.device)
-        model = Decoder(config, source, dtype=chosen, device=how.device, group=how.group)
+        model = _build(config, source, chosen, how)
     source.check_adapters()
     return model, num_parameters
 
@@ -135,12 +150,12 @@ def _num_matrix_elements(config: ModelConfig) -> int:
     """Parameters without biases and norms, which are a part in thousands."""
     embeddings = 1 if config.tie_word_embeddings or not config.generates else 2
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
-    width = config.num_layers * heads * config.head_dim + 3 * _num_neurons(config)
+    width = config.depth * heads * config.head_dim + 3 * _num_neurons(config)
     return config.hidden_size * (config.vocab_size * embeddings + width)
 
 
 def _num_neurons(config: ModelConfig) -> int:
     """Of the feed-forward layers of all layers, experts included."""
-    routed = [False] * config.num_layers if config.experts is None else config.experts.layers
+    routed = [False] * config.depth if config.experts is None else config.experts.layers
     expert = config.experts.num_experts * config.experts.intermediate_size if config.experts else 0
     return sum(expert if has_experts else config.intermediate_size for has_experts in routed)

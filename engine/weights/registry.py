@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigError, UnsupportedModel
-from engine.models import llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from engine.models import bert, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from engine.models.config import HFConfig, ModelConfig, parse, token_ids
 from engine.tokenizer import Tokenizer, read_tokenizer_config, special_tokens
 from engine.weights.embedding_head import read_embedding_head
@@ -30,6 +30,8 @@ FAMILIES: dict[str, Callable[[HFConfig], ModelConfig]] = {
 }
 HEADLESS = {name.replace("ForCausalLM", "Model"): family for name, family in FAMILIES.items()}
 """The same without a head: they embed."""
+ENCODERS = {"BertModel": bert.from_hf}
+"""They embed, too."""
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -45,13 +47,15 @@ def load_model_config(folder: Path) -> ModelConfig:
         names = msgspec.convert(raw.get("architectures"), list[str] | None) or []
     except msgspec.ValidationError as error:
         raise ConfigError(f"{folder / 'config.json'}: architectures: {error}") from error
-    known = FAMILIES | HEADLESS
+    known = FAMILIES | HEADLESS | ENCODERS
     name = next((name for name in names if name in known), None)
     if name is None:
         named = ", ".join(names) or "none named"
-        supported = ", ".join(FAMILIES)
+        supported = ", ".join([*FAMILIES, *ENCODERS])
         raise UnsupportedModel(f"{folder}: architecture {named} is unknown; supported: {supported}")
     config = known[name](parse(raw))
+    if config.encoder is not None:
+        return msgspec.structs.replace(config, embedding=read_embedding_head(folder, "mean"))
     ids = (
         _generation_eos(folder, config.vocab_size)
         or config.eos_token_ids

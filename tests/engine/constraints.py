@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +34,13 @@ class Residues:
             if not self.fits(said + drafts, token_id):
                 bit = np.array([1 << token_id % 32], np.uint32).view(np.int32)[0]
                 mask[token_id // 32] &= ~bit
+
+    @staticmethod
+    def allow_all(
+        asked: Rows[tuple[int, Residues, list[int], list[int]]], masks: NDArray[np.int32]
+    ) -> None:
+        for index, constraint, said, drafts in asked:
+            constraint.allow(said, drafts, masks[index])
 
     def fits(self, before: list[int], token_id: int) -> bool:
         return token_id % self.modulus == sum(before) % self.modulus

@@ -26,6 +26,7 @@ from engine.fake import EOS_TOKEN_ID, FakeCore, FakeEngine, drawn, embedding
 from engine.protocol import (
     EngineOutput,
     EngineRequest,
+    SeenPrefix,
     Usage,
 )
 from tests.engine.peers import (
@@ -80,6 +81,24 @@ async def test_a_second_prompt_finds_the_first_ones_blocks(any_engine: Engine) -
         for i, salt in enumerate("aab")
     ]
     assert cached == [0, 48, 0]  # at least one token is computed, and no tenant sees another's
+
+
+async def test_an_engine_tells_where_a_prompt_left_the_one_before(any_engine: Engine) -> None:
+    prompt = list(range(1, 65))
+    asked = [
+        ask("first", prompt),
+        ask("changed", [*prompt[:37], 99, *prompt[38:]]),
+        ask("longer", [*prompt, 99]),
+        ask("again", prompt),
+        ask("stranger", prompt, salt="b"),
+    ]
+    assert [(await collect(any_engine, each))[-1].usage.seen for each in asked] == [
+        None,
+        SeenPrefix(37, "broken"),
+        SeenPrefix(64, "continued"),
+        SeenPrefix(64, "repeated"),
+        None,
+    ]
 
 
 async def test_choices_stop_ids_and_logprobs(any_engine: Engine) -> None:
@@ -194,8 +213,9 @@ async def test_an_embedding_is_one_output(any_engine: Engine) -> None:
         assert output.embedding == embedding(request) and output.token_ids == []
         assert (output.finish_reason, output.finished) == ("stop", True)
         cached_tokens = 48 if i == 1 else 0
+        seen = SeenPrefix(60, "repeated") if i == 1 else None
         assert output.usage == Usage(
-            prompt_tokens=len(prompt), cached_tokens=cached_tokens, prefilled=True
+            prompt_tokens=len(prompt), cached_tokens=cached_tokens, seen=seen, prefilled=True
         )
         numbers = struct.unpack(f"<{any_engine.status.embedding_size}f", output.embedding)
         assert math.hypot(*numbers) == pytest.approx(1)

@@ -118,7 +118,7 @@ async def test_what_a_killed_engine_had_generated_is_offered_by_the_next(
     with pytest.raises(EngineUnavailable):
         async for output in client.generate(ask("cut")):
             seen = output.usage
-            if seen.generated_tokens == 20:
+            if seen.generated_tokens >= 20:  # of a slow reader several come together
                 process.send(signal.SIGKILL)
     assert await process.exit_code() == -signal.SIGKILL
     left = read(record)

@@ -41,6 +41,27 @@ def mask_of(constraint: GrammarConstraint, said: list[int], drafts: list[int]) -
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
 
+def test_masks_that_are_made_together_are_those_made_alone() -> None:
+    tokenizer = MatcherTokenizer(Vocabulary(str(PENNY / "tokenizer.json"), 4096, (EOS, 0)))
+    fresh = GrammarConstraint(
+        compile_grammar(JSON, tokenizer), after_token_id=None, stop_token_ids=(9,), unused_id=None
+    )
+    draw = np.random.default_rng(6)
+    constraints = [fresh.copy() for _ in range(8)]
+    said: list[list[int]] = [[] for _ in constraints]
+    for _ in range(30):
+        masks = np.full((len(said), 4096 // 32), -1, np.int32)
+        asked = [(i, each, said[i], []) for i, each in enumerate(constraints) if i != 3]
+        GrammarConstraint.allow_all(asked, masks)
+        assert (masks[3] == -1).all(), "nobody asked"
+        for i, each, text, _ in asked:
+            allowed = np.flatnonzero(np.unpackbits(masks[i].view(np.uint8), bitorder="little"))
+            assert list(allowed) == list(mask_of(fresh.copy(), text, []))
+            assert list(allowed) == list(mask_of(each, text, []))
+            if len(allowed) and EOS not in allowed:
+                said[i] = [*text, int(draw.choice(allowed))]
+
+
 @pytest.mark.parametrize("after_token_id", [None, 77])
 def test_guesses_leave_no_trace(after_token_id: int | None) -> None:
     """A mask behind text and guesses is that of a fresh matcher that was shown all of it, whatever

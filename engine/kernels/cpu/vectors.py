@@ -188,6 +188,18 @@ def keep(context: Any, value: Any, first: Any, stop: Any, otherwise: Any) -> Any
     return vector(vector, types.int64, types.int64, types.float32), generate
 
 
+@intrinsic
+def where(context: Any, bits: Any, value: Any) -> Any:
+    """Lanes of `value` whose bit is set, from the lowest on; -inf in the others"""
+
+    def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        kind = ir.VectorType(ir.IntType(1), LANES)
+        chosen = builder.bitcast(builder.trunc(args[0], e.SHORT), kind)
+        return builder.select(chosen, args[1], e.every(e.F32, float("-inf")))
+
+    return vector(types.int64, vector), generate
+
+
 LOG2_E = 1.44269504088896341
 LN_2_HIGH, LN_2_LOW = 0.693359375, -2.12194440e-4
 EXP_COEFFICIENTS = (

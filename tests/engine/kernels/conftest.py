@@ -1,8 +1,9 @@
 """Where the kernels' tests run: on the GPU if there is one, else in Triton's interpreter.
 
 The interpreter must be chosen before triton is first imported and then holds for the whole process,
-so without a GPU every file of this folder is one test here, which runs the file in a child pytest.
-To run a single test: `TRITON_INTERPRET=1 python -m pytest tests/engine/kernels/FILE::TEST`.
+so without a GPU every file of this folder is one test here, which runs the file in a child pytest:
+unless it is on from the start, as `make test` has it, and who wants to run a single test:
+`TRITON_INTERPRET=1 python -m pytest tests/engine/kernels/FILE::TEST`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ COMPILED = {"test_aot.py"}
 CHILD_TIMEOUT_S = 280.0
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:schemathesis")
 """Plugins that nothing there asks for; the second is a second of imports in every child."""
-IN_CHILD = os.environ.get("TRITON_INTERPRET") == "1"
-NATIVE = torch.cuda.is_available() and not IN_CHILD
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+NATIVE = torch.cuda.is_available() and not INTERPRETED
 
 
 class InterpretedFile(pytest.File):
@@ -42,7 +44,7 @@ class InterpretedTests(pytest.Item):
     """The tests of one file, run by a child that has the interpreter on."""
 
     def runtest(self) -> None:
-        if importlib.util.find_spec("triton") is None:
+        if not HAS_TRITON:
             pytest.skip("triton is not installed")
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", *WITHOUT, str(self.path)],
@@ -64,7 +66,7 @@ class InterpretedTests(pytest.Item):
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> InterpretedFile | None:
-    if IN_CHILD or NATIVE or module_path.name in COMPILED:
+    if INTERPRETED or NATIVE or module_path.name in COMPILED:
         return None
     return InterpretedFile.from_parent(parent, path=module_path)
 

@@ -1,0 +1,50 @@
+"""Runs one scheduled step of an encoder: whole texts, of which embeddings are made and nothing is
+kept.
+
+Above: `core.py`. Below: `batch.py`, `models/encoder.py`, `pooling.py`. Knows neither queues nor
+blocks. It runs on any device by torch's own kernels; the texts of a step are all there is of them,
+so there is nothing to launch ahead of.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.kernels.paged_attention import AttentionShape
+from engine.models.encoder import Encoder
+from engine.runner.batch import build_batch
+from engine.runner.model_runner import Launched, Sampled
+from engine.runner.pooling import Pooler
+from engine.schedule import NOTHING, Embedded, SchedulerOutput, Scored
+
+
+class EncoderRunner:
+    generates = False
+
+    def __init__(self, model: Encoder, shape: AttentionShape) -> None:
+        self._model = model
+        self._shape = shape
+        self._pooler = Pooler(model, deterministic=shape.deterministic)
+
+    @torch.inference_mode()
+    def launch(self, output: SchedulerOutput, before: Launched | None = None) -> Launched:
+        """As `ModelRunner.launch`; each entry is a whole text."""
+        assert all(entry.embeds and entry.start == 0 for entry in output.scheduled)
+        shape = self._shape
+        batch = build_batch(output, block_size=shape.block_size, device=shape.device)
+        lengths: list[int] = batch.attention.query_lens.tolist()
+        states = self._model.encode(batch.token_ids, batch.positions, lengths)
+        return Launched(batch.rows, None, self._pooler(states, batch.pooled))
+
+    def collect(self, launched: Launched) -> Sampled:
+        """Nothing is said."""
+        return {}
+
+    @staticmethod
+    def embedded(launched: Launched) -> Embedded:
+        """Wait for a step's embeddings. One whose numbers are not finite is left out."""
+        return NOTHING if launched.pooled is None else launched.pooled.results()
+
+    @staticmethod
+    def scored(launched: Launched) -> Scored:
+        return NOTHING
