@@ -20,7 +20,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing import cache_lease_proof, credit_proof, ledger
+from billing import cache_lease_proof, credit_proof, ledger, spend_proof
 from billing.events import INPUTS, OUTPUTS, UsageEvent, stop_waste_id
 from billing.ingest import digest
 from billing.invoices import proof
@@ -103,6 +103,7 @@ async def agree(
     found.problems += await proof.check(db)
     found.problems += await credit_proof.check(db)
     found.problems += await cache_lease_proof.check(db)
+    found.problems += await spend_proof.check(db)
     return found
 
 

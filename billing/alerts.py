@@ -125,8 +125,8 @@ OWNER = "coalesce(key_id, project_id, model, tag, org_id)"
 """SQL: of a cap, what its scope is called."""
 
 
-def _in_books(of: str) -> str:
-    """What the scope of a row of `of` has spent in its period."""
+def in_books(of: str) -> str:
+    """SQL: what the scope of a row of `of` has spent in its period, by its days and hours."""
 
     def within(moment: str) -> str:
         return f"""({of}.period = 'total' OR ({moment} >= {of}.period_start
@@ -154,7 +154,7 @@ def _by_now(of: str) -> str:
     names = ("org_id", "scope", "scope_id", "period", "period_start")
     same = " AND ".join(f"s.{name} = {of}.{name}" for name in names)
     known = f"(SELECT spent_pico FROM spend_to_date s WHERE {same})"
-    return f"coalesce({known}, {_in_books(of)})"
+    return f"coalesce({known}, {in_books(of)})"
 
 
 DAY_S = 86_400
@@ -206,10 +206,12 @@ _SPENT = sa.text(f"""
         SELECT org, tag, to_timestamp(day * {DAY_S}) AS day, amount_pico
         FROM unnest(CAST(:tag_org AS text[]), CAST(:tag AS text[]), CAST(:tag_day AS bigint[]),
             CAST(:tag_amount_pico AS numeric[])) AS s(org, tag, day, amount_pico)
+        WHERE org IN (SELECT org_id FROM spend_caps)
     ),
     caps AS (
         SELECT id AS cap_id, org_id, scope, {OWNER} AS scope_id, period, amount_pico AS ceiling
-        FROM spend_caps WHERE archived_at IS NULL AND org_id IN (SELECT org FROM spent)
+        FROM spend_caps WHERE archived_at IS NULL
+            AND org_id IN (SELECT org FROM spent UNION SELECT org FROM tagged)
     ),
     of_scopes AS (
         SELECT org, scope, scope_id, day, amount_pico
@@ -236,7 +238,7 @@ _SPENT = sa.text(f"""
     grown AS (
         INSERT INTO spend_to_date AS s (org_id, scope, scope_id, period, period_start, spent_pico)
         SELECT org_id, scope, scope_id, period, period_start,
-            CASE WHEN is_known THEN amount_pico ELSE {_in_books("known")} END
+            CASE WHEN is_known THEN amount_pico ELSE {in_books("known")} END
         FROM known ORDER BY org_id, scope, scope_id, period, period_start
         ON CONFLICT (org_id, scope, scope_id, period, period_start)
             DO UPDATE SET spent_pico = s.spent_pico + EXCLUDED.spent_pico
@@ -257,8 +259,9 @@ async def raise_for_spend(
     """Raise what `spends` bring a cap's scope to: in the transaction that booked them, once it has.
 
     Two transactions that book for an org wait for each other at its balance, before this, so the
-    second sees what the first has spent."""
-    if not spends:
+    second sees what the first has spent. What comes to nothing for a key and a model may come to
+    something for each of its tags."""
+    if not (spends or tags):
         return
     columns = {name: [getattr(it, name) for it in spends] for name in Spend.__struct_fields__}
     columns |= {
@@ -288,8 +291,8 @@ async def raise_for_cap(
     connection: AsyncConnection, cap_id: str, at: datetime | None = None
 ) -> None:
     """Raise what is spent already of a cap, in the period of `at` (None: the one that runs): last
-    in the transaction that makes or changes it. Nobody books until that ends, so that what is
-    booked at the same time is either in the sum or sees the cap."""
+    but for its audit entry in the transaction that makes or changes it. Nobody books until that
+    ends, so that what is booked at the same time is either in the sum or sees the cap."""
     await hold_books(connection)
     await connection.execute(_OF_CAP, {"cap_id": cap_id, "at": at, "thresholds": list(THRESHOLDS)})
 

@@ -6,8 +6,9 @@ by now, `ledger` finds itself. At best nothing is wrong.
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+from functools import partial
+
+from billing.complaints import complaints
 
 _OF_EVENT = "concat('request ', request_id, ', event ', u.id)"
 CHECKS = {
@@ -25,13 +26,5 @@ CHECKS = {
     """,
 }
 
-
-async def check(db: AsyncEngine) -> list[str]:
-    """Naming request or lease."""
-    problems: list[str] = []
-    async with db.connect() as conn:
-        await conn.execution_options(isolation_level="REPEATABLE READ")
-        for complaint, query in CHECKS.items():
-            found = await conn.execute(sa.text(query))
-            problems.extend(f"{name}: {complaint}" for (name,) in found)
-    return problems
+check = partial(complaints, CHECKS)
+"""Naming request or lease."""

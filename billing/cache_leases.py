@@ -21,7 +21,7 @@ Knows no engine: one is a name (where it is) and an id (which process it is).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
 
@@ -33,14 +33,18 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.cache_contracts import TTL_S, WRITES, Ttl
 from billing.events import Quantities, UsageEvent
 from billing.money import Pico
-from billing.rating import premium, rate_unkept
+from billing.rating import premium
 from billing.ratings import (
-    AS_IT_STANDS,
+    UNKEPT,
     WAITS,
+    Announce,
     Rating,
     Standing,
+    as_it_stands,
     hold_corrections,
     post_ratings,
+    rate_standing,
+    to_nobody,
     to_rating,
     to_standing,
 )
@@ -58,8 +62,6 @@ SKEW = "1 second"
 """Between the clocks of two gateways."""
 BATCH = 500
 _SWEEPING = 0x6C65617365730001
-Refunding = Callable[[Collection[str]], Awaitable[None]]
-"""Of these orgs, whose refunds are about to be committed."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,12 +221,8 @@ _ENGINE_LOST = sa.text(f"""
 """)
 
 
-async def nobody(_org_ids: Collection[str]) -> None:
-    """Has to know."""
-
-
 async def sweep(
-    db: AsyncEngine, alive: Sequence[Alive], refunding: Refunding = nobody
+    db: AsyncEngine, alive: Sequence[Alive], announce: Announce = to_nobody
 ) -> Counter[Changed]:
     """End what is over, and post what is owed. One sweeps at a time; who finds another at it has
     nothing to do."""
@@ -238,7 +236,7 @@ async def sweep(
         if await conn.scalar(sa.select(sa.func.pg_try_advisory_xact_lock(_SWEEPING))):
             for query, named in ((_KEPT, engines), (_ENGINE_LOST, engines), (_UNRECORDED, {})):
                 changed.update(Changed(*each) for each in await conn.execute(query, named))
-    await refund(db, refunding)
+    await refund(db, announce)
     return changed
 
 
@@ -259,9 +257,10 @@ _OWED = sa.text(f"""
     WHERE l.refunded_pico IS NULL AND l.outcome <> 'kept' AND NOT ({WAITS})
     ORDER BY l.id LIMIT {BATCH} FOR UPDATE OF l
 """)
-_STANDING = sa.text(f"{AS_IT_STANDS} WHERE u.id = ANY(CAST(:ids AS text[]))")
+_STANDING = sa.text(f"{as_it_stands(UNKEPT)} WHERE u.id = ANY(CAST(:ids AS text[]))")
 _REFUNDED = sa.text("""
-    UPDATE cache_leases l SET refunded_pico = r.refunded_pico, refund_id = r.refund_id
+    UPDATE cache_leases l SET refunded_pico = r.refunded_pico, refund_id = r.refund_id,
+        refund_seq = (SELECT nextval('posting_seq'))
     FROM unnest(CAST(:ids AS text[]), CAST(:refund_ids AS text[]), CAST(:amounts AS numeric[]))
         AS r(id, refund_id, refunded_pico)
     WHERE l.id = r.id
@@ -273,9 +272,8 @@ _ANY_OWED = sa.text(f"""
 """)
 
 
-async def refund(db: AsyncEngine, refunding: Refunding = nobody) -> int:
-    """Rate the events of broken leases anew. Returns how many leases that was for. `refunding` is
-    told while the corrections are held, and nothing is refunded where it raises."""
+async def refund(db: AsyncEngine, announce: Announce = to_nobody) -> int:
+    """Rate the events of broken leases anew. Returns how many leases that was for."""
     async with db.connect() as conn:
         if not await conn.scalar(_ANY_OWED):
             return 0
@@ -288,14 +286,13 @@ async def refund(db: AsyncEngine, refunding: Refunding = nobody) -> int:
         # What the house lost is its own.
         ratings = [without_premium(each) for each in events.values() if each.kind == "usage"]
         changing = [each for each in ratings if not each.changes_nothing]
-        await post_ratings(conn, changing, reverses=True)
+        await post_ratings(conn, changing, reverses=True, announce=announce)
         refunded = {
             "ids": [it.id for it in leases],
             "refund_ids": [refund_id(it.id) for it in leases],
             "amounts": [_premium(it, events[it.event_id]) for it in leases],
         }
         await conn.execute(_REFUNDED, refunded)
-        await refunding({each.of.org for each in changing})
     return len(leases)
 
 
@@ -306,7 +303,7 @@ def without_premium(event: Standing) -> Rating:
     for component, num_tokens in event.unkept.items():
         if num_tokens and uncached and num_tokens == getattr(event.quantities, component):
             prices[component] = uncached
-    rated = rate_unkept(event.quantities, event.prices, event.unkept)
+    rated = rate_standing(event, event.prices)
     return to_rating(event, rated, prices)
 
 

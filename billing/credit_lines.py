@@ -1,9 +1,9 @@
 """An org's credit in Postgres: topping up its leases, paying for its usage, giving back what ended.
 
-Above: the gateway's funding and its sweeper. Below: `balance_leases`, which decides, `transfers`,
-`tables`. Each org's line is held while it changes, so gateways that top up the same one wait for
-each other, and none of them waits for who ingests. Usage comes here by `unpaid_usage`, which
-`ledger.POST_LEGS` fills in the statement that books it.
+Above: the gateway's funding and its sweeper. Below: `balance_leases`, which decides, `unpaid`,
+`transfers`, `tables`. Each org's line is held while it changes, so gateways that top up the same
+one wait for each other, and none of them waits for who ingests. Usage comes here by `unpaid_usage`,
+which `ledger.POST_LEGS` fills in the statement that books it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.balance_leases import EXPIRY_MARGIN, LEASE_TTL, Ask, Line, Plan, plan
 from billing.balance_watch import HAS_EXPIRED, watch
-from billing.events import COMPONENTS
-from billing.grants import EXPIRY_GRACE, UNKNOWN, Burn, Grant, Usage
+from billing.grants import EXPIRY_GRACE, Burn, Grant, Usage
 from billing.ledger import account_of
 from billing.money import Pico
 from billing.spent import hold_books
 from billing.tables import (
     AMOUNTS,
-    amount_column,
     balances,
     credit_burns,
     credit_grants,
@@ -34,15 +32,20 @@ from billing.tables import (
     credit_lines,
     transfers,
     unpaid_usage,
-    usage_events,
 )
 from billing.top_ups import expire_top_ups
 from billing.transfers import Transfer, TransferStatus, to_transfer, transfer
+from billing.unpaid import PAYABLE, oldest_unpaid
 
-SETTLE_BATCH = 2000
-"""Transfers of usage that are paid in one transaction."""
 SWEEP_BATCH = 100
 """Orgs in one look."""
+
+
+class Turn(msgspec.Struct):
+    """Whose it was last, in a sweep: the next one goes on behind them, and from the beginning after
+    the last, so that who is never done keeps nobody waiting."""
+
+    org_id: str = ""
 
 
 class Funding(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,33 +96,36 @@ async def settle(db: AsyncEngine, org_id: str) -> bool:
     return found is not None
 
 
-async def sweep(db: AsyncEngine) -> int:
-    """Settle the orgs that have something to settle; returns how many it found. What waits for its
-    top-up too long does not wait any more."""
+async def sweep(db: AsyncEngine, turn: Turn | None = None) -> int:
+    """Settle the next orgs that have something to settle; returns how many it found. What waits for
+    its top-up too long does not wait any more."""
+    turn = turn or Turn()
     async with db.begin() as conn:
         await expire_top_ups(conn)
-        due = list(await conn.scalars(_DUE))
+        due = list(await conn.scalars(_DUE, {"behind": turn.org_id, "most": SWEEP_BATCH}))
     for org_id in due:
+        turn.org_id = org_id  # before it is tried: who fails has had their turn
         await settle(db, org_id)
+    if len(due) < SWEEP_BATCH:
+        turn.org_id = ""
     return len(due)
 
 
 _DUE = sa.text(f"""
     SELECT org_id FROM credit_lines l
-    WHERE l.leased_until < now() - interval '{EXPIRY_MARGIN.total_seconds()} seconds'
+    WHERE l.org_id > :behind AND (
+        l.leased_until < now() - interval '{EXPIRY_MARGIN.total_seconds()} seconds'
         OR EXISTS (
             SELECT FROM unpaid_usage u WHERE u.org_id = l.org_id AND (
                 NOT coalesce((SELECT prepaid FROM orgs o WHERE o.id = l.org_id), true)
-                OR EXISTS (
-                    SELECT FROM credit_grants g
-                    WHERE g.org_id = l.org_id AND g.ended_at IS NULL)))
+                OR EXISTS (SELECT FROM usage_events e WHERE e.id = u.event_id AND {PAYABLE})))
         OR EXISTS (
             SELECT FROM credit_grants g
             WHERE g.org_id = l.org_id AND g.ended_at IS NULL AND (
                 (g.revoked_at IS NOT NULL AND g.id NOT IN (SELECT grant_id FROM credit_leases))
                 OR g.expires_at < now() - interval '{EXPIRY_GRACE.total_seconds()} seconds'))
-        OR {HAS_EXPIRED}
-    ORDER BY org_id LIMIT {SWEEP_BATCH}
+        OR {HAS_EXPIRED})
+    ORDER BY org_id LIMIT :most
 """)
 
 
@@ -152,7 +158,7 @@ async def _settle(
     now = (await conn.execute(sa.select(sa.func.clock_timestamp()))).scalar_one()
     grants = await open_grants(conn, org_id)
     leases = await _leases(conn, org_id)
-    usages, events = await _unpaid(conn, org_id)
+    usages, events = await oldest_unpaid(conn, org_id, is_prepaid=line.is_prepaid)
     made = plan(line, grants, leases, usages, ask, now)
     if ask is None and not made.does_anything(usages):
         return made, {}, now
@@ -223,33 +229,6 @@ async def _leases(conn: AsyncConnection, org_id: str) -> dict[str, Transfer]:
     found = sa.select(own.grant_id, transfers).join(transfers, own.transfer_id == transfers.c.id)
     rows = await conn.execute(found.where(own.org_id == org_id))
     return {row.grant_id: to_transfer(row) for row in rows}
-
-
-async def _unpaid(conn: AsyncConnection, org_id: str) -> tuple[list[Usage], dict[str, str]]:
-    """The oldest that nobody has paid, and the event of each."""
-    own = unpaid_usage.c
-    found = sa.select(own.transfer_id, own.amount_pico, usage_events).join(
-        usage_events, own.event_id == usage_events.c.id
-    )
-    ordered = found.where(own.org_id == org_id).order_by(own.transfer_id).limit(SETTLE_BATCH)
-    rows = (await conn.execute(ordered)).all()
-    usages = [_to_usage(dict(row._mapping)) for row in rows]
-    return usages, {row.transfer_id: row.id for row in rows}
-
-
-def _to_usage(row: Mapping[str, Any]) -> Usage:
-    amounts: dict[str, Pico] = {
-        component: int(row[amount_column(component)])
-        for component in COMPONENTS
-        if row[amount_column(component)]
-    }
-    owed = int(row["amount_pico"])
-    return Usage(
-        transfer_id=row["transfer_id"],
-        model=row["model"],
-        admitted_at=row["admitted_at"],
-        amounts=amounts if sum(amounts.values()) == owed else {UNKNOWN: owed},
-    )
 
 
 async def _keep_burns(conn: AsyncConnection, made: Plan, events: Mapping[str, str]) -> None:

@@ -5,8 +5,9 @@ Above: `tollgate reconcile`, tests. Below: the tables. At best it finds nothing.
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+from functools import partial
+
+from billing.complaints import complaints
 
 CHECKS = {
     "what is leased differs from what is pending": """
@@ -41,13 +42,5 @@ CHECKS = {
     """,
 }
 
-
-async def check(db: AsyncEngine) -> list[str]:
-    """Naming grant or transfer."""
-    problems: list[str] = []
-    async with db.connect() as conn:
-        await conn.execution_options(isolation_level="REPEATABLE READ")
-        for complaint, query in CHECKS.items():
-            found = await conn.execute(sa.text(query))
-            problems.extend(f"{name}: {complaint}" for (name,) in found)
-    return problems
+check = partial(complaints, CHECKS)
+"""Naming grant or transfer."""

@@ -1,7 +1,7 @@
 """What was used: the quantities of one attempt and the event that bills them. Pure, no I/O. Nothing
 here can be part of a cycle, so the collector of garbage need not look at it (`gc=False`).
 
-Above: `rating`, `spool`, `ingest` and, in the gateway, `inference` alone, which makes these from
+Above: `rating`, `spool`, `ingest` and, in the gateway, `metering` alone, which makes these from
 the engine's usage.
 """
 
@@ -113,6 +113,9 @@ class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 PriceSet = dict[Component, Price]
 Tags = dict[str, str]
 """What a client has its requests counted by (`usage_tags`)."""
+Kind = Literal["usage", "waste"]
+"""waste: generated, never delivered; paid by the house."""
+Finish = Literal["done", "disconnect", "error", "recovered"]
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -146,10 +149,9 @@ class UsageEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     quantities: Quantities
     occurred_at: float
     """Unix seconds of the end."""
-    kind: Literal["usage", "waste"] = "usage"
-    """waste: generated, never delivered; paid by the house."""
+    kind: Kind = "usage"
     estimated: bool = False
-    finish: Literal["done", "disconnect", "error", "recovered"] = "done"
+    finish: Finish = "done"
 
     @property
     def id(self) -> str:

@@ -28,7 +28,7 @@ from billing.money import Pico
 from billing.rating import rate
 from billing.spent import hold_booking
 from billing.tables import AMOUNTS, to_microseconds, usage_conflicts, usage_events
-from billing.usage_tags import book_tagged, tag_spends
+from billing.usage_tags import book_tagged
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,9 @@ class Ingested(msgspec.Struct, frozen=True, kw_only=True):
     """Ids that came with other content than what stands; kept in usage_conflicts."""
 
 
+NOTHING = Ingested(inserted=0, duplicates=0, conflicts=())
+
+
 class _PriceSet(NamedTuple):
     id: UUID
     bands: set[int]
@@ -152,11 +155,29 @@ async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
     """
     assert len(events) <= MAX_BATCH
     if not events:
-        return Ingested(inserted=0, duplicates=0, conflicts=())
+        return NOTHING
+    batch = await _prepared(events)
+    async with db.begin() as connection:
+        return await _book(connection, batch, events)
+
+
+async def ingest_within(connection: AsyncConnection, events: Sequence[UsageEvent]) -> Ingested:
+    """The same in the caller's transaction, with what has to stand or fall together with it."""
+    assert len(events) <= MAX_BATCH
+    if not events:
+        return NOTHING
+    return await _book(connection, await _prepared(events), events)
+
+
+async def _prepared(events: Sequence[UsageEvent]) -> _Prepared:
     if len(events) > PREPARED_AT_ONCE:
-        batch = await asyncio.to_thread(_prepare, events)
-    else:
-        batch = _prepare(events)
+        return await asyncio.to_thread(_prepare, events)
+    return _prepare(events)
+
+
+async def _book(
+    connection: AsyncConnection, batch: _Prepared, events: Sequence[UsageEvent]
+) -> Ingested:
     named = {
         "batch": batch.rows,
         "num_given": len(batch.rows),
@@ -164,15 +185,14 @@ async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
         "price_sets": [priced.id for priced in batch.price_sets.values()],
         "prices": [content.decode() for content in batch.price_sets],
     }
-    async with db.begin() as connection:
-        await hold_booking(connection)
-        done = (await connection.execute(_INGEST, named)).one()
-        tagged = await book_tagged(connection, _fresh(batch.tagged, done.fresh))
-        if done.capped:
-            booked = _booked(batch, done.fresh, done.capped)
-            await raise_for_spend(connection, sum_up(booked), tag_spends(tagged))
-        complete = done.num_fresh == len(events)
-        conflicts = () if complete else await _keep_conflicts(connection, events)
+    await hold_booking(connection)
+    done = (await connection.execute(_INGEST, named)).one()
+    tags = await book_tagged(connection, _fresh(batch.tagged, done.fresh))
+    if done.capped:
+        booked = _booked(batch, done.fresh, done.capped)
+        await raise_for_spend(connection, sum_up(booked), tags)
+    complete = done.num_fresh == len(events)
+    conflicts = () if complete else await _keep_conflicts(connection, events)
     if conflicts:
         log.error("usage events came again with other content: %s", ", ".join(conflicts))
     return Ingested(

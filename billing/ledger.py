@@ -21,10 +21,9 @@ change them in the order of account ids, so that two batches never wait for each
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
-
+from billing.complaints import complaints
 from billing.events import COMPONENTS
 from billing.tables import AMOUNTS, REQUESTS
 
@@ -297,13 +296,5 @@ _CHECKS["the day's tags differ from its events"] = f"""
         IS DISTINCT FROM (e.found, e.posted, {", ".join(f"e.{name}" for name in COMPONENTS)})
 """
 
-
-async def check(db: AsyncEngine) -> list[str]:
-    """Everything that is wrong with the books, naming account, event or hour. At best empty."""
-    problems: list[str] = []
-    async with db.connect() as connection:
-        await connection.execution_options(isolation_level="REPEATABLE READ")
-        for complaint, query in _CHECKS.items():
-            found = await connection.execute(sa.text(query))
-            problems.extend(f"{name}: {complaint}" for (name,) in found)
-    return problems
+check = partial(complaints, _CHECKS)
+"""Everything that is wrong with the books, naming account, event or hour. At best empty."""

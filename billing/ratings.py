@@ -13,7 +13,7 @@ bills or books meanwhile, so a cutoff of `posting_seq` has all of a rating befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,14 +27,17 @@ from billing.credit_returns import Repaid, carry_over, hold_line
 from billing.events import COMPONENTS, Component, PriceSet, Quantities, Tags, Tier
 from billing.ledger import CREDIT, DEBIT, POST_LEGS, change_rollups, transfers_of
 from billing.money import Pico
-from billing.rating import Rated, price_of
+from billing.rating import Rated, price_of, rate_unkept
 from billing.spent import hold_books
 from billing.tables import AMOUNTS, EPOCH, amount_column
-from billing.usage_tags import Tagged, add_tagged, tag_spends
+from billing.usage_tags import Tagged, add_tagged
 
 CORRECTION_LOCK = 0x7265707269636501
 """A transfer is corrected once: what corrects is one at a time."""
 MAX_BATCH = 500
+Announce = Callable[[Collection[str]], Awaitable[None]]
+"""Told of the orgs whose ratings are about to be committed, while the corrections are held. Nothing
+is rated where it raises."""
 LAST = """
     LEFT JOIN LATERAL (
         SELECT * FROM event_ratings WHERE event_id = u.id ORDER BY number DESC LIMIT 1
@@ -44,26 +47,31 @@ LAST = """
 WAITS = """
     u.suspended AND NOT EXISTS (SELECT FROM transfers WHERE corrects = u.id || '.suspense')
 """
-_UNKEPT = """
-    LEFT JOIN LATERAL (
-        SELECT sum(num_tokens) FILTER (WHERE ttl = '5m') AS unkept_5m,
-            sum(num_tokens) FILTER (WHERE ttl = '1h') AS unkept_1h
-        FROM cache_leases
-        WHERE u.cache_write_5m + u.cache_write_1h > 0 AND event_id = u.id AND outcome <> 'kept'
-    ) k ON true
-"""
-"""SQL: of an event, what was written to be kept and was not, however it is rated by now."""
-AS_IT_STANDS = f"""
+UNKEPT, REFUNDED = "outcome <> 'kept'", "refund_id IS NOT NULL"
+"""SQL: of a lease, that what was written for it was not kept; that this was paid back by now."""
+
+
+def as_it_stands(unkept: str) -> str:
+    """SQL: events `u` as they are rated by now, and of each how many tokens were written for leases
+    that are `unkept`, however it is rated."""
+    return f"""
     SELECT u.id, u.org, u.project, u.key, u.model, u.tier, u.lane, u.price_list, u.kind,
         u.admitted_at, u.seq, (SELECT tags FROM event_tags WHERE event_id = u.id) AS tags,
         {", ".join(f"u.{name}" for name in COMPONENTS)},
         {", ".join(f"coalesce(r.{name}, u.{name}) AS {name}" for name in AMOUNTS)},
         coalesce(r.prices, p.prices) AS prices, coalesce(r.number, 0) AS number,
-        r.seq AS rated_seq, {WAITS} AS waits,
+        greatest(r.seq, refund_seq) AS rated_seq, {WAITS} AS waits,
         least(coalesce(unkept_5m, 0), u.cache_write_5m) AS unkept_5m,
-        least(coalesce(unkept_1h, 0), u.cache_write_1h) AS unkept_1h
-    FROM usage_events u JOIN price_sets p ON p.id = u.price_set {LAST} {_UNKEPT}
-"""
+        least(coalesce(unkept_1h, 0), u.cache_write_1h) AS unkept_1h,
+        EXISTS (SELECT FROM superseded_requests WHERE request_id = u.request_id) AS is_superseded
+    FROM usage_events u JOIN price_sets p ON p.id = u.price_set {LAST} LEFT JOIN LATERAL (
+        SELECT sum(num_tokens) FILTER (WHERE ttl = '5m') AS unkept_5m,
+            sum(num_tokens) FILTER (WHERE ttl = '1h') AS unkept_1h,
+            max(refund_seq) AS refund_seq
+        FROM cache_leases
+        WHERE u.cache_write_5m + u.cache_write_1h > 0 AND event_id = u.id AND {unkept}
+    ) k ON true
+    """
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,10 +96,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Of the rating that holds; 0: as it was booked."""
     rated_seq: int | None
+    """When it was rated last, or a lease of it refunded."""
     waits: bool
     """In suspense: a part of it has no price."""
     unkept: Mapping[Component, int]
     """Tokens that were written to the cache and not kept."""
+    is_superseded: bool = False
+    """Its request was made once more: it costs nothing."""
 
     @property
     def amount_pico(self) -> Pico:
@@ -101,13 +112,20 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     def used(self) -> list[Component]:
         return [name for name in COMPONENTS if getattr(self.quantities, name)]
 
+    @property
+    def priced(self) -> list[Component]:
+        """What was used; and, of who wrote, uncached input, as which costs what was not kept."""
+        used = self.used
+        wrote = any(name in used for name in WRITES.values())
+        return [name for name in COMPONENTS if name in used or (wrote and name == "uncached_input")]
+
 
 class Rating(msgspec.Struct, frozen=True, kw_only=True):
     """The next one of an event."""
 
     of: Standing
     prices: PriceSet
-    """Of what was used."""
+    """Of what is priced of it (`Standing.priced`)."""
     amounts: Mapping[Component, Pico]
 
     @property
@@ -120,10 +138,10 @@ class Rating(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_standing(row: sa.Row[Any]) -> Standing:
-    """Of AS_IT_STANDS."""
+    """Of `as_it_stands`."""
     columns = row._mapping
     same = ("id", "org", "project", "key", "model", "tier", "lane", "price_list", "kind", "tags")
-    moved = ("admitted_at", "seq", "number", "rated_seq", "waits")
+    moved = ("admitted_at", "seq", "number", "rated_seq", "waits", "is_superseded")
     return Standing(
         **{name: columns[name] for name in (*same, *moved)},
         quantities=Quantities(**{name: columns[name] for name in COMPONENTS}),
@@ -133,14 +151,27 @@ def to_standing(row: sa.Row[Any]) -> Standing:
     )
 
 
+def rate_standing(event: Standing, prices: PriceSet) -> Rated:
+    """By `prices`, with what was not kept, or not asked for after all, left out."""
+    rated = rate_unkept(event.quantities, prices, event.unkept)
+    if not event.is_superseded:
+        return rated
+    lines = tuple(msgspec.structs.replace(line, amount_pico=0) for line in rated.lines)
+    return msgspec.structs.replace(rated, lines=lines, amount_pico=0)
+
+
 def to_rating(event: Standing, rated: Rated, prices: PriceSet) -> Rating:
     """`rated`: all that was used, by `prices`."""
-    chosen = {name: price_of(name, prices) for name in event.used}
+    chosen = {name: price_of(name, prices) for name in event.priced}
     return Rating(
         of=event,
         prices={name: price for name, price in chosen.items() if price is not None},
         amounts={name: rated.amount_of(name) for name in COMPONENTS},
     )
+
+
+async def to_nobody(_org_ids: Collection[str]) -> None:
+    """Where nobody counts what is spent."""
 
 
 async def hold_corrections(conn: AsyncConnection) -> None:
@@ -198,6 +229,7 @@ async def post_ratings(
     *,
     reverses: bool,
     rerating_id: str | None = None,
+    announce: Announce = to_nobody,
 ) -> None:
     """At most MAX_BATCH, each the next one of its event. The caller holds the corrections
     (`hold_corrections`). `reverses`: what stands is taken back first; else what is there stays, and
@@ -214,8 +246,9 @@ async def post_ratings(
             own = [it for it in ratings if it.of.org == line.org_id and it.of.kind == "usage"]
             await carry_over(conn, line, _repaid(own, legs))
     tagged = [_tagged(each) for each in ratings if each.of.tags and each.of.kind == "usage"]
-    await add_tagged(conn, tagged)
-    await raise_for_spend(conn, _spends(ratings), tag_spends(tagged))
+    grown = await add_tagged(conn, tagged, corrects=True)
+    await raise_for_spend(conn, _spends(ratings), grown)
+    await announce({each.of.org for each in ratings if each.of.kind == "usage"})
 
 
 def _row(rating: Rating) -> dict[str, Any]:

@@ -41,12 +41,15 @@ from billing.ledger import POST_LEGS, transfers_of
 from billing.price_book import PriceBook
 from billing.rating import price_of, rate
 from billing.ratings import (
-    AS_IT_STANDS,
     CORRECTION_LOCK,
+    UNKEPT,
+    Announce,
     Rating,
     Standing,
+    as_it_stands,
     hold_corrections,
     post_ratings,
+    to_nobody,
     to_rating,
     to_standing,
 )
@@ -219,14 +222,14 @@ _REVERSE = sa.text(f"""
 """)
 
 _SUSPENDED = sa.text(f"""
-    {AS_IT_STANDS} JOIN transfers s ON s.event_id = u.id
+    {as_it_stands(UNKEPT)} JOIN transfers s ON s.event_id = u.id
     WHERE s.kind = 'suspense' AND u.id > :after
         AND NOT EXISTS (SELECT FROM transfers c WHERE c.corrects = s.id)
     ORDER BY u.id LIMIT :limit
 """)
 
 
-async def reprice_suspense(db: AsyncEngine, book: PriceBook) -> int:
+async def reprice_suspense(db: AsyncEngine, book: PriceBook, announce: Announce = to_nobody) -> int:
     """Post suspended usage whose components all have a price by now, at the price of the time of
     its admission; returns how many events left suspense. The rest stays and may be tried again."""
     repriced, after = 0, ""
@@ -237,7 +240,7 @@ async def reprice_suspense(db: AsyncEngine, book: PriceBook) -> int:
             waiting = await _suspended(connection, after)
             rated = (_rate_suspended(each, book) for each in waiting)
             priced = [each for each in rated if each is not None]
-            await post_ratings(connection, priced, reverses=False)
+            await post_ratings(connection, priced, reverses=False, announce=announce)
         repriced += len(priced)
         if len(waiting) < REPRICE_BATCH:
             return repriced

@@ -11,13 +11,17 @@ on a final invoice stays there: the difference joins the next one as corrections
 The first step of applying keeps the tariff, the digest and a cutoff in `reratings`; each batch goes
 on behind the event that the one before has seen, in a transaction of its own, so a crash leaves a
 re-rating half applied, whole in each event, and applying it again goes on. What is booked behind
-the cutoff, or was rated otherwise since, is left alone: nobody was shown that.
+the cutoff, or was rated otherwise or refunded since, is left alone: nobody was shown that. A lease
+that is broken and not refunded yet changes nothing here: its refund is rated by what holds then.
+What the terms of a whole period make of it (allowances, tiers, commitments) is not shown: it is
+counted with the draft.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,21 +39,29 @@ from billing.invoices.tables import invoices
 from billing.money import Pico
 from billing.price_book import Place, PriceBook
 from billing.price_entries import DEFAULT_LIST
-from billing.rating import price_of, rate_unkept
+from billing.rating import price_of
 from billing.ratings import (
-    AS_IT_STANDS,
     MAX_BATCH,
+    REFUNDED,
+    Announce,
     Rating,
     Standing,
+    as_it_stands,
     hold_corrections,
     post_ratings,
+    rate_standing,
+    to_nobody,
     to_rating,
     to_standing,
 )
 from billing.tables import reratings
+from billing.tariffs import Span as InForce
 from billing.tariffs import Tariff, at, tariff_of
 
 NO_CUTOFF = 2**63 - 1
+STRETCH = 50
+"""Events that are rated before others on the event loop have their turn: two or three
+milliseconds."""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,30 +97,29 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return self.after_pico - self.before_pico
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
     span: Span
-    tariff: Tariff
+    digest: str
+    """SHA-256 of the span and of each event that changes: by which prices, to which amount."""
     lines: list[Line]
     num_events: int
     """That cost something else."""
-    num_unpriced: int
-    """That stay as they are: not all of what they used has a price."""
-    digest: str
-    """SHA-256 of the span and of each event that changes: by which prices it is rated after it."""
 
     @property
     def difference_pico(self) -> Pico:
         return sum(line.difference_pico for line in self.lines)
 
 
-class Rerating(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(Shown, frozen=True, kw_only=True):
+    tariff: Tariff
+    num_unpriced: int
+    """That stay as they are: not all of what they used has a price."""
+
+
+class Rerating(Shown, frozen=True, kw_only=True):
     """One that is being applied, or was."""
 
     id: str
-    span: Span
-    digest: str
-    lines: list[Line]
-    num_events: int
     num_applied: int
     created_at: datetime
     applied_at: datetime | None
@@ -142,19 +153,18 @@ async def _plan(
         raise BadInvoicing("price_list", "the price book has no such list")
     bounds = (span.start.timestamp(), span.end.timestamp())
     async with db.connect() as conn:
+        if max_events is not None and await _has_more(conn, span, cutoff, max_events):
+            raise BadInvoicing(
+                "starts_at", f"more than {max_events} events: take a part of the period"
+            )
         places = await _places(conn, span)
         finals = await _finals(conn, span.org_id)
     tariff = tariff_of(book, places, *bounds, price_list=span.price_list)
     diff, digest = _Diff(finals), hashlib.sha256()
     digest.update(msgspec.json.encode(span))
-    num_seen = num_unpriced = 0
-    async for events in _pages(db, span, cutoff):
-        num_seen += len(events)
-        if max_events is not None and num_seen > max_events:
-            raise BadInvoicing(
-                "starts_at", f"more than {max_events} events: take a part of the period"
-            )
-        for rating, is_unpriced in _rated(events, tariff):
+    num_unpriced = 0
+    async for rows in _pages(db, span, cutoff):
+        async for rating, is_unpriced in _rated(rows, tariff):
             num_unpriced += is_unpriced
             if rating is not None:
                 diff.add(rating)
@@ -162,7 +172,7 @@ async def _plan(
     return Plan(
         span=span,
         tariff=tariff,
-        lines=diff.lines(),
+        lines=await asyncio.to_thread(diff.lines),
         num_events=diff.num_events,
         num_unpriced=num_unpriced,
         digest=digest.hexdigest(),
@@ -170,23 +180,32 @@ async def _plan(
 
 
 def _told(rating: Rating) -> bytes:
-    return msgspec.json.encode([rating.of.id, rating.of.number, rating.prices])
+    amount = str(rating.amount_pico)  # it may exceed 64 bits
+    return msgspec.json.encode([rating.of.id, rating.of.number, rating.prices, amount])
 
 
-def _rated(events: Iterable[Standing], tariff: Tariff) -> list[tuple[Rating | None, bool]]:
-    """Of each what it costs now, where that is something else, and whether it has no price."""
+async def _rated(
+    rows: Sequence[sa.Row[Any]], tariff: Tariff
+) -> AsyncIterator[tuple[Rating | None, bool]]:
+    """Of each event what it costs now, where that is something else, and whether it has no price.
+    Behind each STRETCH of them others have their turn."""
     fares = tariff.by_place()
-    found: list[tuple[Rating | None, bool]] = []
-    for event in events:
-        spans = fares.get((event.price_list, event.model, event.tier), ())
-        prices = at(spans, event.admitted_at.timestamp()) if spans else {}
-        rated = rate_unkept(event.quantities, prices, event.unkept)
-        if rated.unpriced:
-            found.append((None, True))
-            continue
-        rating = to_rating(event, rated, prices)
-        found.append((None if rating.changes_nothing else rating, False))
-    return found
+    for number, row in enumerate(rows, 1):
+        yield _rate(to_standing(row), fares)
+        if number % STRETCH == 0:
+            await asyncio.sleep(0)
+
+
+def _rate(
+    event: Standing, fares: Mapping[Place, tuple[InForce, ...]]
+) -> tuple[Rating | None, bool]:
+    spans = fares.get((event.price_list, event.model, event.tier), ())
+    prices = at(spans, event.admitted_at.timestamp()) if spans else {}
+    rated = rate_standing(event, prices)
+    if rated.unpriced:
+        return None, True
+    rating = to_rating(event, rated, prices)
+    return None if rating.changes_nothing else rating, False
 
 
 class _Diff:
@@ -243,11 +262,15 @@ _IN_SPAN = """
     u.org = :org AND u.kind = 'usage' AND u.admitted_at >= :start AND u.admitted_at < :end
         AND u.seq < :cutoff AND (CAST(:model AS text) IS NULL OR u.model = :model)
 """
+_HAS_MORE = sa.text(f"""
+    SELECT count(*) > :most FROM (
+        SELECT FROM usage_events u WHERE {_IN_SPAN} LIMIT CAST(:most AS bigint) + 1) s
+""")
 _PLACES = sa.text(f"""
     SELECT DISTINCT price_list, model, tier FROM usage_events u WHERE {_IN_SPAN}
 """)
 _PAGE = sa.text(f"""
-    {AS_IT_STANDS} WHERE {_IN_SPAN} AND (u.admitted_at, u.id) > (:seen_at, :seen_id)
+    {as_it_stands(REFUNDED)} WHERE {_IN_SPAN} AND (u.admitted_at, u.id) > (:seen_at, :seen_id)
     ORDER BY u.admitted_at, u.id LIMIT :limit
 """)
 
@@ -262,6 +285,12 @@ def _named(span: Span, cutoff: int) -> dict[str, Any]:
     }
 
 
+async def _has_more(conn: AsyncConnection, span: Span, cutoff: int, most: int) -> bool:
+    """Counted no further than that."""
+    found = await conn.scalar(_HAS_MORE, _named(span, cutoff) | {"most": most})
+    return bool(found)
+
+
 async def _places(conn: AsyncConnection, span: Span) -> list[Place]:
     rows = await conn.execute(_PLACES, _named(span, NO_CUTOFF))
     return [(row.price_list, row.model, row.tier) for row in rows]
@@ -274,21 +303,22 @@ async def _finals(conn: AsyncConnection, org_id: str) -> list[Invoice]:
 
 async def _page(
     conn: AsyncConnection, span: Span, cutoff: int, seen_at: datetime, seen_id: str
-) -> list[Standing]:
+) -> Sequence[sa.Row[Any]]:
+    """Of `to_standing`."""
     named = _named(span, cutoff) | {"seen_at": seen_at, "seen_id": seen_id, "limit": MAX_BATCH}
-    return [to_standing(row) for row in await conn.execute(_PAGE, named)]
+    return (await conn.execute(_PAGE, named)).all()
 
 
-async def _pages(db: AsyncEngine, span: Span, cutoff: int) -> AsyncIterator[list[Standing]]:
+async def _pages(db: AsyncEngine, span: Span, cutoff: int) -> AsyncIterator[Sequence[sa.Row[Any]]]:
     seen_at, seen_id = span.start, ""
     while True:
         async with db.connect() as conn:
-            events = await _page(conn, span, cutoff, seen_at, seen_id)
-        if events:
-            yield events
-        if len(events) < MAX_BATCH:
+            rows = await _page(conn, span, cutoff, seen_at, seen_id)
+        if rows:
+            yield rows
+        if len(rows) < MAX_BATCH:
             return
-        seen_at, seen_id = events[-1].admitted_at, events[-1].id
+        seen_at, seen_id = rows[-1].admitted_at, rows[-1].id
 
 
 # ---- applying it
@@ -301,6 +331,7 @@ async def apply(
     digest: str,
     *,
     note: Note = nobody,
+    announce: Announce = to_nobody,
     max_batches: int | None = None,
     max_events: int | None = None,
 ) -> Rerating:
@@ -315,7 +346,7 @@ async def apply(
         found = await _begin(db, span, book, digest, note, max_events)
     batches = 0
     while found.applied_at is None and (max_batches is None or batches < max_batches):
-        found = await _step(db, found.id)
+        found = await _step(db, found.id, announce)
         batches += 1
     return found
 
@@ -389,7 +420,7 @@ async def _begin(
     return found
 
 
-async def _step(db: AsyncEngine, rerating_id: str) -> Rerating:
+async def _step(db: AsyncEngine, rerating_id: str, announce: Announce) -> Rerating:
     """A batch, and where it is the last one, the end."""
     own = reratings.c
     async with db.begin() as conn:
@@ -401,9 +432,9 @@ async def _step(db: AsyncEngine, rerating_id: str) -> Rerating:
         span = to_rerating(row).span
         events = await _page(conn, span, row.cutoff, row.seen_at or span.start, row.seen_id)
         tariff = msgspec.convert(row.tariff, Tariff)
-        as_shown = (it for it in events if it.rated_seq is None or it.rated_seq < row.cutoff)
-        ratings = [rating for rating, _ in _rated(as_shown, tariff) if rating is not None]
-        await post_ratings(conn, ratings, reverses=True, rerating_id=row.id)
+        as_shown = [it for it in events if it.rated_seq is None or it.rated_seq < row.cutoff]
+        ratings = [rating async for rating, _ in _rated(as_shown, tariff) if rating is not None]
+        await post_ratings(conn, ratings, reverses=True, rerating_id=row.id, announce=announce)
         values: dict[str, Any] = {"num_applied": row.num_applied + len(ratings)}
         if events:
             values |= {"seen_at": events[-1].admitted_at, "seen_id": events[-1].id}

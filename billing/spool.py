@@ -9,9 +9,13 @@
 Buffered records reach the disk within FLUSH_INTERVAL_S or with the next close. Closes share syncs:
 all that arrive while one fdatasync runs are written by the next. A close that is alone, with
 nothing else open, on a disk that has been quick of late, is synced on the spot: handing it to a
-thread and back takes longer, and nobody else is there to wait. A disk without room fails closes
-with SpoolFull, keeps their records in memory and tries again every RETRY_INTERVAL_S; a sync that
-fails in any other way leaves the file in doubt: the spool stays broken until its process restarts.
+thread and back takes longer, and nobody else is there to wait. Nothing bounds that sync: a disk
+that was quick NUM_TIMED times and then hangs stops the event loop for as long, and who comes
+meanwhile waits at the door, not at their own close. To wait so long and no longer takes a thread to
+wait for, and two thirds of what is saved (0.28 ms on the spot, 0.39 so, 0.46 by the loop). A disk
+without room fails closes with SpoolFull, keeps their records in memory and tries again every
+RETRY_INTERVAL_S; a sync that fails in any other way leaves the file in doubt: the spool stays
+broken until its process restarts.
 
 Above: `gateway.inference`, `worker`. Below: `spool_files`. Knows no database, price or tenant.
 Lives on one event loop.

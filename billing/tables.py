@@ -386,6 +386,7 @@ cache_leases = sa.Table(
     sa.Column("ended_at", sa.TIMESTAMP(timezone=True), nullable=True),
     *text_columns("outcome", "refund_id", nullable=True),
     sa.Column("refunded_pico", MONEY, nullable=True),
+    sa.Column("refund_seq", sa.BigInteger, nullable=True),
 )
 
 cache_writes = sa.Table(
@@ -395,3 +396,13 @@ cache_writes = sa.Table(
     *text_columns("org_id"),
     _moment("booked_at"),
 )
+
+superseded_requests = sa.Table(
+    "superseded_requests",
+    metadata,
+    sa.Column("request_id", sa.Text, primary_key=True),
+    *text_columns("org_id", "superseded_by"),
+    _moment("claimed_at"),
+    _moment("superseded_at"),
+)
+"""Of the gateway: requests that were made once more, what they were billed is taken back."""

@@ -1,6 +1,7 @@
 """Top-ups: what a balance has asked for, and what became of it.
 
-    requested -> granted | failed | expired        expired -> granted: who has paid late has paid
+    requested -> granted | failed | expired        expired -> granted: who has paid late has paid,
+                                                   unless the balance has asked again since
 
 Above: `balance_watch`, which asks; the gateway's verbs, which end one; its webhooks, which tell of
 each state. Below: `tables`. It moves no money: who grants one makes the credit in the same
@@ -89,6 +90,16 @@ async def ask_for_top_up(
     )
     made: str | None = await conn.scalar(added.returning(own.id))
     return made
+
+
+async def successor_of(conn: AsyncConnection, top_up: TopUp) -> str | None:
+    """The newest that was asked for in its place, be it granted or not: of them all at most that
+    one is. The org's line is held, so none comes meanwhile."""
+    own = top_ups.c
+    later = sa.select(own.id).where(own.org_id == top_up.org_id, own.id > top_up.id)
+    newest = later.where(own.state != "failed").order_by(own.id.desc()).limit(1)
+    found: str | None = await conn.scalar(newest)
+    return found
 
 
 async def end_top_up(

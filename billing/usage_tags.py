@@ -46,11 +46,6 @@ def to_tag(text: str) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2])
 
 
-def name_of(key: str, value: str) -> str:
-    """As budgets and alerts call it."""
-    return f"{key}={value}"
-
-
 def tags_of(attempt: Attempt) -> Tags:
     return {} if isinstance(attempt.tags, UnsetType) else attempt.tags
 
@@ -91,6 +86,7 @@ def of_event(event: UsageEvent) -> Tagged:
 _COUNTED = (*COMPONENTS, *AMOUNTS, "num_requests")
 _OF_TAG = ("org", "day", "tag", "value")
 _KEY = (*_OF_TAG, *GROUPED, "batch")
+_AMOUNT = " + ".join(AMOUNTS)
 
 
 def _is(one: str, other: str) -> str:
@@ -120,7 +116,8 @@ _ADD = sa.text(f"""
     ),
     added AS (
         INSERT INTO usage_tags ({", ".join(_OF_TAG)})
-        SELECT {", ".join(_OF_TAG)} FROM fresh WHERE is_capped OR place <= :most
+        SELECT {", ".join(_OF_TAG)} FROM fresh
+        WHERE NOT CAST(:corrects AS boolean) AND (is_capped OR place <= :most)
         ORDER BY {", ".join(_OF_TAG)} RETURNING *
     ),
     known AS (SELECT * FROM standing UNION ALL SELECT * FROM added),
@@ -134,17 +131,22 @@ _ADD = sa.text(f"""
             {", ".join(f"i.{name}" for name in (*GROUPED, "batch", *_COUNTED))}
         FROM incoming i LEFT JOIN known ON {_is("known", "i")}
             LEFT JOIN keys ON (keys.org, keys.day, keys.tag) = (i.org, i.day, i.tag)
+    ),
+    grown AS (
+        INSERT INTO usage_tags_daily AS r ({", ".join((*_KEY, *_COUNTED))})
+        SELECT {", ".join(_KEY)}, {", ".join(f"sum({name})" for name in _COUNTED)} FROM counted
+        GROUP BY {", ".join(_KEY)} ORDER BY {", ".join(_KEY)}
+        ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET
+            {", ".join(f"{name} = r.{name} + EXCLUDED.{name}" for name in _COUNTED)}
     )
-    INSERT INTO usage_tags_daily AS r ({", ".join((*_KEY, *_COUNTED))})
-    SELECT {", ".join(_KEY)}, {", ".join(f"sum({name})" for name in _COUNTED)} FROM counted
-    GROUP BY {", ".join(_KEY)} ORDER BY {", ".join(_KEY)}
-    ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET
-        {", ".join(f"{name} = r.{name} + EXCLUDED.{name}" for name in _COUNTED)}
+    SELECT org, tag || '=' || value AS tag,
+        CAST(extract(epoch FROM day) AS bigint) / {DAY_S} AS day, sum({_AMOUNT}) AS amount_pico
+    FROM counted WHERE value <> '{OTHER}' GROUP BY 1, 2, 3 HAVING sum({_AMOUNT}) <> 0
 """)
 
 
-async def book_tagged(conn: AsyncConnection, events: Sequence[UsageEvent]) -> list[Tagged]:
-    """Of events with tags that were inserted in this transaction; returns what was added up."""
+async def book_tagged(conn: AsyncConnection, events: Sequence[UsageEvent]) -> list[TagSpend]:
+    """Of events with tags that were inserted in this transaction; returns as `add_tagged`."""
     if not events:
         return []
     rows = [
@@ -154,16 +156,21 @@ async def book_tagged(conn: AsyncConnection, events: Sequence[UsageEvent]) -> li
     await conn.execute(sa.insert(event_tags), rows)
     used = [of_event(each) for each in events if each.kind == "usage"]
     counted = [each for each in used if any(msgspec.structs.astuple(each.quantities))]
-    await add_tagged(conn, counted)
-    return counted
+    return await add_tagged(conn, counted)
 
 
-async def add_tagged(conn: AsyncConnection, events: Sequence[Tagged]) -> None:
-    """In the transaction that books `events`, behind their booking."""
+async def add_tagged(
+    conn: AsyncConnection, events: Sequence[Tagged], *, corrects: bool = False
+) -> list[TagSpend]:
+    """In the transaction that books `events`, behind their booking. Returns by how much each tag
+    has grown that is counted by its name. `corrects`: what was counted before, so that no tag gets
+    a name by it: what stands in OTHER is corrected there."""
     if not events:
-        return
+        return []
     batch = msgspec.json.encode(_rows(events)).decode()
-    await conn.execute(_ADD, {"batch": batch, "most": MAX_A_DAY})
+    named = {"batch": batch, "most": MAX_A_DAY, "corrects": corrects}
+    grown = await conn.execute(_ADD, named)
+    return [TagSpend(it.org, it.tag, it.day, int(it.amount_pico)) for it in grown]
 
 
 def _rows(events: Iterable[Tagged]) -> list[dict[str, Any]]:
@@ -190,14 +197,3 @@ def _counts(event: Tagged) -> dict[str, int]:
     counts["num_requests"] = event.num_requests
     counts.update((amount_column(name), amount) for name, amount in event.amounts.items())
     return counts
-
-
-def tag_spends(events: Iterable[Tagged]) -> list[TagSpend]:
-    """By tag and day."""
-    sums: dict[tuple[str, str, int], Pico] = {}
-    for event in events:
-        amount = sum(event.amounts.values())
-        for key, value in event.tags.items():
-            of = (event.org, name_of(key, value), event.day)
-            sums[of] = sums.get(of, 0) + amount
-    return [TagSpend(*of, amount) for of, amount in sums.items() if amount]

@@ -30,9 +30,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.errors import InvoicingConflict
-from billing.events import COMPONENTS, INPUTS, Band, PriceSet
+from billing.events import COMPONENTS, Band, PriceSet
 from billing.invoices.calendar import Period
-from billing.invoices.rerated import SIDES
+from billing.invoices.rerated import PARTS
 from billing.ledger import USES
 from billing.money import Pico
 from billing.rating import price_of
@@ -73,7 +73,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True, order=True):
     tier: str
     component: str
     price_id: str
-    """Empty: nothing had a price, or several."""
+    """Empty: it had none."""
     pico_per_token: int | None
 
 
@@ -146,16 +146,16 @@ _BY_PERIOD = (
 _BEFORE = "u.seq >= :since AND u.admitted_at < :start"
 _BEFORE_THE_FIRST = _of_events("usage_start, usage_end", _BY_PERIOD, _BEFORE)
 _LATE = _of_events("usage_start, usage_end", _BY_PERIOD, f"u.late AND {_BEFORE}")
-_BAND = f"""
+_BAND = """
     CASE WHEN jsonb_path_exists(prices, '$.*.bands') THEN coalesce((
         SELECT max(CAST(b ->> 'min_total_input' AS bigint))
         FROM jsonb_path_query(prices, '$.*.bands[*]') b
-        WHERE CAST(b ->> 'min_total_input' AS bigint) <= {" + ".join(INPUTS)}), 0)
+        WHERE CAST(b ->> 'min_total_input' AS bigint) <= total_input), 0)
     ELSE 0 END
 """
 """SQL: the least input of the largest size band that an event reaches, of any component."""
 _RERATED = sa.text(f"""
-    WITH {SIDES}
+    WITH {PARTS}
     SELECT usage_start, usage_end, line_kind, project, model, tier, CAST(prices AS text) AS prices,
         {_BAND} AS band, {
     ", ".join(
@@ -164,8 +164,8 @@ _RERATED = sa.text(f"""
         for name, amount in zip(COMPONENTS, AMOUNTS, strict=True)
     )
 }
-    FROM sides JOIN {BOUNDS} ON admitted_at >= usage_start AND admitted_at < usage_end
-    GROUP BY 1, 2, 3, 4, 5, 6, sides.prices, band
+    FROM parts JOIN {BOUNDS} ON admitted_at >= usage_start AND admitted_at < usage_end
+    GROUP BY 1, 2, 3, 4, 5, 6, parts.prices, band
 """)
 
 
@@ -213,14 +213,14 @@ async def charges_of(db: AsyncEngine, window: Window) -> list[Charge]:
         for query, spans in ((_HOURS, whole), (_PART_OF_AN_HOUR, parts)):
             for each in spans:
                 part = {"from": each.start, "to": each.end}
-                for row in await _read(conn, query, named | usage | part):
+                for row in await read_briefly(conn, query, named | usage | part):
                     _add_usage(found, "usage", row)
-        for row in await _read(conn, _SINCE_DRAFTED, named | usage):
+        for row in await read_briefly(conn, _SINCE_DRAFTED, named | usage):
             _add_usage(found, "usage", row)
         late = _LATE if window.earlier else _BEFORE_THE_FIRST
-        for row in await _read(conn, late, named):
+        for row in await read_briefly(conn, late, named):
             _add_usage(found, "late", row)
-        for row in await _read(conn, _RERATED, named):
+        for row in await read_briefly(conn, _RERATED, named):
             _add_usage(found, row.line_kind, row)
     if len(found) > MAX_LINES:
         raise InvoicingConflict("lines", f"an invoice has {MAX_LINES} lines at most")
@@ -236,7 +236,10 @@ def _order(item: tuple[Subject, list[int]]) -> tuple[Any, ...]:
     return (*msgspec.structs.astuple(subject)[:-1], subject.pico_per_token or 0)
 
 
-async def _read(conn: AsyncConnection, query: Any, named: dict[str, Any]) -> Sequence[sa.Row[Any]]:
+async def read_briefly(
+    conn: AsyncConnection, query: Any, named: dict[str, Any]
+) -> Sequence[sa.Row[Any]]:
+    """`named`: what the query takes, and perhaps more."""
     used = {name: named[name] for name in query.compile().params}
     rows = (await conn.execute(query, used)).all()
     await conn.rollback()  # a statement is a transaction: nothing is held through a long period
@@ -251,8 +254,6 @@ def _add_usage(found: Sums, kind: Kind, row: sa.Row[Any]) -> None:
         if quantity or amount:
             price = price_of(component, prices)
             chosen = NO_PRICE if price is None else price.of(row.band)
-            if chosen.pico_per_token * quantity != amount:
-                chosen = NO_PRICE  # rated as a part of something larger
             subject = _subject(row, kind, component, chosen)
             _add(found, subject, quantity, columns[f"{component}_requests"], amount)
 

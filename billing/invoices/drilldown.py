@@ -1,9 +1,10 @@
-"""What is behind a line: its hours, and its requests, as they were booked.
+"""What is behind a line: its hours, its requests, and what they were tagged with, as booked.
 
-Above: the gateway's administration. Below: `usage_events`, `event_ratings`. The line says what it
-is about, its invoice up to where it counts, so these are the very postings that were added up. Both
-are selections for a page by `id`: of an hour its beginning, of a request its event, whose ids are
-in the order of time. Of a single hour requests are found by the index.
+Above: the gateway's administration. Below: `priced`, `rerated`, `usage_events`. The line says what
+it is about, its invoice up to where it counts, so these are the very postings that were added up.
+All are selections for a page by `id`: of an hour its beginning, of a request its event, whose ids
+are in the order of time, of a set of tags its digest. Of a single hour requests are found by the
+index.
 """
 
 from __future__ import annotations
@@ -12,46 +13,41 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 
-from billing.events import COMPONENTS, INPUTS
+from billing.events import COMPONENTS
 from billing.invoices.invoice import Invoice, Line
-from billing.invoices.rerated import SIDES
-from billing.rating import PRICED_AS
-from billing.tables import MONEY, amount_column
+from billing.invoices.priced import parts, price_id
+from billing.invoices.rerated import PARTS
+from billing.tables import AMOUNTS, MONEY, amount_column
 
 HOUR = timedelta(hours=1)
 HOUR_ID = """to_char(date_trunc('hour', admitted_at, 'UTC') AT TIME ZONE 'UTC',
     'YYYY-MM-DD"T"HH24"Z"')"""
-
-
-def _price_id(component: str) -> str:
-    """SQL: of an event, which price the component was rated by (`rating.price_of`, `Price.of`)."""
-    also = PRICED_AS.get(component, component)  # type: ignore[call-overload]
-    price = f"coalesce(prices -> '{component}', prices -> '{also}')"
-    band = "CAST(b ->> 'min_total_input' AS bigint)"
-    return f"""coalesce((
-        SELECT b ->> 'price_id' FROM jsonb_array_elements({price} -> 'bands') b
-        WHERE {band} <= {" + ".join(INPUTS)} ORDER BY {band} DESC LIMIT 1
-    ), {price} ->> 'price_id', '')"""
+_ITSELF = ("id", "request_id", "key", "admitted_at")
+_RATED = f"""
+    SELECT {", ".join(f"u.{name}" for name in (*_ITSELF, *COMPONENTS))},
+        {", ".join(f"coalesce(r.{name}, u.{name}) AS {name}" for name in AMOUNTS)},
+        coalesce(r.prices, p.prices) AS prices
+    FROM usage_events u JOIN price_sets p ON p.id = u.price_set LEFT JOIN (
+        SELECT DISTINCT ON (event_id) * FROM event_ratings
+        WHERE org_id = :org AND seq < :cutoff ORDER BY event_id, number DESC
+    ) r ON r.event_id = u.id
+    WHERE u.org = :org AND u.kind = 'usage'
+        AND u.admitted_at >= :from AND u.admitted_at < :to
+        AND u.seq >= :since AND u.seq < :cutoff AND u.project = :project
+        AND u.model = :model AND u.tier = :tier
+"""
 
 
 def _usage(component: str) -> str:
     """Events as they are rated by the cutoff."""
-    amount = amount_column(component)
+    rated = f"({_RATED} AND u.{component} > 0) rated"
     return f"""
-        SELECT id, request_id, key, admitted_at, quantity, amount_pico FROM (
-            SELECT u.id, u.request_id, u.key, u.admitted_at, {component} AS quantity,
-                coalesce(r.{amount}, u.{amount}) AS amount_pico,
-                {", ".join(f"u.{name}" for name in INPUTS)}, coalesce(r.prices, p.prices) AS prices
-            FROM usage_events u JOIN price_sets p ON p.id = u.price_set LEFT JOIN (
-                SELECT DISTINCT ON (event_id) event_id, prices, {amount} FROM event_ratings
-                WHERE org_id = :org AND seq < :cutoff ORDER BY event_id, number DESC
-            ) r ON r.event_id = u.id
-            WHERE u.org = :org AND u.kind = 'usage'
-                AND u.admitted_at >= :from AND u.admitted_at < :to
-                AND u.seq >= :since AND u.seq < :cutoff AND u.project = :project
-                AND u.model = :model AND u.tier = :tier AND u.{component} > 0
-        ) e WHERE {_price_id(component)} = :price_id
+        SELECT {", ".join(_ITSELF)}, {component} AS quantity,
+            {amount_column(component)} AS amount_pico
+        FROM ({parts(rated, *_ITSELF)}) e
+        WHERE {component} > 0 AND {price_id(component)} = :price_id
     """
 
 
@@ -59,13 +55,13 @@ def _corrections(component: str) -> str:
     """Less than nothing where a price was taken back."""
     quantity, amount = (f"sum(sign * {name})" for name in (component, amount_column(component)))
     return f"""
-        WITH {SIDES}
-        SELECT id, request_id, key, admitted_at, {quantity} AS quantity, {amount} AS amount_pico
-        FROM sides
+        WITH {PARTS}
+        SELECT {", ".join(_ITSELF)}, {quantity} AS quantity, {amount} AS amount_pico
+        FROM parts
         WHERE line_kind = 'correction' AND admitted_at >= :from AND admitted_at < :to
             AND project = :project AND model = :model AND tier = :tier AND {component} > 0
-            AND {_price_id(component)} = :price_id
-        GROUP BY id, request_id, key, admitted_at HAVING {quantity} <> 0 OR {amount} <> 0
+            AND {price_id(component)} = :price_id
+        GROUP BY {", ".join(_ITSELF)} HAVING {quantity} <> 0 OR {amount} <> 0
     """
 
 
@@ -122,9 +118,36 @@ def hours_of(invoice: Invoice, line: Line) -> sa.Select[Any]:
         grouped,
         named,
         sa.Column("id", sa.Text),
+        *_summed_up(),
+    )
+
+
+def _summed_up() -> tuple[sa.Column[Any], ...]:
+    return (
         sa.Column("quantity", MONEY),
         sa.Column("amount_pico", MONEY),
         sa.Column("num_requests", sa.BigInteger),
+    )
+
+
+def tags_of(invoice: Invoice, line: Line) -> sa.Select[Any]:
+    """id, tags, quantity, amount_pico, num_requests: by all that a request was tagged with, or {}.
+    A request is in one of these, however many tags it has, so they come to the line."""
+    query, named = _postings(invoice, line, None)
+    grouped = f"""
+        SELECT encode(sha256(convert_to(CAST(tags AS text), 'UTF8')), 'hex') AS id, tags,
+            sum(quantity) AS quantity, sum(amount_pico) AS amount_pico, count(*) AS num_requests
+        FROM (
+            SELECT quantity, amount_pico, coalesce(t.tags, '{{}}') AS tags
+            FROM ({query}) p LEFT JOIN event_tags t ON t.event_id = p.id
+        ) g GROUP BY tags
+    """
+    return _selected(
+        grouped,
+        named,
+        sa.Column("id", sa.Text),
+        sa.Column("tags", JSONB),
+        *_summed_up(),
     )
 
 

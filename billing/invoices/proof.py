@@ -6,9 +6,9 @@ Above: `reconcile` of the whole installation, tests. Below: the tables. At best 
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+from functools import partial
 
+from billing.complaints import complaints
 from billing.invoices.charges import CHARGED, CHARGES
 
 ACCOUNT = "('receivable:' || i.org_id)"
@@ -27,6 +27,10 @@ CHECKS = {
         SELECT l.id FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id
         WHERE {FINAL} AND l.exact_pico IS DISTINCT FROM
             l.amount_coins * i.coin_pico + l.residual_pico
+    """,
+    "its price times its quantity is not its exact amount": f"""
+        SELECT l.id FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id
+        WHERE {FINAL} AND l.pico_per_token * l.quantity <> l.exact_pico
     """,
     "all its invoices together differ from what the ledger charged it": f"""
         SELECT i.org_id FROM (
@@ -83,13 +87,5 @@ CHECKS = {
     """,
 }
 
-
-async def check(db: AsyncEngine) -> list[str]:
-    """Naming org, invoice, line, note or payment."""
-    problems: list[str] = []
-    async with db.connect() as conn:
-        await conn.execution_options(isolation_level="REPEATABLE READ")
-        for complaint, query in CHECKS.items():
-            found = await conn.execute(sa.text(query))
-            problems.extend(f"{name}: {complaint}" for (name,) in found)
-    return problems
+check = partial(complaints, CHECKS)
+"""Naming org, invoice, line, note or payment."""

@@ -11,23 +11,25 @@ refund of some cents (then the customer has more back than was charged) or a cha
 which events of a line a note has meant, and the ledger has both: who wants it otherwise writes a
 credit note over the correction, or takes less back of the line.
 
-Above: `charges`, `drilldown`. Below: `event_ratings`. A rating is of one invoice, as every posting
-is: it stands in the window that its number (`seq`) and its event's admission fall into.
+Above: `charges`, `drilldown`. Below: `priced`, `event_ratings`. A rating is of one invoice, as
+every posting is: it stands in the window that its number (`seq`) and its event's admission fall
+into.
 """
 
 from __future__ import annotations
 
 from billing.events import COMPONENTS
+from billing.invoices.priced import parts
 from billing.tables import AMOUNTS
 
-_NAMES = "id, request_id, key, project, model, tier, admitted_at, line_kind"
-_QUANTITIES = ", ".join(COMPONENTS)
+_NAMES = ("id", "request_id", "key", "project", "model", "tier", "admitted_at", "line_kind")
 
 
 def _side(sign: int, suffix: str) -> str:
     amounts = ", ".join(f"{name}_{suffix} AS {name}" for name in AMOUNTS)
     return f"""
-        SELECT {sign} AS sign, {_NAMES}, {_QUANTITIES}, prices_{suffix} AS prices, {amounts}
+        SELECT {sign} AS sign, {", ".join((*_NAMES, *COMPONENTS))},
+            prices_{suffix} AS prices, {amounts}
         FROM changed
     """
 
@@ -50,3 +52,5 @@ SIDES = f"""
     sides AS ({_side(-1, "before")} UNION ALL {_side(1, "after")})
 """
 """SQL: CTEs of what is taken back (`sign` -1) and charged (1) in the window of an invoice."""
+PARTS = f"{SIDES}, parts AS ({parts('sides', 'sign', *_NAMES)})"
+"""SQL: and the same by what they cost."""

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.adjustments import PeriodTerms, Span, UsageLine, divided
 from billing.events import COMPONENTS
-from billing.invoices.charges import Window, slices
+from billing.invoices.charges import Window, read_briefly, slices
 from billing.invoices.rerated import SIDES
 from billing.tables import AMOUNTS
 
@@ -115,10 +115,7 @@ async def _read(
     period = window.period
     named: dict[str, Any] = {"org": window.org, "since": window.since, "cutoff": window.cutoff}
     named |= {"start": period.start, "end": period.end, "from": start, "to": end}
-    used = {name: named[name] for name in query.compile().params}
-    rows = (await conn.execute(query, used)).all()
-    await conn.rollback()  # a statement is a transaction: nothing is held through a long period
-    return rows
+    return await read_briefly(conn, query, named)
 
 
 def _spans(rows: Iterable[sa.Row[Any]], grain: Grain) -> Iterator[TimedSpan]:

@@ -53,6 +53,7 @@ ENGINE = Alive("host/unix:/e", "engine-1", 0.0)
 """Known for long."""
 ANOTHER = Alive("host/unix:/e", "engine-2", 4e9)
 """In its place; known from after all that was granted."""
+NOVEMBERS = Span(org_id="org_a", start=at(2026, 11, 1), end=at(2026, 12, 1))
 
 
 def lease(index: int, ttl: Ttl, num_tokens: int, **fields: Any) -> Lease:
@@ -77,6 +78,13 @@ def lease(index: int, ttl: Ttl, num_tokens: int, **fields: Any) -> Lease:
 async def book(db: AsyncEngine, **changes: Any) -> None:
     attempt = an_attempt(EVENT, prices=PRICES, **changes)
     await ingest(db, [an_event(attempt, USED)])
+
+
+def a_book(prices: PriceSet) -> PriceBook:
+    entry = PriceEntry(
+        model="penny", valid_from=at(2025, 1, 1), valid_to=None, prices=prices, where="here"
+    )
+    return PriceBook([entry])
 
 
 async def one_value(db: AsyncEngine, query: str) -> Any:
@@ -183,10 +191,7 @@ async def test_a_lease_that_broke_while_its_event_waited_for_a_price_is_refunded
     await sweep(db, [ENGINE])
     assert await outcomes(db) == {":0": ("evicted", None)}
     assert await owed(db) == WHOLE
-    entry = PriceEntry(
-        model="penny", valid_from=at(2025, 1, 1), valid_to=None, prices=PRICES, where="here"
-    )
-    assert await reprice_suspense(db, PriceBook([entry])) == 1
+    assert await reprice_suspense(db, a_book(PRICES)) == 1
     assert await owed(db) == WHOLE + 16 * 10_000
     await sweep(db, [ENGINE])
     assert await outcomes(db) == {":0": ("evicted", PREMIUM_1H)}
@@ -317,17 +322,54 @@ async def test_a_period_that_is_rated_anew_forgets_no_refund(
     await sweep(db, [ENGINE])
     assert await owed(db) == WHOLE - 600 * 25_000, "a part of what was written"
     dearer = {**PRICES, "cache_write_5m": Price("write:2", 150_000)}
-    entry = PriceEntry(
-        model="penny", valid_from=at(2026, 1, 1), valid_to=None, prices=dearer, where="here"
-    )
-    span = Span(org_id="org_a", start=at(2026, 11, 1), end=at(2026, 12, 1))
-    shown = await plan(db, span, PriceBook([entry]))
-    await apply(db, span, PriceBook([entry]), shown.digest)
+    shown = await plan(db, NOVEMBERS, a_book(dearer))
+    await apply(db, NOVEMBERS, a_book(dearer), shown.digest)
     assert await owed(db) == WHOLE + (1000 - 600) * 25_000
     await end(db, f"{EVENT}:0", EVENT, is_broken=True)
     await sweep(db, [ENGINE])
     assert await owed(db) == WHOLE + (1000 - 600) * 25_000
     await assert_agreement(db, tmp_path)
+
+
+@pytest.mark.parametrize("refunded", [False, True])
+async def test_a_lease_that_breaks_while_a_period_is_rated_anew_is_refunded_beside_it(
+    db: AsyncEngine, tmp_path: Path, refunded: bool
+) -> None:
+    """What is applied is what was shown, in number and amount."""
+    await book(db)
+    cheap = an_attempt(prices={**PRICES, "output": Price("old", 100_000)})
+    await ingest(db, [an_event(cheap, Quantities(output=10))])
+    await grant(db, lease(0, "5m", 1600))
+    priced_by = a_book(PRICES)
+    shown = await plan(db, NOVEMBERS, priced_by)
+    assert (shown.num_events, shown.difference_pico) == (1, 10 * 300_000)
+    await apply(db, NOVEMBERS, priced_by, shown.digest, max_batches=0)
+    await end(db, f"{EVENT}:0", EVENT, is_broken=True)
+    if refunded:
+        await sweep(db, [ENGINE])
+    done = await apply(db, NOVEMBERS, priced_by, shown.digest)
+    assert done.applied_at is not None and (done.num_applied, done.num_events) == (1, 1)
+    await sweep(db, [ENGINE])
+    assert await owed(db) == WHOLE - PREMIUM_5M + 10 * 400_000
+    assert (await plan(db, NOVEMBERS, priced_by)).num_events == 0
+    await assert_agreement(db, tmp_path)
+
+
+async def test_a_refund_of_nothing_is_not_taken_for_what_was_shown(db: AsyncEngine) -> None:
+    """By the old prices nothing was paid for keeping it, by the new ones it would have been."""
+    free = {**PRICES, "cache_write_5m": PRICES["uncached_input"]}
+    await ingest(db, [an_event(an_attempt(EVENT, prices=free), USED)])
+    await grant(db, lease(0, "5m", 600))
+    priced_by = a_book(PRICES)
+    shown = await plan(db, NOVEMBERS, priced_by)
+    assert shown.difference_pico == PREMIUM_5M
+    await apply(db, NOVEMBERS, priced_by, shown.digest, max_batches=0)
+    await end(db, f"{EVENT}:0", EVENT, is_broken=True)
+    await sweep(db, [ENGINE])
+    assert await outcomes(db) == {":0": ("evicted", 0)}
+    done = await apply(db, NOVEMBERS, priced_by, shown.digest)
+    assert (done.num_applied, await owed(db)) == (0, WHOLE - PREMIUM_5M)
+    assert (await plan(db, NOVEMBERS, priced_by)).difference_pico == 1000 * 25_000
 
 
 @pytest.mark.parametrize(("uncached", "wanted"), [(99, 16 * 25), (100, 16 * 30)])

@@ -3,26 +3,34 @@ who paid for tokens that were not kept has the premium back, once, and nobody el
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from sqlalchemy.ext.asyncio import AsyncEngine
+from hypothesis.stateful import precondition, rule
 
-from billing import cache_lease_proof, ledger
+from billing import cache_lease_proof
 from billing.cache_contracts import WRITES, Ttl
 from billing.cache_leases import Alive, Lease, end, grant, note_writes, sweep
 from billing.events import Price, PriceSet, Quantities, UsageEvent
 from billing.ingest import ingest
-from gateway.db import create_engine
+from billing.invoices.invoice import Invoice
 from tests.billing.samples import an_attempt, an_event
 from tests.databases import Databases
+from tests.machines import DatabaseMachine, run_over_database
+
+from .invoices.billed import (
+    DECEMBER,
+    JANUARY,
+    NOVEMBER,
+    assert_books_agree,
+    assert_leads_down,
+    at,
+    close_and_finalize,
+    open_account,
+)
 
 PRICES: PriceSet = {
     "uncached_input": Price("in", 100),
@@ -32,6 +40,8 @@ PRICES: PriceSet = {
 PREMIUM: dict[Ttl, int] = {"5m": 25, "1h": 100}
 MINUTES = {"5m": 5, "1h": 60}
 PLACE = "here"
+MONTHS = (DECEMBER, JANUARY, at(2027, 2, 1))
+"""In which it is billed; the last one has what came to be known by the end."""
 
 
 class Written(msgspec.Struct):
@@ -53,27 +63,27 @@ class Asked(msgspec.Struct):
     """What had no lease by then never will."""
 
 
-class Machine(RuleBasedStateMachine):
-    db: AsyncEngine
-    run: Callable[..., Any]
+class Machine(DatabaseMachine):
     number = 0
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *lent: Any) -> None:
+        super().__init__(*lent)
         Machine.number += 1
         self.org = f"org_{Machine.number}"
         self.engine_id, self.since = f"{self.org}-0", time.time() - 3600
         self.all: list[Asked] = []
+        self.invoices: list[Invoice] = []
+        self.run(open_account, self.db, self.org, now=NOVEMBER)
 
     @rule(parts=st.lists(st.tuples(st.sampled_from(["1h", "5m"]), st.integers(1, 9)), min_size=1,
-                         max_size=3))  # fmt: skip
-    def asks(self, parts: list[tuple[Ttl, int]]) -> None:
+                         max_size=3), uncached=st.sampled_from([0, 5]))  # fmt: skip
+    def asks(self, parts: list[tuple[Ttl, int]], uncached: int) -> None:
         written = [Written(ttl, 16 * blocks) for ttl, blocks in parts]
         sums = {
             name: sum(w.num_tokens for w in written if w.ttl == ttl) for ttl, name in WRITES.items()
         }
         attempt = an_attempt(org=self.org, prices=PRICES)
-        event = an_event(attempt, Quantities(uncached_input=5, **sums))
+        event = an_event(attempt, Quantities(uncached_input=uncached, **sums))
         self.all.append(Asked(event, written))
 
     def drawn(self, data: st.DataObject) -> tuple[Asked, int]:
@@ -172,48 +182,43 @@ class Machine(RuleBasedStateMachine):
                         one.outcome = "unrecorded"
         assert self.run(self.owed) == self.expected()
 
+    @precondition(lambda self: len(self.invoices) < len(MONTHS) - 1)
+    @rule()
+    def is_billed(self) -> None:
+        self.bill()
+
+    def bill(self) -> None:
+        now = MONTHS[len(self.invoices)]
+        self.invoices.append(self.run(close_and_finalize, self.db, now, self.org))
+
     def expected(self) -> int:
         total = 0
         for asked in self.all:
             if asked.minutes_booked is not None:
-                total += 5 * 100
+                total += 100 * asked.event.quantities.uncached_input
                 for one in asked.written:
                     is_unkept = one.outcome not in (None, "kept")
                     total += one.num_tokens * (100 + (0 if is_unkept else PREMIUM[one.ttl]))
         return total
 
     async def owed(self) -> int:
-        query = "SELECT debits_pico - credits_pico FROM balances WHERE account = :account"
+        """And what rounding has taken off."""
+        query = """
+            SELECT debits_pico - credits_pico
+                + (SELECT coalesce(sum(residual_pico), 0) FROM invoices WHERE org_id = :org)
+            FROM balances WHERE account = 'receivable:' || :org
+        """
         async with self.db.connect() as conn:
-            return int(
-                await conn.scalar(sa.text(query), {"account": f"receivable:{self.org}"}) or 0
-            )
+            return int(await conn.scalar(sa.text(query), {"org": self.org}) or 0)
 
     def teardown(self) -> None:
-        assert self.run(ledger.check, self.db) == []
+        while len(self.invoices) < len(MONTHS):
+            self.bill()
+        for invoice in self.invoices:
+            self.run(assert_leads_down, self.db, invoice)
+        self.run(assert_books_agree, self.db)
         assert self.run(cache_lease_proof.check, self.db) == []
 
 
 def test_what_was_not_kept_is_paid_back_once(databases: Databases) -> None:
-    with asyncio.Runner() as runner:
-        lent = runner.run(databases.lend())
-        made = create_engine(databases.url(lent.name))
-
-        class Bound(Machine):
-            db = made
-
-            def run(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-                return runner.run(call(*args, **named))
-
-        run_state_machine_as_test(
-            Bound,
-            settings=settings(
-                max_examples=15,
-                stateful_step_count=25,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-        runner.run(made.dispose())
-        runner.run(databases.take_back(lent))
+    run_over_database(Machine, databases, examples=15, steps=25)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from billing.events import CALLS, COMPONENTS, TOKENS, Band, Price, PriceSet, Quantities
 from billing.rating import Rated, price_of, rate
 from gateway.fleet.upstream_meter import UpstreamUsage
-from gateway.inference import Terms, to_quantities
+from gateway.metering import Terms, to_quantities
 
 from .samples import PRICES, quantities
 

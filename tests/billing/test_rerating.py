@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -380,3 +381,47 @@ async def test_a_credit_gets_back_what_it_paid_too_much(db: AsyncEngine) -> None
         left = await find_credit(conn, ORG, "g1")
     assert (line.paid_pico, left and left.left_pico + left.leased_pico) == (80, 20)
     assert await credit_proof.check(db) == [] and await check(db) == []
+
+
+# ---- on the loop that serves
+
+
+async def test_others_have_their_turn_while_a_period_is_looked_through(
+    db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rerating, "STRETCH", 4)
+    rate, turns, seen = rerating._rate, 0, list[int]()
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def watched(*args: Any) -> Any:
+        seen.append(turns)
+        return rate(*args)
+
+    monkeypatch.setattr(rerating, "_rate", watched)
+    await book(db, *(used(at(2026, 9, 10) + timedelta(hours=n)) for n in range(17)))
+    beside = asyncio.create_task(others())
+    shown = await plan(db, WHOLE, a_book(CHEAP))
+    await apply(db, WHOLE, a_book(CHEAP), shown.digest)
+    beside.cancel()
+    assert len(seen) == 3 * 17
+    for position in range(0, 3 * 17, 17):
+        stretch = seen[position : position + 17]
+        assert all(later > earlier for earlier, later in zip(stretch, stretch[4:], strict=False))
+
+
+async def test_too_large_a_period_is_refused_before_anything_is_looked_at(
+    db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def looked(*_: object) -> None:
+        raise AssertionError
+
+    await book(db, *(used(at(2026, 9, 10) + timedelta(hours=n)) for n in range(3)))
+    assert (await plan(db, WHOLE, a_book(CHEAP), max_events=3)).num_events == 3
+    monkeypatch.setattr(rerating, "_places", looked)
+    with pytest.raises(BadInvoicing, match="more than 2 events"):
+        await plan(db, WHOLE, a_book(CHEAP), max_events=2)

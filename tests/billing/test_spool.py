@@ -301,6 +301,16 @@ async def test_an_end_that_was_not_torn_is_kept(tmp_path: Path, garbage: bytes) 
     assert kept.read_bytes() == garbage
 
 
+def test_whatever_bit_of_the_end_flips_nothing_else_is_lost_and_nothing_is_made_up() -> None:
+    before, last = Closed(an_event()), frame(Closed(an_event()))
+    intact = frame(before)
+    for bit in range(8 * len(last)):
+        flipped = bytearray(last)
+        flipped[bit // 8] ^= 1 << bit % 8
+        found = [placed.record for placed in scan(intact + bytes(flipped))]
+        assert [record for record in found if record is not None] == [before], bit
+
+
 def test_a_record_of_a_later_version_is_damage() -> None:
     payload = msgspec.msgpack.encode({"t": "refund", "amount": 5})
     known = frame(Closed(an_event()))

@@ -77,6 +77,36 @@ async def test_a_close_that_is_alone_is_synced_on_the_spot_while_the_disk_is_qui
     await spool.shutdown()
 
 
+async def test_streams_that_are_open_at_once_share_syncs_however_quick_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other each is synced on the spot, by itself."""
+    here = threading.get_ident()
+    synced_here: list[bool] = []
+
+    def sync(fd: int) -> None:
+        synced_here.append(threading.get_ident() == here)
+
+    monkeypatch.setattr("billing.spool.QUICK_SYNC_S", inf)
+    monkeypatch.setattr("billing.spool.FLUSH_INTERVAL_S", 60.0)
+    spool = await Spool.open(tmp_path / "s")
+    monkeypatch.setattr(os, "fdatasync", sync)
+
+    async def four_requests() -> None:
+        for attempt in [an_attempt() for _ in range(4)]:
+            spool.attempt_opened(attempt)
+            await asyncio.sleep(0)
+            await spool.close(an_event(attempt))
+
+    await asyncio.gather(*(four_requests() for _ in range(64)))
+    assert len(synced_here) < 64 and not any(synced_here), "of 256 closes"
+    synced_here.clear()
+    await four_requests()
+    assert synced_here == [True] * 4
+    assert spool.backlog == 65 * 4
+    await spool.shutdown()
+
+
 async def test_what_a_failed_sync_left_in_doubt_is_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, event, settings
+from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import rule
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -20,8 +19,8 @@ from billing.ingest import ingest
 from billing.ledger import check
 from billing.tables import EPOCH
 from billing.transfers import Transfer, TransferStatus, transfer
-from gateway.db import create_engine
 from tests.databases import Databases
+from tests.machines import DatabaseMachine, run_over_database
 
 from .samples import an_attempt, an_event
 
@@ -100,12 +99,9 @@ class Model:
         return S.EXCEEDS_CREDITS if self.overdraws([one]) else S.CREATED
 
 
-class Machine(RuleBasedStateMachine):
-    db: AsyncEngine
-    run: Callable[..., Any]
-
-    def __init__(self) -> None:
-        super().__init__()
+class Machine(DatabaseMachine):
+    def __init__(self, *lent: Any) -> None:
+        super().__init__(*lent)
         self.model = Model()
         self.count = 0
         self.run(self.empty)
@@ -193,28 +189,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_transfers_agree_with_a_plain_model(databases: Databases) -> None:
-    with asyncio.Runner() as runner:
-        lent = runner.run(databases.lend())
-        made = create_engine(databases.url(lent.name))
-
-        class Bound(Machine):
-            db = made
-
-            def run(self, call: Callable[..., Any], *args: Any) -> Any:
-                return runner.run(call(*args))
-
-        run_state_machine_as_test(
-            Bound,
-            settings=settings(
-                max_examples=30,
-                stateful_step_count=20,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-        runner.run(made.dispose())
-        runner.run(databases.take_back(lent))
+    run_over_database(Machine, databases, examples=30, steps=20)
 
 
 async def test_opposite_transfers_at_once_wait_for_nobody_in_a_circle(db: AsyncEngine) -> None:

@@ -12,23 +12,26 @@ from typing import Any
 import msgspec
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import ledger, usage_tags
+from billing import ledger, spend_proof, usage_tags
 from billing.alerts import THRESHOLDS, raise_for_cap
 from billing.errors import ReportQueryError
 from billing.events import Price, Quantities, UsageEvent
 from billing.ingest import digest, ingest
-from billing.price_book import PriceBook
+from billing.price_book import PriceBook, PriceEntry
 from billing.reconcile import reprice_suspense
 from billing.request_record import find_record
+from billing.rerating import Span, apply, plan
+from billing.tables import to_moment
 from billing.usage_report import CostRow, UsageRow, costs, usage_completions
 from billing.usage_tags import OTHER, to_tag
 
+from .invoices.billed import priced
 from .samples import NOON, an_attempt, an_event
-from .test_alerts import DAY_S, cap, raised
+from .test_alerts import DAY_S, archive, cap, raised
 
 SEARCH = {"team": "search", "feature": "chat"}
 DAY = int(NOON) // DAY_S * DAY_S
@@ -213,3 +216,83 @@ async def test_a_request_is_found_with_its_tags(db: AsyncEngine) -> None:
         found = await find_record(conn, "org_a", event.attempt.request_id, NOON)
     assert found is not None
     assert found.events[0].attempt.tags == SEARCH
+
+
+EARLY, LATER = NOON, NOON + 1800
+"""Two moments of a day; a re-rating may make the one dearer and the other cheaper."""
+teams = st.sampled_from(["search", "ads", "more", "rest"])
+steps = st.one_of(
+    st.tuples(st.just("use"), teams, st.sampled_from([EARLY, LATER, EARLY - DAY_S])),
+    st.tuples(st.just("cap"), teams, st.sampled_from(["day", "month", "total"])),
+    st.tuples(st.just("archive"), st.none(), st.none()),
+    st.tuples(st.just("rate"), st.integers(1, 9), st.integers(1, 9)),
+)
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(taken=st.lists(steps, min_size=4, max_size=12))
+@example(  # nothing for the org, and something for each tag
+    taken=[("cap", "search", "day"), ("use", "search", EARLY), ("use", "ads", LATER)]
+    + [("rate", 7, 3)]
+)
+@example(  # a budget that was given up, whose tag is counted with the others from then on
+    taken=[("cap", "search", "total"), ("use", "search", EARLY - DAY_S), ("archive", None, None)]
+    + [("use", "ads", EARLY), ("use", "more", EARLY), ("use", "search", EARLY), ("rate", 7, 3)]
+)
+@example(  # a budget of what was counted with the others
+    taken=[("use", "ads", EARLY), ("use", "more", EARLY), ("use", "rest", EARLY)]
+    + [("cap", "rest", "day"), ("cap", "ads", "day"), ("rate", 7, 3), ("use", "rest", EARLY)]
+)
+async def test_a_tag_has_spent_what_its_days_say(
+    db: AsyncEngine, monkeypatch: pytest.MonkeyPatch, taken: list[tuple[str, Any, Any]]
+) -> None:
+    org = f"org_{next(_orgs)}"
+    monkeypatch.setattr(usage_tags, "MAX_A_DAY", 2)
+    caps: dict[tuple[str, str], str] = {}
+    for step, one, other in taken:
+        match step:
+            case "use":
+                await ingest(db, [uses(10, {"team": one}, other, org=org, prices=priced(5))])
+            case "cap" if (one, other) not in caps:
+                caps[one, other] = await cap(db, 100, org=org, tag=f"team={one}", period=other)
+            case "archive" if caps:
+                await archive(db, caps.popitem()[1])
+            case "rate":
+                await rate_anew(db, org, one, other)
+        assert await spend_proof.check(db) == []
+    assert await ledger.check(db) == []
+
+
+async def rate_anew(db: AsyncEngine, org: str, early: int, later: int) -> None:
+    """What came early at one price and what came later at another."""
+    entries = [
+        PriceEntry(model="penny", valid_from=start, valid_to=end, prices=priced(pico), where="here")
+        for start, end, pico in (
+            (to_moment(0), to_moment(LATER), early),
+            (to_moment(LATER), None, later),
+        )
+    ]
+    book = PriceBook(entries)
+    span = Span(org_id=org, start=to_moment(NOON - 2 * DAY_S), end=to_moment(NOON + DAY_S))
+    await apply(db, span, book, (await plan(db, span, book)).digest)
+
+
+async def test_a_tag_that_has_spent_something_else_is_named(db: AsyncEngine) -> None:
+    await cap(db, 100, tag="team=search")
+    await ingest(db, [uses(3, SEARCH)])
+    async with db.begin() as conn:
+        await conn.execute(sa.text("UPDATE spend_to_date SET spent_pico = 4"))
+    assert await spend_proof.check(db) == [
+        "org_a/tag/team=search/day/2026-11-19: what it is said to have spent differs from its usage"
+    ]
+
+
+async def test_a_budget_hears_of_what_is_rated_anew_for_its_tag_alone(db: AsyncEngine) -> None:
+    budget = await cap(db, 60, tag="team=search")
+    for team, moment in (("search", EARLY), ("ads", LATER)):
+        await ingest(db, [uses(10, {"team": team}, moment, prices=priced(5))])
+    await rate_anew(db, "org_a", 7, 3)
+    told = [each[3:] for each in await raised(db) if each[0] == budget]
+    assert told == [(50, 50), (80, 50), (100, 70)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -27,7 +28,7 @@ from billing.invoices.invoice import (
     to_line,
 )
 from billing.invoices.states import DRAFT, Amounts
-from billing.invoices.tables import invoice_lines
+from billing.invoices.tables import credit_note_lines, credit_notes, invoice_lines
 from billing.price_lists import undiscounted
 from billing.tables import prices
 
@@ -69,10 +70,21 @@ class Document(Bill, frozen=True, kw_only=True):
     payments: list[Payment]
 
 
+class TakenBack(msgspec.Struct, frozen=True, kw_only=True):
+    """So much of a line, by a credit note."""
+
+    note: str
+    """Its number."""
+    reason: str
+    line: Line
+    amount_coins: int
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    lines: Sequence[Line]
-    list_pico: Mapping[str, int]
+    lines: Sequence[Line] = ()
+    list_pico: Mapping[str, int] = {}
     """What everybody pays for a token, by the id of the price that the org pays; of discounts."""
+    taken_back: Sequence[TakenBack] = ()
 
 
 _NAMES = sa.text("""
@@ -105,7 +117,7 @@ async def read_document(conn: AsyncConnection, *, org_id: str, invoice_id: str) 
 
 
 async def read_pages(db: AsyncEngine, bill: Bill) -> AsyncIterator[Page]:
-    """All lines, in order."""
+    """All lines, in order, and behind them what was taken back of them by now."""
     own, after = invoice_lines.c.position, 0
     following = lines_of(bill.invoice.org_id, bill.invoice.id).order_by(own).limit(PAGE_LINES)
     while True:
@@ -114,9 +126,37 @@ async def read_pages(db: AsyncEngine, bill: Bill) -> AsyncIterator[Page]:
             lines = [to_line(row) for row in found]
             list_pico = await _list_prices(conn, lines)
         if not lines:
-            return
+            break
         yield Page(lines=lines, list_pico=list_pico)
         after = lines[-1].position
+    behind = (0, 0)
+    while True:
+        async with db.connect() as conn:
+            rows = (await conn.execute(_taken_back(bill.invoice, behind))).all()
+        if not rows:
+            return
+        yield Page(taken_back=[_to_taken_back(row) for row in rows])
+        behind = (rows[-1].sequence, rows[-1].position)
+
+
+def _taken_back(invoice: Invoice, behind: tuple[int, int]) -> sa.Select[Any]:
+    """In the order of the notes; what comes meanwhile comes last, a whole note at once."""
+    own, note, part = invoice_lines.c, credit_notes.c, credit_note_lines.c
+    found = sa.select(
+        invoice_lines, note.number, note.sequence, note.reason, part.amount_coins.label("taken")
+    )
+    found = found.join(credit_note_lines, part.line_id == own.id)
+    found = found.join(credit_notes, note.id == part.credit_note_id)
+    found = found.where(own.org_id == invoice.org_id, note.invoice_id == invoice.id)
+    place = sa.tuple_(note.sequence, own.position)
+    ordered = found.where(place > behind).order_by(note.sequence, own.position)
+    return ordered.limit(PAGE_LINES)
+
+
+def _to_taken_back(row: sa.Row[Any]) -> TakenBack:
+    return TakenBack(
+        note=row.number, reason=row.reason, line=to_line(row), amount_coins=int(row.taken)
+    )
 
 
 async def _list_prices(conn: AsyncConnection, lines: Sequence[Line]) -> dict[str, int]:

@@ -1,10 +1,12 @@
-"""Cost rows of FOCUS 1.2 (FinOps Open Cost and Usage Specification), one for each line.
+"""Cost rows of FOCUS 1.2 (FinOps Open Cost and Usage Specification), one for each line, and one for
+each part of a line that a credit note takes back.
 
 Above: the gateway's exports, `parquet`. Below: `document`. All 57 columns of version 1.2, in the
 order of their names; what this house does not have, such as regions, is null. `BilledCost` is what
-was rounded, so its sum is the invoice; list, contracted and effective cost are exact, in USD to the
-pico, in other currencies to 18 places. Prices are in USD (`PricingCurrency`); the list's are those
-that everybody pays, the contracted ones those that were booked. What came late for a period that
+was rounded, so its sum is the invoice less its credit notes; list, contracted and effective cost
+are exact, in USD to the pico, in other currencies to 18 places. Prices are in USD
+(`PricingCurrency`); the list's are those that everybody pays, the contracted ones those that were
+booked. What came late for a period that
 was invoiced, or is priced anew in one, is a correction there; what the terms of a whole period come
 to, is an adjustment. Who issues the invoice is who provides: a row of
 another provider would say that it is to be paid elsewhere, and cost nothing.
@@ -21,7 +23,7 @@ import msgspec
 
 from billing.currency import USD, exponent_of
 from billing.events import CALLS
-from billing.invoices.documents.document import Bill, Page, moment
+from billing.invoices.documents.document import Bill, Page, TakenBack, moment
 from billing.invoices.documents.tables import inert, write_csv
 from billing.invoices.invoice import Line
 from billing.money import Pico, to_decimal
@@ -57,7 +59,10 @@ Value = str | Decimal | datetime | None
 
 def focus_rows(bill: Bill, page: Page) -> Iterator[dict[str, Value]]:
     """Every column of COLUMNS; None: null."""
-    return (_row(bill, line, page.list_pico.get(line.price_id)) for line in page.lines)
+    for line in page.lines:
+        yield _charged(bill, line, page.list_pico.get(line.price_id))
+    for part in page.taken_back:
+        yield _taken_back(bill, part)
 
 
 def write_focus(bill: Bill, pages: Iterable[Page], file: IO[bytes]) -> None:
@@ -83,12 +88,11 @@ def to_text(value: Value) -> str | None:
     return value
 
 
-def _row(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
+def _row(bill: Bill, line: Line) -> dict[str, Value]:
+    """What is the same whatever of the line is charged or taken back."""
     row: dict[str, Value] = dict.fromkeys(COLUMNS)
     invoice = bill.invoice
-    cost = _cost(bill, line, line.pico_per_token)
-    row |= {
-        "BilledCost": Decimal(bill.money(line.amount_coins)),
+    return row | {
         "BillingAccountId": invoice.org_id,
         "BillingAccountName": bill.org_name,
         "BillingAccountType": "Organization",
@@ -97,22 +101,29 @@ def _row(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
         "BillingPeriodEnd": invoice.period_end,
         "ChargePeriodStart": line.usage_start,
         "ChargePeriodEnd": line.usage_end,
-        "ListCost": cost if list_pico is None else _cost(bill, line, list_pico),
-        "ContractedCost": cost,
-        "EffectiveCost": cost,
         "InvoiceId": bill.number,
         "InvoiceIssuerName": invoice.issuer,
         "PricingCurrency": USD,
-        "PricingCurrencyEffectiveCost": to_decimal(line.exact_pico),
         "ProviderName": invoice.issuer,
         "PublisherName": invoice.issuer,
         "ServiceCategory": "AI and Machine Learning",
         "ServiceSubcategory": "Generative AI",
         "ServiceName": "Inference",
-        "ChargeDescription": f"{line.kind}: {line.model}, {line.tier}, {line.component}",
         "SubAccountId": line.project or None,
         "SubAccountName": bill.project_names.get(line.project),
         "SubAccountType": "Project" if line.project else None,
+    }
+
+
+def _charged(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
+    cost = _cost(bill, line, line.pico_per_token)
+    row = _row(bill, line) | {
+        "BilledCost": Decimal(bill.money(line.amount_coins)),
+        "ListCost": cost if list_pico is None else _cost(bill, line, list_pico),
+        "ContractedCost": cost,
+        "EffectiveCost": cost,
+        "PricingCurrencyEffectiveCost": to_decimal(line.exact_pico),
+        "ChargeDescription": f"{line.kind}: {line.model}, {line.tier}, {line.component}",
     }
     if line.kind == "adjustment":
         return row | {"ChargeCategory": "Adjustment", "ChargeFrequency": "One-Time"}
@@ -126,6 +137,19 @@ def _row(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
     if _corrects(line):
         row["ChargeClass"] = "Correction"
     return row | _metered(bill, line, list_pico)
+
+
+def _taken_back(bill: Bill, part: TakenBack) -> dict[str, Value]:
+    """Money alone: a credit note says of no token that it was not used."""
+    cost = -Decimal(bill.money(part.amount_coins))
+    return _row(bill, part.line) | {
+        **dict.fromkeys(("BilledCost", "ListCost", "ContractedCost", "EffectiveCost"), cost),
+        "PricingCurrencyEffectiveCost": to_decimal(-part.amount_coins * bill.coin_pico),
+        "ChargeCategory": "Credit",
+        "ChargeClass": "Correction",
+        "ChargeFrequency": "One-Time",
+        "ChargeDescription": f"credit note {part.note}: {part.reason}",
+    }
 
 
 def _corrects(line: Line) -> bool:

@@ -14,10 +14,12 @@ from billing.ingest import ingest
 from billing.invoices import proof
 from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close, finalize
+from billing.invoices.drilldown import behind, hours_of, requests_of, tags_of
 from billing.invoices.invoice import Invoice, Line, get_lines
 from tests.billing.samples import PRICES, an_attempt, an_event
 
 ORG = "org_a"
+COUNTED = ("quantity", "amount_pico")
 ACCOUNT_MADE = datetime(2026, 9, 1, tzinfo=UTC)
 
 
@@ -74,6 +76,24 @@ async def close_and_finalize(db: AsyncEngine, now: datetime, org: str = ORG) -> 
 async def lines(db: AsyncEngine, invoice: Invoice) -> list[Line]:
     async with db.connect() as conn:
         return await get_lines(conn, org_id=invoice.org_id, invoice_id=invoice.id)
+
+
+async def assert_leads_down(db: AsyncEngine, invoice: Invoice) -> None:
+    """The hours behind each line come to it, exactly, and so do its requests, and their tags."""
+    for line in await lines(db, invoice):
+        if not behind(line):
+            continue
+        async with db.connect() as conn:
+            requests = (await conn.execute(requests_of(invoice, line))).all()
+            hours = (await conn.execute(hours_of(invoice, line))).all()
+            tagged = (await conn.execute(tags_of(invoice, line))).all()
+        for found in (requests, hours, tagged):
+            came_to = [sum(int(it._mapping[name]) for it in found) for name in COUNTED]
+            assert came_to == [line.quantity, line.exact_pico], line
+        assert len({it.id for it in requests}) == len(requests)
+        counts = [sum(it.num_requests for it in hours), len(requests)]
+        if line.kind != "correction":  # what is taken back of a request counts against it
+            assert counts == [line.num_requests] * 2, line
 
 
 async def receivable(db: AsyncEngine, org: str = ORG) -> int:

@@ -3,23 +3,14 @@ order: ledger, balances, rollups, credits and invoices say the same, to the last
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    rule,
-    run_state_machine_as_test,
-)
-from sqlalchemy.ext.asyncio import AsyncEngine
+from hypothesis.stateful import initialize, rule
 
 from billing import credit_proof, rerating
 from billing.balance_leases import Ask
@@ -33,9 +24,9 @@ from billing.invoices.invoice import Invoice, amounts_of, invoices_of, to_invoic
 from billing.price_book import PriceBook, PriceEntry
 from billing.reconcile import reprice_suspense
 from billing.rerating import Span, apply, plan
-from gateway.db import create_engine
 from tests.billing.samples import an_attempt, an_event
 from tests.databases import Databases
+from tests.machines import DatabaseMachine, run_over_database
 
 from .billed import (
     ACCOUNT_MADE,
@@ -81,12 +72,9 @@ def a_book(amount: int) -> PriceBook:
     return PriceBook([entry])
 
 
-class Machine(RuleBasedStateMachine):
-    db: AsyncEngine
-    run: Callable[..., Any]
-
-    def __init__(self) -> None:
-        super().__init__()
+class Machine(DatabaseMachine):
+    def __init__(self, *lent: Any) -> None:
+        super().__init__(*lent)
         self.now = ACCOUNT_MADE + timedelta(days=3)
         self.price = 1
         self.used: list[Used] = []
@@ -317,25 +305,4 @@ def test_ledger_balances_rollups_and_invoices_agree(
     databases: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rerating, "MAX_BATCH", 2)
-    with asyncio.Runner() as runner:
-        lent = runner.run(databases.lend())
-        made = create_engine(databases.url(lent.name))
-
-        class Bound(Machine):
-            db = made
-
-            def run(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-                return runner.run(call(*args, **named))
-
-        run_state_machine_as_test(
-            Bound,
-            settings=settings(
-                max_examples=10,
-                stateful_step_count=25,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-        runner.run(made.dispose())
-        runner.run(databases.take_back(lent))
+    run_over_database(Machine, databases, examples=10, steps=25)

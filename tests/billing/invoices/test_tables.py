@@ -16,8 +16,16 @@ import msgspec
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.invoices.collection import issue_credit_note
 from billing.invoices.documents import document
-from billing.invoices.documents.document import Bill, Document, Page, read_bill, read_pages
+from billing.invoices.documents.document import (
+    Bill,
+    Document,
+    Page,
+    TakenBack,
+    read_bill,
+    read_pages,
+)
 from billing.invoices.documents.focus import (
     COLUMNS,
     MOMENTS,
@@ -29,10 +37,21 @@ from billing.invoices.documents.focus import (
 )
 from billing.invoices.documents.parquet import ROW_GROUP_LINES, write_parquet
 from billing.invoices.documents.tables import HEAD, write_lines
+from billing.invoices.invoice import amounts_of
 from billing.price_book import PriceBook
 from billing.price_sync import sync_price_book
 
-from .billed import OCTOBER, at, book, close_and_finalize, lines, open_account, used
+from .billed import (
+    NOVEMBER,
+    OCTOBER,
+    at,
+    book,
+    close_and_finalize,
+    lines,
+    open_account,
+    tokens,
+    used,
+)
 from .documented import CENT, DOCUMENTS, LIST_PICO, a_document, a_line
 
 Write = Callable[[Bill, Iterable[Page], IO[bytes]], None]
@@ -42,6 +61,21 @@ LONG, PAGE_LINES = 25_000, 1000
 def pages_of(document: Document, size: int = 2) -> Iterable[Page]:
     for begun in range(0, len(document.lines), size):
         yield Page(lines=document.lines[begun : begun + size], list_pico=LIST_PICO)
+    lines = {line.id: line for line in document.lines}
+    for note in document.notes:
+        yield Page(
+            taken_back=[
+                TakenBack(
+                    note=note.number, reason=note.reason, line=lines[name], amount_coins=coins
+                )
+                for name, coins in note.lines.items()
+            ]
+        )
+
+
+def asked_for(document: Document) -> Decimal:
+    """And not taken back."""
+    return Decimal(document.money(document.amounts.total - document.amounts.credited))
 
 
 def table(write: Write, document: Document) -> list[dict[str, str]]:
@@ -62,7 +96,7 @@ def test_a_table_has_every_line_and_runs_no_formula(document: Document) -> None:
         document.money(document.amounts.total)
     )
     assert rows[1]["model"] == "'=org/name:ft-1 é"
-    empty = msgspec.structs.replace(document, lines=[])
+    empty = msgspec.structs.replace(document, lines=[], notes=[])
     file = io.BytesIO()
     write_lines(empty, pages_of(empty), file)
     assert file.getvalue().decode().strip() == ",".join(HEAD)
@@ -149,10 +183,10 @@ def test_focus_rows_are_as_its_specification_says(document: Document) -> None:
     for row in rows:
         assert_is_as_focus_says(row)
     assert len(COLUMNS) == 57 and list(COLUMNS) == sorted(COLUMNS)
-    total = Decimal(document.money(document.amounts.total))
-    assert sum(number(row, "BilledCost") for row in rows) == total
+    assert sum(number(row, "BilledCost") for row in rows) == asked_for(document)
     in_usd = sum(number(row, "PricingCurrencyEffectiveCost") for row in rows)
-    assert in_usd * 10**12 == document.invoice.exact_pico
+    taken_back = document.amounts.credited * document.coin_pico
+    assert in_usd * 10**12 == document.invoice.exact_pico - taken_back
     of_csv = table(write_focus, document)
     assert list(of_csv[0]) == list(COLUMNS) and of_csv[0]["BillingAccountName"] == "'=Acme"
     assert [row["BilledCost"] for row in of_csv] == [to_text(row["BilledCost"]) for row in rows]
@@ -169,7 +203,11 @@ def test_focus_says_what_kind_of_charge_a_line_is() -> None:
         ("Usage", "Correction"),  # what is charged in its place
         ("Usage", None),  # before there was an account
         ("Usage", None),  # without a price
+        ("Credit", "Correction"),  # what a credit note takes back
     ]
+    note = rows_of(a_document())[-1]
+    assert note["ChargeDescription"] == "credit note TG-CN-000001: slow"
+    assert note["SubAccountName"] == "Search"
 
 
 def test_focus_knows_the_price_that_everybody_pays() -> None:
@@ -199,7 +237,7 @@ def test_another_reader_finds_the_same_in_parquet(document: Document, tmp_path: 
     found = read.project(f"* REPLACE ({moments})").fetchall()
     assert [tuple(map(comparable, row.values())) for row in rows_of(document)] == found
     invoiced = read.aggregate("sum(BilledCost)").fetchall()
-    assert invoiced == [(Decimal(document.money(document.amounts.total)),)]
+    assert invoiced == [(asked_for(document),)]
 
 
 def comparable(value: Value) -> Any:
@@ -267,6 +305,7 @@ async def test_pages_follow_each_other_and_say_what_everybody_pays(
         bill = await read_bill(conn, org_id=final.org_id, invoice_id=final.id)
     pages = [page async for page in read_pages(db, bill)]
     assert [len(page.lines) for page in pages] == [3, 3, 2]
+    assert not any(page.taken_back for page in pages)
     assert [line for page in pages for line in page.lines] == await lines(db, final)
     found = {
         row["SkuMeter"]: (row["ListUnitPrice"], row["ContractedUnitPrice"])
@@ -277,3 +316,38 @@ async def test_pages_follow_each_other_and_say_what_everybody_pays(
         "output": (Decimal("0.000004"), Decimal("0.000003")),
         "uncached_input": (Decimal("0.000001"), Decimal("0.000001")),
     }
+
+
+async def test_what_is_billed_over_all_months_is_the_invoices_less_their_credit_notes(
+    db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document, "PAGE_LINES", 2)
+    await open_account(db)
+    months = ((at(2026, 9, 2), OCTOBER), (at(2026, 10, 2), NOVEMBER))
+    billed, asked = Decimal(0), 0
+    for moment, end in months:
+        await book(db, *(tokens(moment, 9, CENT + 7, project=f"p{n}") for n in range(3)))
+        final = await close_and_finalize(db, end)
+        ids = [line.id for line in await lines(db, final)]
+        for index, taken in enumerate((dict.fromkeys(ids, 2), {ids[0]: 7}, {ids[1]: 3})):
+            async with db.begin() as conn:
+                note_id = f"{final.id}.{index}"
+                await issue_credit_note(
+                    conn,
+                    org_id=final.org_id,
+                    invoice_id=final.id,
+                    note_id=note_id,
+                    reason="slow",
+                    lines=taken,
+                    now=end,
+                )
+        async with db.connect() as conn:
+            bill = await read_bill(conn, org_id=final.org_id, invoice_id=final.id)
+            amounts = await amounts_of(conn, final)
+        asked += amounts.total - amounts.credited
+        rows = [row async for page in read_pages(db, bill) for row in focus_rows(bill, page)]
+        for row in rows:
+            assert_is_as_focus_says(row)
+        assert len(rows) == 3 + 3 + 1 + 1
+        billed += sum(number(row, "BilledCost") for row in rows)
+    assert billed * 100 == asked == 2 * (3 * 9 - 3 * 2 - 7 - 3)

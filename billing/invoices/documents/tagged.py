@@ -1,0 +1,90 @@
+"""The lines of an invoice by what their requests were tagged with, as CSV: each set of tags a row,
+and a row for what had none, so that a line's rows come to it and nothing counts twice.
+
+Above: the gateway's exports. Below: `drilldown`, `document`, `tables`. Exact, and not rounded: what
+is asked for is rounded once, at the line, and a part of a line is in no coins. That is why cost
+rows (`focus`) carry no tags. A sum by one tag is that of the sets which it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import IO
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.invoices.documents.document import Bill, moment, read_pages
+from billing.invoices.documents.tables import inert, write_csv
+from billing.invoices.drilldown import behind, tags_of
+from billing.invoices.invoice import Line
+from billing.money import Pico, format_usd
+
+PAGE_SETS = 1000
+HEAD = (
+    *("invoice", "line", "kind", "usage_start", "usage_end", "project", "model", "tier"),
+    *("component", "price_id", "tags", "quantity", "num_requests", "exact_usd"),
+)
+
+
+class Tagged(msgspec.Struct, frozen=True, kw_only=True):
+    line: Line
+    tags: Mapping[str, str] = {}
+    quantity: int
+    num_requests: int
+    exact_pico: Pico
+
+
+async def read_tagged(db: AsyncEngine, bill: Bill) -> AsyncIterator[Sequence[Tagged]]:
+    """Line by line, in order."""
+    async for page in read_pages(db, bill):
+        for line in page.lines:
+            if behind(line):
+                async for parts in _parts(db, bill, line):
+                    yield parts
+            else:
+                yield [
+                    Tagged(
+                        line=line,
+                        quantity=line.quantity,
+                        num_requests=line.num_requests,
+                        exact_pico=line.exact_pico,
+                    )
+                ]
+
+
+async def _parts(db: AsyncEngine, bill: Bill, line: Line) -> AsyncIterator[Sequence[Tagged]]:
+    found = tags_of(bill.invoice, line)
+    async with db.connect() as conn:
+        async with conn.stream(found.order_by(found.selected_columns.id)) as rows:
+            async for part in rows.partitions(PAGE_SETS):
+                yield [
+                    Tagged(
+                        line=line,
+                        tags=row.tags,
+                        quantity=int(row.quantity),
+                        num_requests=row.num_requests,
+                        exact_pico=int(row.amount_pico),
+                    )
+                    for row in part
+                ]
+
+
+def write_tagged(bill: Bill, pages: Iterable[Sequence[Tagged]], file: IO[bytes]) -> None:
+    write_csv(HEAD, (_row(bill, each) for page in pages for each in page), file)
+
+
+def _row(bill: Bill, part: Tagged) -> list[str]:
+    line = part.line
+    return [
+        bill.number,
+        str(line.position),
+        line.kind,
+        moment(line.usage_start),
+        moment(line.usage_end),
+        *map(inert, (line.project, line.model, line.tier, line.component, line.price_id)),
+        msgspec.json.encode(part.tags, order="sorted").decode(),
+        str(part.quantity),
+        str(part.num_requests),
+        format_usd(part.exact_pico),
+    ]

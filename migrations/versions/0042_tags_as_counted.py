@@ -1,0 +1,24 @@
+"""What tags are said to have spent is added up from their days again: it had grown by what those
+days count as another's.
+
+Revision ID: 0042
+Revises: 0041
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0042"
+down_revision = "0041"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Whoever books for a scope with a cap and finds no sum adds it up."""
+    op.execute("DELETE FROM spend_to_date WHERE scope = 'tag'")
+
+
+def downgrade() -> None:
+    """What is added up anew is no other schema."""
