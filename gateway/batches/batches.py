@@ -1,0 +1,192 @@
+"""Batches as rows: created, shown to their project, cancelled.
+
+Above: `routes.batches`, `steward`. Below: `tables`, `states`, the audit log. Knows no line and no
+answer: a batch is validated, run and written by whichever gateway comes first (`steward`,
+`runner`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor, record
+from gateway.batches.states import ENDED, Status, may_cancel
+from gateway.batches.tables import batches
+from gateway.files.files import BATCH, get_file
+from gateway.ids import uuid7_hex
+from gateway.tenancy.errors import InvalidField, NotFound, ReadOnly
+
+PREFIX = "batch_"
+WINDOWS = {"24h": timedelta(hours=24)}
+MAX_LIVE_PER_ORG = 200
+"""That have not ended."""
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    org_id: str
+    project_id: str
+    key_id: str
+    """By whose limits, prices and permissions its requests run."""
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: dict[str, str] | None
+    output_expires_after_s: int | None
+    tags: dict[str, str] | None
+    status: Status
+    model: str | None
+    errors: list[dict[str, Any]] | None
+    num_total: int
+    num_completed: int
+    num_failed: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: datetime
+    expires_at: datetime
+    in_progress_at: datetime | None
+    finalizing_at: datetime | None
+    completed_at: datetime | None
+    failed_at: datetime | None
+    expired_at: datetime | None
+    cancelling_at: datetime | None
+    cancelled_at: datetime | None
+
+
+COLUMNS = [batches.c[name] for name in Batch.__struct_fields__]
+
+
+async def create_batch(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    project_id: str,
+    key_id: str,
+    endpoint: str,
+    input_file_id: str,
+    completion_window: str = "24h",
+    metadata: Mapping[str, str] | None = None,
+    output_expires_after_s: int | None = None,
+    tags: Mapping[str, str] | None = None,
+    actor: Actor,
+) -> Batch:
+    """To be validated, and then run. Raises: InvalidField, NotFound (the file)."""
+    file = await get_file(
+        conn,
+        org_id=org_id,
+        project_id=project_id,
+        file_id=input_file_id,
+        field="input_file_id",
+    )
+    if file.purpose != BATCH:
+        detail = "must be a file with the purpose 'batch'"
+        raise InvalidField("input_file_id", detail)
+    live = sa.select(sa.func.count()).where(
+        batches.c.org_id == org_id, batches.c.status.not_in(ENDED)
+    )
+    if (await conn.scalar(live) or 0) >= MAX_LIVE_PER_ORG:
+        most = f"an organization has at most {MAX_LIVE_PER_ORG} batches under way"
+        raise InvalidField("input_file_id", most)
+    window = WINDOWS[completion_window]
+    added = sa.insert(batches).values(
+        id=f"{PREFIX}{uuid7_hex()}",
+        org_id=org_id,
+        project_id=project_id,
+        key_id=key_id,
+        endpoint=endpoint,
+        input_file_id=input_file_id,
+        completion_window=completion_window,
+        metadata=None if metadata is None else dict(metadata),
+        output_expires_after_s=output_expires_after_s,
+        tags=dict(tags) if tags else None,
+        status="validating",
+        expires_at=sa.func.now() + window,
+    )
+    made = Batch(**(await conn.execute(added.returning(*COLUMNS))).one()._mapping)
+    after = {"project_id": project_id, "endpoint": endpoint, "input_file_id": input_file_id}
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="batch.created",
+        target=made.id,
+        after=after,
+        project_id=project_id,
+    )
+    return made
+
+
+def select_batches(org_id: str, project_id: str) -> sa.Select[Any]:
+    """Those of a project, for a page of them."""
+    return sa.select(*COLUMNS).where(batches.c.org_id == org_id, batches.c.project_id == project_id)
+
+
+def to_batches(rows: Iterable[sa.Row[Any]]) -> list[Batch]:
+    return [Batch(**row._mapping) for row in rows]
+
+
+async def get_batch(
+    conn: AsyncConnection, *, org_id: str, project_id: str, batch_id: str, lock: bool = False
+) -> Batch:
+    """Raises: NotFound."""
+    found = select_batches(org_id, project_id).where(batches.c.id == batch_id)
+    row = (
+        await conn.execute(found.with_for_update(key_share=True) if lock else found)
+    ).one_or_none()
+    if row is None:
+        raise NotFound("batch_id", f"no batch {batch_id!r}")
+    return Batch(**row._mapping)
+
+
+async def cancel_batch(
+    conn: AsyncConnection, *, org_id: str, project_id: str, batch_id: str, actor: Actor
+) -> Batch:
+    """Nothing more of it begins; what runs ends, and is in its results. Idempotent.
+
+    Raises: NotFound, ReadOnly (it has ended, or is about to).
+    """
+    where = {"org_id": org_id, "project_id": project_id, "batch_id": batch_id}
+    found = await get_batch(conn, **where, lock=True)
+    if found.status in ("cancelling", "cancelled"):
+        return found
+    if not may_cancel(found.status):
+        raise ReadOnly("batch_id", f"a batch that is {found.status} cannot be cancelled")
+    changed = sa.update(batches).where(batches.c.org_id == org_id, batches.c.id == batch_id)
+    changed = changed.values(status="cancelling", cancelling_at=sa.func.now())
+    made = Batch(**(await conn.execute(changed.returning(*COLUMNS))).one()._mapping)
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="batch.cancelled",
+        target=batch_id,
+        before={"project_id": project_id, "status": found.status},
+        project_id=project_id,
+    )
+    return made
+
+
+# ---- the outbox of webhooks: of all orgs
+
+_UNTOLD = sa.and_(batches.c.dispatched_at.is_(None), batches.c.status.in_(ENDED))
+
+
+async def undispatched(conn: AsyncConnection, limit: int) -> list[Batch]:
+    """The oldest that have ended and nobody was told of, for who marks them in this transaction."""
+    found = sa.select(*COLUMNS).where(_UNTOLD).order_by(batches.c.id).limit(limit)
+    return to_batches(await conn.execute(found.with_for_update(skip_locked=True)))
+
+
+async def mark_dispatched(conn: AsyncConnection, batch_ids: Iterable[str]) -> None:
+    told = sa.update(batches).where(batches.c.id.in_(list(batch_ids)))
+    await conn.execute(told.values(dispatched_at=sa.func.now()))

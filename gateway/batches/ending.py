@@ -1,0 +1,121 @@
+"""Lines end together, as many as wait: a commit costs more than a line in it.
+
+Above: `runner`. Below: `lines`, `billing`. Who ends a line waits until it stands, with what it
+used, or until somebody else has taken it over; then what was used is the house's waste.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.events import UsageEvent
+from billing.reconcile import settle_late
+from billing.spool import Spool
+from billing.worker import OnBooked, is_refusal
+from gateway.batches import lines
+from gateway.batches.lines import MAX_ENDED_AT_ONCE, EndedLine
+from gateway.batches.running import LineAccount, refused, waste_of
+from gateway.db import DATABASE_ERRORS
+from gateway.errors import SERVER, face
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+UNBOOKABLE = face(500, "What this request used could not be booked.", SERVER)
+
+
+class Ending(msgspec.Struct, frozen=True):
+    ended: EndedLine
+    account: LineAccount
+    done: asyncio.Future[None]
+
+
+class LineEnder:
+    """One per runner. `db`: of a role that sees every org's rows."""
+
+    def __init__(self, db: AsyncEngine, holder: str, spool: Spool, on_booked: OnBooked) -> None:
+        self._db, self._holder, self._spool = db, holder, spool
+        self._on_booked = on_booked
+        self._waiting: list[Ending] = []
+        """No more than lines are run at once."""
+        self._filled = asyncio.Event()
+
+    async def end(self, ended: EndedLine, account: LineAccount) -> None:
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append(Ending(ended, account, done))
+        self._filled.set()
+        await done
+
+    async def waste(self, events: Sequence[UsageEvent], account: LineAccount) -> None:
+        """Of an attempt that ends nothing. Raises: SpoolError."""
+        if events:
+            await self._spool.close(*waste_of(events))
+        for told in account.kept:
+            await told()
+
+    async def end_forever(self) -> None:
+        while True:
+            await self._filled.wait()
+            together = self._waiting[:MAX_ENDED_AT_ONCE]
+            del self._waiting[:MAX_ENDED_AT_ONCE]
+            if not self._waiting:
+                self._filled.clear()
+            try:
+                await self._end_all(together)
+            except Exception as error:
+                for each in together:
+                    if not each.done.done():
+                        each.done.set_exception(error)
+            for each in together:
+                if not each.done.done():
+                    each.done.set_result(None)
+
+    async def _end_all(self, together: Sequence[Ending]) -> None:
+        """However long Postgres is away."""
+        while True:
+            try:
+                kept = await lines.end(self._db, self._holder, [each.ended for each in together])
+                break
+            except (*DATABASE_ERRORS, ValueError, OverflowError) as error:
+                if isinstance(error, (DBAPIError, ValueError, OverflowError)) and is_refusal(error):
+                    await self._end_apart(together, error)
+                    return
+                log.warning("%d lines end later (%s)", len(together), type(error).__name__)
+                await asyncio.sleep(RETRY_S)
+        mine = {each.line.place for each in kept}
+        for each in together:
+            if each.ended.line.place not in mine:
+                await self.waste(each.ended.events, each.account)
+                continue
+            for told in each.account.kept:
+                await told()
+        await self._tell([event for each in kept for event in each.events])
+
+    async def _end_apart(self, together: Sequence[Ending], error: Exception) -> None:
+        """One of them is what Postgres will never take: it blocks no other."""
+        if len(together) > 1:
+            middle = len(together) // 2
+            await self._end_all(together[:middle])
+            await self._end_all(together[middle:])
+            return
+        (broken,) = together
+        log.error("Postgres refuses line %s: %r", broken.ended.line.place, error)
+        for event in broken.ended.events:
+            await self._spool.quarantine(event)
+        if broken.ended.events:
+            failed = refused(broken.ended.line, broken.ended.request_id, UNBOOKABLE)
+            await self._end_all([msgspec.structs.replace(broken, ended=failed)])
+
+    async def _tell(self, events: list[UsageEvent]) -> None:
+        """Who else wants to know of what was booked; what they miss, the next counting knows."""
+        try:
+            await settle_late(self._db, events)
+            await self._on_booked(events)
+        except DATABASE_ERRORS as error:
+            log.warning("not all was told of what batches used (%s)", type(error).__name__)

@@ -1,0 +1,71 @@
+"""The lines of a batch's output and of its error file. Pure.
+
+Above: `results`. Below: msgspec, `states`. A line that was answered says so with the answer's
+status, be it an error; one that was never run says why.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.batches.states import WHY, LineCode
+
+OVERHEAD_BYTES = 512
+"""Around an answer, beside the line's own id, at most."""
+ESCAPED = 6
+"""What a byte of an id may become, in JSON."""
+OPENAI_PREFIX = "batch_req_"
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class UnrunError(msgspec.Struct, frozen=True, kw_only=True):
+    code: LineCode
+    message: str
+
+
+class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    custom_id: str
+    response: Response | None
+    error: UnrunError | None
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """As it stands in its row. `code`: of one that was never run, which has no answer."""
+
+    number: int
+    custom_id: str
+    state: str
+    request_id: str | None
+    status: int | None
+    code: LineCode | None
+    answer: bytes | None
+
+    @property
+    def is_output(self) -> bool:
+        return self.state == "done"
+
+
+def to_line(batch_id: str, line: Ended) -> bytes:
+    """With its line feed."""
+    response, error = None, None
+    if line.answer is not None and line.status is not None:
+        response = Response(
+            status_code=line.status,
+            request_id=line.request_id or "",
+            body=msgspec.Raw(line.answer),
+        )
+    elif line.code is not None:
+        error = UnrunError(code=line.code, message=WHY[line.code])
+    written = OutputLine(
+        id=f"{OPENAI_PREFIX}{batch_id.rpartition('_')[2]}{line.number:06d}",
+        custom_id=line.custom_id,
+        response=response,
+        error=error,
+    )
+    return msgspec.json.encode(written) + b"\n"

@@ -1,0 +1,175 @@
+"""What a batch has become, written down: its output file, its error file, its end.
+
+Above: `steward`, which holds the batch's lease. Below: `lines_out`, `files`, `states`. Whatever was
+not run is ended first, so that nobody ends a line while they are written; the files and the batch's
+last status come into being in one transaction, in which its lines go. One that a crash cut off is
+written anew; what was written of it before is swept, as any upload that nobody finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.batches.batches import COLUMNS, Batch
+from gateway.batches.lines_out import ESCAPED, OVERHEAD_BYTES, Ended, to_line
+from gateway.batches.states import LineCode, at_the_end, code_of_unrun, is_over, while_written
+from gateway.batches.tables import batch_lines, batches
+from gateway.db import tenant
+from gateway.files.files import BATCH_OUTPUT
+from gateway.files.store import FileStore
+from gateway.files.uploads import Upload
+
+READ_AT_ONCE = 20
+DEFAULT_EXPIRY_S = 30 * 86_400
+"""Of results, where the batch says nothing."""
+_OWN = batch_lines.c
+_OPEN = _OWN.state == "open"
+_SIZE = sa.func.octet_length(_OWN.answer) + ESCAPED * sa.func.octet_length(_OWN.custom_id)
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """The most that each file may have, in bytes; 0: there is none."""
+
+    output: int
+    errors: int
+
+
+async def finish(db: AsyncEngine, files: FileStore, batch: Batch, holder: str) -> None:
+    """Unless it goes on after all, or somebody else finishes it. Raises what Postgres and the store
+    of files raise."""
+    async with tenant(db, batch.org_id) as conn:
+        closed = await _close(conn, batch, holder)
+        if closed is None:
+            return
+        sizes = await _sizes(conn, batch)
+    output = await _begin(files, batch, sizes.output)
+    errors = await _begin(files, batch, sizes.errors)
+    try:
+        async for line in _ended(db, batch):
+            upload = output if line.is_output else errors
+            assert upload is not None
+            await upload.write(to_line(batch.id, line))
+        async with tenant(db, batch.org_id) as conn:
+            await _end(conn, closed, holder, output, errors)
+    except BaseException:
+        for upload in (output, errors):
+            if upload is not None:
+                await upload.give_up()
+        raise
+
+
+async def _close(conn: AsyncConnection, batch: Batch, holder: str) -> Batch | None:
+    """Nothing more is run from now on; None: it is not over, or not this holder's."""
+    mine = _mine(batch, holder)
+    is_late = (batches.c.expires_at <= sa.func.now()).label("is_late")
+    locked = sa.select(*COLUMNS, is_late).where(mine).with_for_update(key_share=True)
+    row = (await conn.execute(locked)).one_or_none()
+    if row is None:
+        return None
+    found = Batch(**{name: row._mapping[name] for name in Batch.__struct_fields__})
+    whose = sa.and_(_OWN.org_id == batch.org_id, _OWN.batch_id == batch.id, _OPEN)
+    counted = sa.select(
+        sa.func.count(),
+        sa.func.count().filter(_OWN.leased_until > sa.func.now()),
+    ).where(whose)
+    num_open, num_leased = (await conn.execute(counted)).one()
+    if not is_over(found.status, num_open=num_open, num_leased=num_leased, is_late=row.is_late):
+        return None
+    num_unrun = await _end_unrun(conn, whose, code_of_unrun(found.status))
+    if num_unrun < num_open:
+        raise TakenOver
+    closed = sa.update(batches).where(mine).returning(*COLUMNS)
+    closed = closed.values(
+        status=while_written(found.status),
+        num_failed=batches.c.num_failed + num_unrun,
+        finalizing_at=sa.func.coalesce(batches.c.finalizing_at, sa.func.now()),
+    )
+    return Batch(**(await conn.execute(closed)).one()._mapping)
+
+
+async def _end_unrun(conn: AsyncConnection, whose: sa.ColumnElement[bool], code: LineCode) -> int:
+    """How many; those that somebody ends at this moment, late, are left to them."""
+    free = sa.select(_OWN.number).where(whose).with_for_update(skip_locked=True)
+    ended = sa.update(batch_lines).where(whose, _OWN.number.in_(free))
+    ended = ended.values(state="failed", code=code, body=b"", leased_by=None)
+    return (await conn.execute(ended)).rowcount
+
+
+async def _sizes(conn: AsyncConnection, batch: Batch) -> Sizes:
+    is_output = _OWN.state == "done"
+    each = sa.func.coalesce(_SIZE, ESCAPED * sa.func.octet_length(_OWN.custom_id)) + OVERHEAD_BYTES
+    asked = sa.select(
+        sa.func.coalesce(sa.func.sum(each).filter(is_output), 0),
+        sa.func.coalesce(sa.func.sum(each).filter(~is_output), 0),
+    ).where(_OWN.org_id == batch.org_id, _OWN.batch_id == batch.id)
+    return Sizes(*(int(size) for size in (await conn.execute(asked)).one()))
+
+
+async def _begin(files: FileStore, batch: Batch, most_bytes: int) -> Upload | None:
+    if not most_bytes:
+        return None
+    return await files.begin_output(batch.org_id, batch.project_id, most_bytes=most_bytes)
+
+
+async def _ended(db: AsyncEngine, batch: Batch) -> AsyncIterator[Ended]:
+    """In the order of the input."""
+    columns = [_OWN[name] for name in Ended.__struct_fields__]
+    listed = sa.select(*columns).order_by(_OWN.number).limit(READ_AT_ONCE)
+    listed = listed.where(_OWN.org_id == batch.org_id, _OWN.batch_id == batch.id)
+    last = 0
+    while True:
+        async with tenant(db, batch.org_id) as conn:
+            rows = (await conn.execute(listed.where(_OWN.number > last))).all()
+        if not rows:
+            return
+        last = rows[-1].number
+        for row in rows:
+            yield Ended(**row._mapping)
+
+
+async def _end(
+    conn: AsyncConnection, batch: Batch, holder: str, output: Upload | None, errors: Upload | None
+) -> None:
+    unrun = sa.select(sa.func.count()).where(
+        _OWN.org_id == batch.org_id, _OWN.batch_id == batch.id, _OWN.code.is_not(None)
+    )
+    status = at_the_end(batch.status, num_unrun=await conn.scalar(unrun) or 0)
+    ended = sa.update(batches).where(_mine(batch, holder)).returning(batches.c.id)
+    values: dict[str, Any] = {
+        "status": status,
+        f"{status}_at": sa.func.now(),
+        "leased_by": None,
+        "leased_until": None,
+    }
+    for name, upload in (("output", output), ("error", errors)):
+        if upload is not None:
+            await _finish_file(conn, batch, upload, f"{batch.id}_{name}.jsonl")
+            values[f"{name}_file_id"] = upload.file_id
+    if await conn.scalar(ended.values(**values)) is None:
+        raise TakenOver
+    gone = sa.delete(batch_lines)
+    await conn.execute(gone.where(_OWN.org_id == batch.org_id, _OWN.batch_id == batch.id))
+
+
+class TakenOver(Exception):
+    """Somebody else finishes it, or still ends a line of it: what was written here is given up."""
+
+
+async def _finish_file(conn: AsyncConnection, batch: Batch, upload: Upload, name: str) -> None:
+    await upload.close()
+    await upload.finish(
+        conn,
+        purpose=BATCH_OUTPUT,
+        filename=name,
+        expires_after_s=batch.output_expires_after_s or DEFAULT_EXPIRY_S,
+    )
+
+
+def _mine(batch: Batch, holder: str) -> sa.ColumnElement[bool]:
+    own = batches.c
+    return sa.and_(own.org_id == batch.org_id, own.id == batch.id, own.leased_by == holder)

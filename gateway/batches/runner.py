@@ -1,0 +1,258 @@
+"""Batches are run: each gateway takes lines as it has room, in their orgs' turns, and does what
+batches need beside.
+
+Above: `app` starts and closes it. Below: `running` (a line), `lines` (its lease), `ending` (its
+end), `steward` (validating and finishing). Whatever is taken is leased for a bounded time and
+renewed while this lives; what a dead gateway held is taken by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Mapping
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.errors import SpoolError
+from billing.rounds import Unforeseen
+from billing.worker import OnBooked
+from gateway.auth.api_keys import principal_of
+from gateway.auth.errors import AuthError, MissingScope
+from gateway.auth.policy import may
+from gateway.batches import lines, steward
+from gateway.batches.batches import Batch
+from gateway.batches.ending import LineEnder
+from gateway.batches.lines import LeasedLine
+from gateway.batches.running import LineAccount, PutOff, refused, run
+from gateway.batches.validation import InputBounds
+from gateway.calls import REQUEST_PREFIX, Surface
+from gateway.db import DATABASE_ERRORS
+from gateway.errors import to_face
+from gateway.files.store import FileStore
+from gateway.fleet.errors import UnknownModel
+from gateway.ids import uuid7_hex
+from gateway.inference import Desk
+from gateway.lru import Lru
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.tasks import end
+from gateway.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+JITTER = random.Random()
+"""Of its own: nobody's seed is drawn from."""
+
+POLL_S = 0.5
+LEASE_S = 30.0
+MAX_ATTENDED = 2
+"""Batches that are validated or finished at once."""
+MAX_KNOWN_KEYS = 1024
+KNOWN_FOR_S = 5.0
+"""What a key may, and what its limits are, is as old as that at most."""
+CLOSE_TIMEOUT_S = 5.0
+"""For what has ended to come to the books."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    principal: Principal
+    as_of: float
+
+
+class BatchRunner:
+    """One per process. `db` acts as the tenant, `system_db` sees all. `surfaces`: by endpoint.
+    `on_booked` hears of what came to the books."""
+
+    def __init__(
+        self,
+        *,
+        desk: Desk,
+        telemetry: Telemetry,
+        db: AsyncEngine,
+        system_db: AsyncEngine,
+        files: FileStore,
+        bounds: InputBounds,
+        surfaces: Mapping[str, Surface],
+        on_booked: OnBooked,
+        max_running: int,
+        lease_s: float = LEASE_S,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._desk, self._telemetry = desk, telemetry
+        self._db, self._system_db = db, system_db
+        self._files, self._bounds = files, bounds
+        self._surfaces, self._max_running = surfaces, max_running
+        self._lease_s, self._poll_s = lease_s, poll_s
+        self._holder = uuid7_hex()
+        self._ender = LineEnder(system_db, self._holder, desk.spool, on_booked)
+        self._known: Lru[str, Known] = Lru(MAX_KNOWN_KEYS)
+        self._running: dict[asyncio.Task[None], LeasedLine] = {}
+        self._attended: dict[asyncio.Task[None], Batch] = {}
+        self._is_leaving = False
+        self._renewed_at = time.monotonic()
+        self._woken = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._look_forever(), name="run batches"),
+            asyncio.create_task(self._ender.end_forever(), name="end lines"),
+        ]
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._woken.set()
+
+    def leave(self) -> None:
+        """Nothing more begins here."""
+        self._is_leaving = True
+
+    async def close(self) -> None:
+        """What has ended comes to the books, if Postgres takes it in time; other gateways do the
+        rest once the leases are over."""
+        self.leave()
+        if self._running and self._tasks:
+            await asyncio.wait(list(self._running), timeout=CLOSE_TIMEOUT_S)
+        for task in (*self._running, *self._attended, *self._tasks):
+            await end(task)
+        self._tasks.clear()
+
+    # ---- what there is to do
+
+    async def _look_forever(self) -> None:
+        unforeseen = Unforeseen(log, "batches wait")
+        while True:
+            with unforeseen:
+                try:
+                    await self.look()
+                except DATABASE_ERRORS as error:
+                    log.warning("batches wait for Postgres (%s)", type(error).__name__)
+            try:
+                async with asyncio.timeout(self._poll_s * JITTER.uniform(0.8, 1.2)):
+                    await self._woken.wait()
+            except TimeoutError:
+                continue
+
+    async def look(self) -> None:
+        """Renew what is held, begin what there is room for. Raises: DATABASE_ERRORS."""
+        self._woken.clear()
+        await self._renew()
+        if not self._is_leaving:
+            await self._attend_to_batches()
+            await self._begin_lines()
+
+    async def _renew(self) -> None:
+        if time.monotonic() - self._renewed_at < self._lease_s / 3:
+            return
+        self._renewed_at = time.monotonic()
+        db, holder, lease_s = self._system_db, self._holder, self._lease_s
+        await lines.renew(db, holder, self._running.values(), lease_s=lease_s)
+        ids = [batch.id for batch in self._attended.values()]
+        await steward.renew(db, holder, ids, lease_s=lease_s)
+
+    async def _attend_to_batches(self) -> None:
+        while len(self._attended) < MAX_ATTENDED:
+            batch = await steward.take(self._system_db, self._holder, lease_s=self._lease_s)
+            if batch is None:
+                return
+            task = asyncio.create_task(self._attend(batch), name=f"attend {batch.id}")
+            self._attended[task] = batch
+            task.add_done_callback(self._has_attended)
+
+    async def _begin_lines(self) -> None:
+        room = self._max_running - len(self._running)
+        if room <= 0:
+            return
+        found = await lines.lease(
+            self._system_db,
+            self._holder,
+            limit=room,
+            under_way=self._running.values(),
+            lease_s=self._lease_s,
+        )
+        for line in found:
+            task = asyncio.create_task(self._run(line), name=f"line {line.place}")
+            self._running[task] = line
+            task.add_done_callback(self._has_run)
+
+    def _has_attended(self, task: asyncio.Task[None]) -> None:
+        del self._attended[task]
+        self.wake()
+
+    def _has_run(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self.wake()
+
+    # ---- how it is done
+
+    async def _attend(self, batch: Batch) -> None:
+        """What fails is begun anew once its lease is over."""
+        try:
+            principal = await self._principal(batch.org_id, batch.key_id)
+            await steward.attend(
+                self._db,
+                self._files,
+                batch,
+                lambda model: self._serves(principal, model),
+                self._bounds,
+                self._holder,
+            )
+        except Exception as error:
+            log.warning("batch %s waits", batch.id, exc_info=error)
+
+    async def _run(self, line: LeasedLine) -> None:
+        """What fails here is leased to whoever comes next."""
+        try:
+            await self._run_line(line)
+        except (*DATABASE_ERRORS, SpoolError) as error:
+            log.warning("line %s waits (%s)", line.place, type(error).__name__)
+        except Exception as error:
+            log.error("line %s waits", line.place, exc_info=error)
+
+    async def _run_line(self, line: LeasedLine) -> None:
+        found = await self._principal(line.org_id, line.key_id)
+        if isinstance(found, Exception):
+            unasked = refused(line, f"{REQUEST_PREFIX}{uuid7_hex()}", to_face(found))
+            await self._ender.end(unasked, LineAccount())
+            return
+        surface = self._surfaces[line.endpoint]
+        ran = await run(self._desk, self._telemetry, surface, found, line)
+        if not isinstance(ran.outcome, PutOff):
+            if ran.outcome.state == "failed":
+                await self._ender.waste(ran.account.events, ran.account)
+            await self._ender.end(ran.outcome, ran.account)
+            return
+        await self._ender.waste(ran.account.events, ran.account)
+        await lines.put_off(
+            self._system_db,
+            self._holder,
+            line,
+            delay_s=ran.outcome.delay_s * JITTER.uniform(0.8, 1.2),
+            is_loss=ran.outcome.is_loss,
+        )
+
+    def _serves(self, found: Principal | AuthError | MissingScope, model: str) -> bool:
+        """Of a key that is good no more, the lines say so when they run."""
+        if not isinstance(found, Principal):
+            return True
+        try:
+            self._desk.fleet.resolve(model, found)
+        except UnknownModel:
+            return False
+        return True
+
+    async def _principal(self, org_id: str, key_id: str) -> Principal | AuthError | MissingScope:
+        known = self._known.get(key_id)
+        if known is not None and time.monotonic() - known.as_of < KNOWN_FOR_S:
+            return known.principal
+        try:
+            async with self._system_db.connect() as conn:
+                principal = await principal_of(conn, org_id=org_id, key_id=key_id)
+        except AuthError as error:
+            return error
+        if not may(principal, SCOPE_INFERENCE):
+            return MissingScope(SCOPE_INFERENCE)
+        self._known.put(key_id, Known(principal, time.monotonic()))
+        return principal

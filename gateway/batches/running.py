@@ -1,0 +1,173 @@
+"""One line, run: its call, what it was answered, and what it used.
+
+Above: `runner`. Below: `calls`, `inference`. A line runs as its batch's key would have asked, in
+the lane and at the price of batches. What it uses is not on the spool: it comes to the books in the
+transaction that keeps its answer (`lines.end`), and until then nothing is billed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from billing.events import Attempt, Quantities, UsageEvent
+from gateway.batches.lines import EndedLine, LeasedLine
+from gateway.calls import REQUEST_PREFIX, Asker, Surface, to_call
+from gateway.delivery import Delivery
+from gateway.errors import Face, to_face
+from gateway.ids import uuid7_hex
+from gateway.inference import Desk, RateLimited, generate
+from gateway.principal import Principal, Suspended
+from gateway.telemetry import RequestMeter, Telemetry
+from gateway.wire.from_openai import peek
+
+MAX_LOSSES = 3
+"""Attempts of a line that we began and lost; then it fails."""
+UNAVAILABLE_S = 5.0
+MAX_DELAY_S = 600.0
+SUSPENDED_S = 60.0
+OVERLOADED = 503
+Kept = Callable[[], Awaitable[None]]
+
+
+class GivenUp(Exception):
+    """This gateway leaves: another one runs it."""
+
+
+class PutOff(msgspec.Struct, frozen=True):
+    """It is tried again, so much later."""
+
+    delay_s: float
+    is_loss: bool = False
+
+
+class LineAccount:
+    """In the place of the spool: holds what an attempt used until its line is ended with it."""
+
+    def __init__(self) -> None:
+        self.events: list[UsageEvent] = []
+        self.kept: list[Kept] = []
+        """To be told once they are in the books."""
+
+    def attempt_opened(self, attempt: Attempt) -> None:
+        """A crashed one is void."""
+
+    def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None:
+        """Of an attempt that may yet be void."""
+
+    async def void(self, attempt_id: str) -> None:
+        """Nothing of it is held."""
+
+    async def close(self, *events: UsageEvent) -> None:
+        self.events += events
+
+    async def once_kept(self, told: Kept) -> None:
+        self.kept.append(told)
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """`account`: whatever has become of it, of what was used."""
+
+    outcome: EndedLine | PutOff
+    account: LineAccount
+
+
+async def run(
+    desk: Desk, telemetry: Telemetry, surface: Surface, principal: Principal, line: LeasedLine
+) -> Ran:
+    """Never raises but when it is cancelled."""
+    account, request_id = LineAccount(), f"{REQUEST_PREFIX}{uuid7_hex()}"
+    try:
+        answer = await _answer(desk, telemetry, surface, principal, line, request_id, account)
+    except Exception as error:
+        return Ran(_failed(line, request_id, error, account), account)
+    ended = EndedLine(
+        line=line,
+        state="done",
+        request_id=request_id,
+        status=200,
+        answer=answer,
+        events=tuple(account.events),
+    )
+    return Ran(ended, account)
+
+
+async def _answer(
+    desk: Desk,
+    telemetry: Telemetry,
+    surface: Surface,
+    principal: Principal,
+    line: LeasedLine,
+    request_id: str,
+    account: LineAccount,
+) -> bytes:
+    model = peek(line.body).model
+    asker = Asker(
+        request_id=request_id,
+        principal=principal,
+        meter=RequestMeter(telemetry, model),
+        tags=line.tags or {},
+        is_batch=True,
+    )
+    route = desk.fleet.resolve(model, principal)
+    call = to_call(desk, surface, asker, surface.read(line.body, route.kind))
+    delivery = Delivery(desk.stalled_reader_s)
+    with being_drained(desk, delivery):
+        await generate(desk, msgspec.structs.replace(call, account=account), delivery)
+    body = await delivery.next()
+    if body is None:
+        raise GivenUp
+    return body
+
+
+@contextmanager
+def being_drained(desk: Desk, delivery: Delivery) -> Iterator[None]:
+    """A gateway that leaves ends it, as any other."""
+    task = asyncio.current_task()
+    assert task is not None
+    desk.open_calls[task] = delivery
+    try:
+        yield
+    except Exception:
+        if not delivery.abandoned:
+            raise
+    finally:
+        del desk.open_calls[task]
+    if delivery.abandoned:
+        raise GivenUp
+
+
+def _failed(
+    line: LeasedLine, request_id: str, error: Exception, account: LineAccount
+) -> EndedLine | PutOff:
+    """Waited for where waiting helps; else the error is its answer."""
+    if isinstance(error, RateLimited) and error.refusal.retry_after_s is not None:
+        return PutOff(min(error.refusal.retry_after_s, MAX_DELAY_S))
+    if isinstance(error, GivenUp):
+        return PutOff(0.0)
+    if isinstance(error, Suspended):
+        return PutOff(SUSPENDED_S)
+    found = to_face(error)
+    if found.status == OVERLOADED:
+        return PutOff(UNAVAILABLE_S, is_loss=False)
+    if found.status >= 500 and line.losses + 1 < MAX_LOSSES:
+        return PutOff(UNAVAILABLE_S, is_loss=True)
+    return refused(line, request_id, found)
+
+
+def refused(line: LeasedLine, request_id: str, found: Face) -> EndedLine:
+    return EndedLine(
+        line=line,
+        state="failed",
+        request_id=request_id,
+        status=found.status,
+        answer=found.encode(),
+    )
+
+
+def waste_of(events: Sequence[UsageEvent]) -> list[UsageEvent]:
+    """What a line used whose answer nobody gets: the house's."""
+    return [msgspec.structs.replace(each, kind="waste", finish="error") for each in events]

@@ -1,0 +1,47 @@
+"""How batches are put together for one process. Above: `app`. Below: what it names. What is opened
+here is pushed on the caller's stack."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.worker import OnBooked
+from gateway.batches.runner import BatchRunner
+from gateway.batches.validation import InputBounds
+from gateway.files.store import FileStore
+from gateway.inference import Desk
+from gateway.routes.batches import SURFACES
+from gateway.settings import Settings
+from gateway.telemetry import Telemetry
+
+
+def open_batches(
+    settings: Settings,
+    stack: AsyncExitStack,
+    desk: Desk,
+    telemetry: Telemetry,
+    db: AsyncEngine,
+    system_db: AsyncEngine,
+    files: FileStore,
+    on_booked: OnBooked,
+) -> BatchRunner:
+    runner = BatchRunner(
+        desk=desk,
+        telemetry=telemetry,
+        db=db,
+        system_db=system_db,
+        files=files,
+        bounds=InputBounds(
+            max_lines=settings.max_batch_lines,
+            max_file_bytes=settings.max_batch_bytes,
+            max_line_bytes=settings.max_body_bytes,
+        ),
+        surfaces=SURFACES,
+        on_booked=on_booked,
+        max_running=settings.batch_concurrency,
+    )
+    runner.start()
+    stack.push_async_callback(runner.close)
+    return runner

@@ -1,0 +1,100 @@
+"""Where the bytes of files are. In Postgres: rows of some hundred kilobytes, each written and read
+in a transaction of its own, so that a slow client holds neither memory nor a connection.
+
+Above: `store`. Below: `tables`. Knows nothing of a file but its id and whose it is; that it is
+wholly there says its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.db import tenant
+from gateway.files.tables import file_chunks
+from gateway.tenancy.errors import NotFound
+
+CHUNK_BYTES = 512 * 1024
+"""Of one row."""
+
+
+class Writer(Protocol):
+    """One file, from its first byte to its last."""
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def finish(self) -> None:
+        """All of it is kept when this returns."""
+        ...
+
+
+class Contents(Protocol):
+    def writer(self, org_id: str, file_id: str) -> Writer: ...
+
+    def read(self, org_id: str, file_id: str) -> AsyncIterator[bytes]:
+        """From the first byte to the last; of a file that is not there: nothing."""
+        ...
+
+    async def delete(self, org_id: str, file_id: str) -> None:
+        """Whatever is there of it. Idempotent."""
+        ...
+
+
+class PostgresContents:
+    """`db`: of a role that acts as the tenant which a transaction names."""
+
+    def __init__(self, db: AsyncEngine, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._db, self._chunk_bytes = db, chunk_bytes
+
+    def writer(self, org_id: str, file_id: str) -> PostgresWriter:
+        return PostgresWriter(self._db, org_id, file_id, self._chunk_bytes)
+
+    async def read(self, org_id: str, file_id: str) -> AsyncIterator[bytes]:
+        own, last = file_chunks.c, -1
+        following = sa.select(own.number, own.data).order_by(own.number).limit(1)
+        following = following.where(own.org_id == org_id, own.file_id == file_id)
+        while True:
+            async with tenant(self._db, org_id) as conn:
+                row = (await conn.execute(following.where(own.number > last))).one_or_none()
+            if row is None:
+                return
+            last = row.number
+            yield row.data
+
+    async def delete(self, org_id: str, file_id: str) -> None:
+        own = file_chunks.c
+        gone = sa.delete(file_chunks).where(own.org_id == org_id, own.file_id == file_id)
+        async with tenant(self._db, org_id) as conn:
+            await conn.execute(gone)
+
+
+class PostgresWriter:
+    def __init__(self, db: AsyncEngine, org_id: str, file_id: str, chunk_bytes: int) -> None:
+        self._db, self._org_id, self._file_id = db, org_id, file_id
+        self._chunk_bytes = chunk_bytes
+        self._buffer = bytearray()
+        self._number = 0
+
+    async def write(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= self._chunk_bytes:
+            await self._flush(bytes(self._buffer[: self._chunk_bytes]))
+            del self._buffer[: self._chunk_bytes]
+
+    async def finish(self) -> None:
+        if self._buffer:
+            await self._flush(bytes(self._buffer))
+            self._buffer.clear()
+
+    async def _flush(self, data: bytes) -> None:
+        row = {"file_id": self._file_id, "org_id": self._org_id, "number": self._number}
+        try:
+            async with tenant(self._db, self._org_id) as conn:
+                await conn.execute(sa.insert(file_chunks).values(**row, data=data))
+        except IntegrityError as error:  # its file is gone
+            raise NotFound("file", "the upload took too long") from error
+        self._number += 1

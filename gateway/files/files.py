@@ -1,0 +1,120 @@
+"""Files as rows: shown to their project, deleted, and swept with their content once they ended.
+
+Above: `uploads`, `store`, `routes.files`, `batches`. Below: `tables`, the audit log. Knows no
+content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor, record
+from gateway.files.tables import files
+from gateway.tenancy.errors import NotFound
+
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
+"""What may be uploaded."""
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+BATCH: Purpose = "batch"
+BATCH_OUTPUT = "batch_output"
+"""What a batch writes."""
+STALE_UPLOAD_S = 6 * 3600
+"""An upload that has not ended by then has no gateway any more."""
+SWEEP_BATCH = 100
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    org_id: str
+    project_id: str
+    purpose: str
+    filename: str
+    size_bytes: int
+    created_at: datetime
+    expires_at: datetime | None
+
+
+class Ended(msgspec.Struct, frozen=True):
+    org_id: str
+    file_id: str
+
+
+COLUMNS = [files.c[name] for name in File.__struct_fields__]
+_IS_THERE = sa.and_(
+    files.c.uploading_since.is_(None),
+    files.c.deleted_at.is_(None),
+    sa.or_(files.c.expires_at.is_(None), files.c.expires_at > sa.func.now()),
+)
+
+
+def select_files(org_id: str, project_id: str, *, purpose: str | None = None) -> sa.Select[Any]:
+    """Those of a project, for a page of them; None: for whatever they are."""
+    own = sa.and_(files.c.org_id == org_id, files.c.project_id == project_id, _IS_THERE)
+    listed = sa.select(*COLUMNS).where(own)
+    return listed if purpose is None else listed.where(files.c.purpose == purpose)
+
+
+def to_files(rows: Iterable[sa.Row[Any]]) -> list[File]:
+    return [File(**row._mapping) for row in rows]
+
+
+async def get_file(
+    conn: AsyncConnection, *, org_id: str, project_id: str, file_id: str, field: str = "file_id"
+) -> File:
+    """`field`: what names it. Raises: NotFound."""
+    found = select_files(org_id, project_id).where(files.c.id == file_id)
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NotFound(field, f"no file {file_id!r}")
+    return File(**row._mapping)
+
+
+async def delete_file(
+    conn: AsyncConnection, *, org_id: str, project_id: str, file_id: str, actor: Actor
+) -> None:
+    """It is gone for everybody; its content is swept. Raises: NotFound."""
+    mine = sa.and_(
+        files.c.org_id == org_id, files.c.project_id == project_id, files.c.id == file_id
+    )
+    gone = sa.update(files).where(mine, _IS_THERE).values(deleted_at=sa.func.now())
+    row = (await conn.execute(gone.returning(*COLUMNS))).one_or_none()
+    if row is None:
+        raise NotFound("file_id", f"no file {file_id!r}")
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="file.deleted",
+        target=file_id,
+        before={"project_id": project_id, "purpose": row.purpose, "bytes": row.size_bytes},
+        project_id=project_id,
+    )
+
+
+# ---- for whoever sweeps: of all orgs
+
+_END = sa.text(f"""
+    UPDATE files SET deleted_at = coalesce(deleted_at, now()) WHERE id IN (
+        SELECT id FROM files
+        WHERE deleted_at IS NOT NULL OR expires_at <= now()
+            OR uploading_since < now() - interval '{STALE_UPLOAD_S} seconds'
+        ORDER BY id LIMIT {SWEEP_BATCH} FOR UPDATE SKIP LOCKED)
+    RETURNING org_id, id
+""")
+_FORGET = sa.text("DELETE FROM files WHERE id = :file_id AND deleted_at IS NOT NULL")
+
+
+async def end_files(conn: AsyncConnection) -> list[Ended]:
+    """Some that are nobody's any more, and that nobody can finish from now on."""
+    return [Ended(row.org_id, row.id) for row in await conn.execute(_END)]
+
+
+async def forget_file(conn: AsyncConnection, ended: Ended) -> None:
+    """After its content."""
+    await conn.execute(_FORGET, {"file_id": ended.file_id})

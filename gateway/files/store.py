@@ -1,0 +1,88 @@
+"""Files with their content: begun, read, and swept once they ended.
+
+Above: `routes.files`, `batches`; `app` starts and closes the sweeping. Below: `uploads`, `files`
+(rows), `contents` (bytes). A crash between rows and bytes leaves content without a file, never a
+file without content: a row goes after what it stands for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.db import DATABASE_ERRORS
+from gateway.files.contents import Contents
+from gateway.files.files import SWEEP_BATCH, File, end_files, forget_file
+from gateway.files.uploads import FileTooLarge, Upload, begin_upload
+from gateway.tasks import Flusher
+
+log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 60.0
+SWEEP_TIMEOUT_S = 10.0
+
+
+class FileStore(Flusher):
+    """One per process. `db` acts as the tenant, `system_db` sees all."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        system_db: AsyncEngine,
+        contents: Contents,
+        max_file_bytes: int,
+        max_org_bytes: int,
+    ) -> None:
+        super().__init__("sweep files", SWEEP_INTERVAL_S)
+        self._db, self._system_db = db, system_db
+        self._contents = contents
+        self.max_file_bytes, self._max_org_bytes = max_file_bytes, max_org_bytes
+
+    async def begin(self, org_id: str, project_id: str, *, most_bytes: int | None = None) -> Upload:
+        """A file of at most so many bytes; None: of as many as one may have. Raises: InvalidField,
+        FileTooLarge."""
+        if most_bytes is not None and most_bytes > self.max_file_bytes:
+            raise FileTooLarge(self.max_file_bytes)
+        return await begin_upload(
+            self._db,
+            self._contents,
+            org_id=org_id,
+            project_id=project_id,
+            most_bytes=self.max_file_bytes if most_bytes is None else most_bytes,
+            org_bytes=self._max_org_bytes,
+        )
+
+    async def begin_output(self, org_id: str, project_id: str, *, most_bytes: int) -> Upload:
+        """What we owe a tenant has room whatever else there is. Raises: InvalidField."""
+        return await begin_upload(
+            self._db,
+            self._contents,
+            org_id=org_id,
+            project_id=project_id,
+            most_bytes=most_bytes,
+        )
+
+    def read(self, file: File) -> AsyncIterator[bytes]:
+        return self._contents.read(file.org_id, file.id)
+
+    async def flush(self) -> None:
+        try:
+            async with asyncio.timeout(SWEEP_TIMEOUT_S):
+                while await self.sweep() == SWEEP_BATCH:
+                    continue
+        except DATABASE_ERRORS as error:
+            log.warning("files are swept later (%s)", type(error).__name__)
+
+    async def sweep(self) -> int:
+        """Delete what ended; how many. What two gateways delete at once is deleted once."""
+        async with self._system_db.begin() as conn:
+            ended = await end_files(conn)
+        for each in ended:
+            await self._contents.delete(each.org_id, each.file_id)
+            async with self._system_db.begin() as conn:
+                await forget_file(conn, each)
+        return len(ended)

@@ -1,0 +1,22 @@
+"""A response that can be started: what it is asked, and whose it is.
+
+Above: `creation`, which makes it; `background`, which may run it. Below: `inference`, `wire`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.inference import Call
+from gateway.responses.kept import Owner
+from gateway.wire.responses_items import Item
+from gateway.wire.to_responses import ResponseEncoder
+
+
+class Created(msgspec.Struct, frozen=True, kw_only=True):
+    call: Call
+    encoder: ResponseEncoder
+    owner: Owner
+    given: tuple[Item, ...]
+    """What it adds to what it continues."""
+    in_background: bool

@@ -1,0 +1,151 @@
+"""From what was asked of `POST /v1/responses` to a `Call` that can be started: what it continues is
+read, and what comes of it is kept.
+
+Above: `routes.responses`. Below: `calls`, the stores, the conversions of `wire`. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+import msgspec
+
+from gateway.calls import Asker, Voice, to_call
+from gateway.db import DATABASE_ERRORS
+from gateway.fleet.errors import BadField
+from gateway.inference import Desk
+from gateway.lanes import turn_of
+from gateway.principal import Principal
+from gateway.responses.created import Created
+from gateway.responses.kept import MAX_KEPT_BYTES, Kept, Owner, to_json
+from gateway.responses.wiring import Responses
+from gateway.tenancy.errors import NotFound
+from gateway.wire.from_responses import own_items, read_response, to_generate
+from gateway.wire.refusals import unsupported
+from gateway.wire.request import GenerateRequest, Heading
+from gateway.wire.responses import ResponseRequest
+from gateway.wire.responses_answer import begun, id_of
+from gateway.wire.responses_items import Item
+from gateway.wire.to_responses import ResponseEncoder
+
+log = logging.getLogger(__name__)
+
+ID_PREFIX = "resp_"
+KEEP_TIMEOUT_S = 5.0
+"""Then the answer goes out all the same: it was generated, and is on the bill."""
+NOTHING_KEPT = "not supported in this project, which keeps nothing"
+NEEDS_KEEPING = ("previous_response_id", "conversation", "background")
+
+
+async def create(desk: Desk, responses: Responses, asker: Asker, body: bytes) -> Created:
+    """Raises: BadField, NotFound."""
+    request = read_response(body)
+    owner, keeps = Owner.of(asker.principal), is_kept(asker, request)
+    before = await context(responses, owner, request)
+    given = own_items(request, {item.id: item for item in before})
+    generate = to_generate(request, [*before, *given])
+    if keeps or request.conversation is not None:
+        check_size(given)
+    if request.background:
+        generate = msgspec.structs.replace(generate, stream=True)  # billed as it is generated
+    voice = Voice(id_prefix=ID_PREFIX, encoder=partial(to_encoder, request))
+    call = to_call(desk, voice, asker, generate)
+    assert isinstance(call.encoder, ResponseEncoder)
+    created = Created(
+        call=call,
+        encoder=call.encoder,
+        owner=owner,
+        given=given,
+        in_background=bool(request.background),
+    )
+    if request.background or not (keeps or request.conversation):
+        return created
+    keep = partial(keep_answer, responses, created, keeps)
+    return msgspec.structs.replace(created, call=msgspec.structs.replace(call, before_end=keep))
+
+
+async def count_input(desk: Desk, responses: Responses, principal: Principal, body: bytes) -> int:
+    """Tokens of what would be asked, with what it continues.
+
+    Raises: BadField, NotFound, NoPlace."""
+    principal.check_served()
+    request = read_response(body)
+    check_may_keep(principal, request)
+    before = await context(responses, Owner.of(principal), request)
+    given = own_items(request, {item.id: item for item in before})
+    generate = to_generate(request, [*before, *given])
+    replicas = desk.fleet.order(desk.fleet.resolve(request.model, principal))
+    return await replicas[0].count(generate, turn_of(principal, desk.deadlines, generate))
+
+
+def is_kept(asker: Asker, request: ResponseRequest) -> bool:
+    """As OpenAI's, unless it says otherwise, or the project does. Raises: BadField."""
+    check_may_keep(asker.principal, request)
+    if asker.principal.keeps_nothing:
+        return False
+    if request.background and request.store is False:
+        raise unsupported("background", "not supported together with 'store': false")
+    return request.store is not False
+
+
+def check_may_keep(principal: Principal, request: ResponseRequest) -> None:
+    """Raises: BadField."""
+    for name in NEEDS_KEEPING:
+        if principal.keeps_nothing and getattr(request, name):
+            raise unsupported(name, NOTHING_KEPT)
+
+
+async def context(responses: Responses, owner: Owner, request: ResponseRequest) -> tuple[Item, ...]:
+    """What it continues. Raises: BadField, NotFound."""
+    if request.conversation is not None:
+        return await responses.conversations.items(owner, id_of(request.conversation))
+    if request.previous_response_id is not None:
+        return await responses.store.context(owner, request.previous_response_id)
+    return ()
+
+
+def check_size(given: tuple[Item, ...]) -> None:
+    """Raises: BadField."""
+    if len(to_json(given)) > MAX_KEPT_BYTES:
+        raise BadField(
+            f"Invalid value for 'input': more than {MAX_KEPT_BYTES} bytes, which is the most that"
+            " is stored; with 'store': false it is answered.",
+            param="input",
+        )
+
+
+def to_encoder(
+    request: ResponseRequest, generate: GenerateRequest, heading: Heading
+) -> ResponseEncoder:
+    response = begun(
+        request,
+        id=heading.id,
+        created_at=heading.created,
+        service_tier=heading.service_tier,
+        status="queued" if request.background else "in_progress",
+    )
+    return ResponseEncoder(response, stream=generate.stream)
+
+
+async def keep_answer(responses: Responses, created: Created, keeps: bool) -> None:
+    """Before its last bytes go out, so that whoever has them finds it."""
+    response = created.encoder.response
+    try:
+        async with asyncio.timeout(KEEP_TIMEOUT_S):
+            kept = Kept.of(created.given, response)
+            added_to = None if response.conversation is None else response.conversation.id
+            if keeps:
+                await responses.store.keep(
+                    created.owner,
+                    response.id,
+                    kept,
+                    status=response.status,
+                    previous_id=response.previous_response_id,
+                    added_to=added_to,
+                )
+            elif added_to is not None:
+                await responses.conversations.add_items(created.owner, added_to, kept.items)
+    except (*DATABASE_ERRORS, BadField, NotFound) as error:
+        log.error("the response %s could not be kept (%s)", response.id, type(error).__name__)

@@ -1,0 +1,74 @@
+"""What is kept of a response: the items that it was given and the answer, as it was sent.
+
+Above: `store`, which seals it. Below: `gateway.wire`. Knows no table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.principal import Principal
+from gateway.wire.responses_answer import Response
+from gateway.wire.responses_items import Item
+
+MAX_KEPT_BYTES = 8 * 1024 * 1024
+"""Of one response, with what it was given."""
+_encode = msgspec.json.Encoder().encode
+_items_decoder = msgspec.json.Decoder(tuple[Item, ...])
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """A project; what it keeps is nobody else's."""
+
+    org_id: str
+    project_id: str
+
+    @classmethod
+    def of(cls, principal: Principal) -> Owner:
+        return cls(principal.org_id, principal.project_id)
+
+    def context(self, *place: str) -> bytes:
+        """What something sealed at that place belongs to."""
+        return "\n".join((self.org_id, self.project_id, *place)).encode()
+
+
+class _Output(msgspec.Struct):
+    output: tuple[Item, ...]
+
+
+_output_decoder = msgspec.json.Decoder(_Output)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Both as JSON: what is answered again is what was answered."""
+
+    given: bytes
+    """Its own items, without what it continues."""
+    answer: bytes
+
+    @classmethod
+    def of(cls, given: tuple[Item, ...], response: Response) -> Kept:
+        return cls(_encode(given), _encode(response))
+
+    @property
+    def given_items(self) -> tuple[Item, ...]:
+        return _items_decoder.decode(self.given)
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """What the next one continues."""
+        return self.given_items + _output_decoder.decode(self.answer).output
+
+
+def encode(kept: Kept) -> bytes:
+    return msgspec.msgpack.encode(kept)
+
+
+def decode(plain: bytes) -> Kept:
+    return msgspec.msgpack.decode(plain, type=Kept)
+
+
+def to_json(value: Any) -> bytes:
+    return _encode(value)

@@ -1,0 +1,144 @@
+"""The rows of responses that run in the background: added, changed, cancelled, and given up where
+nobody works on them any more.
+
+Above: `background`, `routes.responses`. Below: the table of `store`. A row is changed by whoever
+runs it only while it says that it runs; so a cancellation stands, and one that was given up stays
+so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.db import tenant
+from gateway.fleet.errors import BadField
+from gateway.responses.conversations import ConversationStore
+from gateway.responses.errors import TooManyInBackground
+from gateway.responses.kept import Kept, Owner
+from gateway.responses.store import CAN_BE_CONTINUED, alive, missing, opened, sealed
+from gateway.responses.tables import owned
+from gateway.responses.tables import responses as table
+from gateway.wire.responses_answer import Response, ResponseError, Status
+
+MAX_IN_BACKGROUND = 100
+"""Of an org, at once."""
+GIVEN_UP_AT_A_TIME = 100
+RUNS = ("queued", "in_progress")
+LOST = ResponseError("server_error", "The gateway that worked on this response has stopped.")
+
+_response_decoder = msgspec.json.Decoder(Response)
+
+
+class RunningRows:
+    """One per process. `db` acts as the tenant, `system_db` as the system."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        system_db: AsyncEngine,
+        conversations: ConversationStore,
+        cipher: Cipher,
+        lifetime_s: float,
+    ) -> None:
+        self._db = db
+        self._conversations = conversations
+        self._system_db = system_db
+        self._cipher = cipher
+        self._lifetime = timedelta(seconds=lifetime_s)
+
+    async def add(self, owner: Owner, response: Response, kept: Kept) -> None:
+        """Raises: TooManyInBackground."""
+        runs = sa.select(sa.func.count()).select_from(table)
+        runs = runs.where(table.c.org_id == owner.org_id, table.c.status.in_(RUNS))
+        row = {
+            "id": response.id,
+            "org_id": owner.org_id,
+            "project_id": owner.project_id,
+            "previous_id": response.previous_response_id,
+            "status": response.status,
+            "background": True,
+            "beat_at": sa.func.now(),
+            "expires_at": sa.func.now() + self._lifetime,
+            **sealed(self._cipher, owner, response.id, kept),
+        }
+        async with tenant(self._db, owner.org_id) as conn:
+            # One after the other, or two would both be the last one that fits.
+            await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(lock_of(owner))))
+            if (await conn.execute(runs)).scalar_one() >= MAX_IN_BACKGROUND:
+                raise TooManyInBackground(MAX_IN_BACKGROUND)
+            await conn.execute(insert(table).values(**row))
+
+    async def change(self, owner: Owner, response: Response, kept: Kept) -> None:
+        """Of whoever runs it; nothing, where it does not run any more. One that was answered is
+        added to its conversation."""
+        values = {"status": response.status, **sealed(self._cipher, owner, response.id, kept)}
+        changed = sa.update(table).where(*owned(table, owner), table.c.id == response.id)
+        changed = changed.where(table.c.status.in_(RUNS)).values(**values)
+        async with tenant(self._db, owner.org_id) as conn:
+            runs = (await conn.execute(changed)).rowcount == 1
+            if runs and response.status in CAN_BE_CONTINUED and response.conversation is not None:
+                added_to = response.conversation.id
+                await self._conversations.append_if_there(conn, owner, added_to, kept.items)
+
+    async def cancel(self, owner: Owner, response_id: str) -> bytes:
+        """The answer as it stands then; one that has ended stays as it is.
+
+        Raises: NotFound, BadField."""
+        async with tenant(self._db, owner.org_id) as conn:
+            found = sa.select(table).where(*alive(owner, response_id)).with_for_update()
+            row = (await conn.execute(found)).one_or_none()
+            if row is None:
+                raise missing(response_id)
+            if not row.background:
+                raise BadField(
+                    "Only a response that was created with 'background' can be cancelled.",
+                    param="response_id",
+                )
+            if row.status not in RUNS:
+                return opened(self._cipher, row).answer
+            return (await self._end(conn, row, "cancelled", None)).answer
+
+    async def beat(self, response_ids: Sequence[str]) -> list[str]:
+        """They are worked on; returns those that need not be any more."""
+        if not response_ids:
+            return []
+        mine = sa.update(table).where(table.c.id.in_(response_ids), table.c.status.in_(RUNS))
+        async with self._system_db.begin() as conn:
+            rows = await conn.execute(mine.values(beat_at=sa.func.now()).returning(table.c.id))
+        still = set(rows.scalars())
+        return [each for each in response_ids if each not in still]
+
+    async def give_up(self, lost_after_s: float) -> int:
+        """Those that nobody has worked on for so long have failed; returns how many."""
+        silent = sa.func.now() - timedelta(seconds=lost_after_s)
+        found = sa.select(table).where(table.c.status.in_(RUNS), table.c.beat_at < silent)
+        found = found.limit(GIVEN_UP_AT_A_TIME).with_for_update(skip_locked=True)
+        async with self._system_db.begin() as conn:
+            rows = (await conn.execute(found)).all()
+            for row in rows:
+                await self._end(conn, row, "failed", LOST)
+        return len(rows)
+
+    async def _end(
+        self, conn: AsyncConnection, row: sa.Row[Any], status: Status, error: ResponseError | None
+    ) -> Kept:
+        owner, kept = Owner(row.org_id, row.project_id), opened(self._cipher, row)
+        response = _response_decoder.decode(kept.answer)
+        ended = msgspec.structs.replace(response, status=status, error=error)
+        changed = Kept(kept.given, msgspec.json.encode(ended))
+        values = {"status": status, **sealed(self._cipher, owner, row.id, changed)}
+        await conn.execute(sa.update(table).where(table.c.id == row.id).values(**values))
+        return changed
+
+
+def lock_of(owner: Owner) -> sa.ColumnElement[int]:
+    return sa.func.hashtextextended(f"background responses of {owner.org_id}", 0)

@@ -1,0 +1,63 @@
+"""Tables of what the Responses API keeps. What a customer wrote and was answered is sealed; what
+stands beside it is what must be looked for.
+
+Above: `store`, `conversations`. Below: Postgres; `migrations/versions/` create what stands here.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from gateway.responses.kept import Owner
+
+metadata = sa.MetaData()
+
+responses = sa.Table(
+    "responses",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("org_id", sa.Text, nullable=False),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("previous_id", sa.Text, nullable=True),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column(
+        "created_at", sa.TIMESTAMP(timezone=True), nullable=False, server_default=sa.func.now()
+    ),
+    sa.Column("expires_at", sa.TIMESTAMP(timezone=True), nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Column("secret_id", sa.Text, nullable=False),
+    sa.Column("background", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("beat_at", sa.TIMESTAMP(timezone=True), nullable=True),
+)
+
+conversations = sa.Table(
+    "conversations",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("org_id", sa.Text, nullable=False),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column(
+        "created_at", sa.TIMESTAMP(timezone=True), nullable=False, server_default=sa.func.now()
+    ),
+    sa.Column("metadata", sa.LargeBinary, nullable=False),
+    sa.Column("secret_id", sa.Text, nullable=False),
+    sa.Column("next_position", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False, server_default="0"),
+)
+
+conversation_items = sa.Table(
+    "conversation_items",
+    metadata,
+    sa.Column("conversation_id", sa.Text, primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("org_id", sa.Text, nullable=False),
+    sa.Column("project_id", sa.Text, nullable=False),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Column("secret_id", sa.Text, nullable=False),
+)
+
+
+def owned(table: sa.Table, owner: Owner) -> tuple[sa.ColumnElement[bool], ...]:
+    """The rows of a project."""
+    return (table.c.org_id == owner.org_id, table.c.project_id == owner.project_id)

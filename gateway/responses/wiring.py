@@ -1,0 +1,59 @@
+"""What a worker keeps and runs of responses, opened.
+
+Above: `app`. Below: the stores, `background`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.inference import Desk
+from gateway.responses.background import Background
+from gateway.responses.conversations import ConversationStore
+from gateway.responses.running import RunningRows
+from gateway.responses.store import PURPOSE, ResponseStore
+from gateway.secret import Secret
+
+SECONDS_PER_DAY = 24 * 3600
+
+
+class Responses(msgspec.Struct, frozen=True, kw_only=True):
+    store: ResponseStore
+    conversations: ConversationStore
+    background: Background
+
+
+def open_responses(
+    stack: AsyncExitStack,
+    desk: Desk,
+    secret: Secret,
+    db: AsyncEngine,
+    system_db: AsyncEngine,
+    lifetime_days: float,
+) -> Responses:
+    """To be closed once what runs at the desk was drained."""
+    cipher = Cipher(secret, PURPOSE)
+    conversations = ConversationStore(db=db, cipher=cipher)
+    lifetime_s = lifetime_days * SECONDS_PER_DAY
+    store = ResponseStore(
+        db=db,
+        system_db=system_db,
+        conversations=conversations,
+        cipher=cipher,
+        lifetime_s=lifetime_s,
+    )
+    rows = RunningRows(
+        db=db,
+        system_db=system_db,
+        conversations=conversations,
+        cipher=cipher,
+        lifetime_s=lifetime_s,
+    )
+    background = Background(desk, rows)
+    background.start()
+    stack.push_async_callback(background.close)
+    return Responses(store=store, conversations=conversations, background=background)

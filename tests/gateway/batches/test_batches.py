@@ -1,0 +1,180 @@
+"""Batches by the official SDK, on a running worker with an engine and an upstream."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import openai
+import pytest
+import sqlalchemy as sa
+from openai import AsyncOpenAI, OpenAI
+from openai.types import Batch
+from openai.types.chat import ChatCompletion
+
+from billing.tables import usage_events
+from tests.gateway.openapi.running import TIMEOUT_S, Running
+from tests.journeys.sdk_shapes import extras
+
+CHAT = "/v1/chat/completions"
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def line(custom_id: str, *, model: str = "near", **body: Any) -> str:
+    messages = [{"role": "user", "content": f"say {custom_id}"}]
+    asked = {"model": model, "messages": messages, "max_tokens": 4, **body}
+    request = {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": asked}
+    return json.dumps(request)
+
+
+def create(client: OpenAI, *lines: str, **options: Any) -> Batch:
+    content = "\n".join(lines).encode()
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    made = client.batches.create(
+        input_file_id=file.id, endpoint=CHAT, completion_window="24h", **options
+    )
+    assert extras(made) == []
+    assert (made.object, made.status, made.input_file_id) == ("batch", "validating", file.id)
+    return made
+
+
+def until_ended(client: OpenAI, batch: Batch) -> Batch:
+    deadline = time.monotonic() + TIMEOUT_S
+    while (found := client.batches.retrieve(batch.id)).status not in ENDED:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    assert extras(found) == []
+    return found
+
+
+def lines_of(client: OpenAI, file_id: str | None) -> dict[str, Any]:
+    """By their custom ids."""
+    assert file_id is not None
+    read = [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+    assert {frozenset(each) for each in read} == {
+        frozenset(("id", "custom_id", "response", "error"))
+    }
+    return {each["custom_id"]: each for each in read}
+
+
+def test_each_line_is_answered_and_billed_as_a_batch(worker: Running, client: OpenAI) -> None:
+    batch = create(
+        client,
+        line("a"),
+        line("b", model="far"),
+        line("c", temperature=9),
+        metadata={"night": "one"},
+    )
+    done = until_ended(client, batch)
+    assert done.status == "completed" and done.metadata == {"night": "one"}
+    assert done.request_counts is not None and done.usage is not None
+    counts = done.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (3, 2, 1)
+    answers = lines_of(client, done.output_file_id)
+    assert set(answers) == {"a", "b"}
+    total = 0
+    for each in answers.values():
+        assert each["error"] is None and each["response"]["status_code"] == 200
+        completion = ChatCompletion.model_validate(each["response"]["body"])
+        assert extras(completion) == []
+        assert completion.usage is not None
+        total += completion.usage.total_tokens
+    assert done.usage.total_tokens == total
+    refused = lines_of(client, done.error_file_id)["c"]
+    assert refused["response"]["status_code"] == 400
+    assert refused["response"]["body"]["error"]["param"] == "temperature"
+    output = client.files.retrieve(str(done.output_file_id))
+    assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert output.expires_at is not None
+
+    async def booked() -> list[Any]:
+        async with worker.services.system_db.connect() as conn:
+            ids = [each["response"]["request_id"] for each in answers.values()]
+            found = sa.select(usage_events).where(usage_events.c.request_id.in_(ids))
+            return list(await conn.execute(found))
+
+    events = worker.run(booked())
+    assert {(it.model, it.tier, it.lane) for it in events} == {
+        ("near", "batch", "batch"),
+        ("far", "batch", "batch"),
+    }
+
+
+def test_what_is_wrong_with_the_file_is_said_by_line(client: OpenAI) -> None:
+    done = until_ended(client, create(client, line("a"), "{", line("a"), line("b", stream=True)))
+    assert done.status == "failed" and done.errors is not None
+    assert [(each.line, each.code) for each in done.errors.data or ()] == [
+        (2, "invalid_json_line"),
+        (3, "duplicate_custom_id"),
+        (4, "invalid_request"),
+    ]
+    assert done.output_file_id is None and done.error_file_id is None
+
+
+async def test_the_async_client_lists_and_cancels(worker: Running) -> None:
+    url = f"{worker.url}/v1"
+    async with AsyncOpenAI(base_url=url, api_key=worker.everything, max_retries=0) as client:
+        content = line("a").encode()
+        file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+        asked: Any = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": file.id}
+        made = [await client.batches.create(**asked) for _ in range(3)]
+        listed = [each.id async for each in client.batches.list(limit=2)]
+        assert listed[:3] == [each.id for each in reversed(made)]
+        try:
+            cancelled = await client.batches.cancel(made[2].id)
+            assert cancelled.status in ("cancelling", "cancelled")
+        except openai.ConflictError as error:
+            assert error.code == "read_only", "it was faster"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "param"),
+    [
+        ({"input_file_id": "file-nobody"}, 404, "input_file_id"),
+        ({"endpoint": "/v1/videos"}, 400, "endpoint"),
+        ({"completion_window": "1h"}, 400, "completion_window"),
+        ({"metadata": {"k": "v" * 513}}, 400, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400, None),
+        ({"priority": 1}, 400, "priority"),
+    ],
+)
+def test_what_cannot_be_a_batch_is_refused_by_its_name(
+    worker: Running, client: OpenAI, changes: dict[str, Any], status: int, param: str | None
+) -> None:
+    file = client.files.create(file=b"{}", purpose="batch")
+    good = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    answer = worker.session.post(
+        f"{worker.url}/v1/batches",
+        json=good | changes,
+        headers={"authorization": f"Bearer {worker.everything}"},
+        timeout=TIMEOUT_S,
+    )
+    assert answer.status_code == status, answer.text
+    found = answer.json()["error"]["param"]
+    assert found == param if param else found.startswith("output_expires_after"), answer.text
+
+
+def test_a_file_for_something_else_is_no_input(client: OpenAI) -> None:
+    file = client.files.create(file=b"{}", purpose="user_data")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    assert caught.value.param == "input_file_id"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 3}, "text_completion"),
+        ("/v1/embeddings", {"input": "hi"}, "list"),
+    ],
+)
+def test_other_surfaces_are_asked_in_the_same_way(
+    client: OpenAI, path: Any, body: dict[str, Any], kind: str
+) -> None:
+    asked = {"custom_id": "a", "method": "POST", "url": path, "body": {"model": "near", **body}}
+    file = client.files.create(file=json.dumps(asked).encode(), purpose="batch")
+    made = client.batches.create(input_file_id=file.id, endpoint=path, completion_window="24h")
+    done = until_ended(client, made)
+    answered = lines_of(client, done.output_file_id or done.error_file_id)["a"]["response"]
+    assert (answered["status_code"], answered["body"].get("object")) == (200, kind), answered

@@ -1,0 +1,245 @@
+"""Responses that run without their client: ended, failed, cancelled from anywhere, given up where
+their worker is gone; each on the bill as what was generated, once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
+from gateway.fleet.errors import BadField, ReplicaLost
+from gateway.ids import uuid7
+from gateway.inference import Call
+from gateway.lanes import Turn
+from gateway.principal import Principal
+from gateway.responses import background as module
+from gateway.responses import running
+from gateway.responses.background import Background
+from gateway.responses.conversations import ConversationStore
+from gateway.responses.created import Created
+from gateway.responses.errors import TooManyInBackground
+from gateway.responses.kept import Owner
+from gateway.responses.running import RunningRows
+from gateway.responses.store import ResponseStore
+from gateway.responses.tables import responses as table
+from gateway.telemetry import RequestMeter
+from gateway.tenancy.tables import orgs, projects
+from gateway.wire.from_responses import own_items, read_response, to_generate
+from gateway.wire.responses_answer import begun
+from gateway.wire.to_responses import ResponseEncoder
+from tests.gateway.office import PLAN, Office, ScriptedReplica
+from tests.gateway.responses.test_store import LIFETIME_S, SECRET
+from tests.gateway.test_inference import open_office, spool, tasks
+
+__all__ = ["open_office", "spool", "tasks"]
+BODY = b'{"model": "m", "input": "hello", "background": true}'
+
+
+class Stage:
+    """An office, and what it keeps of responses; `workers` share the rows."""
+
+    def __init__(self, pools: list[AsyncEngine], db: AsyncEngine) -> None:
+        self.db = db
+        self.pools: dict[str, Any] = {
+            "db": pools[0],
+            "system_db": pools[1],
+            "cipher": Cipher(SECRET, "t"),
+        }
+        self.pools["conversations"] = ConversationStore(db=pools[0], cipher=Cipher(SECRET, "t"))
+        self.store = ResponseStore(**self.pools, lifetime_s=LIFETIME_S)
+        self.workers: list[Background] = []
+        self.offices: list[Office] = []
+        self.owner = Owner("", "proj_1")
+
+    def worker(self, office: Office) -> Background:
+        rows = RunningRows(**self.pools, lifetime_s=LIFETIME_S)
+        made = Background(office.desk, rows)
+        made.start()
+        self.workers.append(made)
+        return made
+
+    async def tenant(self, office: Office) -> None:
+        self.offices.append(office)
+        self.owner = Owner(office.org, f"proj_{office.org}")
+        async with self.db.begin() as conn:
+            await conn.execute(sa.insert(orgs).values(id=office.org, name=office.org))
+            row = {"id": self.owner.project_id, "org_id": office.org, "name": "p"}
+            await conn.execute(sa.insert(projects).values(row))
+
+    async def begin(self, office: Office, worker: Background) -> str:
+        request = read_response(BODY)
+        given = own_items(request, {})
+        generate = msgspec.structs.replace(to_generate(request, given), stream=True)
+        response_id = f"resp_{uuid7().hex}"
+        response = begun(
+            request, id=response_id, created_at=1, service_tier="default", status="queued"
+        )
+        encoder = ResponseEncoder(response, stream=True)
+        principal = Principal(
+            org_id=office.org,
+            project_id=self.owner.project_id,
+            key_id="key_1",
+            key_hint="sk-tg-...",
+            scopes=frozenset({"inference"}),
+            key_plan=PLAN,
+        )
+        call = Call(
+            turn=Turn(),
+            request_id=response_id.replace("resp_", "req_"),
+            principal=principal,
+            request=generate,
+            encoder=encoder,
+            meter=RequestMeter(office.telemetry, "m"),
+        )
+        created = Created(
+            call=call, encoder=encoder, owner=self.owner, given=given, in_background=True
+        )
+        answer = json.loads(await worker.run(created))
+        assert answer["status"] == "queued" and answer["background"] is True
+        return response_id
+
+    async def answer(self, response_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((await self.store.find(self.owner, response_id)).answer)
+        return found
+
+    async def until(self, response_id: str, *statuses: str) -> dict[str, Any]:
+        deadline = time.monotonic() + 10
+        while (found := await self.answer(response_id))["status"] not in statuses:
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.01)
+        return found
+
+
+@pytest.fixture
+async def stage(
+    db: AsyncEngine, postgres_url: str, monkeypatch: pytest.MonkeyPatch, open_office: Any
+) -> AsyncIterator[Stage]:
+    """`open_office`: what runs ends while its limiter is still there."""
+    monkeypatch.setattr(module, "BEAT_INTERVAL_S", 0.05)
+    pools = [create_engine(postgres_url, role=role) for role in (ROLE_TENANT, ROLE_SYSTEM)]
+    stage = Stage(pools, db)
+    yield stage
+    for worker in stage.workers:
+        for response_id in list(worker._running):
+            worker.abandon(response_id)
+        await worker.close()
+    for office in stage.offices:
+        await office.settled()
+    for pool in pools:
+        await pool.dispose()
+
+
+Begin = Callable[..., Awaitable[tuple[Office, Background, str]]]
+
+
+@pytest.fixture
+def begin(stage: Stage, open_office: Any) -> Begin:
+    async def begin(*replicas: ScriptedReplica) -> tuple[Office, Background, str]:
+        office = open_office(*replicas)
+        await stage.tenant(office)
+        worker = stage.worker(office)
+        return office, worker, await stage.begin(office, worker)
+
+    return begin
+
+
+async def test_it_ends_without_anybody_and_is_billed_once(stage: Stage, begin: Begin) -> None:
+    office, _, response_id = await begin(ScriptedReplica())
+    found = await stage.until(response_id, "completed", "failed")
+    assert found["output"][0]["content"][0]["text"] == "w1 w2 w3 "
+    assert found["usage"]["output_tokens"] == 3 and found["completed_at"] is not None
+    await office.settled()
+    [event] = await office.billed()
+    assert (event.quantities.output, event.finish, event.kind) == (3, "done", "usage")
+
+
+async def test_it_says_that_it_runs(stage: Stage, begin: Begin) -> None:
+    replica = ScriptedReplica(length=9, hangs_after=2)
+    _, worker, response_id = await begin(replica)
+    found = await stage.until(response_id, "in_progress")
+    assert found["output"] == [] and found["usage"] is None
+    await worker._rows.cancel(stage.owner, response_id)
+    worker.abandon(response_id)
+
+
+async def test_what_fails_says_so_and_what_had_come_is_billed(stage: Stage, begin: Begin) -> None:
+    office, _, response_id = await begin(ScriptedReplica(fails_after=(2, ReplicaLost("gone"))))
+    found = await stage.until(response_id, "failed")
+    assert found["error"]["code"] == "server_error"
+    await office.settled()
+    [event] = await office.billed()
+    assert (event.quantities.output, event.kind) == (2, "usage")
+
+
+async def test_what_is_refused_has_failed_and_costs_nothing(stage: Stage, begin: Begin) -> None:
+    office, _, response_id = await begin(ScriptedReplica(refuses=BadField("no", param="input")))
+    found = await stage.until(response_id, "failed")
+    assert found["error"]["message"] == "no"
+    await office.settled()
+    assert await office.billed() == []
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_cancellation_ends_it_wherever_it_runs_and_bills_what_was_generated(
+    stage: Stage, begin: Begin, elsewhere: bool
+) -> None:
+    replica = ScriptedReplica(length=9, hangs_after=2)
+    office, worker, response_id = await begin(replica)
+    await asyncio.wait_for(replica.hangs.wait(), 5)
+    by = stage.worker(office) if elsewhere else worker
+    shown = json.loads(await by.cancel(stage.owner, response_id))
+    assert shown["status"] == "cancelled"
+    await asyncio.wait_for(replica.aborted.wait(), 5)
+    await office.settled()
+    [event] = await office.billed()
+    assert (event.quantities.output, event.finish, event.kind) == (2, "disconnect", "usage")
+    assert (await stage.answer(response_id))["status"] == "cancelled"
+    assert json.loads(await by.cancel(stage.owner, response_id))["status"] == "cancelled"
+
+
+async def test_what_has_ended_stays_as_it_is(stage: Stage, begin: Begin) -> None:
+    _, worker, response_id = await begin(ScriptedReplica())
+    found = await stage.until(response_id, "completed")
+    assert json.loads(await worker.cancel(stage.owner, response_id)) == found
+
+
+async def test_what_nobody_works_on_any_more_has_failed(
+    stage: Stage, begin: Begin, db: AsyncEngine
+) -> None:
+    """As a kill -9 leaves it; and a worker that was only frozen changes nothing any more."""
+    replica = ScriptedReplica(length=9, hangs_after=2)
+    office, worker, response_id = await begin(replica)
+    await stage.until(response_id, "in_progress")
+    assert worker._rounds is not None
+    worker._rounds.cancel()  # it is frozen
+    old = sa.func.now() - sa.text("interval '1 minute'")
+    async with db.begin() as conn:
+        await conn.execute(sa.update(table).values(beat_at=old))
+    stage.worker(office)
+    found = await stage.until(response_id, "failed")
+    assert found["error"]["code"] == "server_error"
+    worker.abandon(response_id)
+    await office.settled()
+    assert (await stage.answer(response_id)) == found
+
+
+async def test_an_org_has_so_many_at_once(
+    stage: Stage, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "MAX_IN_BACKGROUND", 2)
+    replica = ScriptedReplica(length=9, hangs_after=2)
+    office, worker, first = await begin(replica)
+    await stage.begin(office, worker)
+    with pytest.raises(TooManyInBackground):
+        await stage.begin(office, worker)
+    await worker.cancel(stage.owner, first)
+    await stage.begin(office, worker)

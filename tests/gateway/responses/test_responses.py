@@ -1,0 +1,212 @@
+"""/v1/responses by the official SDK, sync and async, on a worker as it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.gateway.openapi.running import Running
+from tests.journeys.sdk_shapes import extras
+
+ASKED: dict[str, Any] = {"model": "near", "max_output_tokens": 6, "extra_body": {"seed": 7}}
+
+
+@pytest.fixture
+def client(worker: Running) -> Iterator[OpenAI]:
+    with to_client(worker, worker.everything) as client:
+        yield client
+
+
+def to_client(worker: Running, key: str) -> OpenAI:
+    return OpenAI(
+        api_key=key,
+        base_url=f"{worker.url}/v1",
+        max_retries=0,
+        _strict_response_validation=True,
+    )
+
+
+def neighbour(worker: Running, **project: Any) -> str:
+    """A key of another project of the same org."""
+    number = next(worker._numbers)
+    body = {"name": f"project {number}", **project}
+    made = worker.post("/v1/admin/projects", **body)["id"]
+    mine, worker.project_id = worker.project_id, made
+    try:
+        return worker.run(worker.new_key(["inference"]))
+    finally:
+        worker.project_id = mine
+
+
+def said(response: Any) -> Any:
+    found = response.model_dump(exclude={"id", "created_at", "completed_at"}, warnings=False)
+    for item in found["output"]:
+        item.pop("id")
+        for part in item["content"]:
+            part.pop("parsed", None)
+    del found["usage"]["input_tokens_details"]  # the second one finds its prompt in the cache
+    return found
+
+
+def test_an_answer_is_found_again_as_it_was_until_it_is_deleted(client: OpenAI) -> None:
+    made = client.responses.create(**ASKED, input="Hello", metadata={"a": "b"}, user="u")
+    assert extras(made) == [] and made.id.startswith("resp_")
+    assert (made.status, made.output_text != "") == ("incomplete", True)
+    assert made.usage is not None and made.usage.output_tokens == 6
+    assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
+    [item] = client.responses.input_items.list(made.id)
+    assert extras(item) == [] and item.to_dict()["content"] == [
+        {"type": "input_text", "text": "Hello"}
+    ]
+    client.responses.delete(made.id)
+    for ask in (client.responses.retrieve, client.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            ask(made.id)
+
+
+def test_a_stream_adds_up_to_the_whole_answer_and_is_found_again(client: OpenAI) -> None:
+    whole = client.responses.create(**ASKED, input="Hello")
+    with client.responses.stream(**ASKED, input="Hello") as stream:
+        events = list(stream)
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert said(last.response) == said(whole)
+    assert client.responses.retrieve(last.response.id).to_dict() == last.response.to_dict()
+    text = "".join(each.delta for each in events if each.type == "response.output_text.delta")
+    assert text == whole.output_text
+
+
+def test_a_response_is_continued(client: OpenAI) -> None:
+    first = client.responses.create(**ASKED, input="Hello", instructions="Be brief.")
+    second = client.responses.create(**ASKED, input="And?", previous_response_id=first.id)
+    again = client.responses.create(
+        **ASKED,
+        input=[
+            {"role": "user", "content": "Hello"},
+            *(item.to_dict() for item in first.output),  # type: ignore[list-item]
+            {"role": "user", "content": "And?"},
+        ],
+    )
+    assert second.previous_response_id == first.id and second.instructions is None
+    assert second.output_text == again.output_text
+    assert second.usage is not None and again.usage is not None
+    assert second.usage.input_tokens == again.usage.input_tokens
+    third = client.responses.create(
+        **ASKED,
+        previous_response_id=second.id,
+        input=[{"type": "item_reference", "id": first.output[0].id}],
+    )
+    assert [item.id for item in client.responses.input_items.list(third.id)] == [first.output[0].id]
+    client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**ASKED, input="x", previous_response_id=second.id)
+    assert caught.value.param == "previous_response_id"
+
+
+def test_input_items_are_paged_in_both_orders(client: OpenAI) -> None:
+    texts = [str(number) for number in range(5)]
+    items: Any = [{"role": "user", "content": text} for text in texts]
+    made = client.responses.create(**ASKED, input=items)
+    for order, wanted in (("asc", texts), ("desc", texts[::-1])):
+        listed = client.responses.input_items.list(made.id, order=order, limit=2)  # type: ignore[arg-type]
+        assert [item.to_dict()["content"][0]["text"] for item in listed] == wanted  # type: ignore[index]
+    with pytest.raises(openai.BadRequestError):
+        client.responses.input_items.list(made.id, after="msg_nobody")
+
+
+def test_what_is_not_to_be_stored_is_not(client: OpenAI) -> None:
+    made = client.responses.create(**ASKED, input="Hello", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+
+
+def test_another_projects_response_is_none(client: OpenAI, worker: Running) -> None:
+    made = client.responses.create(**ASKED, input="Hello")
+    with to_client(worker, neighbour(worker)) as other:
+        for ask in (other.responses.retrieve, other.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                ask(made.id)
+        with pytest.raises(openai.NotFoundError):
+            other.responses.input_items.list(made.id)
+        with pytest.raises(openai.BadRequestError):
+            other.responses.create(**ASKED, input="x", previous_response_id=made.id)
+    assert client.responses.retrieve(made.id).id == made.id
+
+
+def test_a_project_that_keeps_nothing(worker: Running) -> None:
+    with to_client(worker, neighbour(worker, zero_retention=True)) as client:
+        made = client.responses.create(**ASKED, input="Hello", store=True)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(made.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(**ASKED, input="x", previous_response_id=made.id)
+        assert caught.value.param == "previous_response_id"
+
+
+def test_refusals_name_fields_of_this_surface(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="near", input="x", max_output_tokens=10**9)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="near", input="x", reasoning={"effort": "low"}, stream=True)
+    assert caught.value.param == "reasoning.effort"
+
+
+def test_async_too(worker: Running) -> None:
+    async def ask() -> None:
+        async with AsyncOpenAI(
+            api_key=worker.everything,
+            base_url=f"{worker.url}/v1",
+            max_retries=0,
+            _strict_response_validation=True,
+        ) as client:
+            whole = await client.responses.create(**ASKED, input="Hello")
+            async with client.responses.stream(**ASKED, input="Hello") as stream:
+                last = [event async for event in stream][-1]
+            assert last.type == "response.incomplete"
+            assert said(last.response) == said(whole)
+            assert (await client.responses.retrieve(whole.id)).to_dict() == whole.to_dict()
+            assert [item async for item in client.responses.input_items.list(whole.id)]
+            await client.responses.delete(whole.id)
+
+    asyncio.run(ask())
+
+
+def test_an_upstreams_model_is_as_good(client: OpenAI) -> None:
+    whole = client.responses.create(model="far", input="Hello", store=False)
+    assert extras(whole) == [] and whole.output_text
+    with client.responses.stream(model="far", input="Hello", store=False) as stream:
+        text = stream.get_final_response().output_text
+    assert text and whole.output_text.startswith(text), "as its script says it"
+
+
+def test_in_the_background_it_ends_by_itself(client: OpenAI) -> None:
+    whole = client.responses.create(**ASKED, input="Hello")
+    made = client.responses.create(**ASKED, input="Hello", background=True)
+    assert extras(made) == [] and made.status == "queued" and made.background
+    deadline = time.monotonic() + 10
+    while (found := client.responses.retrieve(made.id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert extras(found) == [] and said(found) == said(whole) | {"background": True}
+    assert client.responses.cancel(made.id).to_dict() == found.to_dict(), "it has ended"
+    with pytest.raises(openai.BadRequestError):
+        client.responses.cancel(whole.id)
+    for beside in ({"stream": True}, {"store": False}):
+        with pytest.raises(openai.BadRequestError):
+            client.responses.create(**ASKED, input="x", background=True, **beside)
+
+
+def test_input_is_counted_as_it_is_billed(client: OpenAI) -> None:
+    first = client.responses.create(**ASKED, input="Hello")
+    for asked in ({"input": "Hello"}, {"input": "And?", "previous_response_id": first.id}):
+        counted = client.responses.input_tokens.count(model="near", **asked)  # type: ignore[arg-type]
+        assert extras(counted) == []
+        usage = client.responses.create(**ASKED, **asked).usage
+        assert usage is not None and counted.input_tokens == usage.input_tokens
