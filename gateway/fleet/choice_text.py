@@ -38,7 +38,7 @@ from gateway.fleet.replica import (
     TokenInfo,
     TokenTop,
 )
-from gateway.wire.request import ChatPrompt
+from gateway.wire.request import ChatPrompt, Writing
 
 UNLIKELY = -9999.0
 """OpenAI's word for a logprob too small to say; minus infinity is not JSON."""
@@ -51,7 +51,7 @@ class ChoiceText:
     def __init__(
         self,
         index: int,
-        prompt: ChatPrompt,
+        prompt: Writing,
         tokenizer: Tokenizer,
         ends: Container[int] | None = None,
         shown_ids: Collection[int] = (),
@@ -90,7 +90,14 @@ class ChoiceText:
         num_used = piece.num_tokens_used if piece.stopped else num_ids
         self.num_used += num_used
         self.num_wasted += num_ids - num_used
-        return self.show(text, self._to_infos(output.logprobs, piece.num_tokens_used), reason)
+        infos = None
+        if output.logprobs is not None:
+            infos = self.to_infos(self.shown_logprobs(output.logprobs, piece.num_tokens_used))
+        return self.show(text, infos, reason)
+
+    def shown_logprobs(self, logprobs: list[TokenLogprobs], num_shown: int) -> list[TokenLogprobs]:
+        """Of the tokens whose text is shown."""
+        return logprobs[:num_shown]
 
     def push(self, token_ids: list[int]) -> Piece:
         return self.detokenizer.push(token_ids)
@@ -100,18 +107,20 @@ class ChoiceText:
     ) -> TextDelta | None:
         if not text and not logprobs and reason is None:
             return None
-        return TextDelta(index=self.index, text=text, logprobs=logprobs, finish_reason=reason)
+        return TextDelta(
+            index=self.index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_string=self.detokenizer.stop_string,
+        )
 
     def _ends_with(self, token_ids: list[int]) -> bool:
         """The last one is the EOS or a stop id. It is, unless a grammar came to its own end."""
         return self._ends is None or token_ids[-1] in self._ends
 
-    def _to_infos(
-        self, logprobs: list[TokenLogprobs] | None, num_shown: int
-    ) -> list[TokenInfo] | None:
-        if logprobs is None:
-            return None
-        return [self._to_info(entry) for entry in logprobs[:num_shown]]
+    def to_infos(self, logprobs: list[TokenLogprobs]) -> list[TokenInfo]:
+        return [self._to_info(entry) for entry in logprobs]
 
     def _to_info(self, entry: TokenLogprobs) -> TokenInfo:
         chosen = self._to_top(entry.chosen)
@@ -149,7 +158,7 @@ class ParsedChoice(ChoiceText):
     def __init__(
         self,
         index: int,
-        prompt: ChatPrompt,
+        prompt: Writing,
         tokenizer: Tokenizer,
         ends: Container[int] | None,
         parsing: Parsing,
@@ -201,6 +210,7 @@ class ParsedChoice(ChoiceText):
             calls=to_calls(deltas),
             logprobs=None if logprobs is None else held,
             finish_reason=reason,
+            stop_string=self.detokenizer.stop_string,
         )
 
 
@@ -217,29 +227,19 @@ def to_calls(deltas: Sequence[Delta]) -> tuple[CallDelta, ...]:
     return tuple(found.values())
 
 
-class GenerationText:
+class Choices:
     """All choices of one attempt, and its usage so far."""
 
     def __init__(
         self,
-        prompt: ChatPrompt,
-        n: int,
-        tokenizer: Tokenizer,
-        contract: ContractName = DEFAULT_CONTRACT,
-        *,
+        choices: Sequence[ChoiceText],
+        contract: ContractName,
         breakpoints: Sequence[Breakpoint] = (),
-        ends: Container[int] | None = None,
-        parsing: Parsing | None = None,
     ) -> None:
         """`contract`: by which what the engine reused is counted; `breakpoints`: of an explicit
-        one, those that the engine was told of. `ends`: see `ChoiceText`. `parsing`: None where all
-        that is said is the answer."""
+        one, those that the engine was told of."""
+        self._choices = choices
         self._contract, self._breakpoints = contract, breakpoints
-        self._choices: list[ChoiceText]
-        if parsing is None:
-            self._choices = [ChoiceText(i, prompt, tokenizer, ends) for i in range(n)]
-        else:
-            self._choices = [ParsedChoice(i, prompt, tokenizer, ends, parsing) for i in range(n)]
         self.usage: MeteredUsage | None = None
 
     @property
@@ -291,3 +291,26 @@ class GenerationText:
         return split_kept(
             told.prompt_tokens, told.kept_tokens, told.written_tokens, self._breakpoints
         )
+
+
+class GenerationText(Choices):
+    """What is said in a conversation."""
+
+    def __init__(
+        self,
+        prompt: ChatPrompt,
+        n: int,
+        tokenizer: Tokenizer,
+        contract: ContractName = DEFAULT_CONTRACT,
+        *,
+        breakpoints: Sequence[Breakpoint] = (),
+        ends: Container[int] | None = None,
+        parsing: Parsing | None = None,
+    ) -> None:
+        """`ends`: see `ChoiceText`. `parsing`: None where all that is said is the answer."""
+        choices: list[ChoiceText]
+        if parsing is None:
+            choices = [ChoiceText(i, prompt, tokenizer, ends) for i in range(n)]
+        else:
+            choices = [ParsedChoice(i, prompt, tokenizer, ends, parsing) for i in range(n)]
+        super().__init__(choices, contract, breakpoints)

@@ -25,9 +25,10 @@ from engine.errors import (
     InvalidRequest,
 )
 from engine.output_parser import OutputFormat
-from engine.protocol import Breakpoint, EngineRequest, ReplicaStatus, SamplingParams
+from engine.protocol import Breakpoint, EngineRequest, ReplicaStatus
 from engine.tokenizer import Tokenizer
 from gateway.fleet.choice_text import GenerationText
+from gateway.fleet.engine_job import Job, check_token_ids, to_sampling
 from gateway.fleet.errors import (
     BadField,
     ContextTooLong,
@@ -36,6 +37,7 @@ from gateway.fleet.errors import (
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
+    UnsupportedField,
 )
 from gateway.fleet.kept_prefixes import (
     AskedToKeep,
@@ -46,11 +48,18 @@ from gateway.fleet.kept_prefixes import (
     unheard,
 )
 from gateway.fleet.model_format import ModelFormat, Rendered
+from gateway.fleet.plain_jobs import PlainJobs
 from gateway.fleet.prefix_memory import PrefixMemory
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaEvent, ReplicaHealth
+from gateway.fleet.replica import (
+    ANYBODYS,
+    InTokens,
+    PreparedRequest,
+    ReplicaEvent,
+    ReplicaHealth,
+)
 from gateway.lanes import Turn, first_token_s
-from gateway.wire.request import ChatPrompt, GenerateRequest, OutputForm, bounded_to
+from gateway.wire.request import ChatPrompt, GenerateRequest, ToTokenize, bounded_to
 
 RESTART_S = 1.0
 """What a client is told to wait for an engine that is away: its supervisor is starting it again."""
@@ -59,22 +68,16 @@ CHARS_PER_MESSAGE = 128
 """What a message costs beyond its text, in characters' worth of tokenizing: the template's work
 and its delimiters take some 50 microseconds."""
 
-THEIR_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
+CHAT_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 """The engine's fields that a client knows under another name."""
-
-
-class Job(msgspec.Struct, frozen=True):
-    """`PreparedRequest.payload`."""
-
-    rendered: Rendered
-    sampling: SamplingParams
 
 
 class EngineReplica:
     """`client` is connected, or connecting, by whoever made it; `close` closes it, and may do so
     once for each of several replicas that share it. `adapter`: the engine's name of a LoRA adapter;
     empty: the model as it is. `on_asked` hears what an attempt asked the engine to keep.
-    `output_format`: None where the template says it."""
+    `template`: None: it takes no conversations. `output_format`: None where the template says
+    it."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class EngineReplica:
         name: str,
         client: Engine,
         tokenizer: Tokenizer,
-        template: ChatTemplate,
+        template: ChatTemplate | None,
         threads: PrepareThreads,
         weight: int = 1,
         adapter: str = "",
@@ -99,7 +102,10 @@ class EngineReplica:
         self._client = client
         self._tokenizer = tokenizer
         tokenizer.fewest_tokens(0)  # the vocabulary is looked through now, not at a request
-        self._format = ModelFormat(tokenizer, template, output_format)
+        self._format: ModelFormat | None = None
+        if template is not None:
+            self._format = ModelFormat(tokenizer, template, output_format)
+        self._plain = PlainJobs(tokenizer, threads, cache_contract)
         self._threads = threads
 
     async def start(self) -> None:
@@ -129,24 +135,59 @@ class EngineReplica:
         await self._client.acknowledge(attempt_id)
 
     async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+        status = self._status()
+        if request.embedding is not None:
+            return await self._plain.to_embed(request, request.embedding, status, turn)
+        if not status.generates:
+            raise makes_embeddings_only(request.model)
+        if request.completion is not None:
+            return await self._plain.to_complete(request, request.completion, status, turn)
+        return await self._prepare_chat(request, status, turn)
+
+    async def tokenize(self, asked: ToTokenize, turn: Turn) -> InTokens:
+        status = self._status()
+        if asked.chat is None:
+            token_ids = await self._plain.tokenized(asked, turn)
+        else:
+            form = self._format_of_chats()
+            form.check(asked.chat)
+            size = prompt_size(asked.chat)
+            token_ids = await self._threads.run(turn, size, form.token_ids, asked.chat, asked)
+        texts = self._plain.texts_of(token_ids) if asked.with_texts else None
+        return InTokens(token_ids=token_ids, texts=texts, max_model_len=status.max_model_len)
+
+    async def detokenize(self, token_ids: list[int], turn: Turn) -> str:
+        return await self._plain.detokenized(token_ids, self._status(), turn)
+
+    async def _prepare_chat(
+        self, request: GenerateRequest, status: ReplicaStatus, turn: Turn
+    ) -> PreparedRequest:
         prompt = request.prompt
         assert prompt is not None, "a request for an upstream"
-        status = self._status()
+        form = self._format_of_chats()
         self._refuse_the_hopeless(prompt, status.max_model_len)
-        self._format.check(prompt)
+        form.check(prompt)
         block_size = status.block_size if self._cache_contract == "explicit" else None
         rendered = await self._threads.run(
-            turn, prompt_size(prompt), self._format.render, prompt, block_size
+            turn, prompt_size(prompt), form.render, prompt, block_size
         )
         check_token_ids(prompt, status.vocab_size)
-        return to_prepared(request, prompt, rendered, status.max_model_len)
+        return self._to_prepared(request, prompt, rendered, status)
+
+    async def count(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> int:
+        prompt = request.prompt
+        assert prompt is not None, "a request for an upstream"
+        form = self._format_of_chats()
+        form.check(prompt)
+        size = prompt_size(prompt)
+        return len((await self._threads.run(turn, size, form.render, prompt)).token_ids)
 
     def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
         request = bounded_to(prepared.request, max_output_tokens)
-        assert request.prompt is not None
         assert isinstance(prepared.payload, Job)
         rendered = prepared.payload.rendered
-        return to_prepared(request, request.prompt, rendered, self._status().max_model_len)
+        assert request.prompt is not None and rendered is not None, "a conversation names no bound"
+        return self._to_prepared(request, request.prompt, rendered, self._status())
 
     def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
         """By what waits in its lane and what of its own prompt is not cached."""
@@ -156,44 +197,28 @@ class EngineReplica:
         if lane is None or not lane.prefill_tokens_per_s:
             return None
         assert isinstance(prepared.payload, Job)
-        token_ids = prepared.payload.rendered.token_ids
+        token_ids = prepared.payload.asked.prompt_token_ids
         left = len(token_ids) - self._sent.cached_tokens(turn.tenant, token_ids)
         return first_token_s(lane, left)
 
     async def stream(
         self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
     ) -> AsyncGenerator[ReplicaEvent, None]:
-        request = prepared.request
-        assert request.prompt is not None
-        assert isinstance(prepared.payload, Job)
-        rendered = prepared.payload.rendered
-        breakpoints = rendered.kept.breakpoints
-        self._sent.sent(turn.tenant, rendered.token_ids)
-        self._ask_to_keep(rendered.kept, attempt_id, cache_salt, turn.tenant)
-        generation = GenerationText(
-            request.prompt,
-            request.n,
-            self._tokenizer,
-            self._cache_contract,
-            breakpoints=breakpoints,
-            ends=self._ends(request.prompt, rendered),
-            parsing=self._format.parsing(request.prompt, rendered),
-        )
+        job = prepared.payload
+        assert isinstance(job, Job)
+        self._sent.sent(turn.tenant, job.asked.prompt_token_ids)
+        self._ask_to_keep(job.kept, attempt_id, cache_salt, turn.tenant)
+        generation = job.reader() if job.reader is not None else self._reader(prepared.request, job)
         outputs = self._client.generate(
-            EngineRequest(
+            msgspec.structs.replace(
+                job.asked,
                 request_id=attempt_id,
-                prompt_token_ids=rendered.token_ids,
-                sampling=prepared.payload.sampling,
-                n=request.n,
                 cache_salt=cache_salt,
                 adapter=self._adapter,
                 lane=turn.lane,
                 tenant=turn.tenant,
                 weight=turn.weight,
                 deadline_s=turn.deadline_s,
-                breakpoints=tuple(
-                    Breakpoint(each.position, TTL_S[each.ttl]) for each in breakpoints
-                ),
             )
         )
         begun = False
@@ -209,12 +234,21 @@ class EngineReplica:
                     if generation.over and not was_over and not event.finished:
                         await self._client.abort(attempt_id)
         except (InvalidRequest, EngineOverloaded, DeadlineExceeded) as error:
-            raise self._to_refusal(error, rendered.form) from error
+            raise self._to_refusal(error, job) from error
         except EngineUnavailable as error:
             if not generation.over:
                 raise self._to_loss(error, begun) from error
             # The client has its whole answer; only the waste is not known to the last token.
             yield generation.last()
+
+    def _format_of_chats(self) -> ModelFormat:
+        """Raises UnsupportedField."""
+        if self._format is None:
+            raise UnsupportedField(
+                f"The model `{self.name}` has no chat template: it completes texts alone.",
+                param="model",
+            )
+        return self._format
 
     def _refuse_the_hopeless(self, prompt: ChatPrompt, max_model_len: int) -> None:
         """Megabytes that cannot fit are refused before they cost seconds of tokenizing."""
@@ -245,6 +279,54 @@ class EngineReplica:
             )
             self._on_asked(attempt_id, asked)
 
+    def _to_prepared(
+        self,
+        request: GenerateRequest,
+        prompt: ChatPrompt,
+        rendered: Rendered,
+        status: ReplicaStatus,
+    ) -> PreparedRequest:
+        """Raises ContextTooLong, or BadField for `min_tokens`."""
+        num_prompt_tokens = len(rendered.token_ids)
+        max_tokens = output_bound(prompt, num_prompt_tokens, status.max_model_len)
+        kept = rendered.kept
+        asked = EngineRequest(
+            request_id="",
+            prompt_token_ids=rendered.token_ids,
+            sampling=to_sampling(prompt, max_tokens, rendered.form),
+            n=request.n,
+            breakpoints=tuple(
+                Breakpoint(each.position, TTL_S[each.ttl]) for each in kept.breakpoints
+            ),
+        )
+        return PreparedRequest(
+            request=request,
+            input_tokens=num_prompt_tokens,
+            input_estimated=False,
+            max_output_tokens=max_tokens * request.n,
+            max_tokens_given=prompt.max_tokens is not None,
+            payload=Job(
+                asked=asked,
+                names=CHAT_NAMES,
+                kept=kept,
+                form=rendered.form,
+                rendered=rendered,
+            ),
+        )
+
+    def _reader(self, request: GenerateRequest, job: Job) -> GenerationText:
+        prompt, rendered = request.prompt, job.rendered
+        assert prompt is not None and rendered is not None
+        return GenerationText(
+            prompt,
+            request.n,
+            self._tokenizer,
+            self._cache_contract,
+            breakpoints=job.kept.breakpoints,
+            ends=self._ends(prompt, rendered),
+            parsing=self._format_of_chats().parsing(prompt, rendered),
+        )
+
     def _ends(self, prompt: ChatPrompt, rendered: Rendered) -> Container[int] | None:
         """An output that is kept to a form may be complete without any of these."""
         if rendered.form is None:
@@ -252,7 +334,7 @@ class EngineReplica:
         return {*self._status().eos_token_ids, *prompt.stop_token_ids}
 
     def _to_refusal(
-        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, form: OutputForm | None
+        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, job: Job
     ) -> FleetError:
         match error:
             case DeadlineExceeded():
@@ -260,13 +342,14 @@ class EngineReplica:
             case EngineOverloaded():
                 return ReplicaOverloaded(f"{self.name}: {error.message}")
             case ContextLengthExceeded():
-                return ContextTooLong("The messages are too long for this model.", param="messages")
+                param = job.names["prompt_token_ids"]
+                return ContextTooLong(f"The {param} are too long for this model.", param=param)
             case InvalidRequest(param="adapter"):  # no customer's mistake, but the operator's
                 return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
             case InvalidRequest():
-                param = THEIR_NAMES.get(error.param or "", error.param)
-                if param == "grammar" and form is not None:
-                    param = form.param
+                param = job.names.get(error.param or "", error.param or "")
+                if param == "grammar" and job.form is not None:
+                    param = job.form.param
                 return BadField(f"Invalid value for '{param}': {error.message}.", param=param)
 
     def _to_loss(self, error: EngineUnavailable, begun: bool) -> FleetError:
@@ -285,22 +368,6 @@ def prompt_size(prompt: ChatPrompt) -> int:
     )
 
 
-def to_prepared(
-    request: GenerateRequest, prompt: ChatPrompt, rendered: Rendered, max_model_len: int
-) -> PreparedRequest:
-    """Raises ContextTooLong, or BadField for `min_tokens`."""
-    num_prompt_tokens = len(rendered.token_ids)
-    max_tokens = output_bound(prompt, num_prompt_tokens, max_model_len)
-    return PreparedRequest(
-        request=request,
-        input_tokens=num_prompt_tokens,
-        input_estimated=False,
-        max_output_tokens=max_tokens * request.n,
-        max_tokens_given=prompt.max_tokens is not None,
-        payload=Job(rendered, to_sampling(prompt, max_tokens, rendered.form)),
-    )
-
-
 def output_bound(prompt: ChatPrompt, num_prompt_tokens: int, max_model_len: int) -> int:
     """Tokens that one choice may have. Raises ContextTooLong, or BadField for `min_tokens`."""
     limit = f"This model's maximum context length is {max_model_len} tokens."
@@ -312,13 +379,14 @@ def output_bound(prompt: ChatPrompt, num_prompt_tokens: int, max_model_len: int)
             param="messages",
         )
     max_tokens = room if prompt.max_tokens is None else prompt.max_tokens
-    if max_tokens > room:
+    if max_tokens > room and not prompt.fits_window:
         raise ContextTooLong(
             f"{limit} However, you requested {num_prompt_tokens + max_tokens} tokens "
             f"({num_prompt_tokens} in the messages, {max_tokens} in the completion). "
             "Please reduce the length of the messages or completion.",
             param="messages",
         )
+    max_tokens = min(max_tokens, room)
     if prompt.min_tokens > max_tokens:
         raise BadField(
             f"Invalid value for 'min_tokens': more than the {max_tokens} tokens that the "
@@ -328,36 +396,5 @@ def output_bound(prompt: ChatPrompt, num_prompt_tokens: int, max_model_len: int)
     return max_tokens
 
 
-def check_token_ids(prompt: ChatPrompt, vocab_size: int) -> None:
-    """Raises BadField."""
-    for param, ids in (
-        ("logit_bias", prompt.logit_bias),
-        ("stop_token_ids", prompt.stop_token_ids),
-    ):
-        unknown = next((i for i in ids if i >= vocab_size), None)
-        if unknown is not None:
-            raise BadField(
-                f"Invalid value for '{param}': {unknown} is no token id of this model, which has "
-                f"{vocab_size}.",
-                param=param,
-            )
-
-
-def to_sampling(prompt: ChatPrompt, max_tokens: int, form: OutputForm | None) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=prompt.min_tokens,
-        temperature=prompt.temperature,
-        top_p=prompt.top_p,
-        top_k=prompt.top_k,
-        min_p=prompt.min_p,
-        repetition_penalty=prompt.repetition_penalty,
-        frequency_penalty=prompt.frequency_penalty,
-        presence_penalty=prompt.presence_penalty,
-        logit_bias=prompt.logit_bias,
-        stop_token_ids=prompt.stop_token_ids,
-        ignore_eos=prompt.ignore_eos,
-        seed=prompt.seed,
-        logprobs=prompt.logprobs,
-        grammar=None if form is None else form.grammar,
-    )
+def makes_embeddings_only(model: str) -> BadField:
+    return BadField(f"The model `{model}` writes no text: it only makes embeddings.", param="model")

@@ -6,6 +6,7 @@ gateway before upstreams alone needs none of it. Below: `engine_replica`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from engine.chat_template import ChatTemplate
@@ -18,6 +19,8 @@ from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
 from gateway.served_models import ModelConfig
 
+log = logging.getLogger(__name__)
+
 
 def engine_routes(
     model: ModelConfig, client: Engine, threads: PrepareThreads, on_asked: OnAsked
@@ -25,10 +28,12 @@ def engine_routes(
     """The model as it is, then its adapters: all of one engine, one tokenizer, one template."""
     assert model.path is not None
     tokenizer = Tokenizer.load(model.path)
-    template = ChatTemplate.load(model.path, file=model.chat_template)
+    template = ChatTemplate.find(model.path, file=model.chat_template)
+    if template is None:
+        log.warning("%s has no chat template: it takes no conversations", model.name)
     output_format = OutputFormat(
         tokenizer,
-        template.source,
+        "" if template is None else template.source,
         family=model.tool_call_parser,
         reasoning=model.reasoning_parser,
     )

@@ -60,9 +60,9 @@ class Pool:
         self._port = parts.port or (443 if is_https else 80)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         netloc = parts.netloc.rpartition("@")[2]
-        lines = [f"POST {target} HTTP/1.1", f"host: {netloc}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        self._head = "\r\n".join(lines).encode() + b"\r\ncontent-length: "
+        lines = [f"host: {netloc}", *(f"{name}: {value}" for name, value in headers.items())]
+        self._headers = "\r\n".join(lines)
+        self._head = self.head_of(target)
         self._idle: deque[Connection] = deque()
         """Used longest ago first."""
         self._open: set[Connection] = set()
@@ -75,9 +75,13 @@ class Pool:
             self._idle.popleft().abort()
         return self._idle.pop() if self._idle else None
 
-    def post(self, connection: Connection, body: bytes) -> None:
+    def head_of(self, target: str) -> bytes:
+        """What `post` begins with that asks for something else than `url` does there."""
+        return f"POST {target} HTTP/1.1\r\n{self._headers}\r\ncontent-length: ".encode()
+
+    def post(self, connection: Connection, body: bytes, head: bytes | None = None) -> None:
         """Ask, without waiting for anything."""
-        connection.send(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
+        connection.send(b"%b%d\r\n\r\n%b" % (head or self._head, len(body), body))
 
     def release(self, connection: Connection) -> None:
         """It is kept if its answer was read to the end, and closed if not."""

@@ -109,6 +109,10 @@ def messages_before(messages: Sequence[Message], place: PromptPlace) -> list[Mes
     *whole, last = messages[: place.num_messages]
     if place.num_chars is not None:
         last = {**last, "content": last["content"][: place.num_chars]}
+    if place.num_calls is not None:
+        calls = last["tool_calls"][: place.num_calls]
+        last = {name: value for name, value in last.items() if name != "tool_calls"}
+        last |= {"tool_calls": calls} if calls else {}
     return [*whole, last]
 
 

@@ -20,10 +20,12 @@ from engine.tokenizer import Tokenizer
 from gateway.fleet.choice_text import Parsing
 from gateway.fleet.errors import BadField, UnsupportedField
 from gateway.fleet.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
-from gateway.wire.request import ChatPrompt, OutputForm, ToolUse
+from gateway.wire.request import ChatPrompt, OutputForm, ToolUse, ToTokenize
 from gateway.wire.structured import check_size
 
 ANY_OBJECT = {"type": "object"}
+GOES_ON = "\ue0f0goes on\ue0f1"
+"""Behind the beginning of an answer, while a template writes what stands around it."""
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What chat templates call it: Qwen's, DeepSeek's."""
 
@@ -52,26 +54,26 @@ class ModelFormat:
         if prompt.reasoning_effort is not None:
             options = template_options(prompt, self._template.variables)
             if not options and self._output.reasoning != "none":
-                raise no_effort("thinks always")
+                raise no_effort(prompt.effort_param, "thinks always")
         if self._template.takes_tools:
             return
         if prompt.tools is not None:
             raise no_tools("tools")
         for index, message in enumerate(prompt.messages):
             if message["role"] == "tool":
-                raise no_tools(f"messages[{index}].role")
+                raise no_tools(under(prompt, index, "role"))
             if "tool_calls" in message:
-                raise no_tools(f"messages[{index}].tool_calls")
+                raise no_tools(under(prompt, index, "tool_calls"))
+
+    def token_ids(self, prompt: ChatPrompt, asked: ToTokenize) -> list[int]:
+        """Raises BadField."""
+        text = self._rendered(prompt, is_whole=asked.add_generation_prompt)
+        return self._tokenizer.encode(text, asked.add_special_tokens)
 
     def render(self, prompt: ChatPrompt, block_size: int | None = None) -> Rendered:
         """Off the event loop where it is long. `block_size`: of the prefixes that the engine keeps;
         None: of this model it keeps none. Raises BadField."""
-        try:
-            text = self._text(prompt, prompt.messages)
-        except InvalidRequest as error:
-            raise BadField(
-                "This model's chat template does not take these messages.", param="messages"
-            ) from error
+        text = self._rendered(prompt)
         state = self._output.reasoning_state(text)
         token_ids, kept = self._encode(prompt, text, block_size)
         return Rendered(
@@ -80,6 +82,34 @@ class ModelFormat:
             form=self._form(prompt, state),
             kept=kept,
         )
+
+    def _rendered(self, prompt: ChatPrompt, *, is_whole: bool = True) -> str:
+        """Raises BadField."""
+        try:
+            if is_whole:
+                return self._whole_text(prompt)
+            return self._text(prompt, prompt.messages, is_whole=False)
+        except InvalidRequest as error:
+            raise BadField(
+                "This model's chat template does not take these messages.", param="messages"
+            ) from error
+
+    def _whole_text(self, prompt: ChatPrompt) -> str:
+        """Up to where the answer goes on. Raises InvalidRequest, UnsupportedField."""
+        if not prompt.continues:
+            return self._text(prompt, prompt.messages)
+        *before, last = prompt.messages
+        marked = {**last, "content": last["content"] + GOES_ON}
+        text = self._text(prompt, [*before, marked], is_whole=False)
+        begun, mark, _ = text.rpartition(GOES_ON)
+        if not mark:
+            param = prompt.path_of(len(before))
+            raise UnsupportedField(
+                f"Unsupported parameter: '{param}' is not supported by this model, whose chat "
+                "template begins no answer.",
+                param=param,
+            )
+        return begun
 
     def _text(
         self,
@@ -167,6 +197,12 @@ def callable_names(use: ToolUse) -> tuple[str, ...]:
     return use.forced or tuple(tool.name for tool in use.tools)
 
 
+def under(prompt: ChatPrompt, index: int, field: str) -> str:
+    """A field of a message, or what the message was made of, where that is no message."""
+    path = prompt.path_of(index)
+    return path if prompt.message_paths else f"{path}.{field}"
+
+
 def no_tools(param: str) -> UnsupportedField:
     return UnsupportedField(
         f"Unsupported parameter: '{param}' is not supported by this model, "
@@ -175,8 +211,7 @@ def no_tools(param: str) -> UnsupportedField:
     )
 
 
-def no_effort(why: str) -> UnsupportedField:
-    param = "reasoning_effort"
+def no_effort(param: str, why: str) -> UnsupportedField:
     message = f"Unsupported parameter: '{param}' is not supported by this model, which {why}."
     return UnsupportedField(message, param=param)
 
@@ -194,4 +229,4 @@ def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[
             return {switch: effort != "none"}
     if effort == "none":
         return {}
-    raise no_effort("has no such setting")
+    raise no_effort(prompt.effort_param, "has no such setting")

@@ -6,13 +6,13 @@ and no price.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from gateway.lanes import Turn
-from gateway.wire.request import GenerateRequest
+from gateway.wire.request import GenerateRequest, ToTokenize
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "function_call"]
 
@@ -21,8 +21,8 @@ class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Cumulative over the attempt, in tokens; monotone from event to event, but for the step from
     an estimate to the replica's own count.
 
-    prompt = uncached_input + cache_read + cache_write + cache_write_1h. `wasted_output` was
-    generated but lies behind a stop string, so nobody sees it or pays for it.
+    prompt = uncached_input + cache_read + cache_write + cache_write_1h + embedding_input.
+    `wasted_output` was generated but lies behind a stop string, so nobody sees it or pays for it.
     """
 
     uncached_input: int = 0
@@ -30,6 +30,8 @@ class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
     cache_write: int = 0
     """For five minutes."""
     cache_write_1h: int = 0
+    embedding_input: int = 0
+    """Read to make embeddings of it."""
     output: int = 0
     reasoning_output: int = 0
     """Part of `output`."""
@@ -39,7 +41,8 @@ class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt_tokens(self) -> int:
-        return self.uncached_input + self.cache_read + self.cache_write + self.cache_write_1h
+        cached = self.cache_read + self.cache_write + self.cache_write_1h
+        return self.uncached_input + cached + self.embedding_input
 
     @property
     def total_tokens(self) -> int:
@@ -80,6 +83,27 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What came of them behind `text`."""
     logprobs: list[TokenInfo] | None = None
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    """The one of the client's at which it ended."""
+
+
+class PromptEcho(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt of choice `index`, said again before anything else."""
+
+    index: int
+    text: str
+    first: bytes
+    """Its first token: nothing comes before it, so nothing is said of it."""
+    logprobs: list[TokenInfo] | None
+    """Of the others; None: not asked for."""
+
+
+class EmbeddingVector(msgspec.Struct, frozen=True):
+    """What prompt `index` became."""
+
+    index: int
+    vector: bytes
+    """float32, little-endian."""
 
 
 class RawChunk(msgspec.Struct, frozen=True):
@@ -106,6 +130,10 @@ class RawBody(msgspec.Struct, frozen=True):
     payload: bytes
 
 
+Item = TextDelta | PromptEcho | EmbeddingVector | RawChunk | RawRun | RawBody
+Items = Sequence[Item]
+
+
 class ReplicaEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What one step of a replica brought. `usage` is None until the replica has begun to work:
     there is nothing to bill.
@@ -113,7 +141,7 @@ class ReplicaEvent(msgspec.Struct, frozen=True, kw_only=True):
     The last event of an attempt has `finished=True` and its final usage.
     """
 
-    items: tuple[TextDelta | RawChunk | RawRun | RawBody, ...] = ()
+    items: tuple[Item, ...] = ()
     usage: MeteredUsage | None = None
     finished: bool = False
     queue_time_s: float | None = None
@@ -145,6 +173,13 @@ class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Of an upstream, here: 0 where one more request would be sent at once."""
 
 
+class InTokens(msgspec.Struct, frozen=True, kw_only=True):
+    token_ids: list[int]
+    texts: list[str] | None
+    """None: not asked for."""
+    max_model_len: int
+
+
 ANYBODYS = Turn()
 
 
@@ -158,6 +193,13 @@ class Replica(Protocol):
         """Translate and count, off the event loop and in its turn where it is heavy.
 
         Raises: fleet.errors.BadField (names the field), ContextTooLong, NoPlace.
+        """
+        ...
+
+    async def count(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> int:
+        """Tokens of its prompt, exact or estimated as those of `prepare`, be they more than fit.
+
+        Raises: fleet.errors.BadField, NoPlace.
         """
         ...
 
@@ -200,3 +242,16 @@ class Replica(Protocol):
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Tokenizing(Protocol):
+    """A replica whose tokenizer is here."""
+
+    async def tokenize(self, asked: ToTokenize, turn: Turn) -> InTokens:
+        """Raises: BadField, ContextTooLong, NoPlace, ReplicaUnavailable."""
+        ...
+
+    async def detokenize(self, token_ids: list[int], turn: Turn) -> str:
+        """Raises: BadField, NoPlace, ReplicaUnavailable."""
+        ...

@@ -1,13 +1,21 @@
 """Which replica is asked first, and which ones after it.
 
-Above: `inference` (order, report), `routes` (resolve, routes), readiness. Below: the replicas.
-Knows no request: what is asked for makes no difference here, and who asks only to which models
-there are.
+Above: `inference` (order, report), `routes` (resolve, routes), readiness. Below: the replicas. Of a
+request it knows its cache key alone, which steers it to where its prefix may be cached; who asks
+makes a difference only to which models there are.
+
+Keys are spread by rendezvous hashing (Thaler and Ravishankar, 1998): a replica that comes or goes
+moves no key but its own. A key bounds no load: while its replica is busier than the others by more
+than `BUSIER` of their mean its requests go to the next one of its order (consistent hashing with
+bounded loads, arXiv:1608.01350).
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -19,10 +27,25 @@ from gateway.fleet.replica import Replica
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.principal import Principal
 from gateway.wire.from_openai import ModelKind
+from gateway.wire.request import GenerateRequest
 
 COOL_DOWN_MIN_S = 1.0
 COOL_DOWN_MAX_S = 30.0
 """A replica that failed comes last for so long; each further failure in a row doubles it."""
+
+
+BUSIER, BUSIER_REQUESTS = 0.25, 1.0
+"""Of the mean load, and at least so many requests per weight: within that a load is as good as
+another for who has a prefix there."""
+DRAW_BYTES = 7
+"""Of a digest: as many bits as a float's mantissa has, and three more."""
+
+
+def affinity(request: GenerateRequest, principal: Principal) -> bytes | None:
+    """What a request has in common with those that it should meet; None: nothing is known."""
+    if request.cache_key is None:
+        return None
+    return hashlib.blake2b(f"{principal.org_id}\n{request.cache_key}".encode()).digest()
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,13 +89,21 @@ class Fleet:
             )
         return route
 
-    def order(self, route: Route) -> Sequence[Replica]:
+    def order(self, route: Route, affinity: bytes | None = None) -> Sequence[Replica]:
         """All of them, the best first: healthy ones before failing ones, then by load (engines) or
-        by what waits here for them (upstreams), then drawn by weight."""
+        by what waits here for them (upstreams), then drawn by weight. With an affinity the draw is
+        the same each time, and small differences of load count for nothing."""
         if len(route.replicas) == 1:
             return route.replicas
-        by_load = route.kind == "engine"
-        return sorted(route.replicas, key=lambda replica: self._rank(replica, by_load))
+        loads = [load_of(each, route.kind) for each in route.replicas]
+        if affinity is not None:
+            mean = statistics.fmean(loads)
+            most = mean + max(BUSIER * mean, BUSIER_REQUESTS)
+            loads = [0.0 if load <= most else load for load in loads]
+        draws = self._draws(route, affinity)
+        ranks = zip(map(self._is_failing, route.replicas), loads, draws, strict=True)
+        ranked = sorted(zip(ranks, route.replicas, strict=True), key=lambda each: each[0])
+        return [replica for _, replica in ranked]
 
     def report(self, replica: Replica, *, ok: bool) -> None:
         """What came of asking it; `ok=False` when nothing ran."""
@@ -95,15 +126,30 @@ class Fleet:
     def _replicas(self) -> Iterable[Replica]:
         return (replica for route in self._routes.values() for replica in route.replicas)
 
-    def _rank(self, replica: Replica, by_load: bool) -> tuple[bool, float, float]:
-        health = replica.health()
+    def _is_failing(self, replica: Replica) -> bool:
         failures = self._failures.get(replica)
-        failing = failures is not None and self._clock() < failures.until
-        running, waiting = health.num_running, health.num_waiting
-        load = (running + waiting) / replica.weight if by_load else health.backlog
-        # Exponential draws, divided by the weights, order by weight without replacement
-        # (Efraimidis and Spirakis, 2006).
-        return failing or not health.available, load, self._rng.expovariate(replica.weight)
+        cools_down = failures is not None and self._clock() < failures.until
+        return cools_down or not replica.health().available
+
+    def _draws(self, route: Route, affinity: bytes | None) -> Sequence[float]:
+        """Exponential, divided by the weights: they order by weight without replacement (Efraimidis
+        and Spirakis, 2006)."""
+        if affinity is None:
+            return [self._rng.expovariate(each.weight) for each in route.replicas]
+        return [-math.log(uniform(affinity, each.name)) / each.weight for each in route.replicas]
+
+
+def load_of(replica: Replica, kind: ModelKind) -> float:
+    health = replica.health()
+    if kind == "upstream":
+        return health.backlog
+    return (health.num_running + health.num_waiting) / replica.weight
+
+
+def uniform(affinity: bytes, name: str) -> float:
+    """In (0, 1), the same in every process."""
+    digest = hashlib.blake2b(name.encode(), key=affinity, digest_size=DRAW_BYTES).digest()
+    return math.ldexp(int.from_bytes(digest) + 0.5, -8 * DRAW_BYTES)
 
 
 class Failures(msgspec.Struct):

@@ -1,8 +1,9 @@
 """An OpenAI-compatible upstream as a `Replica`: chat completions over HTTP/1.1, passed on as they
-come.
+come, or read as text for a surface that is not OpenAI's.
 
 Above: `inference` and the router. Below: `http1` for the I/O, `upstream_attempt` for a request on
-its way, `upstream_meter` for what the answer costs, `upstream_errors` for what its refusals mean.
+its way, `upstream_body` for what is asked in OpenAI's words, `upstream_meter` for what the answer
+costs, `upstream_errors` for what its refusals mean.
 Knows no tenant and no price.
 
 An upstream with a `room` is asked as many requests at once as its room lets pass; the others wait
@@ -44,16 +45,20 @@ from gateway.fleet.replica import (
     ReplicaHealth,
 )
 from gateway.fleet.upstream_attempt import Aborted, Attempt, Clock
+from gateway.fleet.upstream_body import to_chat_body
 from gateway.fleet.upstream_bounds import UpstreamBounds, names_bound, without_bound
 from gateway.fleet.upstream_errors import HIDDEN, to_fleet_error
 from gateway.fleet.upstream_meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
 from gateway.lanes import Turn
-from gateway.wire.request import GenerateRequest, MaxTokensField, bounded_to
+from gateway.wire.request import GenerateRequest, MaxTokensField, PlainForward, bounded_to
 from gateway.wire.sse import END, Event, EventParser, EventTooLarge
 
 log = logging.getLogger(__name__)
 
+CHAT_PATH = "chat/completions"
+PLAIN_PATHS = ("completions", "embeddings")
+"""Behind the base URL."""
 CONNECT_TIMEOUT_S = 5.0
 STREAM_IDLE_TIMEOUT_S = 120.0
 """Between two reads of a stream, the first included."""
@@ -101,7 +106,10 @@ class UpstreamReplica:
         self._clock = clock
         self._tokens_per_s: float | None = None
         self._attempts: dict[str, Attempt] = {}
-        self._pool = Pool(completions_url(base_url), request_headers(api_key))
+        self._pool = Pool(url_of(base_url, CHAT_PATH), request_headers(api_key))
+        self._heads = {
+            path: self._pool.head_of(target_of(url_of(base_url, path))) for path in PLAIN_PATHS
+        }
 
     async def start(self) -> None:
         """Connections are made as they are needed."""
@@ -128,8 +136,9 @@ class UpstreamReplica:
         )
 
     async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
-        body = request.forward
-        assert body is not None, "a request for our own engine"
+        if request.plain is not None:
+            return await self._prepare_plain(request, request.plain, turn)
+        body = self._to_body(request)
         tells = request.is_capped and not names_bound(body)
         payload = self._to_payload(request, without_bound(body) if tells else body)
         size = await self._threads.run(
@@ -146,6 +155,31 @@ class UpstreamReplica:
             most_input_tokens=size.most,
             max_output_tokens=per_choice * request.n,
             max_tokens_given=given,
+            payload=payload,
+        )
+
+    async def count(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> int:
+        body = self._to_body(request)
+        payload = self._to_payload(request, body)
+        size = await self._threads.run(
+            turn, len(payload), self._bounds.input_size, body, payload, False
+        )
+        return size.estimate
+
+    async def _prepare_plain(
+        self, request: GenerateRequest, plain: PlainForward, turn: Turn
+    ) -> PreparedRequest:
+        payload = self._to_payload(request, self._to_body(request))
+        size = await self._threads.run(
+            turn, len(payload), self._bounds.plain_size, plain.prompts, payload, request.is_capped
+        )
+        return PreparedRequest(
+            request=request,
+            input_tokens=size.estimate,
+            input_estimated=True,
+            most_input_tokens=size.most,
+            max_output_tokens=plain.max_tokens * request.n,
+            max_tokens_given=True,
             payload=payload,
         )
 
@@ -234,6 +268,12 @@ class UpstreamReplica:
 
     # ---- what is sent
 
+    def _to_body(self, request: GenerateRequest) -> dict[str, Any]:
+        """Raises UnsupportedField."""
+        if request.forward is not None:
+            return request.forward
+        return to_chat_body(request, self._bounds.field)
+
     def _to_payload(self, request: GenerateRequest, body: dict[str, Any]) -> bytes:
         sent = {**body, "model": self._upstream_model}
         if request.stream:
@@ -254,7 +294,9 @@ class UpstreamReplica:
         except (HttpError, TimeoutError) as error:
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
         attempt.begin(connection)
-        self._pool.post(connection, attempt.prepared.payload)
+        plain = attempt.prepared.request.plain
+        head = None if plain is None else self._heads[plain.path]
+        self._pool.post(connection, attempt.prepared.payload, head)
         status, headers = await connection.head(timeout_s)
         if status != 200:
             raise await self._refusal(attempt, connection, status, headers)
@@ -297,7 +339,8 @@ class UpstreamReplica:
         """One event. Until it is there nothing is lost by trying another replica."""
         try:
             connection = await self._post(attempt, BODY_TIMEOUT_S)
-            item = attempt.meter.read_body(await self._read_body(connection))
+            body = attempt.meter.read_body(await self._read_body(connection))
+            items = attempt.shown((body,))
         except Aborted:
             yield ReplicaEvent(usage=self._guess(attempt), finished=True)
             return
@@ -306,7 +349,7 @@ class UpstreamReplica:
         finally:
             self._let_go(attempt)
         self._measure(attempt)
-        yield ReplicaEvent(items=(item,), usage=attempt.meter.usage, finished=True)
+        yield ReplicaEvent(items=items, usage=attempt.meter.usage, finished=True)
 
     async def _read_body(self, connection: Connection) -> bytes:
         pieces: list[bytes] = []
@@ -350,7 +393,7 @@ class UpstreamReplica:
                 items, fault = read_all(meter, parser, data)
                 if items:
                     begun = True
-                    yield ReplicaEvent(items=items, usage=meter.usage)
+                    yield ReplicaEvent(items=attempt.shown(items), usage=meter.usage)
                 if fault is not None:
                     raise fault
             if not ended:
@@ -417,10 +460,15 @@ def read_events(
 Answer = Callable[[Attempt], AsyncGenerator[ReplicaEvent, None]]
 
 
-def completions_url(base_url: str) -> str:
+def url_of(base_url: str, path: str) -> str:
     """Some vendors want a query (`?api-version=...`): it stays behind the path."""
     parts = urlsplit(base_url)
-    return parts._replace(path=parts.path.rstrip("/") + "/chat/completions").geturl()
+    return parts._replace(path=f"{parts.path.rstrip('/')}/{path}").geturl()
+
+
+def target_of(url: str) -> str:
+    parts = urlsplit(url)
+    return parts.path + (f"?{parts.query}" if parts.query else "")
 
 
 def names_of(base_url: str, api_key: str | None) -> list[str]:

@@ -1,6 +1,6 @@
 """One request to an upstream on its way: whatever it waits for, it can be cut off.
 
-Above: `upstream`. Below: `http1`, `upstream_meter`. Knows no queue.
+Above: `upstream`. Below: `http1`, `upstream_meter`, `upstream_text`. Knows no queue.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ from contextlib import asynccontextmanager
 
 from billing.events import Tier
 from gateway.fleet.http1 import Connection
-from gateway.fleet.replica import PreparedRequest
+from gateway.fleet.replica import PreparedRequest, RawBody, RawChunk, RawRun, TextDelta
 from gateway.fleet.upstream_meter import UpstreamMeter
+from gateway.fleet.upstream_text import UpstreamText
+from gateway.wire.request import GenerateRequest
 
 Clock = Callable[[], float]
+Items = tuple[RawChunk | RawRun | RawBody, ...]
+
+
+def is_embedding(request: GenerateRequest) -> bool:
+    return request.plain is not None and request.plain.path == "embeddings"
 
 
 class Aborted(Exception):
@@ -34,7 +41,10 @@ class Attempt:
             n=prepared.request.n,
             input_tokens=prepared.input_tokens,
             service_tier=tier,
+            embeds=is_embedding(prepared.request),
         )
+        prompt = prepared.request.prompt
+        self._text = None if prompt is None else UpstreamText(prompt.stop)
         self.connection: Connection | None = None
         self.sent = False
         """Of an aborted one: the upstream had the whole request and may have begun."""
@@ -42,6 +52,11 @@ class Attempt:
         self._begun_at = clock()
         self._aborted = False
         self._wait: asyncio.Timeout | None = None
+
+    def shown(self, items: Items) -> Items | tuple[TextDelta, ...]:
+        """What came, as it came, or for who did not ask in these words as text. Raises
+        BrokenAnswer."""
+        return items if self._text is None else self._text.read(items)
 
     def restart(self) -> None:
         """Its time counts from now: what was before, it waited."""

@@ -17,13 +17,20 @@ window or bound, or does not know the field that the client named the bound in.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from gateway.fleet.errors import UnsupportedField
-from gateway.fleet.input_estimate import Encode, estimate_input_tokens, json_of, parts_of
-from gateway.wire.request import MaxTokensField
+from gateway.fleet.input_estimate import (
+    Encode,
+    estimate_input_tokens,
+    estimate_tokens,
+    json_of,
+    parts_of,
+)
+from gateway.wire.request import MaxTokensField, PlainPrompt
 
 DEFAULT_MAX_OUTPUT_TOKENS = 16_384
 """Per choice, where neither the request nor the configuration has a limit."""
@@ -81,6 +88,17 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
         most = most_input_tokens(body, payload, None if self.encode is None else estimate)
         return InputSize(estimate, most if window is None else min(most, window))
 
+    def plain_size(
+        self, prompts: Sequence[PlainPrompt], payload: bytes, is_capped: bool
+    ) -> InputSize:
+        """Of prompts without a conversation, each of which may fill the window."""
+        estimate = sum(size_of(prompt, self.encode) for prompt in prompts)
+        if not is_capped:
+            return InputSize(estimate, None)
+        most = most_bytes(payload) + TEMPLATE_TOKENS_PER_MESSAGE * len(prompts)
+        window = self.context_window
+        return InputSize(estimate, most if window is None else min(most, window * len(prompts)))
+
     def output(self, body: dict[str, Any], size: InputSize) -> tuple[int, bool]:
         """Tokens per choice, and whether the client set them. With an input at its most both fit
         the window, or half of what the estimate leaves of it is kept free: many upstreams refuse a
@@ -103,6 +121,12 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
     def told_anew(self, payload: bytes, max_tokens: int) -> bytes:
         """`payload`: as `told` has left it."""
         return self.told(payload[: payload.rindex(b",")] + b"}", max_tokens)
+
+
+def size_of(prompt: PlainPrompt, encode: Encode | None) -> int:
+    if not isinstance(prompt, str):
+        return len(prompt)
+    return max(1, estimate_tokens(prompt) if encode is None else len(encode(prompt)))
 
 
 def without_bound(body: dict[str, Any]) -> dict[str, Any]:

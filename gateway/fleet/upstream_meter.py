@@ -71,6 +71,8 @@ class _Choice(msgspec.Struct):
     index: int = 0
     delta: dict[str, Raw] | None = None
     message: dict[str, Raw] | None = None
+    text: Raw = Raw(b"")
+    """Of a legacy completion."""
     finish_reason: str | None = None
 
 
@@ -94,8 +96,14 @@ def _written(choice: _Choice) -> list[tuple[str, bytes]]:
     """Whatever the model wrote counts, whatever the vendor calls it: content, reasoning,
     arguments."""
     fields = choice.delta or choice.message or {}
-    values = ((name, bytes(raw)) for name, raw in fields.items() if name != "role")
+    values = [(name, bytes(raw)) for name, raw in fields.items() if name != "role"]
+    if choice.text:
+        values.append(("text", bytes(choice.text)))
     return [(name, value) for name, value in values if value[:1] in b'"[{']
+
+
+def _holds_some(values: Raw | None) -> bool:
+    return values is not None and bytes(values)[:1] == b"[" and bytes(values) != b"[]"
 
 
 class UpstreamMeter:
@@ -104,14 +112,23 @@ class UpstreamMeter:
     """
 
     def __init__(
-        self, *, model: str, n: int, input_tokens: int, service_tier: Tier | None = None
+        self,
+        *,
+        model: str,
+        n: int,
+        input_tokens: int,
+        service_tier: Tier | None = None,
+        embeds: bool = False,
     ) -> None:
         """`service_tier`: what the client is told that it was served as. None: what the upstream
-        says."""
+        says. `embeds`: it is asked for vectors."""
         self._model = Raw(_encode(model))
         self._tier = None if service_tier is None else Raw(_encode(service_tier))
         self._n = n
+        self._embeds = embeds
         self._known = MeteredUsage(uncached_input=input_tokens, estimated=True)
+        if embeds:
+            self._known = MeteredUsage(embedding_input=input_tokens, estimated=True)
         self._num_new_chunks = 0
         self._new_bytes = 0
         """Of text that is not in `_known`."""
@@ -172,10 +189,10 @@ class UpstreamMeter:
         return RawRun(self.form.shown_before, run.texts, self.form.shown_after), run.size_bytes
 
     def read_body(self, data: bytes) -> RawBody:
-        """A whole `chat.completion`. Raises BrokenAnswer."""
+        """A whole `chat.completion`, or what else was asked for. Raises BrokenAnswer."""
         body, choices = self._open(data)
-        if not choices:
-            raise BrokenAnswer("an answer without choices")
+        if not (_holds_some(body.get("data")) if self._embeds else choices):
+            raise BrokenAnswer(f"an answer without {'data' if self._embeds else 'choices'}")
         self._take_usage(body)
         self.done = True
         return RawBody(self._close(body))
@@ -214,6 +231,8 @@ class UpstreamMeter:
             return True
         if not told.prompt_tokens:  # there is no empty prompt: some send zeros until they count
             return True
+        if self._embeds:
+            told = MeteredUsage(embedding_input=told.prompt_tokens)
         self._known = told
         if told.output:  # zero, where there was text, is no count
             self._num_new_chunks = self._new_bytes = 0

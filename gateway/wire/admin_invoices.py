@@ -82,6 +82,17 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     exact_usd: str
 
 
+class TaggedView(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests with these tags and no others; without any: of those that had none."""
+
+    object: str = "invoice.tags"
+    id: str
+    tags: dict[str, str]
+    quantity: int
+    num_requests: int
+    exact_usd: str
+
+
 class CreditNoteView(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "credit_note"
     id: str

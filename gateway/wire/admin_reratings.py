@@ -6,13 +6,13 @@ USD, exact to the pico; moments are Unix seconds.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from billing.money import format_usd
-from billing.rerating import Line, Plan, Rerating, Span
+from billing.rerating import Line, Plan, Rerating, Shown, Span
 from billing.tables import to_moment
 from gateway.wire.admin_billing import Moment
 from gateway.wire.admin_spend_caps import Id
@@ -61,11 +61,7 @@ class ReratingLineView(msgspec.Struct, frozen=True, kw_only=True):
     difference_usd: str
 
 
-class PreviewView(msgspec.Struct, frozen=True, kw_only=True):
-    """`num_events` would cost something else; `num_unpriced` stay as they are, for not all that
-    they used has a price."""
-
-    object: str = "rerating.preview"
+class ShownView(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     starts_at: int
     ends_at: int
@@ -73,27 +69,25 @@ class PreviewView(msgspec.Struct, frozen=True, kw_only=True):
     price_list: str | None
     digest: str
     num_events: int
-    num_unpriced: int
     difference_usd: str
     lines: list[ReratingLineView]
 
 
-class ReratingView(msgspec.Struct, frozen=True, kw_only=True):
+class PreviewView(ShownView, frozen=True, kw_only=True):
+    """`num_events` would cost something else; `num_unpriced` stay as they are, for not all that
+    they used has a price."""
+
+    object: str = "rerating.preview"
+    num_unpriced: int
+
+
+class ReratingView(ShownView, frozen=True, kw_only=True):
     """`applied_at` null: send it again, it goes on. In the end `num_applied` is less than
     `num_events` by those that somebody has priced otherwise since they were shown."""
 
     object: str = "rerating"
     id: str
-    org_id: str
-    starts_at: int
-    ends_at: int
-    model: str | None
-    price_list: str | None
-    digest: str
-    num_events: int
     num_applied: int
-    difference_usd: str
-    lines: list[ReratingLineView]
     created_at: int
     applied_at: int | None
 
@@ -109,37 +103,34 @@ def to_span(wanted: NewRerating | PreviewQuery, org_id: str) -> Span:
 
 
 def to_preview(plan: Plan) -> PreviewView:
-    return PreviewView(
-        org_id=plan.span.org_id,
-        starts_at=int(plan.span.start.timestamp()),
-        ends_at=int(plan.span.end.timestamp()),
-        model=plan.span.model,
-        price_list=plan.span.price_list,
-        digest=plan.digest,
-        num_events=plan.num_events,
-        num_unpriced=plan.num_unpriced,
-        difference_usd=format_usd(plan.difference_pico),
-        lines=[_to_line(line) for line in plan.lines],
-    )
+    return PreviewView(num_unpriced=plan.num_unpriced, **_of_both(plan))
 
 
 def to_view(rerating: Rerating) -> ReratingView:
-    applied_at, difference = rerating.applied_at, (it.difference_pico for it in rerating.lines)
+    applied_at = rerating.applied_at
     return ReratingView(
         id=rerating.id,
-        org_id=rerating.span.org_id,
-        starts_at=int(rerating.span.start.timestamp()),
-        ends_at=int(rerating.span.end.timestamp()),
-        model=rerating.span.model,
-        price_list=rerating.span.price_list,
-        digest=rerating.digest,
-        num_events=rerating.num_events,
         num_applied=rerating.num_applied,
-        difference_usd=format_usd(sum(difference)),
-        lines=[_to_line(line) for line in rerating.lines],
         created_at=int(rerating.created_at.timestamp()),
         applied_at=None if applied_at is None else int(applied_at.timestamp()),
+        **_of_both(rerating),
     )
+
+
+def _of_both(shown: Shown) -> dict[str, Any]:
+    """The fields of `ShownView`."""
+    span = shown.span
+    return {
+        "org_id": span.org_id,
+        "starts_at": int(span.start.timestamp()),
+        "ends_at": int(span.end.timestamp()),
+        "model": span.model,
+        "price_list": span.price_list,
+        "digest": shown.digest,
+        "num_events": shown.num_events,
+        "difference_usd": format_usd(shown.difference_pico),
+        "lines": [_to_line(line) for line in shown.lines],
+    }
 
 
 def _to_line(line: Line) -> ReratingLineView:

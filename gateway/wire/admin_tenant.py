@@ -32,15 +32,18 @@ class OrganizationPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class NewProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Name
     plan: Name | None = None
+    zero_retention: bool = False
 
 
 class ProjectPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Name | UnsetType = UNSET
     plan: Name | None | UnsetType = UNSET
+    zero_retention: bool | UnsetType = UNSET
 
 
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
-    """`models`: those that may be used, or may not, as `models_mode` says."""
+    """`models`: those that may be used, or may not, as `models_mode` says. `zero_retention`:
+    nothing is kept of what is asked and answered in it."""
 
     object: str = "project"
     id: str
@@ -48,6 +51,7 @@ class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
     plan: str | None
     models_mode: str | None
     models: list[str] | None
+    zero_retention: bool
     created_at: int
     archived_at: int | None
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from billing.events import Component
 from billing.money import format_usd
@@ -203,9 +203,14 @@ def to_cost(row: CostRow) -> Cost:
 # ---- errors
 
 
+class ErrorDetails(msgspec.Struct, frozen=True):
+    error_code: str
+
+
 class AnthropicErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     message: str
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class AnthropicError(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,6 +219,9 @@ class AnthropicError(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
 
 
+DETAILS = {"thread": ErrorDetails("thread_unsupported_request")}
+"""Of fields whose refusal the official SDK's loop of tools has an answer to: it goes on without."""
+OVERLOADED = 529
 ERROR_TYPES = {
     401: "authentication_error",
     402: "billing_error",
@@ -221,11 +229,22 @@ ERROR_TYPES = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    503: "overloaded_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
 }
 
 
-def to_anthropic_error(status: int, message: str, request_id: str | None) -> AnthropicError:
+def to_status(status: int, code: str | None) -> int:
+    """Anthropic has others for what is overloaded, and for what has no money left."""
+    if status == 503:
+        return OVERLOADED
+    return 402 if code == "insufficient_quota" else status
+
+
+def to_anthropic_error(
+    status: int, message: str, request_id: str | None, param: str | None = None
+) -> AnthropicError:
     other = "api_error" if status >= 500 else "invalid_request_error"
-    body = AnthropicErrorBody(type=ERROR_TYPES.get(status, other), message=message)
+    details = DETAILS.get(param or "", UNSET)
+    body = AnthropicErrorBody(type=ERROR_TYPES.get(status, other), message=message, details=details)
     return AnthropicError(error=body, request_id=request_id)

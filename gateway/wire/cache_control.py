@@ -29,13 +29,17 @@ class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """None: 5m."""
 
 
+Mark = tuple[str, CacheControl]
+"""With the path of the field."""
+
+
 class Block(NamedTuple):
     """What counts as one when a breakpoint looks back: a tool, a part of content, a whole content
     or a message without any."""
 
     end: PromptPlace
-    marks: list[tuple[str, CacheControl]]
-    """Of the block, and, of a message's last one, of the message: with the field's path."""
+    marks: list[Mark]
+    """Of the block, and, of a message's last one, of the message."""
     is_empty: bool = False
 
 
@@ -45,7 +49,11 @@ def to_breakpoints(
     """Raises: BadField."""
     if not is_marked(messages, tools):
         return ()
-    blocks = [*_of_tools(tools), *_of_messages(messages)]
+    return breakpoints_of([*of_tools(tools), *_of_messages(messages)])
+
+
+def breakpoints_of(blocks: Sequence[Block]) -> tuple[CacheBreakpoint, ...]:
+    """Of a whole prompt, in its order. Raises: BadField."""
     marked = [
         (position, param, control)
         for position, block in enumerate(blocks)
@@ -79,36 +87,34 @@ def is_marked(messages: Sequence[Any], tools: Sequence[Any]) -> bool:
     return any(each.cache_control is not None for each in (*tools, *messages, *parts))
 
 
-def _of_tools(tools: Sequence[Any]) -> Iterator[Block]:
+def of_tools(tools: Sequence[Any]) -> Iterator[Block]:
     for number, tool in enumerate(tools):
         place = PromptPlace(num_tools=number + 1)
-        yield Block(place, _marks(tool, f"tools[{number}]"))
+        yield Block(place, marks_of(tool, f"tools[{number}]"))
 
 
 def _of_messages(messages: Sequence[Any]) -> Iterator[Block]:
     for number, message in enumerate(messages):
         path, whole = f"messages[{number}]", PromptPlace(num_messages=number + 1)
-        own, content = _marks(message, path), message.content
+        own, content = marks_of(message, path), message.content
         if isinstance(content, list) and content:
             yield from _of_parts(content, path, number, own)
         else:
             yield Block(whole, own, is_empty=content == "" or content == [])
 
 
-def _of_parts(
-    parts: Sequence[Any], path: str, number: int, own: list[tuple[str, CacheControl]]
-) -> Iterator[Block]:
+def _of_parts(parts: Sequence[Any], path: str, number: int, own: list[Mark]) -> Iterator[Block]:
     """The text parts of a message are lines of one text, which each ends further on."""
     num_chars = -1
     for index, part in enumerate(parts):
         num_chars += 1 + len(part.text)
-        marks = _marks(part, f"{path}.content[{index}]")
+        found = marks_of(part, f"{path}.content[{index}]")
         if index == len(parts) - 1:
-            yield Block(PromptPlace(number + 1), marks + own, is_empty=not part.text)
+            yield Block(PromptPlace(number + 1), found + own, is_empty=not part.text)
         else:
-            yield Block(PromptPlace(number + 1, num_chars), marks, is_empty=not part.text)
+            yield Block(PromptPlace(number + 1, num_chars), found, is_empty=not part.text)
 
 
-def _marks(holder: Any, path: str) -> list[tuple[str, CacheControl]]:
+def marks_of(holder: Any, path: str) -> list[Mark]:
     control = holder.cache_control
     return [] if control is None else [(f"{path}.{FIELD}", control)]

@@ -82,11 +82,12 @@ def of_struct(kind: inspect.Type, path: str, only: tuple[str, ...]) -> Iterator[
     """Its fields, each followed by what it holds."""
     assert isinstance(kind, inspect.StructType)
     for field in kind.fields:
-        yield from of_field(field.type, f"{path}{field.encode_name}", only)
+        yield from of_field([field.type], f"{path}{field.encode_name}", only)
 
 
-def of_field(kind: inspect.Type, path: str, only: tuple[str, ...] = ()) -> Iterator[Row]:
-    members = [each for each in members_of(kind) if not isinstance(each, inspect.NoneType)]
+def of_field(kinds: list[inspect.Type], path: str, only: tuple[str, ...] = ()) -> Iterator[Row]:
+    """`kinds`: one for each object that has it."""
+    members = [each for each in members_of(*kinds) if not isinstance(each, inspect.NoneType)]
     treatment: Treatment = "honoured" if members else "refused"
     yield Row(path, treatment, " or ".join(dict.fromkeys(map(describe, members))), only)
     yield from of_members(members, path)
@@ -94,9 +95,9 @@ def of_field(kind: inspect.Type, path: str, only: tuple[str, ...] = ()) -> Itera
 
 def of_members(members: list[inspect.Type], path: str) -> Iterator[Row]:
     structs = [each for each in members if isinstance(each, inspect.StructType)]
-    for each in members:
-        if isinstance(each, inspect.ListType):
-            yield from of_members(members_of(each.item_type), f"{path}[]")
+    items = [each.item_type for each in members if isinstance(each, inspect.ListType)]
+    if items:
+        yield from of_members(members_of(*items), f"{path}[]")
     tags = [str(struct.tag) for struct in structs if struct.tag is not None]
     if tags:
         tag_field = next(struct.tag_field for struct in structs if struct.tag is not None)
@@ -109,17 +110,27 @@ def of_members(members: list[inspect.Type], path: str) -> Iterator[Row]:
             seen.add(field.encode_name)
             having = [each for each in structs if has(each, field.encode_name)]
             only = () if len(having) == len(structs) else tuple(str(each.tag) for each in having)
-            yield from of_field(field.type, f"{path}.{field.encode_name}", only)
+            kinds = [type_of(each, field.encode_name) for each in having]
+            yield from of_field(kinds, f"{path}.{field.encode_name}", only)
 
 
 def has(struct: inspect.StructType, name: str) -> bool:
     return any(field.encode_name == name for field in struct.fields)
 
 
-def members_of(kind: inspect.Type) -> list[inspect.Type]:
-    while isinstance(kind, inspect.Metadata):
-        kind = kind.type
-    return list(kind.types) if isinstance(kind, inspect.UnionType) else [kind]
+def type_of(struct: inspect.StructType, name: str) -> inspect.Type:
+    return next(field.type for field in struct.fields if field.encode_name == name)
+
+
+def members_of(*kinds: inspect.Type) -> list[inspect.Type]:
+    """Of all of them, each once."""
+    found: list[inspect.Type] = []
+    for kind in kinds:
+        while isinstance(kind, inspect.Metadata):
+            kind = kind.type
+        members = kind.types if isinstance(kind, inspect.UnionType) else [kind]
+        found += [each for each in members if each not in found]
+    return found
 
 
 def describe(kind: inspect.Type) -> str:

@@ -1,9 +1,9 @@
 """A chat completion's body to a `GenerateRequest`, or the name of the field that is in the way.
 
-Above: `routes.chat`: first `peek`, then `from_openai` with the kind of what serves that model.
-Below: the shapes in `openai`, the rules for upstreams in `openai_forward`, the words in `refusals`.
-Knows no HTTP and no replica. Every refusal is a `BadField` that names its field the way a client
-wrote it: `messages[0].content[1].type`.
+Above: `routes.generation`: first `peek`, then `from_openai` with the kind of what serves that
+model. Below: the shapes in `openai`, the rules for upstreams in `openai_forward`, the words in
+`refusals`. Knows no HTTP and no replica. Every refusal is a `BadField` that names its field the way
+a client wrote it: `messages[0].content[1].type`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from gateway.fleet.errors import BadField
 from gateway.wire.cache_control import to_breakpoints
 from gateway.wire.chat_messages import text_size_of_calls, to_messages
-from gateway.wire.openai import ChatCompletionRequest
+from gateway.wire.openai import ChatCompletionRequest, StreamOptions
 from gateway.wire.openai_forward import check_forward, without_our_tiers
 from gateway.wire.refusals import check_values, decode, unsupported
 from gateway.wire.request import ChatPrompt, GenerateRequest, OutputForm, ToolUse
@@ -75,6 +75,7 @@ def to_forward(body: Any) -> GenerateRequest:
         include_usage=fields.include_usage,
         n=fields.n,
         service_tier=fields.service_tier,
+        cache_key=fields.cache_key,
         has_tools=fields.has_tools,
         forward=without_our_tiers(body),
     )
@@ -82,7 +83,7 @@ def to_forward(body: Any) -> GenerateRequest:
 
 def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
     messages = to_messages(request.messages)
-    check_stream_options(request)
+    check_stream_options(request.stream_options, request.stream)
     if request.store:
         raise unsupported("store", "not supported: nothing is stored")
     form, tools = output_form(request), tool_use(request)
@@ -95,6 +96,7 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         n=request.n or 1,
         service_tier=request.service_tier,
+        cache_key=request.prompt_cache_key,
         has_tools=bool(request.tools),
         prompt=ChatPrompt(
             messages=messages,
@@ -110,7 +112,7 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
             frequency_penalty=request.frequency_penalty or 0.0,
             presence_penalty=request.presence_penalty or 0.0,
             logit_bias=request.logit_bias or {},
-            stop=stop_strings(request),
+            stop=stop_strings(request.stop),
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
             seed=request.seed,
@@ -138,11 +140,10 @@ def default(value: float | None, absent: float) -> float:
     return absent if value is None else value
 
 
-def check_stream_options(request: ChatCompletionRequest) -> None:
-    options = request.stream_options
+def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
     if options is None:
         return
-    if not request.stream:
+    if not stream:
         raise BadField(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             param="stream_options",
@@ -162,10 +163,8 @@ def max_tokens(request: ChatCompletionRequest) -> int | None:
     return old if new is None else new
 
 
-def stop_strings(request: ChatCompletionRequest) -> tuple[str, ...]:
-    if isinstance(request.stop, str):
-        return (request.stop,)
-    return tuple(request.stop or ())
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def logprobs(request: ChatCompletionRequest) -> int | None:

@@ -51,6 +51,8 @@ _LONE_SURROGATE = re.compile(
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u)[dD][c-fC-F][0-9a-fA-F]{2})"
 )
 
+_NUL = re.compile(rb"\\(?<!\\\\)(?:\\\\)*+u0000")
+
 _BROKEN_LITERAL = re.compile(rb"(?<=[:\[,\s])[tfn](?!rue\b|alse\b|ull\b)")
 LITERAL_BYTES = 6
 """`false` and what stands before it: the decoder tells of a broken literal behind its place."""
@@ -133,6 +135,12 @@ def invalid_utf8(body: bytes) -> int | None:
 def lone_surrogate(body: bytes) -> int | None:
     """Where half of a surrogate pair is written as an escape, as in `"\\ud800"`."""
     found = _LONE_SURROGATE.search(body)
+    return None if found is None else found.end() - 1
+
+
+def escaped_nul(body: bytes) -> int | None:
+    """Where a NUL is written, which JSON knows as an escape alone."""
+    found = _NUL.search(body)
     return None if found is None else found.end() - 1
 
 

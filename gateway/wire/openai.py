@@ -124,6 +124,8 @@ class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     """Not OpenAI's: what the model thought, for templates that show it."""
     parsed: Any = None
     """What a client's library read in the content; not read here."""
+    provider_specific_fields: dict[str, Any] | None = None
+    """What litellm puts beside a message that it read, and sends back with it; not read here."""
 
 
 class ToolMessage(Strict, tag_field="role", tag="tool"):

@@ -60,6 +60,7 @@ class ForwardFields(msgspec.Struct, frozen=True):
     include_usage: bool
     n: int
     service_tier: ServiceTier | None
+    cache_key: str | None
     has_tools: bool
 
 
@@ -78,7 +79,10 @@ def check_forward(body: Any) -> ForwardFields:
         optional_int(body.get(name), name, MAX_TOKENS)
     check_price(body)
     has_tools = bool(body.get("tools") or body.get("functions"))
-    return ForwardFields(model, stream, include_usage, n or 1, service_tier(body), has_tools)
+    cache_key = optional_text(body.get("prompt_cache_key"), "prompt_cache_key")
+    return ForwardFields(
+        model, stream, include_usage, n or 1, service_tier(body), cache_key, has_tools
+    )
 
 
 def without_our_tiers(body: dict[str, Any]) -> dict[str, Any]:
@@ -177,6 +181,12 @@ def optional_bool(value: Any, param: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise invalid(param, "expected a boolean")
     return bool(value)
+
+
+def optional_text(value: Any, param: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise invalid(param, "expected a string")
+    return value
 
 
 def optional_int(value: Any, param: str, maximum: int) -> int | None:

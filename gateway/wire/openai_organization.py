@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode, unsupported
+from gateway.wire.refusals import decode_kept, unsupported
 
 MAX_SECONDS = 10 * 366 * 24 * 3600
 MAX_SCOPES = 64
@@ -150,7 +150,7 @@ def read_body(content: bytes, kind: type[B]) -> B:
     """Raises: BadField."""
     if kind not in _decoders:
         _decoders[kind] = msgspec.json.Decoder(kind)
-    found: B = decode(_decoders[kind], content)
+    found: B = decode_kept(_decoders[kind], content)
     for field in NOT_HONOURED.get(kind, ()):
         if getattr(found, field) is not None:
             raise unsupported(field, "not supported here")

@@ -27,7 +27,7 @@ from gateway.wire.openai_admin import UsdNumber
 
 UsdNumberOrNull = Annotated[Any, Meta(extra_json_schema={"type": ["number", "null"]})]
 Status = Literal["running", "pending", "booked"]
-_ID = re.compile(r"(?:req_|chatcmpl-)([0-9a-f]{12}7[0-9a-f]{19})", re.ASCII)
+_ID = re.compile(r"(?:req_|chatcmpl-|msg_)([0-9a-f]{12}7[0-9a-f]{19})", re.ASCII)
 _encoder = msgspec.json.Encoder(decimal_format="number")
 
 
@@ -172,6 +172,11 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     charged_pico: Pico
 
 
+def in_us(unix_s: float) -> int:
+    """As Postgres keeps a time, so that a request says the same before and after it is there."""
+    return round(unix_s * 1_000_000)
+
+
 def to_generation(known: Known) -> Generation:
     """Of what the customer got: the house's waste is in the attempts alone."""
     last = next((each for each in reversed(known.events) if each.kind == "usage"), known.events[-1])
@@ -190,7 +195,7 @@ def to_generation(known: Known) -> Generation:
         cost=format_usd(known.charged_pico),
         cancelled=last.finish == "disconnect",
         finish_reason=None if known.status == "running" else last.finish,
-        latency=round((last.occurred_at - last.attempt.admitted_at) * 1000),
+        latency=round((in_us(last.occurred_at) - in_us(last.attempt.admitted_at)) / 1000),
         tokens_prompt=prompt,
         tokens_completion=output,
         native_tokens_prompt=prompt,

@@ -3,12 +3,13 @@ that is in the way.
 
 Above: `from_openai`, `openai_forward`, `openai_admin`. Below: msgspec, and `json_place` for what
 msgspec does not name: bytes that are no JSON, text that is no UTF-8, the keys of a map. It looks at
-a body a second time only after it was refused.
+a body a second time only after it was refused, but for a NUL, where one would be kept.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import islice
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from gateway.wire.json_place import (
     MAX_PATH_CHARS,
     MAX_VALUES,
     describe,
+    escaped_nul,
     has_more_values,
     invalid_utf8,
     locate,
@@ -29,6 +31,8 @@ from gateway.wire.json_place import (
 from gateway.wire.openai import MAX_LOGIT_BIASES, NOT_YET, Biases
 
 T = TypeVar("T")
+NotYet = Mapping[str, frozenset[str]]
+"""By the path of a field, without indices: values that its vendor knows and nobody here honours."""
 
 BROKEN_JSON = "We could not parse the JSON body of your request."
 
@@ -71,18 +75,30 @@ _biased_decoder = msgspec.json.Decoder(_Biased)
 _biases_decoder = msgspec.json.Decoder(Biases)
 
 
-def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def decode(decoder: msgspec.json.Decoder[T], body: bytes, not_yet: NotYet = NOT_YET) -> T:
     """Raises BadField for what is not JSON, not UTF-8, nested too deep or of another shape."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise to_bad_value(str(error), body) from error
+        raise to_bad_value(str(error), body, not_yet) from error
     except msgspec.DecodeError as error:
         raise to_bad_json(str(error), body) from error
     except UnicodeDecodeError as error:
         raise broken_at(body, "invalid UTF-8", invalid_utf8(body)) from error
     except RecursionError as error:
         raise broken("it is nested too deep", locate(body, len(body))) from error
+
+
+def decode_kept(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """As `decode`, of a body whose texts come to Postgres, which knows no NUL."""
+    found = decode(decoder, body)
+    offset = escaped_nul(body)
+    if offset is not None:
+        param = locate(body, offset) or "body"
+        detail = "This has a NUL character in it."
+        message = f"Invalid value for '{param}': it has a NUL character in it."
+        raise BadField(message, param=param, detail=detail)
+    return found
 
 
 def check_values(body: bytes) -> None:
@@ -131,7 +147,7 @@ def broken(reason: str, param: str | None) -> BadField:
 # ---- what has another shape
 
 
-def to_bad_value(text: str, body: bytes | None = None) -> BadField:
+def to_bad_value(text: str, body: bytes | None = None, not_yet: NotYet = NOT_YET) -> BadField:
     """msgspec says "Expected `int`, got `str` - at `$.n`". Of what stands in a map it does not say
     the key; that is in the body."""
     found = _AT.match(text)
@@ -164,7 +180,7 @@ def to_bad_value(text: str, body: bytes | None = None) -> BadField:
     if wrong:
         return wrong_type(path, wrong["wanted"], wrong["found"])
     if value := _VALUE.match(reason):
-        return wrong_value(path, value["value"])
+        return wrong_value(path, value["value"], not_yet)
     if reason.startswith("Expected `str` matching regex"):
         form = form_of(path, reason)
         detail = f"This must be {form}."
@@ -200,10 +216,10 @@ def wrong_type(path: str, wanted: str, found: str) -> BadField:
     )
 
 
-def wrong_value(path: str, value: str) -> BadField:
+def wrong_value(path: str, value: str, not_yet: NotYet) -> BadField:
     """One that OpenAI knows and this model cannot honour, or one that nobody knows."""
     value = value[:MAX_PATH_CHARS]
-    if value in NOT_YET.get(_INDEX.sub("[]", path), ()):
+    if value in not_yet.get(_INDEX.sub("[]", path), ()):
         return UnsupportedField(
             f"Unsupported value: '{path}' does not support '{value}' with this model yet.",
             param=path,

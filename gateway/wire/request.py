@@ -5,11 +5,12 @@ Above: the `from_x` conversions. Below: `fleet.Replica.prepare`. Knows no HTTP a
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from billing.cache_contracts import Ttl
+from billing.events import Tier
 from engine.protocol import Grammar
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -63,6 +64,8 @@ class PromptPlace(msgspec.Struct, frozen=True):
     num_chars: int | None = None
     """Of the last one's content; None: behind the whole message."""
     num_tools: int = 0
+    num_calls: int | None = None
+    """Of the last one's calls, which stand behind its content; None: all."""
 
 
 class CacheBreakpoint(msgspec.Struct, frozen=True):
@@ -74,18 +77,14 @@ class CacheBreakpoint(msgspec.Struct, frozen=True):
     """What an earlier request had kept counts if it reaches as far as this; None: as any."""
 
 
-class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for our own engine: every field is understood and will be honoured."""
+class Writing(msgspec.Struct, frozen=True, kw_only=True):
+    """What our own engine is to write, whatever it follows: every field is understood and will be
+    honoured."""
 
-    messages: list[dict[str, Any]]
-    """Template-ready: role and content (text parts already joined), name, calls and what they
-    answer where given."""
-    num_other_chars: int = 0
-    """Of the calls in the messages, about."""
-    breakpoints: tuple[CacheBreakpoint, ...] = ()
-    """At most `MAX_BREAKPOINTS`, in order; for a model whose cache contract is explicit."""
     max_tokens: int | None = None
     """Per choice. None: what is left of the context."""
+    fits_window: bool = False
+    """`max_tokens` may be more than is left of the context: then it is that."""
     min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -101,16 +100,84 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     logprobs: int | None = None
     include_stop_str_in_output: bool = False
+
+
+class ChatPrompt(Writing, frozen=True, kw_only=True):
+    """A conversation."""
+
+    messages: list[dict[str, Any]]
+    """Template-ready: role and content (text parts already joined), name, calls and what they
+    answer where given."""
+    num_other_chars: int = 0
+    """Of the calls in the messages, about."""
+    message_paths: tuple[str, ...] = ()
+    """What each was made of, as the client wrote it; none: each of a message of its own."""
+    continues: bool = False
+    """The last message is the beginning of the answer."""
+    breakpoints: tuple[CacheBreakpoint, ...] = ()
+    """At most `MAX_BREAKPOINTS`, in order; for a model whose cache contract is explicit."""
     form: OutputForm | None = None
     """None: whatever the model says."""
     reasoning_effort: ReasoningEffort | None = None
     """None: as the model does."""
+    effort_param: str = "reasoning_effort"
+    """The field that the client asked for it in."""
     tools: ToolUse | None = None
     """None: the model is shown none."""
 
+    def path_of(self, index: int) -> str:
+        """Of a message, for a refusal."""
+        return self.message_paths[index] if self.message_paths else f"messages[{index}]"
+
+
+PlainPrompt: TypeAlias = str | list[int]
+"""Text or token ids."""
+
+
+class CompletionPrompt(Writing, frozen=True, kw_only=True):
+    """Texts to go on with, each by itself; `logprobs` are of the prompt, too, where that is said
+    again."""
+
+    prompts: tuple[PlainPrompt, ...]
+    """Choice i of prompt p has the index p * n + i."""
+    echo: bool = False
+    """Say the prompt again before what follows it."""
+
+
+class EmbeddingPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts to be embedded, each by itself."""
+
+    prompts: tuple[PlainPrompt, ...]
+    dimensions: int | None = None
+    """None: as many as the model's have."""
+    as_base64: bool = False
+
+
+class PlainForward(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a body for an upstream, which is no chat's, the gateway needs to know."""
+
+    path: Literal["completions", "embeddings"]
+    """Behind the upstream's base URL."""
+    prompts: tuple[PlainPrompt, ...]
+    max_tokens: int = 0
+    """Per choice, as it is told."""
+
+
+class ToTokenize(msgspec.Struct, frozen=True, kw_only=True):
+    """What is only to be told in tokens; exactly one of `text` and `chat`."""
+
+    text: str | None = None
+    chat: ChatPrompt | None = None
+    add_special_tokens: bool
+    """What the tokenizer puts around a text by itself."""
+    add_generation_prompt: bool = True
+    with_texts: bool = False
+    """Of each token, too."""
+
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation as the gateway sees it. Exactly one of `prompt` and `forward` is set."""
+    """One generation as the gateway sees it. Exactly one of `prompt`, `completion`, `embedding` and
+    `forward` is set."""
 
     model: str
     stream: bool
@@ -118,17 +185,33 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The client asked for the usage chunk of a stream."""
     n: int = 1
     service_tier: ServiceTier | None = None
+    cache_key: str | None = None
+    """Of requests whose prompts begin alike, as their client says."""
     has_tools: bool = False
     """Some are offered to the model."""
     prompt: ChatPrompt | None = None
-    """For our engine."""
+    """For our engine, as the next two."""
+    completion: CompletionPrompt | None = None
+    embedding: EmbeddingPrompt | None = None
     forward: dict[str, Any] | None = None
     """For an OpenAI-compatible upstream: the client's body as decoded, unknown fields and all."""
+    plain: PlainForward | None = None
+    """Of `forward`; None: a chat completion's. `n` is of all prompts together."""
     is_capped: bool = False
     """A hard cap on spending binds it: no more may be read or written than was held for."""
     max_output_tokens: int | None = None
     """Per choice, of one for an upstream that did not say; the replica knows what it is called
     there."""
+
+
+class Heading(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer says of itself before it says anything."""
+
+    id: str
+    created: int
+    """Unix seconds."""
+    service_tier: Tier = "default"
+    """What it is served as."""
 
 
 def under_a_cap(request: GenerateRequest) -> GenerateRequest:

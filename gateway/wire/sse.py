@@ -28,9 +28,10 @@ class Event(NamedTuple):
     name: bytes = b"message"
 
 
-def encode(data: bytes) -> bytes:
-    """One unnamed event."""
-    return b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
+def encode(data: bytes, name: bytes | None = None) -> bytes:
+    """One event; most have no name."""
+    named = b"" if name is None else b"event: " + name + b"\n"
+    return named + b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
 
 
 def encode_run(before: bytes, texts: Sequence[bytes], after: bytes) -> bytes:

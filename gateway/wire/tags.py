@@ -1,8 +1,8 @@
 """What a request is counted by beside its key and model, as its client says: `X-Tollgate-Tags:
 team=search,feature=chat`.
 
-Above: `routes.chat`. Below: `billing.usage_tags`, which says what a tag may be. Knows no HTTP but
-the header's name.
+Above: `routes.generation`. Below: `billing.usage_tags`, which says what a tag may be. Knows no HTTP
+but the header's name.
 """
 
 from __future__ import annotations

@@ -12,20 +12,27 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from billing.events import Tier
 from billing.rating import Rated
-from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, RawRun, TextDelta, TokenInfo
+from gateway.fleet.replica import (
+    Item,
+    MeteredUsage,
+    RawBody,
+    RawChunk,
+    RawRun,
+    TextDelta,
+    TokenInfo,
+)
 from gateway.wire import sse
 from gateway.wire.answer import ChatCompletion, ChoiceLogprobs, Collected, call_id
 from gateway.wire.cost import to_usage_cost
 from gateway.wire.openai import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
-from gateway.wire.request import GenerateRequest
+from gateway.wire.request import GenerateRequest, Heading
 
 _encode = msgspec.json.Encoder().encode
 
-Items = Sequence[TextDelta | RawChunk | RawRun | RawBody]
+Items = Sequence[Item]
 
 
 PLAIN_ROLE = b'{"role":"assistant","content":"","refusal":null}'
@@ -41,13 +48,14 @@ class ChatEncoder(Protocol):
         """The rest, once the attempt is billed. `cost`: of who asked what it is."""
 
 
-def to_openai(
-    request: GenerateRequest, *, completion_id: str, created: int, service_tier: Tier = "default"
-) -> ChatEncoder:
-    """`completion_id`: `chatcmpl-...`; `created`: Unix seconds. An upstream's answer keeps its
-    own of both. `service_tier`: what it is served as.
-    """
-    head = Head(id=completion_id, created=created, model=request.model, service_tier=service_tier)
+def to_openai(request: GenerateRequest, heading: Heading) -> ChatEncoder:
+    """An upstream's answer keeps its own id and time."""
+    head = Head(
+        id=heading.id,
+        created=heading.created,
+        model=request.model,
+        service_tier=heading.service_tier,
+    )
     if request.stream:
         if request.forward is not None:
             return RawStream(head, request.include_usage)
@@ -78,7 +86,8 @@ class Head(msgspec.Struct, kw_only=True):
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    service_tier: str | None
+    service_tier: str | None | UnsetType
+    """UNSET: such answers say nothing of it."""
     system_fingerprint: str | None = None
 
     def opened(self) -> bytes:
@@ -178,6 +187,7 @@ class ChatBody:
         return b""
 
     def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+        tier = self._head.service_tier
         return _encode(
             ChatCompletion(
                 id=self._head.id,
@@ -185,7 +195,7 @@ class ChatBody:
                 model=self._head.model,
                 choices=[each.choice(index) for index, each in enumerate(self._choices)],
                 usage=to_usage(usage, cost),
-                service_tier=self._head.service_tier,
+                service_tier=None if tier is UNSET else tier,
                 system_fingerprint=self._head.system_fingerprint,
             )
         )
@@ -234,7 +244,10 @@ class RawBodies:
         return b""
 
     def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
-        return self._body[:-1] + b',"usage":' + _encode(to_usage(usage, cost)) + b"}"
+        return self.closed(_encode(to_usage(usage, cost)))
+
+    def closed(self, usage: bytes) -> bytes:
+        return self._body[:-1] + b',"usage":' + usage + b"}"
 
 
 class _Theirs(msgspec.Struct):
@@ -254,8 +267,9 @@ def like(head: Head, chunk: bytes) -> Head:
         return head
     return Head(
         id=theirs.id or head.id,
+        object=head.object,
         created=theirs.created or head.created,
         model=head.model,
-        service_tier=theirs.service_tier,
+        service_tier=theirs.service_tier if head.service_tier is not UNSET else UNSET,
         system_fingerprint=theirs.system_fingerprint,
     )

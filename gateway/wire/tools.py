@@ -1,8 +1,9 @@
 """What the tools of a request ask of our engine's model: which it is shown, and which of them, if
 any, it must call.
 
-Above: `from_openai`. Below: the shapes in `openai_tools`. How a call looks in a model's output is
-the model's own affair (`engine.output_parser`).
+Above: `from_openai`; `responses_tools`, which refuses in the same words. Below: the shapes in
+`openai_tools`. How a call looks in a model's output is the model's own affair
+(`engine.output_parser`).
 """
 
 from __future__ import annotations
@@ -56,20 +57,32 @@ def only_with_tools(param: str) -> BadField:
     return BadField(f"'{param}' is only allowed when 'tools' are specified.", param=param)
 
 
+def named_twice(param: str) -> BadField:
+    return BadField(f"Invalid value for '{param}': two tools have it.", param=param)
+
+
+def unnamed(param: str) -> BadField:
+    return BadField(f"Invalid value for '{param}': no tool has that name.", param=param)
+
+
+def check_is_object(parameters: dict[str, Any] | None, param: str) -> None:
+    """Raises BadField."""
+    if parameters and parameters.get("type", "object") != "object":
+        raise BadField(
+            f"Invalid value for '{param}': arguments are an object, "
+            "so the schema's type has to be 'object'.",
+            param=param,
+        )
+
+
 def named_once(tools: list[FunctionTool]) -> dict[str, Tool]:
     found: dict[str, Tool] = {}
     for index, each in enumerate(tools):
         function = each.function
         if function.name in found:
-            param = f"tools[{index}].function.name"
-            raise BadField(f"Invalid value for '{param}': two tools have it.", param=param)
+            raise named_twice(f"tools[{index}].function.name")
         param = f"tools[{index}].function.parameters"
-        if function.parameters and function.parameters.get("type", "object") != "object":
-            raise BadField(
-                f"Invalid value for '{param}': arguments are an object, "
-                "so the schema's type has to be 'object'.",
-                param=param,
-            )
+        check_is_object(function.parameters, param)
         found[function.name] = Tool(
             name=function.name,
             shown=shown(each),
@@ -94,7 +107,7 @@ def shown(tool: FunctionTool) -> dict[str, Any]:
 def known(choice: NamedTool, by_name: dict[str, Tool], param: str) -> str:
     name = choice.function.name
     if name not in by_name:
-        raise BadField(f"Invalid value for '{param}': no tool has that name.", param=param)
+        raise unnamed(param)
     return name
 
 

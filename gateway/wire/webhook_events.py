@@ -26,6 +26,7 @@ from billing.currency import format_coins
 from billing.invoices.transitions import Entered
 from billing.money import Pico, format_usd
 from billing.top_ups import TopUp, TopUpState
+from gateway.batches.batches import Batch
 
 EventType = Literal[
     "budget.threshold_reached",
@@ -33,6 +34,10 @@ EventType = Literal[
     "spend.unusual",
     "credits.low",
     "credits.exhausted",
+    "batch.completed",
+    "batch.failed",
+    "batch.expired",
+    "batch.cancelled",
     "top_up.requested",
     "top_up.granted",
     "top_up.failed",
@@ -114,6 +119,14 @@ class BalanceCrossed(msgspec.Struct, frozen=True, kw_only=True):
     """`refused`: less is left than a request might have cost, which was refused."""
 
 
+class BatchEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """As OpenAI tells of one, and whose it is."""
+
+    id: str
+    organization_id: str
+    project_id: str
+
+
 class TopUpEntered(msgspec.Struct, frozen=True, kw_only=True):
     """`requested`: who takes payments for the installation grants it, or says that it failed; both
     by `top_up_id`, any number of times."""
@@ -152,7 +165,7 @@ class Pinged(msgspec.Struct, frozen=True, kw_only=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     timestamp: datetime
-    data: ThresholdReached | BalanceCrossed | TopUpEntered | Pinged | InvoiceEntered
+    data: ThresholdReached | BalanceCrossed | BatchEnded | TopUpEntered | Pinged | InvoiceEntered
 
 
 class AlertView(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,6 +228,15 @@ def top_up_event(top_up: TopUp) -> Event:
             credit_id=top_up.credit_id,
             failure=top_up.failure,
         ),
+    )
+
+
+def batch_event(batch: Batch) -> Event:
+    """Of one that has ended."""
+    return Event(
+        type=f"batch.{batch.status}",
+        timestamp=getattr(batch, f"{batch.status}_at"),
+        data=BatchEnded(id=batch.id, organization_id=batch.org_id, project_id=batch.project_id),
     )
 
 

@@ -24,6 +24,8 @@ class Exchange:
     headers: dict[str, str]
     body: dict[str, Any]
     writer: asyncio.StreamWriter
+    target: str
+    """What was asked for: the path and its query."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """The client closed the connection before the answer was complete."""
 
@@ -109,10 +111,10 @@ async def read_exchange(
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
-    lines = head.decode().split("\r\n")[1:-2]
+    first, *lines = head.decode().split("\r\n")[:-2]
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
     body = await reader.readexactly(int(headers["content-length"]))
-    return Exchange(headers, json.loads(body), writer)
+    return Exchange(headers, json.loads(body), writer, first.split(" ")[1])
 
 
 async def watch(reader: asyncio.StreamReader, exchange: Exchange) -> None:

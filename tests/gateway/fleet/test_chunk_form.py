@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.fleet.replica import RawRun
 from gateway.fleet.upstream import read_all
 from gateway.fleet.upstream_meter import UpstreamMeter
-from gateway.wire.request import GenerateRequest
+from gateway.wire.request import GenerateRequest, Heading
 from gateway.wire.sse import EventParser
 from gateway.wire.to_openai import to_openai
 
@@ -63,7 +63,7 @@ def of_text(text: str) -> Any:
 def passed_on(meter: UpstreamMeter, pieces: list[bytes], include_usage: bool) -> Any:
     """What a client gets, the usage after each piece, and what went wrong."""
     request = GenerateRequest(model="m", stream=True, include_usage=include_usage, forward={})
-    encoder = to_openai(request, completion_id="chatcmpl-2", created=1)
+    encoder = to_openai(request, Heading(id="chatcmpl-2", created=1))
     parser, sent, usages = EventParser(), b"", []
     for piece in [*pieces, b""]:
         items, fault = read_all(meter, parser, piece)

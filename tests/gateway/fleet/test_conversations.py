@@ -23,7 +23,7 @@ from gateway.fleet.errors import BadField
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MeteredUsage, TextDelta
 from gateway.wire.from_openai import from_openai
-from gateway.wire.request import GenerateRequest
+from gateway.wire.request import GenerateRequest, Heading
 from gateway.wire.to_openai import to_openai
 from tests.journeys.sdk_shapes import said
 
@@ -107,7 +107,7 @@ class Answer:
     """What one request got, and what it used."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        encoder = to_openai(request, completion_id="chatcmpl-1", created=1)
+        encoder = to_openai(request, Heading(id="chatcmpl-1", created=1))
         self.encoder, self.body = encoder, b""
         self.usage: MeteredUsage | None = None
         self.finished = False

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app import room_before
 from gateway.fleet import places as places_module
 from gateway.fleet.places import LOG_EVERY_S, MAX_LOOK, REST_S, SharedPlaces
+from gateway.fleet.upstream_routes import room_before
 from gateway.fleet.waiting_room import Place, WaitingRoom
 from gateway.lanes import Turn
 from gateway.settings import Settings, load

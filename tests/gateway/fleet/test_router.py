@@ -11,8 +11,9 @@ import pytest
 
 from gateway.fleet.errors import UnknownModel
 from gateway.fleet.replica import ReplicaHealth
-from gateway.fleet.router import COOL_DOWN_MAX_S, Fleet, Route
+from gateway.fleet.router import COOL_DOWN_MAX_S, Fleet, Route, affinity
 from gateway.principal import Principal
+from gateway.wire.request import GenerateRequest
 
 ANYBODY = Principal(org_id="o", project_id="p", key_id="k", key_hint="", scopes=frozenset())
 
@@ -52,8 +53,15 @@ def report(fleet: Fleet, place: Any, *, ok: bool) -> None:
     fleet.report(place, ok=ok)
 
 
-def names(fleet: Fleet, route: Route) -> list[str]:
-    return [replica.name for replica in fleet.order(route)]
+def names(fleet: Fleet, route: Route, affinity: bytes | None = None) -> list[str]:
+    return [replica.name for replica in fleet.order(route, affinity)]
+
+
+def key(text: str, org_id: str = "o") -> bytes:
+    request = GenerateRequest(model="m", stream=False, include_usage=False, cache_key=text)
+    found = affinity(request, msgspec.structs.replace(ANYBODY, org_id=org_id))
+    assert found is not None
+    return found
 
 
 def test_models_by_name() -> None:
@@ -104,6 +112,46 @@ def test_the_first_is_drawn_by_weight_and_the_rest_follow() -> None:
     assert abs(firsts["a"] / 5000 - 3 / 5) < 0.03
     seconds = Counter(order[1] for order in orders if order[0] == "b")
     assert abs(seconds["a"] / seconds.total() - 3 / 4) < 0.05
+
+
+def test_a_cache_key_goes_to_the_same_replica_in_every_process() -> None:
+    places = Place("a", 3), Place("b", 1), Place("c", 1)
+    fleet, route, _ = fleet_of(*places)
+    other, same_route, _ = fleet_of(*places)
+    keys = [key(str(number)) for number in range(2000)]
+    orders = [names(fleet, route, each) for each in keys]
+    assert orders == [names(other, same_route, each) for each in keys]
+    firsts = Counter(order[0] for order in orders)
+    assert abs(firsts["a"] / 2000 - 3 / 5) < 0.04, "by weight"
+    without_c, shorter, _ = fleet_of(*places[:2])
+    left = [[name for name in order if name != "c"] for order in orders]
+    assert left == [names(without_c, shorter, each) for each in keys], "only c's keys moved"
+
+
+def test_a_cache_key_of_another_org_is_another() -> None:
+    fleet, route, _ = fleet_of(*(Place(name) for name in "abcdefgh"))
+    assert len({names(fleet, route, key("k", f"o{number}"))[0] for number in range(50)}) > 4
+
+
+def test_who_names_no_cache_key_is_drawn_for() -> None:
+    request = GenerateRequest(model="m", stream=False, include_usage=False)
+    assert affinity(request, ANYBODY) is None
+
+
+def test_a_cache_key_makes_no_replica_much_busier_than_the_others() -> None:
+    places = Place("a"), Place("b")
+    fleet, route, _ = fleet_of(*places, kind="engine")
+    mine = key("k")
+    first, second = sorted(places, key=lambda place: names(fleet, route, mine).index(place.name))
+    first.load, second.load = 10, 6
+    assert names(fleet, route, mine)[0] == first.name, "within a quarter of the mean"
+    first.load = 14
+    assert names(fleet, route, mine)[0] == second.name
+    first.load = 3
+    second.load = 2
+    assert names(fleet, route, mine)[0] == first.name, "one request is no load"
+    first.available = False
+    assert names(fleet, route, mine)[0] == second.name
 
 
 def test_engines_are_ordered_by_load() -> None:

@@ -22,6 +22,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 TOP = {row.path: row.treatment for row in rows(CHAT) if "." not in row.path}
 
 HONOURED: dict[str, Any] = {
+    "prompt_cache_key": "k",
     "model": "other",
     "messages": [{"role": "user", "content": "bye"}],
     "max_tokens": 5,
@@ -65,7 +66,6 @@ ONLY_REFUSES: dict[str, Any] = {"store": False, "modalities": ["text"]}
 IGNORED: dict[str, Any] = {
     "user": "u",
     "safety_identifier": "u",
-    "prompt_cache_key": "k",
     "metadata": {"a": "b"},
 }
 

@@ -189,7 +189,6 @@ def test_what_means_nothing_here_is_accepted() -> None:
     assert plain == engine(
         user="u",
         safety_identifier="s",
-        prompt_cache_key="k",
         metadata={"a": "b"},
         store=False,
         response_format={"type": "text"},
@@ -213,6 +212,7 @@ def test_messages_of_every_role() -> None:
             "audio": None,
             "tool_calls": None,
             "function_call": None,
+            "provider_specific_fields": {"refusal": None},
         },
     ]
     assert prompt(messages=messages).messages == [

@@ -6,6 +6,7 @@ import json
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from gateway.wire.json_place import (
     locate,
     lone_surrogate,
 )
+from gateway.wire.refusals import decode_kept
 
 MARK = "\u00a7"
 KEYS = st.text(st.characters(exclude_characters=MARK + ".[", codec="utf-8"), max_size=5)
@@ -220,3 +222,31 @@ def test_a_broken_body_takes_linear_time(body: bytes) -> None:
     with pytest.raises(BadField):
         from_openai(body, "upstream")
     assert time.process_time() - begun < MAX_REFUSAL_S
+
+
+class Kept(msgspec.Struct):
+    name: str = ""
+    lines: dict[str, list[str]] = {}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (rb'{"name": "a\u0000b"}', "name"),
+        (rb'{"name": "\\\u0000"}', "name"),
+        (rb'{"name": "a", "lines": {"k": ["x", "\u0000"]}}', "lines.k[1]"),
+        (rb'{"name": "a\\u0000b"}', None),
+        (rb'{"name": "a\u00001"}', "name"),
+        (rb'{"name": "\u0001", "lines": {}}', None),
+    ],
+)
+def test_a_nul_is_refused_by_its_field_where_it_would_be_kept(
+    body: bytes, param: str | None
+) -> None:
+    decoder = msgspec.json.Decoder(Kept)
+    if param is None:
+        assert decode_kept(decoder, body) == decoder.decode(body)
+        return
+    with pytest.raises(BadField, match="NUL") as refused:
+        decode_kept(decoder, body)
+    assert refused.value.param == param

@@ -54,6 +54,7 @@ TWO_VALUES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "messages[].tool_calls[].index": (ASSISTANT, 0, 1),
     "messages[].reasoning_content": (ASSISTANT, "a", "b"),
     "messages[].parsed": (ASSISTANT, {}, {"a": 1}),
+    "messages[].provider_specific_fields": (ASSISTANT, None, {"refusal": None}),
     "messages[].tool_call_id": (TOOL, "a", "b"),
     "stream_options.include_usage": ({"stream": True}, False, True),
     "response_format.type": ({}, "text", "json_object"),

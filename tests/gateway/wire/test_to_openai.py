@@ -24,6 +24,7 @@ from gateway.fleet.replica import (
     TokenTop,
 )
 from gateway.wire.from_openai import from_openai
+from gateway.wire.request import Heading
 from gateway.wire.to_openai import ChatEncoder, to_openai
 from tests.journeys.sdk_shapes import extras, said
 
@@ -37,9 +38,8 @@ HEAD = {"created": 1_700_000_000, "model": "penny", "service_tier": "default"}
 def encoder(*, upstream: bool = False, served: Tier = "default", **fields: Any) -> ChatEncoder:
     body = {"model": "penny", "messages": [{"role": "user", "content": "x"}], **fields}
     request = from_openai(json.dumps(body).encode(), "upstream" if upstream else "engine")
-    return to_openai(
-        request, completion_id="chatcmpl-1", created=1_700_000_000, service_tier=served
-    )
+    heading = Heading(id="chatcmpl-1", created=1_700_000_000, service_tier=served)
+    return to_openai(request, heading)
 
 
 def sdk(answer: bytes, media_type: str) -> OpenAI:

@@ -1,0 +1,215 @@
+"""The body of Anthropic's messages to a `GenerateRequest`, or the name of the field that is in the
+way.
+
+Above: `routes.messages`. Below: the shapes in `anthropic`, `anthropic_messages` for the
+conversation. Whatever serves the model, an upstream too, gets the same `ChatPrompt`: what it cannot
+honour of that its replica refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from engine.protocol import Grammar
+from gateway.fleet.errors import BadField
+from gateway.wire.anthropic import (
+    NOT_YET,
+    AnyChoice,
+    AutoChoice,
+    Conversation,
+    CountTokensRequest,
+    MessagesRequest,
+    NoTool,
+    OneTool,
+    ThinkingDisabled,
+    ThinkingEnabled,
+    Tool,
+)
+from gateway.wire.anthropic_messages import Templated, to_messages
+from gateway.wire.cache_control import FIELD, Block, breakpoints_of, of_tools
+from gateway.wire.from_openai import ModelKind, default
+from gateway.wire.refusals import check_values, decode
+from gateway.wire.request import (
+    CacheBreakpoint,
+    ChatPrompt,
+    GenerateRequest,
+    OutputForm,
+    ReasoningEffort,
+    ToolUse,
+)
+from gateway.wire.request import Tool as OfferedTool
+from gateway.wire.structured import check_size, encoded
+from gateway.wire.tools import check_is_object, named_twice, only_with_tools, text_size, unnamed
+
+EFFORTS: tuple[tuple[int, ReasoningEffort], ...] = ((4096, "low"), (16384, "medium"))
+"""Of a budget below so many tokens; from there on `high`."""
+
+_messages_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountTokensRequest)
+
+
+def from_anthropic(body: bytes, kind: ModelKind) -> GenerateRequest:
+    """Raises BadField."""
+    check_values(body)
+    return to_generate(decode(_messages_decoder, body, NOT_YET))
+
+
+def from_count_tokens(body: bytes) -> GenerateRequest:
+    """Its prompt is to be counted. Raises BadField."""
+    check_values(body)
+    request = decode(_count_decoder, body, NOT_YET)
+    return GenerateRequest(
+        model=request.model,
+        stream=False,
+        include_usage=False,
+        has_tools=bool(request.tools),
+        prompt=to_prompt(request),
+    )
+
+
+def to_generate(request: MessagesRequest) -> GenerateRequest:
+    thinking = request.thinking
+    if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
+        param = "thinking.budget_tokens"
+        raise BadField(f"Invalid value for '{param}': not less than 'max_tokens'.", param=param)
+    greedy_by_top_p = request.top_p == 0  # only the most likely token is left of the nucleus
+    prompt = msgspec.structs.replace(
+        to_prompt(request),
+        max_tokens=request.max_tokens,
+        fits_window=True,
+        temperature=default(request.temperature, 1.0),
+        top_p=1.0 if greedy_by_top_p else default(request.top_p, 1.0),
+        top_k=1 if greedy_by_top_p else request.top_k or 0,
+        stop=tuple(request.stop_sequences or ()),
+    )
+    return GenerateRequest(
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=True,
+        service_tier="default" if request.service_tier == "standard_only" else None,
+        has_tools=bool(request.tools),
+        prompt=prompt,
+    )
+
+
+def to_prompt(request: Conversation) -> ChatPrompt:
+    conversation = to_messages(request.system, request.messages)
+    effort, effort_param = reasoning_effort(request)
+    if conversation.continues and isinstance(request.thinking, ThinkingEnabled):
+        param = conversation.paths[-1]
+        message = f"Invalid value for '{param}': what is thought about cannot have begun."
+        raise BadField(message, param=param)
+    return ChatPrompt(
+        messages=conversation.messages,
+        message_paths=tuple(conversation.paths),
+        continues=conversation.continues,
+        num_other_chars=conversation.num_other_chars,
+        breakpoints=to_breakpoints(request, conversation),
+        form=output_form(request),
+        reasoning_effort=effort,
+        effort_param=effort_param,
+        tools=tool_use(request),
+    )
+
+
+def to_breakpoints(request: Conversation, conversation: Templated) -> tuple[CacheBreakpoint, ...]:
+    blocks = [*of_tools(request.tools or ()), *conversation.blocks]
+    if request.cache_control is not None:
+        mark_last(blocks, (FIELD, request.cache_control))
+    return breakpoints_of(blocks)
+
+
+def mark_last(blocks: list[Block], mark: Any) -> None:
+    """The last block that can be kept, unless its client has marked it."""
+    for position in reversed(range(len(blocks))):
+        block = blocks[position]
+        if not block.is_empty:
+            if not block.marks:
+                blocks[position] = block._replace(marks=[mark])
+            return
+
+
+def reasoning_effort(request: Conversation) -> tuple[ReasoningEffort | None, str]:
+    """How much is to be thought, and the field that says so. A budget is a target, to the vendor's
+    own models as well."""
+    thinking, config = request.thinking, request.output_config
+    asked = None if config is None else config.effort
+    match thinking:
+        case ThinkingDisabled():
+            return "none", "thinking"
+        case ThinkingEnabled() if asked is None:
+            budget = thinking.budget_tokens
+            return next((each for most, each in EFFORTS if budget < most), "high"), "thinking"
+    return asked, "output_config.effort"
+
+
+def output_form(request: Conversation) -> OutputForm | None:
+    config = request.output_config
+    if config is None or config.format is None:
+        return None
+    param = "output_config.format.schema"
+    grammar = Grammar(kind="json_schema", text=encoded(config.format.schema, param))
+    form = OutputForm(grammar, param)
+    check_size(form)
+    return form
+
+
+# ---- tools
+
+
+def tool_use(request: Conversation) -> ToolUse | None:
+    """None: the model is shown none. Raises BadField."""
+    choice = request.tool_choice
+    if not request.tools:
+        if isinstance(choice, AnyChoice | OneTool):
+            raise only_with_tools("tool_choice")
+        return None
+    by_name = {tool.name: tool for tool in named_once(request.tools)}
+    if isinstance(choice, NoTool):
+        return None
+    forced: tuple[str, ...] = ()
+    if isinstance(choice, AnyChoice):
+        forced = tuple(by_name)
+    elif isinstance(choice, OneTool):
+        if choice.name not in by_name:
+            raise unnamed("tool_choice.name")
+        forced = (choice.name,)
+    return ToolUse(
+        tools=tuple(by_name.values()),
+        forced=forced,
+        parallel=is_parallel(choice),
+        num_chars=sum(text_size(tool) for tool in by_name.values()),
+    )
+
+
+def is_parallel(choice: AutoChoice | AnyChoice | OneTool | None) -> bool:
+    """Who names a tool wants one call of it."""
+    return choice is None or not (isinstance(choice, OneTool) or choice.disable_parallel_tool_use)
+
+
+def named_once(tools: list[Tool]) -> Iterator[OfferedTool]:
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in seen:
+            raise named_twice(f"tools[{index}].name")
+        seen.add(tool.name)
+        param = f"tools[{index}].input_schema"
+        check_is_object(tool.input_schema, param)
+        yield OfferedTool(
+            name=tool.name,
+            shown=shown(tool),
+            parameters=tool.input_schema,
+            strict=bool(tool.strict),
+            param=param,
+        )
+
+
+def shown(tool: Tool) -> dict[str, Any]:
+    """As chat templates expect it."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": {**function, "parameters": tool.input_schema}}

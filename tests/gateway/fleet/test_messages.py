@@ -1,0 +1,172 @@
+"""Anthropic's conversations that hypothesis makes up, before penny's own template and tokenizer, as
+`test_conversations` has those of chat: each is answered, its stream adds up to the whole and every
+token counts, or it is refused by a field of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.fake import FakeCore, FakeEngine
+from engine.protocol import EngineRequest
+from gateway.fleet.engine_replica import EngineReplica
+from gateway.fleet.errors import BadField
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.replica import MeteredUsage
+from gateway.wire.from_anthropic import from_anthropic, from_count_tokens
+from gateway.wire.request import GenerateRequest, Heading
+from gateway.wire.to_anthropic import to_anthropic, to_opening
+from tests.gateway.fleet.test_conversations import ANSWER, TEMPLATE, TEXT, TOKENIZER, without_none
+from tests.gateway.wire.test_to_anthropic import read_stream, read_whole
+from tests.journeys.sdk_shapes import extras, said_by
+
+KEPT = st.sampled_from([None, None, {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}])
+NAME = st.sampled_from(["f", "g"])
+ID = st.sampled_from(["toolu_1", "toolu_2"])
+BLOCK = st.one_of(
+    st.builds(
+        lambda text, kept: without_none(type="text", text=text, cache_control=kept), TEXT, KEPT
+    ),
+    st.builds(lambda text: {"type": "thinking", "thinking": text, "signature": "s"}, TEXT),
+    st.builds(
+        lambda id_, name, given, kept: without_none(
+            type="tool_use", id=id_, name=name, input=given, cache_control=kept
+        ),
+        ID,
+        NAME,
+        st.sampled_from([{}, {"a": [1, "ü"]}, {"a": {"b": None}}]),
+        KEPT,
+    ),
+    st.builds(
+        lambda id_, content, failed, kept: without_none(
+            type="tool_result",
+            tool_use_id=id_,
+            content=content,
+            is_error=failed,
+            cache_control=kept,
+        ),
+        ID,
+        st.none() | TEXT | st.lists(st.builds(lambda text: {"type": "text", "text": text}, TEXT)),
+        st.none() | st.booleans(),
+        KEPT,
+    ),
+    st.builds(lambda kind: {"type": kind}, st.sampled_from(["image", "redacted_thinking"])),
+)
+MESSAGE = st.builds(
+    lambda role, content: {"role": role, "content": content},
+    st.sampled_from(["user", "assistant", "user", "assistant", "system"]),
+    TEXT | st.lists(BLOCK, max_size=3),
+)
+LOOP = st.builds(
+    lambda said, given, result, kept: [
+        {"role": "user", "content": said},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "f", "input": given}],
+        },
+        {
+            "role": "user",
+            "content": [
+                without_none(
+                    type="tool_result", tool_use_id="t", content=result, cache_control=kept
+                )
+            ],
+        },
+    ],
+    TEXT,
+    st.sampled_from([{}, {"a": 1}]),
+    TEXT,
+    KEPT,
+)
+"""Whole turns, which are seldom made of blocks by chance."""
+TOOL = st.builds(
+    lambda name, strict, kept: without_none(
+        name=name, input_schema={"type": "object"}, strict=strict, cache_control=kept
+    ),
+    NAME,
+    st.none() | st.just(False),
+    KEPT,
+)
+FIELDS = st.fixed_dictionaries(
+    {
+        "messages": st.lists(MESSAGE, min_size=1, max_size=5)
+        | st.builds(list.__add__, LOOP, st.lists(MESSAGE, max_size=2)),
+        "max_tokens": st.sampled_from([1, 3, 40, 10**9]),
+    },
+    optional={
+        "system": TEXT | st.lists(st.builds(lambda text: {"type": "text", "text": text}, TEXT)),
+        "tools": st.lists(TOOL, max_size=3, unique_by=lambda tool: tool["name"]),
+        "tool_choice": st.sampled_from([{"type": "auto"}, {"type": "none"}]),
+        "stop_sequences": st.lists(st.sampled_from(["a", "}", "ü"]), max_size=2),
+        "thinking": st.sampled_from([{"type": "adaptive"}, {"type": "disabled"}]),
+        "cache_control": st.just({"type": "ephemeral"}),
+    },
+)
+
+
+class Answer:
+    def __init__(self, request: GenerateRequest) -> None:
+        heading = Heading(id="msg_1", created=1)
+        self.encoder, self.opening = to_anthropic(request, heading), to_opening(request, heading)
+        self.body = b""
+        self.usage: MeteredUsage | None = None
+
+    async def run(self, replica: EngineReplica, request: GenerateRequest) -> bytes:
+        prepared = await replica.prepare(request)
+        async with aclosing(replica.stream(prepared, attempt_id="a", cache_salt="")) as stream:
+            async for event in stream:
+                assert event.usage is not None
+                if self.opening is not None:
+                    self.body, self.opening = self.opening(event.usage), None
+                self.body += self.encoder.encode(event.items)
+                self.usage = event.usage
+        assert event.finished and self.usage is not None
+        return self.body + self.encoder.finish(self.usage)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(fields=FIELDS, answer=ANSWER)
+async def test_a_conversation_is_answered_or_refused_by_name(
+    threads: PrepareThreads, fields: dict[str, Any], answer: str
+) -> None:
+    ids = TOKENIZER.encode(answer)
+
+    def respond(request: EngineRequest, index: int) -> Iterator[int]:
+        return iter(ids)
+
+    answers: list[bytes] = []
+    for stream in (True, False):
+        core = FakeCore(vocab_size=TOKENIZER.vocab_size, respond=respond)
+        replica = EngineReplica(
+            name="penny",
+            client=FakeEngine(core),
+            tokenizer=TOKENIZER,
+            template=TEMPLATE,
+            threads=threads,
+            cache_contract="explicit",
+        )
+        try:
+            body = json.dumps({"model": "penny", "stream": stream, **fields}).encode()
+            request = from_anthropic(body, "engine")
+            got = Answer(request)
+            answers.append(await got.run(replica, request))
+        except BadField as error:
+            assert (error.param or "").split("[")[0].split(".")[0] in fields
+            return
+        assert got.usage is not None
+        assert got.usage.output + got.usage.wasted_output == core.status().generated_tokens
+        without = ("max_tokens", "stop_sequences")
+        counted = {name: value for name, value in fields.items() if name not in without}
+        asked = from_count_tokens(json.dumps({"model": "penny", **counted}).encode())
+        assert await replica.count(asked) == got.usage.prompt_tokens
+    streamed, whole = answers
+    message = read_whole(whole)
+    assert extras(message) == []
+    assert said_by(read_stream(streamed)) == said_by(message)
