@@ -30,11 +30,12 @@ from billing.ever_used import ever_used
 from billing.invoices.invoicer import Invoicer
 from billing.price_book import PriceBook
 from billing.spool import Spool
-from billing.worker import Shipper
+from billing.worker import OnBooked, Shipper
 from engine.client import EngineClient
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.auth.guards import authenticate
 from gateway.auth.wiring import open_auth
+from gateway.batches.wiring import open_batches
 from gateway.books import PostgresBooks
 from gateway.cache_leases import CacheLeases, both
 from gateway.connection import LAST_REQUEST_S
@@ -43,13 +44,11 @@ from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.engine_clients import await_engines, connect_engines
 from gateway.engine_counts import start_daily_agreement
 from gateway.errors import to_face
-from gateway.fleet.input_estimate import Encode
+from gateway.files.wiring import open_files
 from gateway.fleet.kept_prefixes import OnAsked
-from gateway.fleet.places import SharedPlaces
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
-from gateway.fleet.upstream import UpstreamReplica
-from gateway.fleet.waiting_room import WaitingRoom
+from gateway.fleet.upstream_routes import upstream_route
 from gateway.home import Home
 from gateway.idempotency_keys import IdempotencyKeys, answer_keys
 from gateway.inference import Desk, drain
@@ -58,64 +57,22 @@ from gateway.limits.limiter import Limiter
 from gateway.limits.refused_caps import RefusedCaps
 from gateway.networks import Networks
 from gateway.readiness import Readiness
-from gateway.routes import (
-    admin_alerts,
-    admin_billing,
-    admin_cache_leases,
-    admin_collection,
-    admin_credits,
-    admin_forecast,
-    admin_invoices,
-    admin_issuers,
-    admin_journal,
-    admin_keys,
-    admin_members,
-    admin_models,
-    admin_oauth,
-    admin_organization,
-    admin_orgs,
-    admin_plans,
-    admin_prices,
-    admin_projects,
-    admin_reratings,
-    admin_spend_caps,
-    admin_top_ups,
-    admin_webhooks,
-    anthropic_reports,
-    audit_logs,
-    chat,
-    external_login,
-    health,
-    mcp,
-    model_permissions,
-    models,
-    oauth,
-    oauth_account_key,
-    oauth_authorize,
-    oauth_errors,
-    oauth_invite,
-    oauth_login,
-    oauth_passkeys,
-    oauth_password,
-    oauth_register,
-    organization,
-    own_view,
-    protected_resources,
-    signing_keys,
-)
+from gateway.responses.wiring import open_responses
+from gateway.routes import oauth_errors, protected_resources
+from gateway.routes.all import ROUTES
 from gateway.routes.cors import Cors
 from gateway.routes.counted import CLIENT_LEFT, OUTCOME, Counted
 from gateway.routes.envelope import REQUEST_ID, Envelope
 from gateway.routes.head import Head
 from gateway.routes.idempotency import Idempotent, claim_key
-from gateway.routes.problem import encode_face
+from gateway.routes.problem import encode_face, spoken
 from gateway.routes.schema import complete, openapi_config
 from gateway.routes.straight import Straight
 from gateway.secret import Secret
-from gateway.served_models import ModelConfig
 from gateway.services import Services
-from gateway.settings import Settings, read_secret
+from gateway.settings import Settings
 from gateway.settlement import Settlement
+from gateway.superseded import start_superseded
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 from gateway.tenancy.suspension import tell_workers
@@ -156,50 +113,7 @@ def create_app(
 def with_routes(max_body_bytes: int) -> Litestar:
     """What does not depend on settings beside this: what does, stands in its state."""
     app = Application(
-        route_handlers=[
-            *health.routes,
-            *models.routes,
-            *chat.routes,
-            *organization.routes,
-            *anthropic_reports.routes,
-            *own_view.routes,
-            *protected_resources.routes,
-            *mcp.routes,
-            *audit_logs.routes,
-            *admin_orgs.routes,
-            *admin_organization.routes,
-            *admin_projects.routes,
-            *admin_members.routes,
-            *admin_plans.routes,
-            *admin_spend_caps.routes,
-            *admin_billing.routes,
-            *admin_cache_leases.routes,
-            *admin_collection.routes,
-            *admin_credits.routes,
-            *admin_top_ups.routes,
-            *admin_invoices.routes,
-            *admin_journal.routes,
-            *admin_reratings.routes,
-            *admin_models.routes,
-            *admin_prices.routes,
-            *admin_alerts.routes,
-            *admin_forecast.routes,
-            *admin_webhooks.routes,
-            *oauth_authorize.routes,
-            *oauth_login.routes,
-            *oauth_account_key.routes,
-            *oauth_passkeys.routes,
-            *oauth_password.routes,
-            *admin_keys.routes,
-            *model_permissions.routes,
-            *oauth.routes,
-            *signing_keys.routes,
-            *external_login.routes,
-            *admin_issuers.routes,
-            *oauth_register.routes,
-            *oauth_invite.routes,
-            *admin_oauth.routes,
-        ],
+        route_handlers=ROUTES,
         lifespan=[lifespan],
         guards=[authenticate],
         before_request=claim_key,
@@ -222,6 +136,8 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
         app.state.services = services
         services.desk.tasks.spawn(services.observe_forever(), name="observe")
         services.desk.tasks.spawn(services.idempotency_keys.sweep_forever(), name="sweep")
+        sweep = services.responses.store.sweep_forever()
+        services.desk.tasks.spawn(sweep, name="sweep responses")
         app.state.begin_drain = partial(begin_drain, services, app.state.drain_timeout_s)
         yield
 
@@ -231,6 +147,7 @@ def begin_drain(services: Services, timeout_s: float) -> None:
     no connection brings another request: a probe that is on its way is served as all others are,
     and a worker that gives way to another one makes nobody think that the gateway leaves."""
     asyncio.get_running_loop().call_later(LAST_REQUEST_S, services.readiness.begin_drain)
+    services.batches.leave()
     services.desk.tasks.spawn(drain(services.desk, timeout_s), name="drain")
 
 
@@ -238,7 +155,7 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     scope = request.scope
     if scope.get("state", {}).get(OUTCOME) == CLIENT_LEFT:
         return Response(b"", status_code=int(CLIENT_LEFT))  # the body never came; nobody reads this
-    face = to_face(error)
+    face = spoken(to_face(error), scope["path"])
     headers = face.headers
     if isinstance(error, (AuthError, MissingScope)):
         headers = headers | protected_resources.challenged(request, error)
@@ -269,7 +186,9 @@ async def open_services(
     )
     settlement.recovered(spool.recovered)
     leases = CacheLeases(system_db, store, settings.models, telemetry.cache_leases_became)
-    shipper = start_shipper(stack, spool, system_db, settlement, limiter, leases)
+    on_booked = both(leases.booked, limiter.counters.book)
+    shipper = start_shipper(stack, spool, system_db, settlement, on_booked)
+    start_superseded(stack, system_db, store)
     start_daily_agreement(stack, Home(settings.home), settings.models, system_db)
     auth = await open_auth(
         stack,
@@ -286,16 +205,11 @@ async def open_services(
     )
     engines = connect_engines(settings, settlement, leases)
     fleet = await open_fleet(settings, engines, stack, leases)
-    desk = Desk(
-        fleet=fleet,
-        limiter=limiter,
-        spool=spool,
-        price_book=price_book,
-        tasks=tasks,
-        cache_salts=cache_salts(secret.current.derive(CACHE_SALT)),
-        stalled_reader_s=settings.stalled_reader_s,
-        deadlines=settings.deadlines,
-    )
+    desk = to_desk(settings, secret, fleet, limiter, spool, price_book, tasks)
+    lifetime_days = settings.response_lifetime_days
+    responses = open_responses(stack, desk, secret, db, system_db, lifetime_days)
+    files = open_files(settings, stack, db, system_db)
+    batches = open_batches(settings, stack, desk, telemetry, db, system_db, files, on_booked)
     stack.push_async_callback(drain, desk, 0)
     return Services(
         desk=desk,
@@ -304,6 +218,7 @@ async def open_services(
         authenticator=auth.authenticator,
         authority=auth.authority,
         idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, keys=answer_keys(secret)),
+        responses=responses,
         db=db,
         system_db=system_db,
         redis=store,
@@ -315,8 +230,31 @@ async def open_services(
         authorization=auth.authorization,
         federation=auth.federation,
         webhooks=webhooks,
+        files=files,
+        batches=batches,
         trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),
+    )
+
+
+def to_desk(
+    settings: Settings,
+    secret: Secret,
+    fleet: Fleet,
+    limiter: Limiter,
+    spool: Spool,
+    price_book: PriceBook,
+    tasks: TaskSet,
+) -> Desk:
+    return Desk(
+        fleet=fleet,
+        limiter=limiter,
+        spool=spool,
+        price_book=price_book,
+        tasks=tasks,
+        cache_salts=cache_salts(secret.current.derive(CACHE_SALT)),
+        stalled_reader_s=settings.stalled_reader_s,
+        deadlines=settings.deadlines,
     )
 
 
@@ -325,8 +263,7 @@ def start_shipper(
     spool: Spool,
     system_db: AsyncEngine,
     settlement: Settlement,
-    limiter: Limiter,
-    leases: CacheLeases,
+    on_booked: OnBooked,
 ) -> Shipper:
     shipper = Shipper(
         spool,
@@ -334,7 +271,7 @@ def start_shipper(
         adopt_from=spool.directory.parent,
         on_recovered=settlement.recovered,
         on_left=settlement.left,
-        on_booked=both(leases.booked, limiter.counters.book),
+        on_booked=on_booked,
     )
     shipper.start()
     stack.push_async_callback(shipper.stop)
@@ -437,49 +374,6 @@ def build_fleet(
 
             routes += engine_routes(model, engines[model.name], threads, on_asked)
     return Fleet(routes)
-
-
-def room_before(model: ModelConfig, position: int, settings: Settings) -> WaitingRoom | None:
-    """What an upstream takes at once is shared by the gateways of this home: if there is but one,
-    with the one that replaces it. It has the same file wherever it stands in the configuration."""
-    replica = model.replicas[position]
-    if replica.max_concurrency is None:
-        return None
-    share = replica.max_concurrency // settings.workers
-    twins = [each for each in model.replicas[:position] if each.account == replica.account]
-    path = Home(settings.home).places_of(model.name, *replica.account, len(twins))
-    places = SharedPlaces(path, replica.max_concurrency, share=share)
-    return WaitingRoom(share, places=places)
-
-
-def upstream_route(model: ModelConfig, threads: PrepareThreads, settings: Settings) -> Route:
-    rooms = [room_before(model, position, settings) for position in range(len(model.replicas))]
-    encode = None if model.tokenizer is None else load_encode(model.tokenizer)
-    replicas = tuple(
-        UpstreamReplica(
-            name=f"{model.name}/{position}",
-            base_url=each.upstream,
-            upstream_model=each.upstream_model,
-            api_key=None if each.api_key_env is None else read_secret(each.api_key_env),
-            weight=each.weight,
-            context_window=model.context_window,
-            max_output_tokens=model.max_output_tokens,
-            max_tokens_field=each.max_tokens_field,
-            encoding=encode,
-            room=rooms[position],
-            threads=threads,
-        )
-        for position, each in enumerate(model.replicas)
-    )
-    bounded = tuple(room for room in rooms if room is not None)
-    return Route(model=model.name, kind="upstream", replicas=replicas, rooms=bounded)
-
-
-def load_encode(path: Path) -> Encode:
-    """`path`: a tokenizer.json or the folder it is in."""
-    from engine.tokenizer import Tokenizer
-
-    return Tokenizer.load(path if path.is_dir() else path.parent).encode
 
 
 def cache_salts(secret: bytes) -> Callable[[str], str]:

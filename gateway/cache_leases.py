@@ -14,7 +14,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID
 
 from redis.asyncio import Redis
@@ -29,7 +29,7 @@ from engine.client import Engine
 from engine.protocol import LeaseEnded, LeaseGranted
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.kept_prefixes import AskedToKeep
-from gateway.limits.recounts import announce, recount
+from gateway.limits.recounts import recounting
 from gateway.lru import Lru
 from gateway.served_models import ModelConfig
 from gateway.tasks import Flusher
@@ -99,13 +99,10 @@ class CacheLeases(Flusher):
         try:
             async with asyncio.timeout(SWEEP_TIMEOUT_S):
                 alive = [*self._alive.values()]
-                self._note(await cache_leases.sweep(self._db, alive, self._refunding))
-                await recount(self._db, self._redis)
+                async with recounting(self._db, self._redis) as announce:
+                    self._note(await cache_leases.sweep(self._db, alive, announce))
         except (*DATABASE_ERRORS, RedisError) as error:
             log.warning("cache leases are swept later (%s)", type(error).__name__)
-
-    async def _refunding(self, org_ids: Collection[str]) -> None:
-        await announce(self._redis, org_ids)
 
     async def _granted(self, place: str, event: LeaseGranted) -> bool:
         asked = self._asked.get(event.request_id)

@@ -42,7 +42,7 @@ from gateway.settings_file import SettingsError
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from gateway.tenancy.keys import KeyRow
+    from gateway.tenancy.keys import CreatedKey, KeyRow
     from gateway.tenancy.orgs import Org
 
 MAX_LIFETIME_DAYS = 36_500
@@ -175,9 +175,9 @@ def migrate(**flags: Flags) -> None:
     settings = load(flags)
 
     async def work() -> None:
-        async with administration.database_urls(settings) as (database_url, _):
+        async with administration.database_urls(settings) as (database_url, redis_url):
             known = await database.prepare(
-                settings, database_url, f"http://{settings.host}:{settings.port}/v1"
+                settings, database_url, redis_url, f"http://{settings.host}:{settings.port}/v1"
             )
         click.echo("The database has the newest schema.")
         if known is not None:
@@ -283,11 +283,7 @@ def create(
                 ),
                 actor=COMMAND_LINE,
             )
-        if as_json:
-            shown = msgspec.structs.asdict(made.row) | {"key": made.secret}
-            click.echo(msgspec.json.encode(shown).decode())
-        else:
-            click.echo(to_record(made.row, made.secret))
+        show_once(made, as_json)
 
     run(work())
 
@@ -344,6 +340,14 @@ def to_line(key: KeyRow) -> str:
     return in_columns((*columns, ",".join(key.scopes), key.name), COLUMNS)
 
 
+def show_once(made: CreatedKey, as_json: bool) -> None:
+    if as_json:
+        shown = msgspec.structs.asdict(made.row) | {"key": made.secret}
+        click.echo(msgspec.json.encode(shown).decode())
+    else:
+        click.echo(to_record(made.row, made.secret))
+
+
 def to_record(key: KeyRow, secret: str) -> str:
     """A new key as a person reads it."""
     fields = {
@@ -395,11 +399,7 @@ def rotate(key_id: str, grace_s: int | None, as_json: bool, **flags: Flags) -> N
                 pepper_id=pepper.id,
                 actor=COMMAND_LINE,
             )
-        if as_json:
-            shown = msgspec.structs.asdict(made.row) | {"key": made.secret}
-            click.echo(msgspec.json.encode(shown).decode())
-        else:
-            click.echo(to_record(made.row, made.secret))
+        show_once(made, as_json)
 
     run(work())
 

@@ -56,7 +56,7 @@ def rerate(
     from billing.rerating import Span, apply, plan
     from gateway import administration
     from gateway.audit.log import record
-    from gateway.limits.counters import begin_anew
+    from gateway.limits.recounts import recounting
     from gateway.tenancy.orgs import find_org
 
     settings = load(flags)
@@ -86,11 +86,8 @@ def rerate(
             if digest is None:
                 show(await plan(db, span, book), as_json)
                 return
-            try:
-                done = await apply(db, span, book, digest, note=note)
-            finally:
-                # Counters of spending have heard of none of it, be it a part.
-                await begin_anew(redis, found.id)
+            async with recounting(db, redis) as announce:
+                done = await apply(db, span, book, digest, note=note, announce=announce)
         tell(done, as_json)
 
     run(work())

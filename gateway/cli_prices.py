@@ -41,8 +41,17 @@ MODELS = click.option(
     "their upstreams have for them.",
 )
 
+EXITS = (
+    "Exit codes: 0 done; 1 a file could not be read or written; 2 it cannot be done as asked, such"
+    " as a model that the source does not know, a draft that is none, a digest of something else."
+)
+EXITS_OF_CHECK = (
+    "Exit codes: 0 nothing differs; 1 prices differ, or a file could not be read; 2 it cannot be"
+    " done as asked, such as a file that is not in its source's format."
+)
 
-@click.group()
+
+@click.group(epilog=EXITS)
 def prices() -> None:
     """Compare prices with what others publish, and take them over."""
 
@@ -64,7 +73,7 @@ def in_one_line(command: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-@prices.command("import")
+@prices.command("import", epilog=EXITS)
 @with_options(*STATE)
 @click.option("--from", "source", type=click.Choice(["genai-prices", "litellm"]), required=True)
 @click.option("--valid-from", type=DAY, help="UTC. Default: tomorrow")
@@ -83,6 +92,8 @@ def import_(
     settings = load(flags)
     begins = valid_from or datetime.now(UTC) + timedelta(days=1)
     begins = begins.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=UTC)
+    if begins.timestamp() <= time.time():
+        refuse("--valid-from: begins in the past; what was admitted is priced", status=2)
     book = book_of(settings)
     wanted = named(models, settings)
     published = dict(published_of(source, file, wanted, begins))
@@ -102,7 +113,7 @@ def import_(
     show(content, changes, digest)
 
 
-@prices.command()
+@prices.command(epilog=EXITS)
 @with_options(*STATE)
 @click.argument("draft", type=FILE)
 @in_one_line
@@ -113,7 +124,7 @@ def diff(draft: Path, **flags: Flags) -> None:
     show(content, *changed_by(content, draft, book))
 
 
-@prices.command()
+@prices.command(epilog=EXITS)
 @with_options(*STATE)
 @click.option("--digest", required=True, help="As `diff` showed it.")
 @click.argument("draft", type=FILE)
@@ -125,10 +136,10 @@ def apply(draft: Path, digest: str, **flags: Flags) -> None:
     settings = load(flags)
     content = draft.read_bytes()
     changes, known = changed_by(content, draft, book_of(settings))
+    if not changes:
+        refuse("the draft changes nothing: it has been applied already", status=2)
     if not hmac.compare_digest(digest.encode(), known.encode()):
         refuse("this is not what was shown: look at `tollgate prices diff` again", status=2)
-    if not changes:
-        refuse("the draft changes nothing", status=2)
     for entry in PriceBook.parse(content, str(draft)):
         if entry.valid_from.timestamp() <= time.time():
             refuse(f"{entry.where}: begins in the past; what was admitted is priced", status=2)
@@ -139,7 +150,7 @@ def apply(draft: Path, digest: str, **flags: Flags) -> None:
     click.echo("Run `tollgate migrate`, then reload the gateways (SIGHUP).")
 
 
-@prices.command()
+@prices.command(epilog=EXITS_OF_CHECK)
 @with_options(*STATE)
 @click.option("--genai-prices", "genai", type=FILE, help="Its data.json.")
 @click.option("--litellm", type=FILE, help="Its model_prices_and_context_window.json.")
@@ -153,10 +164,7 @@ def check(
     models: tuple[str, ...],
     **flags: Flags,
 ) -> None:
-    """Compare our prices with those of both sources, and these with each other.
-
-    Exits with 1 where any differ.
-    """
+    """Compare our prices with those of both sources, and these with each other."""
     files: dict[Source, Path] = {}
     if genai is not None:
         files["genai-prices"] = genai

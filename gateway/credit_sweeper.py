@@ -12,7 +12,7 @@ import logging
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.credit_lines import sweep
+from billing.credit_lines import Turn, sweep
 from gateway.db import DATABASE_ERRORS
 from gateway.tasks import Flusher
 
@@ -27,11 +27,11 @@ class CreditSweeper(Flusher):
 
     def __init__(self, db: AsyncEngine, *, interval_s: float = SWEEP_INTERVAL_S) -> None:
         super().__init__("settle credits", interval_s)
-        self._db = db
+        self._db, self._turn = db, Turn()
 
     async def flush(self) -> None:
         try:
             async with asyncio.timeout(SWEEP_TIMEOUT_S):
-                await sweep(self._db)
+                await sweep(self._db, self._turn)
         except DATABASE_ERRORS as error:
             log.warning("credits are settled later (%s)", type(error).__name__)

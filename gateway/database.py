@@ -6,8 +6,12 @@ and safe when several gateways do it at once. Knows no process.
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.price_book import PriceBook
 from billing.price_sync import Loaded, sync_price_book
@@ -17,6 +21,7 @@ from gateway.audit.log import SETTINGS, record
 from gateway.credentials import Credentials
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
+from gateway.limits.recounts import recounting
 from gateway.secret import Secret
 from gateway.settings import DEFAULT_PLAN, Settings
 from gateway.tenancy.bootstrap import bootstrap
@@ -24,6 +29,10 @@ from gateway.tenancy.keys import PEPPER_PURPOSE
 from gateway.tenancy.orgs import find_operator
 from gateway.tenancy.plans import check_price_lists
 from migrations.runner import migrate
+
+log = logging.getLogger(__name__)
+
+REDIS_TIMEOUT_S = 5.0
 
 
 async def record_prices(conn: AsyncConnection, loaded: Loaded) -> None:
@@ -40,7 +49,9 @@ async def record_prices(conn: AsyncConnection, loaded: Loaded) -> None:
         )
 
 
-async def prepare(settings: Settings, database_url: str, base_url: str) -> Credentials | None:
+async def prepare(
+    settings: Settings, database_url: str, redis_url: str, base_url: str
+) -> Credentials | None:
     """Returns what HOME/credentials.json says, written anew where the first keys were made or the
     address changed; None where there is no such file and the keys were made earlier.
 
@@ -62,7 +73,7 @@ async def prepare(settings: Settings, database_url: str, base_url: str) -> Crede
         async with engine.connect() as conn:
             await check_price_lists(conn, prices.lists.names)
         await sync_price_book(engine, prices, note=record_prices)
-        await reprice_suspense(engine, prices)
+        await price_what_waited(engine, redis_url, prices)
     finally:
         await engine.dispose()
     path = Home(settings.home).credentials
@@ -76,3 +87,18 @@ async def prepare(settings: Settings, database_url: str, base_url: str) -> Crede
     if fresh != known:
         credentials.write(path, fresh)
     return fresh
+
+
+async def price_what_waited(db: AsyncEngine, redis_url: str, prices: PriceBook) -> None:
+    """Usage that had no price, where it has one by now. Counters of spending have to hear of it, so
+    without Redis it waits for the next start."""
+    redis = Redis.from_url(
+        redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+    )
+    try:
+        async with recounting(db, redis) as announce:
+            await reprice_suspense(db, prices, announce)
+    except RedisError as error:
+        log.warning("what had no price waits for the next start: %r", error)
+    finally:
+        await redis.aclose()

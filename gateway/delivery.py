@@ -34,6 +34,8 @@ class Delivery:
         self.rate_state: RateState | None = None
         self.cost: Rated | None = None
         """Of an answer that says so, before its last chunk."""
+        self.is_billed = False
+        """What was generated is on a bill."""
         self.abandoned = False
         self.failure: Exception | None = None
         """Why the reader gets no more, where that was not the reader's own leaving."""

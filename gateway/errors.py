@@ -22,7 +22,7 @@
     limits: SpentUnknown, ScriptFailed 503     server_error            service_unavailable
     NotAccepting                       503     server_error            service_unavailable
     EncodedBody                        415     invalid_request_error   unsupported_content_encoding
-    RequestConflict                    412, 409, 422  invalid_request_error  its own
+    RequestConflict                    412, 409, 422, 400, 503  invalid_request_error  its own
     tenancy: InvalidField              400     invalid_request_error   (null)
     tenancy: NotFound                  404     invalid_request_error   not_found
     audit: CredentialInAudit           400     invalid_request_error   (null)
@@ -75,6 +75,7 @@ from gateway.limits.scripts import ScriptFailed
 from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
 from gateway.limits.verdicts import LimitKind, ScopeName
 from gateway.principal import Suspended
+from gateway.responses.errors import TooManyInBackground
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
     Conflict,
@@ -100,6 +101,8 @@ class RequestConflict(Exception):
     ├── PreconditionFailed    the thing is no longer the one that If-Match names
     ├── RequestInFlight       the first request with this Idempotency-Key has not ended
     ├── OtherRequest          this Idempotency-Key was another request's
+    │   └── OtherBody         the same, of a generation
+    ├── KeyUnknown            Postgres does not say whose it was
     └── AnswerLost            that request was carried out; what it answered is gone
     """
 
@@ -127,6 +130,17 @@ class OtherRequest(RequestConflict):
     status = 422
     code = "idempotency_key_reused"
     message = "This 'Idempotency-Key' was used for another request."
+
+
+class OtherBody(OtherRequest):
+    status = 400
+
+
+class KeyUnknown(RequestConflict):
+    status = 503
+    code = "service_unavailable"
+    message = "Whether this 'Idempotency-Key' was used before cannot be known at the moment."
+    retry = True
 
 
 class AnswerLost(RequestConflict):
@@ -161,15 +175,13 @@ class Face(msgspec.Struct, frozen=True, kw_only=True):
     def encode(self) -> bytes:
         return msgspec.json.encode({"error": self.body})
 
-    def encode_event(self) -> bytes:
-        """As a server-sent event, after the headers are gone."""
-        return b"data: " + self.encode() + b"\n\n"
-
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 QUOTA = "insufficient_quota"
 UNAVAILABLE = "service_unavailable"
+IN_BACKGROUND_S = 10.0
+"""What is asked to wait for one to end."""
 LACKS_SCOPE = "This credential lacks a scope that this needs."
 HOLDS_CREDENTIAL = "it holds a credential"
 DEADLINE = DEADLINE_HEADER.decode()
@@ -216,7 +228,9 @@ def to_face(error: Exception) -> Face:
             return from_auth(error)
         case RateLimited():
             return refused(error.refusal)
-        case Suspended() | UnpricedModel() | SpentUnknown() | ScriptFailed():
+        case (
+            Suspended() | UnpricedModel() | SpentUnknown() | ScriptFailed() | TooManyInBackground()
+        ):
             return from_limits(error)
         case NotAccepting() | SpoolError():
             return unavailable("This gateway cannot take requests at the moment.")
@@ -367,8 +381,14 @@ PERIODS = {
 }
 
 
-def from_limits(error: Suspended | UnpricedModel | SpentUnknown | ScriptFailed) -> Face:
+def from_limits(
+    error: Suspended | UnpricedModel | SpentUnknown | ScriptFailed | TooManyInBackground,
+) -> Face:
     match error:
+        case TooManyInBackground():
+            message = f"This organization has {error.most} responses in the background already."
+            code, headers = "rate_limit_exceeded", retry_headers(IN_BACKGROUND_S)
+            return face(429, message, "requests", code=code, headers=headers)
         case Suspended():
             message = (
                 f"This organization is suspended: its invoice {error.number} has not been paid."

@@ -33,9 +33,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.rounds import Unforeseen
+from billing.superseded import supersede
 from gateway.audit.tables import entries, heads
 from gateway.db import tenant
-from gateway.errors import AnswerLost, OtherRequest, RequestInFlight
+from gateway.errors import AnswerLost, OtherBody, OtherRequest, RequestInFlight
 from gateway.secret import Secret
 from gateway.tenancy.tables import idempotency_keys as table
 
@@ -45,6 +46,8 @@ PURPOSE = "idempotency-answers"
 """What `Secret` derives the key for."""
 LIFETIME_S = 24 * 3600
 CLAIM_TIMEOUT_S = 120.0
+ALIVE_S = 30.0
+"""A generation runs for as long as it takes, and says so (`renew`) several times in that."""
 HANDLER_TIMEOUT_S = 60.0
 """Then the request is given up; what its transaction did is undone."""
 SWEEP_INTERVAL_S = 600.0
@@ -52,6 +55,8 @@ SWEEP_BATCH = 1000
 MAX_ATTEMPTS = 3
 """A row can be swept between two looks at it."""
 NONCE_BYTES = 12
+LOST = 599
+"""The status of an answer that is not kept, of what was billed; nobody is answered that."""
 CLAIM = "idempotency_claim"
 """Key in a request's state."""
 
@@ -65,6 +70,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     request_digest: bytes
     """Of method, path, query and body."""
     request_id: str
+    generates: bool = False
+    """It changes nothing but the bill, and is carried out anew where its worker died."""
 
     @property
     def where(self) -> sa.ColumnElement[bool]:
@@ -73,6 +80,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             table.c.principal == self.principal,
             table.c.key_digest == self.key_digest,
         )
+
+    @property
+    def is_mine(self) -> sa.ColumnElement[bool]:
+        """And not taken over."""
+        return sa.and_(self.where, table.c.request_id == self.request_id)
 
     async def check(self, conn: AsyncConnection) -> None:
         """Whether this request may still change something; for `audit.log.Actor.still_may`.
@@ -143,11 +155,20 @@ class IdempotencyKeys:
     async def _known(self, conn: AsyncConnection, claim: Claim, row: Any) -> Answer | None:
         """None: its worker died before it changed anything."""
         if row.request_digest != claim.request_digest:
-            raise OtherRequest
+            raise OtherBody if claim.generates else OtherRequest
         if row.status is not None:
             return self._unseal(claim, row)
-        if row.age_s <= CLAIM_TIMEOUT_S:
+        if row.age_s <= (ALIVE_S if claim.generates else CLAIM_TIMEOUT_S):
             raise RequestInFlight
+        if claim.generates:
+            await supersede(
+                conn,
+                org_id=claim.org_id,
+                request_id=row.request_id,
+                superseded_by=claim.request_id,
+                claimed_at=row.claimed_at,
+            )
+            return None
         # Whoever is about to commit a change holds the head of the chain: wait, then look.
         head = sa.select(heads.c.sequence).where(heads.c.org_id == claim.org_id)
         await conn.execute(head.with_for_update())
@@ -159,16 +180,35 @@ class IdempotencyKeys:
         """Keep what was answered; let go of a key whose request failed and changed nothing, so that
         it can be repeated."""
         async with tenant(self._db, claim.org_id) as conn:
-            mine = sa.and_(claim.where, table.c.request_id == claim.request_id)
             if answer.status >= 400 and not await _has_changed_something(
                 conn, claim.org_id, claim.request_id
             ):
-                await conn.execute(sa.delete(table).where(mine))
+                await conn.execute(sa.delete(table).where(claim.is_mine))
                 return
-            kept = {"status": answer.status, "response": self._seal(claim, answer)}
-            stored = sa.update(table).where(mine).values(**kept, secret_id=self._current)
-            if (await conn.execute(stored)).rowcount == 0:
-                log.warning("an idempotency key was taken over while its request ran")
+            await self._keep(conn, claim, answer)
+
+    async def keep(self, claim: Claim, answer: Answer | None) -> None:
+        """What a generation was answered; None: that is lost, and it was billed."""
+        kept = answer or Answer(status=LOST, headers=[], body=b"")
+        async with tenant(self._db, claim.org_id) as conn:
+            await self._keep(conn, claim, kept)
+
+    async def let_go(self, claim: Claim) -> None:
+        """It has failed, and nobody was billed: it can be repeated."""
+        async with tenant(self._db, claim.org_id) as conn:
+            await conn.execute(sa.delete(table).where(claim.is_mine))
+
+    async def renew(self, claim: Claim) -> None:
+        """It still runs."""
+        renewed = sa.update(table).where(claim.is_mine, table.c.status.is_(None))
+        async with tenant(self._db, claim.org_id) as conn:
+            await conn.execute(renewed.values(claimed_at=sa.func.now()))
+
+    async def _keep(self, conn: AsyncConnection, claim: Claim, answer: Answer) -> None:
+        kept = {"status": answer.status, "response": self._seal(claim, answer)}
+        stored = sa.update(table).where(claim.is_mine).values(**kept, secret_id=self._current)
+        if (await conn.execute(stored)).rowcount == 0:
+            log.warning("an idempotency key was taken over while its request ran")
 
     async def sweep(self) -> int:
         """Delete what has expired; returns how many."""
@@ -204,7 +244,7 @@ class IdempotencyKeys:
     def _unseal(self, claim: Claim, row: Any) -> Answer:
         """Raises: AnswerLost where its key is gone or it was tampered with."""
         cipher = self._ciphers.get(row.secret_id)
-        if cipher is None:
+        if cipher is None or row.status == LOST:
             raise AnswerLost
         nonce, sealed = row.response[:NONCE_BYTES], row.response[NONCE_BYTES:]
         try:

@@ -2,10 +2,10 @@
 
     prepare -> reserve -> open -> stream -> close -> deliver the end -> settle
 
-Above: `routes.chat`, which starts a generation and reads its `Delivery`. Below: `fleet`, `limits`,
-`billing.spool`. This module alone turns usage into billing events. It knows no HTTP; a disconnect
-reaches it as `Delivery.abandon`. Each generation runs in a task that the application owns, so that
-no client's leaving can cancel its settling.
+Above: `routes.generation`, which starts a generation and reads its `Delivery`. Below: `metering`,
+which turns usage into billing events, `fleet`, `limits`, `billing.spool`. It knows no HTTP; a
+disconnect reaches it as `Delivery.abandon`. Each generation runs in a task that the application
+owns, so that no client's leaving can cancel its settling.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
 import msgspec
-from msgspec import UNSET
 
-from billing.events import Attempt, PriceSet, Quantities, Tags, UsageEvent, stop_waste_id
+from billing.events import Attempt, Quantities, Tags, UsageEvent
 from billing.price_book import PriceBook
-from billing.rating import Rated, rate
+from billing.rating import Rated
 from billing.spool import Spool
-from engine.protocol import Usage
 from gateway.delivery import Delivery
 from gateway.fleet.errors import (
     DeadlinePassed,
@@ -34,26 +33,18 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
 )
 from gateway.fleet.replica import (
+    Item,
     MeteredUsage,
     PreparedRequest,
-    RawBody,
-    RawChunk,
-    RawRun,
     Replica,
     ReplicaEvent,
-    TextDelta,
 )
-from gateway.fleet.router import Fleet
-from gateway.ids import uuid7_text
+from gateway.fleet.router import Fleet, affinity
 from gateway.lanes import LaneDeadlines, Turn, later
 from gateway.limits.allowance import Allowance
-from gateway.limits.limiter import (
-    Admission,
-    Limiter,
-    Refusal,
-)
+from gateway.limits.limiter import Admission, Limiter, Refusal
 from gateway.limits.spending import to_nano
-from gateway.limits.verdicts import Units
+from gateway.metering import Terms, new_attempt, to_events, to_quantities, to_units
 from gateway.principal import Principal
 from gateway.rests import Rest, Rests
 from gateway.tasks import TaskSet
@@ -88,9 +79,26 @@ class NotAccepting(Exception):
 class Encoder(Protocol):
     """Events to wire bytes, one instance per request (`wire.openai`)."""
 
-    def encode(self, items: Sequence[TextDelta | RawChunk | RawRun | RawBody]) -> bytes: ...
+    def encode(self, items: Sequence[Item]) -> bytes: ...
 
     def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes: ...
+
+
+class Account(Protocol):
+    """In the place of the spool, where what is used comes to the books together with something
+    else. It forgets what a crash cuts off."""
+
+    def attempt_opened(self, attempt: Attempt) -> None: ...
+
+    def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None: ...
+
+    async def close(self, *events: UsageEvent) -> None: ...
+
+    async def void(self, attempt_id: str) -> None: ...
+
+    async def once_kept(self, told: Callable[[], Awaitable[None]]) -> None:
+        """What was closed is in the books: then `told` is called."""
+        ...
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,11 +117,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     request: GenerateRequest
     turn: Turn
     encoder: Encoder
+    opening: Callable[[MeteredUsage], bytes] | None = None
     meter: RequestMeter
     shows_cost: bool = False
     tags: Tags = {}
+    account: Account | None = None
+    """None: the spool."""
     timeout_s: float | None = None
     """Of the whole, as the client gave it; what is not there by then is cut off."""
+    before_end: Callable[[], Awaitable[None]] | None = None
+    """Once it is billed, and before its end goes out: never raises, and takes a bounded time."""
     begun_at: float = msgspec.field(default_factory=time.monotonic)
     """Monotonic seconds."""
 
@@ -127,22 +140,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         if turn.deadline_s is not None and turn.deadline_s <= 0:
             raise NoPlace("its deadline passed before anybody was asked")
         return turn
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """Chosen at admission, and never again: the moment, and the prices of that moment."""
-
-    admitted_at: float
-    """Unix seconds."""
-    prices: PriceSet
-    batch_queue: int = 0
-    """1 where it comes from the queue of batches and that has a price."""
-
-    @classmethod
-    def of_now(cls, book: PriceBook, call: Call) -> Terms:
-        now, turn = time.time(), call.turn
-        prices = book.at(call.request.model, now, turn.tier, call.principal.price_list)
-        return cls(now, prices, int(turn.lane == "batch" and "batch_queue" in prices))
 
 
 CacheSalts = Callable[[str], str]
@@ -195,14 +192,15 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
         raise NotAccepting
     if call.principal.spend_caps:
         call = msgspec.structs.replace(call, request=under_a_cap(call.request))
-    replicas = desk.fleet.order(desk.fleet.resolve(call.request.model, call.principal))
+    route = desk.fleet.resolve(call.request.model, call.principal)
+    replicas = desk.fleet.order(route, affinity(call.request, call.principal))
     prepared = await replicas[0].prepare(call.request, call.turn)
     if delivery.abandoned:
         return
     predicted_s = replicas[0].predicted_ttft_s(prepared, call.turn)
     if predicted_s is not None:
         refuse_what_comes_too_late(call.turn_now, predicted_s)
-    terms = Terms.of_now(desk.price_book, call)
+    terms = Terms.of_now(desk.price_book, call.principal, call.request.model, call.turn)
     verdict = await desk.limiter.admit(
         call.principal,
         call.request.model,
@@ -284,7 +282,7 @@ async def settle(
         return
     used = to_units(usage)
     if admission.spending is not None:
-        cost = to_nano(rate(to_quantities(usage, terms), terms.prices).amount_pico)
+        cost = to_nano(terms.rated(usage).amount_pico)
         used = msgspec.structs.replace(used, cost_nano=cost)
     await limiter.settle(admission, used)
 
@@ -297,9 +295,14 @@ class Run:
         self.delivery, self.allowance = generation.delivery, generation.allowance
         self.replica, self.prepared = replica, prepared
         self.terms = generation.terms
-        self.attempt = new_attempt(self.call, generation.terms)
+        call = self.call
+        self.attempt = new_attempt(
+            call.request_id, call.principal, call.request.model, call.turn, call.tags, self.terms
+        )
+        self.account = self.call.account or self.desk.spool
         self.rests = Rests(halting(replica, self.attempt.id))
         self.usage: MeteredUsage | None = None
+        self.opening = generation.call.opening
         self.checkpoint_due_s, self.checkpoint_due_output = 0.0, 0
         self.closing = False
 
@@ -308,7 +311,7 @@ class Run:
         failure: Exception | None = None
         last: ReplicaEvent | None = None
         try:
-            self.desk.spool.attempt_opened(self.attempt)
+            self.account.attempt_opened(self.attempt)
             last = await self.stream()
         except TimeoutError:
             failure = ReplicaLost("the replica did not finish in time")
@@ -316,28 +319,33 @@ class Run:
             # Nothing may pass here unbilled, a bug least of all: `generate` raises it again.
             failure = error
         if self.usage is None:
-            await self.desk.spool.void(self.attempt.id)
+            await self.account.void(self.attempt.id)
             return Outcome(failure=failure)
         try:
             await self.close(self.usage, failure)
             if last is not None:
-                await self.replica.acknowledge(self.attempt.id)
+                await self.acknowledge()
             if last is not None and not self.delivery.abandoned:
                 cost = self.delivery.cost = self.cost(self.usage)
                 encoder = self.call.encoder
-                self.delivery.put_last(
-                    encoder.encode(last.items) + encoder.finish(self.usage, cost)
-                )
+                rest = encoder.encode(last.items) + encoder.finish(self.usage, cost)
+                if self.call.before_end is not None:
+                    await self.call.before_end()
+                self.delivery.put_last(self.opened(rest))
         except Exception as error:
             failure = failure or error
         charged = None if self.is_our_loss(failure) else self.usage
         return Outcome(usage=charged, failure=failure)
 
+    async def acknowledge(self) -> None:
+        if self.call.account is None:
+            await self.replica.acknowledge(self.attempt.id)
+        else:
+            await self.call.account.once_kept(partial(self.replica.acknowledge, self.attempt.id))
+
     def cost(self, usage: MeteredUsage) -> Rated | None:
-        """As it is booked; of who asked."""
-        if not self.call.shows_cost:
-            return None
-        return rate(to_quantities(usage, self.terms), self.terms.prices)
+        """Of who asked."""
+        return self.terms.rated(usage) if self.call.shows_cost else None
 
     def is_our_loss(self, failure: Exception | None) -> bool:
         """What we failed to finish and nobody got a byte of, such as a whole answer, is on nobody's
@@ -365,11 +373,16 @@ class Run:
                         if event.finished:
                             return event
                         if chunk := self.call.encoder.encode(event.items):
-                            await self.delivery.put(chunk, self.rests.for_reader)
+                            await self.delivery.put(self.opened(chunk), self.rests.for_reader)
                             self.checkpoint_once_sent()
         if not self.delivery.abandoned:
             raise ReplicaLost("the stream ended without a last event")
         return None
+
+    def opened(self, chunk: bytes) -> bytes:
+        """With what comes before the first of them."""
+        opening, self.opening = self.opening, None
+        return chunk if opening is None else opening(self.usage or MeteredUsage()) + chunk
 
     def abort(self, deadline: asyncio.Timeout) -> None:
         """The client left: the replica stops, and the stream still yields its final usage."""
@@ -398,26 +411,24 @@ class Run:
     def checkpoint(self, usage: MeteredUsage) -> None:
         if not self.closing:
             quantities = to_quantities(usage, self.terms)
-            self.desk.spool.checkpoint(self.attempt.id, quantities, usage.estimated)
+            self.account.checkpoint(self.attempt.id, quantities, usage.estimated)
 
     async def close(self, usage: MeteredUsage, failure: Exception | None) -> None:
         """The usage event is on disk when this returns."""
         self.closing = True
+        is_loss = self.is_our_loss(failure)
         ended = failure or self.delivery.failure
-        event = UsageEvent(
-            attempt=self.attempt,
-            quantities=to_quantities(usage, self.terms),
-            occurred_at=time.time(),
-            estimated=usage.estimated,
+        events = to_events(
+            self.attempt,
+            usage,
+            self.terms,
+            kind="waste" if is_loss else "usage",
             finish="disconnect" if self.delivery.was_left else "error" if ended else "done",
-            kind="waste" if self.is_our_loss(failure) else "usage",
         )
-        events = [event]
-        if usage.wasted_output:
-            events.append(to_waste(event, usage.wasted_output))
-        await self.desk.spool.close(*events)
-        if event.kind == "usage":
+        await self.account.close(*events)
+        if not is_loss:
             self.call.meter.used(usage)
+            self.delivery.is_billed = True
 
 
 def halting(replica: Replica, attempt_id: str) -> Rest:
@@ -428,58 +439,6 @@ def halting(replica: Replica, attempt_id: str) -> Rest:
         await replica.rest(attempt_id, resting=resting)
 
     return halt
-
-
-def new_attempt(call: Call, terms: Terms) -> Attempt:
-    return Attempt(
-        id=uuid7_text(),
-        request_id=call.request_id,
-        org=call.principal.org_id,
-        project=call.principal.project_id,
-        key=call.principal.key_id,
-        model=call.request.model,
-        lane=call.turn.lane,
-        tier=call.turn.tier,
-        price_list=call.principal.price_list,
-        prices=terms.prices,
-        admitted_at=terms.admitted_at,
-        tags=call.tags or UNSET,
-    )
-
-
-def to_units(usage: MeteredUsage) -> Units:
-    return Units(input_tokens=usage.prompt_tokens, output_tokens=usage.output)
-
-
-def to_quantities(usage: MeteredUsage, terms: Terms) -> Quantities:
-    return Quantities(
-        uncached_input=usage.uncached_input,
-        cache_read=usage.cache_read,
-        cache_write_5m=usage.cache_write,
-        cache_write_1h=usage.cache_write_1h,
-        output=usage.output - usage.reasoning_output,
-        reasoning_output=usage.reasoning_output,
-        batch_queue=terms.batch_queue,
-    )
-
-
-def from_engine(usage: Usage) -> Quantities:
-    """An orphan's usage, straight from the engine."""
-    return Quantities(
-        uncached_input=usage.prompt_tokens - usage.cached_tokens,
-        cache_read=usage.cached_tokens,
-        output=usage.generated_tokens,
-    )
-
-
-def to_waste(event: UsageEvent, tokens: int) -> UsageEvent:
-    """Tokens behind a stop string: the house pays."""
-    return msgspec.structs.replace(
-        event,
-        attempt=msgspec.structs.replace(event.attempt, id=stop_waste_id(event.id)),
-        quantities=Quantities(output=tokens),
-        kind="waste",
-    )
 
 
 async def drain(desk: Desk, timeout_s: float) -> None:

@@ -1,6 +1,6 @@
 """Whose turn it is: what a request is worth to the engine, beside what it asks for.
 
-Above: `inference`, `routes.chat`. Below: `principal`, the engine's protocol, the names of tiers. It
+Above: `inference`, `calls`. Below: `principal`, the engine's protocol, the names of tiers. It
 knows no queue and no price: our engine orders what it runs by this (engine/fairness.py).
 
 The lane is the one that a plan pins, or else the lowest that anything speaks for: the tier `flex`
@@ -64,9 +64,14 @@ def turn_of(
     *,
     deadline_s: float | None = None,
     sells_priority: Callable[[str], bool] = not_sold,
+    is_batch: bool = False,
 ) -> Turn:
     """An org's plan says what it weighs. `deadline_s`: the client's own, which may be sooner than
-    its lane's. `sells_priority`: whether a model has a price for it now."""
+    its lane's. `sells_priority`: whether a model has a price for it now.
+    `is_batch`: nobody waits for it, and it is served as a batch whatever it asks."""
+    weight = 1.0 if principal.org_plan.weight is None else principal.org_plan.weight
+    if is_batch:
+        return Turn(lane="batch", tenant=principal.org_id, weight=weight, tier="batch")
     lane = lane_of(principal, request)
     tier: Tier = "default"
     if request.service_tier == "flex" and lane == "batch":
@@ -74,7 +79,6 @@ def turn_of(
     elif request.service_tier in PRIORITY and lane != "batch" and sells_priority(request.model):
         tier = "priority"
     waits = (deadline_s, getattr(deadlines, lane))
-    weight = 1.0 if principal.org_plan.weight is None else principal.org_plan.weight
     return Turn(
         lane=lane,
         tenant=principal.org_id,

@@ -94,6 +94,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """The hard ones of its key, its project and its org."""
     shows_cost: bool = False
     """Its answers say what they cost, where the request says nothing of it."""
+    zero_retention: bool = False
+    """Its project keeps nothing of what it asks and is answered."""
     expires_at: float | None = None
     """Unix seconds."""
     kind: CredentialKind = "key"
@@ -122,6 +124,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """The part of `allowed_models` that the key itself is bound to."""
     allowed_networks: Networks | None = None
     """Where it may be used from. None: anywhere."""
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Or it is of no project, whose it could be."""
+        return self.zero_retention or not self.project_id
 
     @property
     def price_list(self) -> str:

@@ -20,11 +20,14 @@ from gateway.auth.authority import Authority
 from gateway.auth.authorization import Authorization
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.federation import Federation
+from gateway.batches.runner import BatchRunner
+from gateway.files.store import FileStore
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.idempotency_keys import IdempotencyKeys
 from gateway.inference import Desk
 from gateway.networks import Networks
 from gateway.readiness import Readiness
+from gateway.responses.wiring import Responses
 from gateway.telemetry import Telemetry
 from gateway.webhooks.wiring import Webhooks
 
@@ -40,6 +43,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     readiness: Readiness
     authenticator: Authenticator
     idempotency_keys: IdempotencyKeys
+    responses: Responses
     authority: Authority
     db: AsyncEngine
     """Of the tenants: shows the rows of the org that `gateway.db.tenant` named."""
@@ -59,6 +63,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     federation: Federation
     """Issuers and clients that others run."""
     webhooks: Webhooks
+    files: FileStore
+    batches: BatchRunner
     trusted_proxies: Networks = Networks()
     started_at: int
     """Unix seconds."""

@@ -34,13 +34,17 @@ from gateway.served_models import (
     to_models,
 )
 from gateway.settings_file import (
+    BatchLines,
     BodyBytes,
+    Concurrency,
     DrainTimeout,
     File,
+    FileBytes,
     LogLevel,
     Port,
     PublicUrl,
     RedisUrl,
+    ResponseDays,
     Scalars,
     SettingsError,
     StalledReader,
@@ -95,6 +99,17 @@ class Settings(Struct, frozen=True, kw_only=True):
     """After SIGTERM: how long open streams may take to end by themselves."""
     stalled_reader_s: StalledReader = 60.0
     """A client that takes nothing for so long is given up, and its connection closed."""
+    response_lifetime_days: ResponseDays = 30.0
+    """How long what /v1/responses stores is kept."""
+    max_file_bytes: FileBytes = 512 * 1024 * 1024
+    """Of one file that is uploaded, or that a batch writes."""
+    max_org_file_bytes: FileBytes = 10 * 1024**3
+    """Of all files of one organization."""
+    max_batch_lines: BatchLines = 50_000
+    max_batch_bytes: FileBytes = 200 * 1024 * 1024
+    """Of the input of one batch."""
+    batch_concurrency: Concurrency = 16
+    """Requests of batches that one worker has under way."""
     log_level: LogLevel = "info"
 
     @property
@@ -263,6 +278,12 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         max_body_bytes=file.max_body_bytes,
         drain_timeout_s=file.drain_timeout_s,
         stalled_reader_s=file.stalled_reader_s,
+        response_lifetime_days=file.response_lifetime_days,
+        max_file_bytes=file.max_file_bytes,
+        max_org_file_bytes=file.max_org_file_bytes,
+        max_batch_lines=file.max_batch_lines,
+        max_batch_bytes=file.max_batch_bytes,
+        batch_concurrency=file.batch_concurrency,
         log_level=file.log_level,
     )
 

@@ -49,6 +49,9 @@ Workers = Annotated[int, Meta(ge=1, le=256)]
 BodyBytes = Annotated[int, Meta(ge=1024, le=1024**3)]
 DrainTimeout = Annotated[float, Meta(ge=0, le=3600)]
 StalledReader = Annotated[float, Meta(ge=1, le=3600)]
+ResponseDays = Annotated[float, Meta(gt=0, le=3650)]
+FileBytes = Annotated[int, Meta(ge=1, le=1024**4)]
+BatchLines = Annotated[int, Meta(ge=1, le=1_000_000)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -146,6 +149,12 @@ class File(Scalars, frozen=True, kw_only=True):
     max_body_bytes: BodyBytes = 16 * 1024 * 1024
     drain_timeout_s: DrainTimeout = 30.0
     stalled_reader_s: StalledReader = 60.0
+    response_lifetime_days: ResponseDays = 30.0
+    max_file_bytes: FileBytes = 512 * 1024 * 1024
+    max_org_file_bytes: FileBytes = 10 * 1024**3
+    max_batch_lines: BatchLines = 50_000
+    max_batch_bytes: FileBytes = 200 * 1024 * 1024
+    batch_concurrency: Concurrency = 16
     log_level: LogLevel = "info"
 
 

@@ -1,7 +1,7 @@
 """What is settled after the fact: attempts that a crash left open, and tokens that nobody received.
 
 Above: `app` wires it to the shipper and to the engines' clients. Below: `limits`,
-`billing.reconcile`.
+`metering`, `billing.reconcile`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from billing.price_book import PriceBook
 from billing.rating import rate
 from billing.reconcile import settle_orphan
 from engine.protocol import OrphanedUsage
-from gateway.inference import from_engine
 from gateway.limits.limiter import Limiter
 from gateway.limits.spending import to_nano
 from gateway.limits.verdicts import Units
+from gateway.metering import from_engine
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 
@@ -48,7 +48,7 @@ class Settlement:
             used = event.quantities
             self._telemetry.count_tokens(
                 event.attempt.model,
-                uncached=used.uncached_input,
+                uncached=used.uncached_input + used.embedding_input,
                 cache_read=used.cache_read,
                 cache_write=used.cache_write_5m + used.cache_write_1h,
                 output=used.output_total,

@@ -206,12 +206,11 @@ class Supervisor:
         from gateway import database
 
         database_url = settings.database_url or postgres_url(self.home)
+        redis_address = settings.redis_url or redis_url(self.home)
         self.settings = msgspec.structs.replace(
-            settings,
-            database_url=database_url,
-            redis_url=settings.redis_url or redis_url(self.home),
+            settings, database_url=database_url, redis_url=redis_address
         )
-        return await database.prepare(settings, database_url, address)
+        return await database.prepare(settings, database_url, redis_address, address)
 
     async def _start_engine(self, position: int, model: ModelConfig) -> Child:
         """Returns at once: the workers connect when it listens."""

@@ -250,7 +250,7 @@ class RequestMeter:
     def used(self, usage: MeteredUsage) -> None:
         self._telemetry.count_tokens(
             self._model,
-            uncached=usage.uncached_input,
+            uncached=usage.uncached_input + usage.embedding_input,
             cache_read=usage.cache_read,
             cache_write=usage.cache_write + usage.cache_write_1h,
             output=usage.output,

@@ -12,8 +12,9 @@ How to call it:
             after={"name": project.name},
         )
 
-- Last in the transaction: it locks the head of the org's chain until the commit, so what is locked
-  after it can deadlock with somebody who locks the other way round.
+- Last in the transaction, behind the books' lock, too: it locks the head of the org's chain until
+  the commit, so what is locked after it can deadlock with somebody who locks the other way round.
+- What an operator does in another org stands in both logs: `record_for_both`.
 - What happens to an installation-wide thing (a plan, a signing key) stands in the operator's org.
 - `action` is OpenAI's event type where there is one (`api_key.created`, `user.updated`), else one
   in their manner (`oauth_client.created`). `target` is the row's id.
@@ -125,6 +126,22 @@ async def record(
     await conn.execute(added)
     advanced = sa.update(heads).where(heads.c.org_id == org_id)
     await conn.execute(advanced.values(sequence=entry.sequence, hash=digest(entry)))
+
+
+async def record_for_both(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    operator_org: str | None,
+    project_id: str | None = None,
+    **entry: Any,
+) -> None:
+    """In the org's log and in that of the operator whose credential asks, if it is another org's.
+    The smaller id first: of all who do it nobody waits in a circle, be both of them operators.
+    `project_id` stands in the org's own alone; `entry` and what it raises: as `record`."""
+    for whose in sorted({org_id, operator_org or org_id}):
+        own = project_id if whose == org_id else None
+        await record(conn, org_id=whose, project_id=own, **entry)
 
 
 def _project_of(

@@ -40,13 +40,12 @@ from gateway.lru import Lru
 from gateway.networks import Networks
 from gateway.principal import Principal
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
+from gateway.tenancy.key_records import KeyRecord, find_key, read_key
 from gateway.tenancy.keys import (
     ADMIN_PREFIX,
     KEY_FORM,
     PREFIX,
     RANDOM_LENGTH,
-    KeyRecord,
-    find_key,
     hash_key,
 )
 
@@ -261,6 +260,20 @@ def _answer(record: KeyRecord, as_of: float) -> Known | Refused:
     return Known(to_principal(record), as_of)
 
 
+async def principal_of(conn: AsyncConnection, *, org_id: str, key_id: str) -> Principal:
+    """Of a key that has asked for what is done now. Raises: InvalidKey, RevokedKey, ExpiredKey."""
+    record = await read_key(conn, org_id=org_id, key_id=key_id)
+    if record is None:
+        raise InvalidKey("unknown")
+    answer = _answer(record, 0.0)
+    if isinstance(answer, Refused):
+        raise answer.error(answer.detail)
+    expires_at = answer.principal.expires_at
+    if expires_at is not None and expires_at <= time.time():
+        raise ExpiredKey(key_id)
+    return answer.principal
+
+
 def concerned(principal: Principal) -> tuple[str | None, ...]:
     """What may be announced, and has this principal read anew: the key, whose it is, where."""
     return principal.key_id, principal.user_id, principal.service_account_id, principal.project_id
@@ -284,6 +297,7 @@ def to_principal(record: KeyRecord) -> Principal:
         model_plans=record.model_plans,
         spend_caps=record.spend_caps,
         shows_cost=record.shows_cost,
+        zero_retention=record.zero_retention,
         key_model_plans=record.key_model_plans,
         role=record.role,
         owned_projects=record.owned_projects,

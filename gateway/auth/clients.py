@@ -32,6 +32,7 @@ from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_clients
 from gateway.ids import uuid7
 from gateway.principal import SCOPE_USAGE_READ, Principal
+from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.member_tables import service_accounts
 from gateway.tenancy.tables import check_plan, orgs, projects
@@ -256,7 +257,7 @@ async def update_client(
     project_id: str | None,
     service_account_id: str | None,
     plan: str | None = None,
-    check: Check = lambda before: None,
+    check: Check = unchecked,
     by: Principal | None = None,
 ) -> Client:
     """All of what can be changed; how it authenticates cannot where that needs another secret.
@@ -294,7 +295,7 @@ async def rotate_secret(
     grace_s: int,
     actor: Actor,
     now: datetime,
-    check: Check = lambda before: None,
+    check: Check = unchecked,
     by: Principal | None = None,
 ) -> CreatedClient:
     """A new secret; the old one works for `grace_s` more. `by`: as `create_client` has it.
@@ -330,7 +331,7 @@ async def archive_client(
     org_id: str,
     client_id: str,
     actor: Actor,
-    check: Check = lambda before: None,
+    check: Check = unchecked,
 ) -> Client:
     """It gets nothing from now on, and its grants end with their refresh tokens. Idempotent. Its
     access tokens die with `revocations`, which callers tell.

@@ -140,6 +140,7 @@ class ExternalIssuers:
             suspended_by=listed.suspended_by,
             allowed_models=permitted.allowed,
             denied_models=permitted.denied,
+            zero_retention=project["zero_retention"],
         )
 
     def _resources(self, org_id: str) -> frozenset[str]:

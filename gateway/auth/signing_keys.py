@@ -33,6 +33,7 @@ from gateway.auth.errors import AuthUnavailable
 from gateway.auth.token_tables import signing_keys
 from gateway.db import DATABASE_ERRORS
 from gateway.tasks import end
+from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import NotFound, TenancyError
 from gateway.tenancy.orgs import find_operator
 
@@ -148,7 +149,7 @@ async def revoke(
     kid: str,
     now: datetime,
     *,
-    check: Callable[[SigningKeyRow], None] = lambda before: None,
+    check: Callable[[SigningKeyRow], None] = unchecked,
 ) -> SigningKeyRow:
     """A key that may be in the wrong hands: from now on it verifies nothing. The active key is
     replaced at once. Idempotent. Raises: NotFound, what `check` raises."""

@@ -7,17 +7,12 @@ tokens nowhere at all.
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
+from gateway.columns import moment
+
 metadata = sa.MetaData()
-
-
-def _moment(name: str, *, nullable: bool = False) -> sa.Column[datetime]:
-    return sa.Column(name, sa.TIMESTAMP(timezone=True), nullable=nullable)
-
 
 signing_keys = sa.Table(
     "signing_keys",
@@ -26,10 +21,10 @@ signing_keys = sa.Table(
     sa.Column("public_jwk", JSONB, nullable=False),
     sa.Column("private_key", sa.LargeBinary, nullable=True),
     sa.Column("secret_id", sa.Text, nullable=False),
-    _moment("created_at"),
-    _moment("activated_at", nullable=True),
-    _moment("retired_at", nullable=True),
-    _moment("verify_until", nullable=True),
+    moment("created_at", nullable=False),
+    moment("activated_at"),
+    moment("retired_at"),
+    moment("verify_until"),
 )
 
 oauth_refresh_tokens = sa.Table(
@@ -45,9 +40,9 @@ oauth_refresh_tokens = sa.Table(
     sa.Column("scopes", ARRAY(sa.Text), nullable=False),
     sa.Column("resources", ARRAY(sa.Text), nullable=False),
     sa.Column("dpop_jkt", sa.Text, nullable=True),
-    _moment("created_at"),
-    _moment("expires_at"),
-    _moment("used_at", nullable=True),
+    moment("created_at", nullable=False),
+    moment("expires_at", nullable=False),
+    moment("used_at"),
 )
 
 oauth_assertions = sa.Table(
@@ -55,7 +50,7 @@ oauth_assertions = sa.Table(
     metadata,
     sa.Column("client_id", sa.Text, primary_key=True),
     sa.Column("jti_hash", sa.Text, primary_key=True),
-    _moment("expires_at"),
+    moment("expires_at", nullable=False),
 )
 
 revocations = sa.Table(
@@ -66,5 +61,5 @@ revocations = sa.Table(
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("subject", sa.Text, nullable=False),
     sa.Column("issued_until", sa.BigInteger, nullable=True),
-    _moment("expires_at"),
+    moment("expires_at", nullable=False),
 )

@@ -71,11 +71,11 @@ from gateway.limits.gateways import Gateways
 from gateway.limits.keys import epoch_key, org_keys, scope_keys
 from gateway.limits.local import LocalBuckets
 from gateway.limits.outage import Call, Outage
+from gateway.limits.reservation import bounded, reservation, to_charges, to_script
 from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.limits.verdicts import (
     Admission,
-    BucketLimit,
     RateState,
     Refusal,
     ScopeLimits,
@@ -106,9 +106,6 @@ RETRY_S = 1.0
 STEP_TOKENS = 32
 MAX_AHEAD_TOKENS = 2 * STEP_TOKENS
 """Of one stream: a step that nobody has written yet, and one beyond the debt at which all rest."""
-MAX_TOKENS = 100_000_000
-"""Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which
-only an upstream's own count may claim, stands for this many."""
 NOTHING = Units()
 SETTLEMENTS = tuple(Settlement)
 """By their numbers."""
@@ -306,7 +303,7 @@ class Limiter:
             wanted.lease_id,
             int(LEASE_TTL_S * 1_000_000),
             wanted.reserved.by_kind(requests=1),
-            [_to_script(scope) for scope in wanted.scopes],
+            [to_script(scope) for scope in wanted.scopes],
             *money,
         )
 
@@ -362,8 +359,8 @@ class Limiter:
     async def settle(self, admission: Admission, used: Units) -> Settlement:
         """Refund what was reserved and not used, or take what was used beyond it. Idempotent by
         lease. While Redis is away it is DEFERRED."""
-        if not admission.has_lease or admission.is_local or admission.lease_id in self._open:
-            # a repeated call notes nothing again
+        is_new = not admission.has_lease or admission.is_local or admission.lease_id in self._open
+        if is_new and admission.max_output_tokens:  # what may write nothing tells nothing
             self._outputs.note(admission.key_id, admission.model, used.output_tokens)
         return await self._close(admission, used, requests=1)
 
@@ -446,7 +443,7 @@ class Limiter:
         were still open. Raises: LimiterUnavailable."""
         by_org: dict[str, list[Any]] = {}
         for lease_id, (admission, used) in self._open.items():
-            lease = (lease_id, used.by_kind(), _to_charges(admission), holds_of(admission))
+            lease = (lease_id, used.by_kind(), to_charges(admission), holds_of(admission))
             by_org.setdefault(admission.org_id, []).append(lease)
         renewed = 0
         for org_id, leases in by_org.items():
@@ -462,39 +459,3 @@ def funded_counter(admission: Admission) -> OrgCounter | None:
     """Of an org that has paid in advance."""
     funded = admission.spending and admission.spending.funded
     return (admission.org_id, funded.counter.key(admission.org_id)) if funded else None
-
-
-def reservation(scopes: Sequence[ScopeLimits], input_tokens: int, output_tokens: int) -> Units:
-    """What is expected to be written never makes a request too large for its limits: only its input
-    does."""
-    for scope in scopes:
-        for bucket in scope.buckets:
-            if bucket.kind in "td":
-                output_tokens = min(output_tokens, bucket.limit - input_tokens)
-            elif bucket.kind == "o":
-                output_tokens = min(output_tokens, bucket.limit)
-    return bounded(Units(input_tokens=input_tokens, output_tokens=max(0, output_tokens)))
-
-
-def bounded(used: Units) -> Units:
-    if used.tokens <= MAX_TOKENS:
-        return used
-    input_tokens = min(used.input_tokens, MAX_TOKENS)
-    return Units(
-        input_tokens=input_tokens,
-        output_tokens=MAX_TOKENS - input_tokens,
-        cost_nano=used.cost_nano,
-    )
-
-
-def _to_script(scope: ScopeLimits) -> tuple[int, Sequence[Any]]:
-    return (-1 if scope.max_streams is None else scope.max_streams, scope.buckets)
-
-
-def _to_charges(admission: Admission) -> list[tuple[str, list[BucketLimit]]]:
-    """For a lease that must be opened again."""
-    keys = scope_keys(admission.org_id, admission.scopes)
-    return [
-        (key, [bucket for bucket in scope.buckets if bucket.limit])
-        for key, scope in zip(keys, admission.scopes, strict=True)
-    ]

@@ -1,28 +1,39 @@
 """Orgs of which the books change what was spent, and whose counters have yet to hear of it.
 
-Above: `cache_leases`. Below: `counters`, and the corrections of `billing.ratings`. An org is
-announced before its change is committed and taken off the list after its counters began anew, each
-while the corrections are held: so whoever finds it on the list sees the change in the books or
-knows that it never will be, and a process that dies in between leaves the rest to the next one.
-Where Redis loses the list it has lost the counters too.
+Above: whoever corrects: `cache_leases` (refunds), re-ratings, `database` (what waited for a price).
+Below: `counters`, and the corrections of `billing.ratings`. An org is announced before its change
+is committed and taken off the list after its counters began anew, each while the corrections are
+held: so whoever finds it on the list sees the change in the books or knows that it never will be,
+and a process that dies in between leaves the rest to the next one. Where Redis loses the list it
+has lost the counters too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection
+from collections.abc import AsyncIterator, Awaitable, Collection
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import cast
 
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.ratings import hold_corrections
+from billing.ratings import Announce, hold_corrections
 from gateway.limits.counters import begin_anew
 
 ANNOUNCED = "tollgate:recounts"
 
 
-async def announce(redis: Redis, org_ids: Collection[str]) -> None:
-    """Whoever calls holds the corrections. Raises: RedisError, OSError."""
+@asynccontextmanager
+async def recounting(db: AsyncEngine, redis: Redis) -> AsyncIterator[Announce]:
+    """Whoever corrects within it announces by this, and counters know behind it; where it fails, of
+    what was committed before, by whoever recounts next. Raises: as `recount`."""
+    yield partial(_announce, redis)
+    await recount(db, redis)
+
+
+async def _announce(redis: Redis, org_ids: Collection[str]) -> None:
+    """Raises: RedisError, OSError."""
     if org_ids:
         await redis.sadd(ANNOUNCED, *sorted(org_ids))
 

@@ -10,7 +10,8 @@ reads and writes no token more. An upstream counts by itself: of its input a bou
 the estimate, and it is always told what was held of its output (`fleet.upstream_bounds`, which says
 what of either is not in our hands; so much a cap can be passed by). Settled is what it cost by the
 same prices. A component that the price book leaves out costs nothing until it is priced; the input
-and the output must have a price, or nobody could bound what a request costs (`UnpricedModel`).
+and the output must have a price, or nobody could bound what a request costs (`UnpricedModel`); the
+input alone, if nothing may be written.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def spending_of(
     caps = caps_of(principal.spend_caps, admitted_at)
     if not caps:
         return None
-    if "uncached_input" not in prices or "output" not in prices:
+    if "uncached_input" not in prices or ("output" not in prices and max_output_tokens):
         raise UnpricedModel(model)
     input_pico = dearest_pico(prices, INPUTS, input_tokens)
     output_pico = dearest_pico(prices, OUTPUTS, input_tokens)

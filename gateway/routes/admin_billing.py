@@ -31,14 +31,14 @@ from billing.invoices.collection import issue_credit_note, record_payment
 from billing.invoices.invoice import Invoice, get_invoice
 from billing.invoices.states import SUSPENDING
 from billing.tables import to_moment
-from gateway.audit.log import record
+from gateway.audit.log import record_for_both
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.ids import uuid7
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.admin_invoices import viewed
 from gateway.routes.admin_spend_caps import OrgQuery, in_org
-from gateway.routes.chat import plain_body
+from gateway.routes.body import plain_body
 from gateway.routes.conditional import answer
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
@@ -65,7 +65,7 @@ from gateway.wire.admin_invoices import (
     to_payment_view,
 )
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 SCOPE = "operator:orgs"
 TAGS = ["Invoices"]
@@ -87,16 +87,16 @@ class RatesQuery(PageQuery):
 async def noted(
     conn: AsyncConnection, request: Asked, org_id: str, action: str, target: str, after: Any
 ) -> None:
-    """In both logs, the one of the smaller id first: who else does it cannot wait in a circle."""
-    for log_of in sorted({org_id, request.user.org_id}):
-        await record(
-            conn,
-            org_id=log_of,
-            actor=actor_of(request),
-            action=action,
-            target=target,
-            after={"organization": org_id, "is": after},
-        )
+    """In both logs."""
+    await record_for_both(
+        conn,
+        org_id=org_id,
+        operator_org=request.user.org_id,
+        actor=actor_of(request),
+        action=action,
+        target=target,
+        after={"organization": org_id, "is": after},
+    )
 
 
 @post(
@@ -109,7 +109,7 @@ async def noted(
     ),
 )
 async def set_terms(request: Asked) -> Response[bytes]:
-    wanted, (org_id, _) = decode(_terms, await plain_body(request)), in_org(request)
+    wanted, (org_id, _) = decode_kept(_terms, await plain_body(request)), in_org(request)
     async with services(request).system_db.begin() as conn:
         await get_org(conn, org_id)
         terms = Terms(**msgspec.structs.asdict(wanted))
@@ -146,7 +146,7 @@ async def terms_of(request: Asked) -> Response[bytes]:
     ),
 )
 async def new_rate(request: Asked) -> Response[bytes]:
-    wanted = decode(_rate, await plain_body(request))
+    wanted = decode_kept(_rate, await plain_body(request))
     async with services(request).system_db.begin() as conn:
         made = await add_rate(
             conn,
@@ -213,7 +213,7 @@ async def make_final(request: Asked, invoice_id: FromPath[str]) -> Response[byte
     ),
 )
 async def new_payment(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]:
-    wanted, (org_id, _) = decode(_payment, await plain_body(request)), in_org(request)
+    wanted, (org_id, _) = decode_kept(_payment, await plain_body(request)), in_org(request)
     check_id("invoice_id", invoice_id)
     async with services(request).system_db.begin() as conn:
         found = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)
@@ -243,7 +243,7 @@ async def new_payment(request: Asked, invoice_id: FromPath[str]) -> Response[byt
     ),
 )
 async def new_credit_note(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]:
-    wanted, (org_id, _) = decode(_note, await plain_body(request)), in_org(request)
+    wanted, (org_id, _) = decode_kept(_note, await plain_body(request)), in_org(request)
     check_id("invoice_id", invoice_id)
     async with services(request).system_db.begin() as conn:
         found = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)

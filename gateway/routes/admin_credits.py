@@ -6,6 +6,9 @@ Above: `app`. Below: `tenancy.credits`, `billing.credits`, and what all of admin
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 import msgspec
 from litestar import Response, get, post
 from litestar.params import FromPath
@@ -17,22 +20,24 @@ from billing.money import format_usd, usd
 from billing.spent import spent_by_org
 from billing.tables import credit_grants, to_moment
 from gateway.auth.policy import SCOPE_ADMIN_READ
+from gateway.inference import Desk
 from gateway.limits.spending import counter_of
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.admin_spend_caps import Asked, OrgQuery, in_org, org_of
-from gateway.routes.chat import plain_body
-from gateway.routes.conditional import JSON, answer, if_match
+from gateway.routes.body import plain_body
+from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.routes.problem import MEDIA_TYPE, Problem
 from gateway.tenancy.credits import create_credit, get_credit, take_back_credit
+from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.orgs import get_org
 from gateway.wire.admin_credits import BalanceView, CreditView, NewCredit
 from gateway.wire.admin_plans import to_seconds
 from gateway.wire.admin_spend_caps import Id
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 SCOPE = "operator:orgs"
 TAGS = ["Credits"]
@@ -61,6 +66,14 @@ def to_view(credit: Credit) -> CreditView:
     )
 
 
+def refuse_unknown(models: Sequence[str], desk: Desk) -> None:
+    """A misspelt name would be money that pays for nothing. Raises InvalidField."""
+    served = {route.model for route in desk.fleet.routes}
+    for index, model in enumerate(models):
+        if model not in served and not desk.price_book.at(model, time.time()):
+            raise InvalidField(f"models[{index}]", "no model that is served or priced is named so")
+
+
 def tell(request: Asked, org_id: str) -> None:
     """Its credit has changed: so may what it is leased."""
     counter = counter_of("org", org_id, "total", 0).key(org_id)
@@ -75,7 +88,8 @@ def tell(request: Asked, org_id: str) -> None:
     operation_class=describes(body=NewCredit, answer=CreditView, status=201, idempotent=True),
 )
 async def create(request: Asked) -> Response[bytes]:
-    wanted, found = decode(_new_decoder, await plain_body(request)), services(request)
+    wanted, found = decode_kept(_new_decoder, await plain_body(request)), services(request)
+    refuse_unknown(wanted.models or (), found.desk)
     made = await create_credit(
         found.system_db,
         org_id=wanted.org_id,
@@ -142,7 +156,7 @@ async def list_(request: Asked) -> Response[bytes]:
     async with services(request).system_db.connect() as conn:
         rows = await conn.execute(keyset(credits_of(org_id), credit_grants.c.id, query))
         found = [to_view(to_credit(row)) for row in rows]
-    return Response(msgspec.json.encode(to_listing(found, query)), media_type=JSON)
+    return answer(request, to_listing(found, query))
 
 
 @get(

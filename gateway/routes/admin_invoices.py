@@ -15,7 +15,7 @@ from litestar.params import FromPath
 from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.invoices.drilldown import behind, hours_of, requests_of
+from billing.invoices.drilldown import behind, hours_of, requests_of, tags_of
 from billing.invoices.invoice import (
     Invoice,
     Line,
@@ -46,6 +46,7 @@ from gateway.wire.admin_invoices import (
     InvoiceView,
     LineView,
     RequestView,
+    TaggedView,
     to_line_view,
     to_view,
 )
@@ -204,10 +205,38 @@ async def list_requests(
 
 
 @get(
+    LINE + "/tags",
+    opt=needs(SCOPE_ADMIN_READ),
+    tags=TAGS,
+    summary="What the requests behind a line were tagged with",
+    operation_class=describes(query=InvoicesQuery, answer=Listing[TaggedView]),
+)
+async def list_tags(
+    request: Asked, invoice_id: FromPath[str], line_id: FromPath[str]
+) -> Response[bytes]:
+    query = parse_query(request.url.query, InvoicesQuery)
+    org_id, _ = org_of(request, query.org_id)
+    async with services(request).system_db.connect() as conn:
+        invoice, line = await found_line(conn, org_id, invoice_id, line_id)
+        rows = await page(conn, tags_of(invoice, line), query) if behind(line) else []
+    found = [
+        TaggedView(
+            id=row.id,
+            tags=row.tags,
+            quantity=int(row.quantity),
+            num_requests=row.num_requests,
+            exact_usd=format_usd(int(row.amount_pico)),
+        )
+        for row in rows
+    ]
+    return answer(request, to_listing(found, query))
+
+
+@get(
     INVOICE + "/export",
     opt=needs(SCOPE_ADMIN_READ),
     tags=TAGS,
-    summary="A final invoice as a document: JSON, CSV, PDF, FOCUS rows, Parquet, a journal",
+    summary="A final invoice as a document: JSON, CSV, tags, PDF, FOCUS, Parquet, a journal",
     operation_class=describes(
         query=ExportQuery,
         said={
@@ -232,4 +261,4 @@ def to_hour(text: str) -> datetime:
         raise BadField("Invalid value for 'hour': no such day.", param="hour") from None
 
 
-routes = [list_, retrieve, list_lines, list_hours, list_requests, export]
+routes = [list_, retrieve, list_lines, list_hours, list_requests, list_tags, export]

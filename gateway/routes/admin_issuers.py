@@ -31,14 +31,14 @@ from gateway.auth.policy import SCOPE_ADMIN_READ, may_appoint, may_give
 from gateway.db import tenant
 from gateway.principal import SCOPE_ADMIN, Principal
 from gateway.routes.access import actor_of, needs, services
-from gateway.routes.chat import plain_body
+from gateway.routes.body import plain_body
 from gateway.routes.conditional import Precondition, answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery
 from gateway.tenancy.changes import changing
 from gateway.tenancy.pages import Cursor
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 SCOPE = "admin:issuers"
 PATH = "/v1/admin/issuers"
@@ -107,7 +107,7 @@ def shown(
 
 async def read(request: Request[Principal, Any, Any]) -> tuple[Rules, str | None]:
     """Raises: BadField; MissingScope where it would give away more than the caller has."""
-    body = decode(DECODER, await plain_body(request))
+    body = decode_kept(DECODER, await plain_body(request))
     principal = request.user
     appointed = {*body.roles.values(), body.default_role}
     if not may_give(principal, body.scopes) or not all(
@@ -235,8 +235,7 @@ async def archive(
             actor=actor_of(request),
             check=unless_changed(request, precondition),
         )
-    gone = msgspec.json.encode(IssuerDeleted(id=issuer_id))
-    return Response(gone, media_type="application/json")
+    return answer(request, IssuerDeleted(id=issuer_id))
 
 
 routes = [list_, create, show, change, archive]

@@ -21,8 +21,8 @@ from gateway.auth.policy import SCOPE_ADMIN_READ, may
 from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import PUBLIC, actor_of, address_of, needs, services
-from gateway.routes.chat import plain_body
-from gateway.routes.conditional import JSON, Precondition, if_match, tag_of, tagged
+from gateway.routes.body import plain_body
+from gateway.routes.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.envelope import REQUEST_ID
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, to_listing
@@ -50,7 +50,7 @@ from gateway.wire.admin_keys import (
     to_wire_once,
 )
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 SCOPE_ADMIN_KEYS = "admin:keys"
 TAG = "API keys"
@@ -80,7 +80,7 @@ class KeyQuery(PageQuery):
     operation_class=describes(body=KeyCreate, answer=KeyWithSecret, status=201, idempotent=True),
 )
 async def create(request: Of) -> Response[bytes]:
-    wanted = decode(create_decoder, await plain_body(request))
+    wanted = decode_kept(create_decoder, await plain_body(request))
     check_given(request.user, wanted.scopes)
     found = services(request)
     pepper_id, pepper = found.authenticator.pepper
@@ -124,8 +124,7 @@ async def list_(request: Of) -> Response[bytes]:
             limit=query.limit + 1,
             descending=query.order == "desc",
         )
-    listing = to_listing([to_wire(row) for row in rows], query)
-    return Response(msgspec.json.encode(listing), media_type=JSON)
+    return answer(request, to_listing([to_wire(row) for row in rows], query))
 
 
 @get(
@@ -149,7 +148,7 @@ async def retrieve(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     operation_class=describes(body=KeyPatch, answer=Key, conditional=True),
 )
 async def update(request: Of, key_id: FromPath[str]) -> Response[bytes]:
-    changes = to_changes(decode(patch_decoder, await plain_body(request)))
+    changes = to_changes(decode_kept(patch_decoder, await plain_body(request)))
     if "expires_at" in changes:
         changes["expires_at"] = from_seconds(changes["expires_at"])
     if "model_limits" in changes:
@@ -187,7 +186,7 @@ async def update(request: Of, key_id: FromPath[str]) -> Response[bytes]:
 )
 async def rotate(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     body = await plain_body(request)
-    wanted = decode(rotate_decoder, body) if body else KeyRotate()
+    wanted = decode_kept(rotate_decoder, body) if body else KeyRotate()
     found = services(request)
     pepper_id, pepper = found.authenticator.pepper
     made = await rotate_key(
@@ -236,7 +235,7 @@ async def revoke(request: Of, key_id: FromPath[str]) -> Response[bytes]:
 )
 async def report(request: Request[Any, Any, Any]) -> None:
     """Needs no credential but the key itself, and tells nobody whether there was such a key."""
-    wanted = decode(report_decoder, await plain_body(request))
+    wanted = decode_kept(report_decoder, await plain_body(request))
     if KEY_FORM.fullmatch(wanted.key) is None:
         raise InvalidField("key", "it has not the form of an API key")
     found = services(request)

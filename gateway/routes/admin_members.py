@@ -20,7 +20,7 @@ from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
-from gateway.routes.chat import plain_body
+from gateway.routes.body import plain_body
 from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
@@ -41,7 +41,7 @@ from gateway.wire.admin_tenant import (
     UserPatch,
     UserView,
 )
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 USER = "/v1/admin/users/{user_id:str}"
 INVITES = "/v1/admin/invites"
@@ -86,7 +86,7 @@ async def retrieve(request: Asked, user_id: FromPath[str]) -> Response[bytes]:
 )
 async def update(request: Asked, user_id: FromPath[str]) -> Response[bytes]:
     check_id("user_id", user_id)
-    wanted, precondition = decode(_patch_decoder, await plain_body(request)), if_match(request)
+    wanted, precondition = decode_kept(_patch_decoder, await plain_body(request)), if_match(request)
     org_id = request.user.org_id
     async with changing_for(request, user_id) as conn:
         found = await users.lock_user(conn, org_id=org_id, user_id=user_id)
@@ -140,7 +140,7 @@ async def reset_password(request: Asked, user_id: FromPath[str]) -> Response[byt
     operation_class=describes(body=NewInvite, answer=CreatedInvite, status=201, idempotent=True),
 )
 async def invite(request: Asked) -> Response[bytes]:
-    wanted = decode(_invite_decoder, await plain_body(request))
+    wanted = decode_kept(_invite_decoder, await plain_body(request))
     require_appoint(request.user, wanted.role)
     for each in wanted.projects:
         check_id("projects", each.id)

@@ -16,7 +16,7 @@ from billing.cache_contracts import FLOORS, ContractName
 from gateway.fleet.router import Route
 from gateway.principal import Principal
 from gateway.routes.access import needs, services
-from gateway.routes.conditional import JSON
+from gateway.routes.conditional import answer
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, page_of, to_listing
 from gateway.tenancy.errors import NotFound
@@ -96,7 +96,7 @@ async def list_(request: Asked) -> Response[bytes]:
     query = parse_query(request.url.query, PageQuery)
     routes_of = {route.model: route for route in services(request).desk.fleet.routes}
     found = [to_view(routes_of[name]) for name in page_of(routes_of, query)]
-    return Response(msgspec.json.encode(to_listing(found, query)), media_type=JSON)
+    return answer(request, to_listing(found, query))
 
 
 @get(
@@ -110,7 +110,7 @@ async def retrieve(request: Asked, model: FromPath[str]) -> Response[bytes]:
     name = model.removeprefix("/")
     for route in services(request).desk.fleet.routes:
         if route.model == name:
-            return Response(msgspec.json.encode(to_view(route)), media_type=JSON)
+            return answer(request, to_view(route))
     raise NotFound("model", f"no model {name!r}")
 
 

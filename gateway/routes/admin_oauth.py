@@ -46,8 +46,8 @@ from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
+from gateway.routes.body import plain_body
 from gateway.routes.browser import desk_of
-from gateway.routes.chat import plain_body
 from gateway.routes.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
@@ -63,7 +63,7 @@ from gateway.wire.admin_oauth import (
 )
 from gateway.wire.openai_admin import parse_query
 from gateway.wire.openai_organization import to_unix, to_unix_or_none
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 SCOPE_ADMIN_CLIENTS = "admin:clients"
 CLIENTS, GRANTS = "/v1/admin/oauth/clients", "/v1/admin/oauth/grants"
@@ -178,7 +178,7 @@ async def check_account(
     ),
 )
 async def create(request: Of) -> Response[bytes]:
-    written = decode(written_decoder, await plain_body(request))
+    written = decode_kept(written_decoder, await plain_body(request))
     metadata = to_metadata(written)
     scopes = check_scopes(request.user, written.scopes)
     async with tenant(services(request).db, request.user.org_id) as conn:
@@ -237,7 +237,7 @@ async def retrieve(request: Of, client_id: FromPath[str]) -> Response[bytes]:
     ),
 )
 async def update(request: Of, client_id: FromPath[str]) -> Response[bytes]:
-    written = decode(written_decoder, await plain_body(request))
+    written = decode_kept(written_decoder, await plain_body(request))
     metadata, precondition = to_metadata(written), if_match(request)
     scopes = check_scopes(request.user, written.scopes)
     found, org_id = services(request), request.user.org_id
@@ -270,7 +270,7 @@ async def update(request: Of, client_id: FromPath[str]) -> Response[bytes]:
     ),
 )
 async def rotate(request: Of, client_id: FromPath[str]) -> Response[bytes]:
-    wanted = decode(rotation_decoder, await plain_body(request) or b"{}")
+    wanted = decode_kept(rotation_decoder, await plain_body(request) or b"{}")
     precondition, org_id = if_match(request), request.user.org_id
     desk = desk_of(request)
 

@@ -17,7 +17,7 @@ from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.admin_orgs import to_view, unless_changed
-from gateway.routes.chat import plain_body
+from gateway.routes.body import plain_body
 from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
 from gateway.tenancy.orgs import get_org, update_org
@@ -25,7 +25,7 @@ from gateway.tenancy.restrictions import check_origins
 from gateway.wire.admin_orgs import OrgView
 from gateway.wire.admin_plans import given
 from gateway.wire.admin_tenant import OrganizationPatch
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 PATH = "/v1/admin/organization"
 CHANGE = needs("admin:clients")
@@ -59,7 +59,7 @@ async def retrieve(request: Asked) -> Response[bytes]:
 async def update(request: Asked) -> Response[bytes]:
     """Every worker goes by origins within half a minute (`auth.cors_origins`)."""
     check = unless_changed(if_match(request))
-    values = given(decode(_patch_decoder, await plain_body(request)))
+    values = given(decode_kept(_patch_decoder, await plain_body(request)))
     if "cors_origins" in values:
         values["cors_origins"] = check_origins(values["cors_origins"])
     found = services(request)

@@ -19,8 +19,8 @@ from gateway.audit.log import Actor
 from gateway.db import tenant
 from gateway.principal import SCOPE_ADMIN, SCOPE_USAGE_READ, Principal
 from gateway.routes.access import actor_of, needs, services
-from gateway.routes.chat import plain_body
-from gateway.routes.conditional import JSON, Precondition, answer, if_match
+from gateway.routes.body import plain_body
+from gateway.routes.conditional import Precondition, answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import require_unbound
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
@@ -43,7 +43,7 @@ from gateway.wire.admin_orgs import (
 )
 from gateway.wire.admin_plans import given, to_seconds
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 SCOPE = "operator:orgs"
 TAGS = ["Organizations"]
@@ -79,7 +79,7 @@ def unless_changed(precondition: Precondition) -> Check:
 )
 async def create(request: Asked) -> Response[bytes]:
     require_unbound(request.user)
-    wanted = decode(_new_decoder, await plain_body(request))
+    wanted = decode_kept(_new_decoder, await plain_body(request))
     actor, operator_org = actor_of(request), request.user.org_id
     found = services(request)
     async with tenant(found.system_db, operator_org) as conn:
@@ -148,8 +148,7 @@ async def list_(request: Asked) -> Response[bytes]:
     async with services(request).system_db.connect() as conn:
         rows = await conn.execute(keyset(listed, table.c.id, query))
         found = [to_view(Org(**row._mapping)) for row in rows]
-    listing = to_listing(found, query)
-    return Response(msgspec.json.encode(listing), media_type=JSON)
+    return answer(request, to_listing(found, query))
 
 
 @get(
@@ -174,7 +173,7 @@ async def retrieve(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
 )
 async def update(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
     check = unless_changed(if_match(request))
-    values = given(decode(_patch_decoder, await plain_body(request)))
+    values = given(decode_kept(_patch_decoder, await plain_body(request)))
     found = services(request)
     org = await verbs.update_org(
         found.system_db,

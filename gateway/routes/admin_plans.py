@@ -17,8 +17,8 @@ from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
-from gateway.routes.chat import plain_body
-from gateway.routes.conditional import JSON, Precondition, answer, if_match
+from gateway.routes.body import plain_body
+from gateway.routes.conditional import Precondition, answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.tenancy import plans as verbs
@@ -26,7 +26,7 @@ from gateway.tenancy.plans import Check, PlanRow
 from gateway.tenancy.tables import plans as table
 from gateway.wire.admin_plans import NewPlan, PlanPatch, PlanView, given, to_seconds
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 SCOPE = "operator:plans"
 TAGS = ["Plans"]
@@ -59,7 +59,7 @@ def unless_changed(precondition: Precondition) -> Check:
     operation_class=describes(body=NewPlan, answer=PlanView, status=201, idempotent=True),
 )
 async def create(request: Asked) -> Response[bytes]:
-    wanted = decode(_new_decoder, await plain_body(request))
+    wanted = decode_kept(_new_decoder, await plain_body(request))
     verbs.check_price_list(wanted.price_list, services(request).desk.price_book.lists.names)
     values = msgspec.structs.asdict(wanted)
     operator_org = request.user.org_id
@@ -90,7 +90,7 @@ async def list_(request: Asked) -> Response[bytes]:
         rows = await conn.execute(keyset(listed, table.c.name, query))
         found = [to_view(PlanRow(**row._mapping)) for row in rows]
     listing = to_listing(found, query, id_of=lambda plan: plan.name)
-    return Response(msgspec.json.encode(listing), media_type=JSON)
+    return answer(request, listing)
 
 
 @get(
@@ -115,7 +115,7 @@ async def retrieve(request: Asked, name: FromPath[str]) -> Response[bytes]:
 )
 async def update(request: Asked, name: FromPath[str]) -> Response[bytes]:
     check = unless_changed(if_match(request))
-    values = given(decode(_patch_decoder, await plain_body(request)))
+    values = given(decode_kept(_patch_decoder, await plain_body(request)))
     found = services(request)
     verbs.check_price_list(values.get("price_list"), found.desk.price_book.lists.names)
     row = await verbs.update_plan(

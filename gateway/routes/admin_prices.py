@@ -26,7 +26,7 @@ from billing.price_sync import content_of
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.principal import Principal
 from gateway.routes.access import needs, services
-from gateway.routes.conditional import JSON
+from gateway.routes.conditional import answer
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, page_of, to_listing
 from gateway.tenancy.errors import NotFound
@@ -164,7 +164,7 @@ async def list_(request: Asked) -> Response[bytes]:
     query = parse_query(request.url.query, PageQuery)
     book = services(request).desk.price_book
     found = [to_list_view(book, name) for name in page_of(lists_of(request.user, book), query)]
-    return Response(msgspec.json.encode(to_listing(found, query)), media_type=JSON)
+    return answer(request, to_listing(found, query))
 
 
 @get(
@@ -176,7 +176,7 @@ async def list_(request: Asked) -> Response[bytes]:
 )
 async def retrieve(request: Asked, price_list: FromPath[str]) -> Response[bytes]:
     found = to_list_view(check_list(request, price_list), price_list)
-    return Response(msgspec.json.encode(found), media_type=JSON)
+    return answer(request, found)
 
 
 @get(
@@ -199,7 +199,7 @@ async def list_prices(request: Asked, price_list: FromPath[str]) -> Response[byt
         for view in to_views(entry)
     }
     found = [views[price_id] for price_id in page_of(views, query)]
-    return Response(msgspec.json.encode(to_listing(found, query)), media_type=JSON)
+    return answer(request, to_listing(found, query))
 
 
 routes = [list_, retrieve, list_prices]

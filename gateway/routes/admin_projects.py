@@ -16,8 +16,8 @@ from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
-from gateway.routes.chat import plain_body
-from gateway.routes.conditional import JSON, Precondition, answer, if_match
+from gateway.routes.body import plain_body
+from gateway.routes.conditional import Precondition, answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery
 from gateway.tenancy import projects as verbs
@@ -26,7 +26,7 @@ from gateway.tenancy.projects import Check, Project
 from gateway.wire.admin_plans import given, to_seconds
 from gateway.wire.admin_tenant import NewProject, ProjectPatch, ProjectView
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 PROJECTS = "/v1/admin/projects"
 PROJECT = PROJECTS + "/{project_id:str}"
@@ -73,7 +73,7 @@ async def list_(request: Asked) -> Response[bytes]:
     data = [to_view(each) for each in found]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     listing = Listing(data=data, first_id=first, last_id=last, has_more=more)
-    return Response(msgspec.json.encode(listing), media_type=JSON)
+    return answer(request, listing)
 
 
 @post(
@@ -84,11 +84,16 @@ async def list_(request: Asked) -> Response[bytes]:
     operation_class=describes(body=NewProject, answer=ProjectView, status=201, idempotent=True),
 )
 async def create(request: Asked) -> Response[bytes]:
-    wanted = decode(_new_decoder, await plain_body(request))
+    wanted = decode_kept(_new_decoder, await plain_body(request))
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         made = await verbs.create_project(
-            conn, org_id=org_id, name=wanted.name, plan=wanted.plan, actor=actor_of(request)
+            conn,
+            org_id=org_id,
+            name=wanted.name,
+            plan=wanted.plan,
+            zero_retention=wanted.zero_retention,
+            actor=actor_of(request),
         )
     return answer(request, to_view(made), status=201)
 
@@ -116,7 +121,7 @@ async def retrieve(request: Asked, project_id: FromPath[str]) -> Response[bytes]
 )
 async def update(request: Asked, project_id: FromPath[str]) -> Response[bytes]:
     check = unless_changed(if_match(request))
-    values = given(decode(_patch_decoder, await plain_body(request)))
+    values = given(decode_kept(_patch_decoder, await plain_body(request)))
     found = services(request)
     made = await verbs.update_project(
         found.db,

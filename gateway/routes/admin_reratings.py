@@ -8,21 +8,22 @@ line's (`tollgate billing rerate`).
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from litestar import Response, get, post
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.rerating import Rerating, apply, plan, reratings_of, to_rerating
 from billing.tables import reratings
 from gateway.auth.policy import SCOPE_ADMIN_READ
-from gateway.limits.counters import begin_anew
+from gateway.limits.recounts import recounting
 from gateway.routes.access import needs, services
 from gateway.routes.admin_billing import SCOPE, noted
 from gateway.routes.admin_invoices import InvoicesQuery
 from gateway.routes.admin_spend_caps import Asked, OrgQuery, in_org, org_of
-from gateway.routes.chat import plain_body
+from gateway.routes.body import plain_body
 from gateway.routes.conditional import answer
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, keyset, to_listing
@@ -39,7 +40,7 @@ from gateway.wire.admin_reratings import (
     to_view,
 )
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 RERATINGS = "/v1/admin/reratings"
 TAGS = ["Reratings"]
@@ -64,9 +65,8 @@ async def preview(request: Asked) -> Response[bytes]:
     async with found.system_db.connect() as conn:
         await get_org(conn, org_id)
     span, book = to_span(query, org_id), found.desk.price_book
-    return answer(
-        request, to_preview(await plan(found.system_db, span, book, max_events=MAX_EVENTS))
-    )
+    shown = await plan(found.system_db, span, book, max_events=MAX_EVENTS)
+    return answer(request, await asyncio.to_thread(to_preview, shown))
 
 
 @post(
@@ -78,7 +78,7 @@ async def preview(request: Asked) -> Response[bytes]:
     operation_class=describes(query=OrgQuery, body=NewRerating, answer=ReratingView),
 )
 async def create(request: Asked) -> Response[bytes]:
-    wanted, (org_id, _) = decode(_new, await plain_body(request)), in_org(request)
+    wanted, (org_id, _) = decode_kept(_new, await plain_body(request)), in_org(request)
     found = services(request)
 
     async def note(conn: AsyncConnection, begun: Rerating) -> None:
@@ -86,26 +86,20 @@ async def create(request: Asked) -> Response[bytes]:
         await noted(conn, request, org_id, "rerating.created", begun.id, view)
 
     try:
-        done = await apply(
-            found.system_db,
-            to_span(wanted, org_id),
-            found.desk.price_book,
-            wanted.digest,
-            note=note,
-            max_batches=MAX_BATCHES,
-            max_events=MAX_EVENTS,
-        )
-    finally:
-        # Of a part, too, and of what was done before it failed.
-        await _count_anew(found.redis, org_id)
-    return answer(request, to_view(done))
-
-
-async def _count_anew(redis: Redis, org_id: str) -> None:
-    try:
-        await begin_anew(redis, org_id)
-    except (RedisError, OSError) as error:
+        async with recounting(found.system_db, found.redis) as announce:
+            done = await apply(
+                found.system_db,
+                to_span(wanted, org_id),
+                found.desk.price_book,
+                wanted.digest,
+                note=note,
+                announce=announce,
+                max_batches=MAX_BATCHES,
+                max_events=MAX_EVENTS,
+            )
+    except RedisError as error:
         raise ChangeNotAnnounced("redis", "counters do not know what was spent") from error
+    return answer(request, await asyncio.to_thread(to_view, done))
 
 
 @get(

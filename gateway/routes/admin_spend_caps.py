@@ -17,8 +17,8 @@ from gateway.auth.policy import SCOPE_ADMIN_READ, may
 from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
-from gateway.routes.chat import plain_body
-from gateway.routes.conditional import JSON, Precondition, answer, if_match
+from gateway.routes.body import plain_body
+from gateway.routes.conditional import Precondition, answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
@@ -29,7 +29,7 @@ from gateway.tenancy.tables import spend_caps as table
 from gateway.wire.admin_plans import given, to_seconds
 from gateway.wire.admin_spend_caps import Id, NewSpendCap, SpendCapPatch, SpendCapView
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 SCOPE = "admin:billing"
 OPERATOR = "operator:orgs"
@@ -88,7 +88,7 @@ def in_org(request: Asked) -> tuple[str, str | None]:
     ),
 )
 async def create(request: Asked) -> Response[bytes]:
-    wanted = decode(_new_decoder, await plain_body(request))
+    wanted = decode_kept(_new_decoder, await plain_body(request))
     org_id, operator_org = in_org(request)
     found = services(request)
     row = await verbs.create_spend_cap(
@@ -123,7 +123,7 @@ async def list_(request: Asked) -> Response[bytes]:
     async with tenant(services(request).db, org_id) as conn:
         rows = await conn.execute(keyset(listed, table.c.id, query))
         found = [to_view(verbs.to_spend_cap(row)) for row in rows]
-    return Response(msgspec.json.encode(to_listing(found, query)), media_type=JSON)
+    return answer(request, to_listing(found, query))
 
 
 @get(
@@ -152,7 +152,7 @@ async def retrieve(request: Asked, cap_id: FromPath[str]) -> Response[bytes]:
 )
 async def update(request: Asked, cap_id: FromPath[str]) -> Response[bytes]:
     check = unless_changed(if_match(request))
-    values = given(decode(_patch_decoder, await plain_body(request)))
+    values = given(decode_kept(_patch_decoder, await plain_body(request)))
     org_id, operator_org = in_org(request)
     if "amount_usd" in values:
         values["amount_pico"] = usd(values.pop("amount_usd"))

@@ -7,25 +7,27 @@ says what it wants; an operator, who hears of each top-up by webhook, grants it 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 import msgspec
 from litestar import Response, get, patch, post
 from litestar.params import FromPath
 
 from billing.balance_watch import wanted_of
 from billing.tables import top_ups as table
-from billing.top_ups import to_top_up, top_ups_of
+from billing.top_ups import TopUp, to_top_up, top_ups_of
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.db import tenant
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.admin_credits import CreditsQuery, tell
 from gateway.routes.admin_spend_caps import Asked, OrgQuery, in_org, org_of
-from gateway.routes.chat import plain_body
-from gateway.routes.conditional import JSON, Precondition, answer, if_match
+from gateway.routes.body import plain_body
+from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
 from gateway.routes.pages import Listing, keyset, to_listing
 from gateway.tenancy import top_ups as verbs
-from gateway.tenancy.top_ups import Check
 from gateway.wire.admin_top_ups import (
     BalanceSettingsPatch,
     BalanceSettingsView,
@@ -36,7 +38,7 @@ from gateway.wire.admin_top_ups import (
     to_values,
 )
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 SETTINGS = "/v1/admin/balance/settings"
 TOP_UPS = "/v1/admin/top-ups"
@@ -74,7 +76,7 @@ async def retrieve_settings(request: Asked) -> Response[bytes]:
 async def update_settings(request: Asked) -> Response[bytes]:
     org_id, operator_org = in_org(request)
     precondition = if_match(request)
-    wanted = decode(_patch_decoder, await plain_body(request))
+    wanted = decode_kept(_patch_decoder, await plain_body(request))
     after = await verbs.update_wanted(
         services(request).system_db,
         to_values(wanted),
@@ -99,7 +101,7 @@ async def list_(request: Asked) -> Response[bytes]:
     async with tenant(services(request).db, org_id) as conn:
         rows = await conn.execute(keyset(top_ups_of(org_id), table.c.id, query))
         found = [to_top_up_view(to_top_up(row)) for row in rows]
-    return Response(msgspec.json.encode(to_listing(found, query)), media_type=JSON)
+    return answer(request, to_listing(found, query))
 
 
 @get(
@@ -126,16 +128,8 @@ async def retrieve(request: Asked, top_up_id: FromPath[str]) -> Response[bytes]:
     operation_class=describes(query=OrgQuery, answer=TopUpView, idempotent=True, conditional=True),
 )
 async def grant(request: Asked, top_up_id: FromPath[str]) -> Response[bytes]:
-    org_id, _ = in_org(request)
-    granted = await verbs.grant_top_up(
-        services(request).system_db,
-        check_id("top_up_id", top_up_id),
-        org_id=org_id,
-        operator_org=request.user.org_id,
-        actor=actor_of(request),
-        check=unless_changed(if_match(request)),
-    )
-    tell(request, org_id)
+    granted = await ended(request, top_up_id, verbs.grant_top_up)
+    tell(request, granted.org_id)
     return answer(request, to_top_up_view(granted))
 
 
@@ -150,22 +144,23 @@ async def grant(request: Asked, top_up_id: FromPath[str]) -> Response[bytes]:
     ),
 )
 async def fail(request: Asked, top_up_id: FromPath[str]) -> Response[bytes]:
+    wanted = decode_kept(_failure_decoder, await plain_body(request))
+    failing = partial(verbs.fail_top_up, reason=wanted.reason)
+    return answer(request, to_top_up_view(await ended(request, top_up_id, failing)))
+
+
+async def ended(request: Asked, top_up_id: str, end: Callable[..., Awaitable[TopUp]]) -> TopUp:
+    """By whoever asks, if it is still what they have seen. `end`: a verb that says how."""
     org_id, _ = in_org(request)
-    wanted = decode(_failure_decoder, await plain_body(request))
-    failed = await verbs.fail_top_up(
+    precondition = if_match(request)
+    return await end(
         services(request).system_db,
         check_id("top_up_id", top_up_id),
-        wanted.reason,
         org_id=org_id,
         operator_org=request.user.org_id,
         actor=actor_of(request),
-        check=unless_changed(if_match(request)),
+        check=lambda before: precondition.check(to_top_up_view(before)),
     )
-    return answer(request, to_top_up_view(failed))
-
-
-def unless_changed(precondition: Precondition) -> Check:
-    return lambda top_up: precondition.check(to_top_up_view(top_up))
 
 
 routes = [retrieve_settings, update_settings, list_, retrieve, grant, fail]

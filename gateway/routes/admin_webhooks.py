@@ -17,7 +17,7 @@ from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
-from gateway.routes.chat import plain_body
+from gateway.routes.body import plain_body
 from gateway.routes.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.operations import describes
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
@@ -37,7 +37,7 @@ from gateway.wire.admin_webhooks import (
     WebhookEndpointPatch,
 )
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 SCOPE = "admin:billing"
 WEBHOOKS = "/v1/admin/webhooks"
@@ -113,7 +113,7 @@ def shown_once(made: EndpointOnce, *, status: int = 200) -> Response[bytes]:
     ),
 )
 async def create(request: Asked) -> Response[bytes]:
-    wanted = decode(_new_decoder, await plain_body(request))
+    wanted = decode_kept(_new_decoder, await plain_body(request))
     found, org_id = services(request), request.user.org_id
     async with tenant(found.db, org_id) as conn:
         made = await endpoints.create_endpoint(
@@ -168,7 +168,7 @@ async def retrieve(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes
 )
 async def update(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
     check = unless_changed(if_match(request))
-    fields = given(decode(_patch_decoder, await plain_body(request)))
+    fields = given(decode_kept(_patch_decoder, await plain_body(request)))
     found, org_id = services(request), request.user.org_id
     async with tenant(found.db, org_id) as conn:
         changed = await endpoints.update_endpoint(
@@ -194,7 +194,7 @@ async def update(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
     ),
 )
 async def rotate(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
-    wanted = decode(_rotation_decoder, await plain_body(request) or b"{}")
+    wanted = decode_kept(_rotation_decoder, await plain_body(request) or b"{}")
     found, org_id = services(request), request.user.org_id
     check = unless_changed(if_match(request))
     async with tenant(found.db, org_id) as conn:

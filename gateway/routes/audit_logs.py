@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from litestar import Request, Response, get
 
 from gateway.audit.errors import UnknownAuditEntry
@@ -13,6 +12,7 @@ from gateway.db import tenant
 from gateway.fleet.errors import BadField
 from gateway.principal import Principal
 from gateway.routes.access import needs, services
+from gateway.routes.conditional import answer
 from gateway.routes.operations import describes
 from gateway.wire.openai_admin import parse_query
 from gateway.wire.openai_audit import AuditLogsQuery, EventList, to_list
@@ -34,8 +34,7 @@ async def list_audit_logs(request: Request[Principal, Any, Any]) -> Response[byt
     except UnknownAuditEntry as error:
         message = f"Invalid value for '{error.param}': there is no such audit log."
         raise BadField(message, param=error.param) from error
-    body = msgspec.json.encode(to_list(events, has_more=has_more))
-    return Response(body, media_type="application/json")
+    return answer(request, to_list(events, has_more=has_more))
 
 
 routes = [list_audit_logs]

@@ -8,11 +8,12 @@ form, and none from another site is taken.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from litestar import Request, Response
+from litestar import Request, Response, post
 from litestar.datastructures import Cookie
 
 from gateway.auth.authorization import Authorization
@@ -26,7 +27,7 @@ from gateway.auth.sessions import (
     find_session,
 )
 from gateway.console.pages import page
-from gateway.routes.access import address_of, services
+from gateway.routes.access import PUBLIC, address_of, services
 from gateway.routes.envelope import REQUEST_ID
 
 MAX_FORM_BYTES = 32 * 1024
@@ -35,6 +36,16 @@ FORM = "application/x-www-form-urlencoded"
 SESSION, DEVICE = "tollgate_session", "tollgate_device"
 HOST_PREFIX = "__Host-"
 """RFC 6265bis, 4.1.3.2: only this host over TLS can have set it."""
+
+
+FormRoute = partial(
+    post,
+    opt=PUBLIC,
+    include_in_schema=False,
+    status_code=303,
+    request_max_body_size=MAX_FORM_BYTES,
+)
+"""Where a page of ours sends what somebody wrote; a page follows, unless it says otherwise."""
 
 
 class BadForm(Exception):
@@ -111,6 +122,16 @@ def _cookie(desk: Authorization, name: str, value: str, max_age: int | None) -> 
         secure=desk.secure,
         samesite="lax",
     )
+
+
+async def read_sent(
+    request: Request[Any, Any, Any], purpose: str
+) -> tuple[dict[str, str], Browser]:
+    """A form that was on a page of ours in this browser. Raises: BadForm."""
+    form = await read_form(request)
+    browser = await open_browser(request)
+    check_token(desk_of(request), browser, form.get("form_token", ""), purpose)
+    return form, browser
 
 
 async def read_form(request: Request[Any, Any, Any]) -> dict[str, str]:

@@ -54,7 +54,7 @@ MAX_HEADERS_BYTES = 2048
 NAMES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 EXPOSED = b", ".join(
     (
-        *(b"x-request-id", b"openai-processing-ms", b"openai-version", b"etag"),
+        *(b"x-request-id", b"request-id", b"openai-processing-ms", b"openai-version", b"etag"),
         *(b"retry-after", b"retry-after-ms", b"x-should-retry", b"www-authenticate"),
         b"x-tollgate-cost",
         b"x-tollgate-tags",

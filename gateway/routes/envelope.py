@@ -1,5 +1,5 @@
-"""What every response carries, whatever made it: `x-request-id`, `openai-version`,
-`openai-processing-ms`.
+"""What every response carries, whatever made it: `x-request-id`, which Anthropic's clients read as
+`request-id`, `openai-version` and `openai-processing-ms`.
 
 The outermost ASGI layer: it names the request, and times it until the first byte of the answer. The
 id is the server's own; a client's `X-Client-Request-Id` goes to the log beside it, never instead of
@@ -20,8 +20,10 @@ REQUEST_ID = "request_id"
 
 
 def named(request_id: str, *, elapsed_ms: float) -> list[tuple[bytes, bytes]]:
+    name = request_id.encode()
     return [
-        (b"x-request-id", request_id.encode()),
+        (b"x-request-id", name),
+        (b"request-id", name),
         (b"openai-version", OPENAI_VERSION),
         (b"openai-processing-ms", str(round(elapsed_ms)).encode()),
     ]

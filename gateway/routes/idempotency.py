@@ -36,7 +36,7 @@ from gateway.fleet.errors import BadField
 from gateway.idempotency_keys import CLAIM, HANDLER_TIMEOUT_S, Answer, Claim
 from gateway.principal import Principal
 from gateway.routes.access import services
-from gateway.routes.chat import plain_body
+from gateway.routes.body import plain_body
 from gateway.routes.envelope import REQUEST_ID
 from gateway.routes.problem import encode_face
 from gateway.services import Services

@@ -37,12 +37,13 @@ from billing.invoices.documents.journal import (
 )
 from billing.invoices.documents.paper import to_pdf
 from billing.invoices.documents.tables import write_lines
+from billing.invoices.documents.tagged import read_tagged, write_tagged
 from billing.invoices.invoice import final_invoices_of
 from gateway.wire.admin_invoices import InvoiceDocument, to_document
 
 T = TypeVar("T")
 Ledgers = Literal["beancount", "hledger"]
-Format = Literal["json", "csv", "pdf", "focus", "parquet", "beancount", "hledger"]
+Format = Literal["json", "csv", "tags", "pdf", "focus", "parquet", "beancount", "hledger"]
 JSON, CSV, PDF = "application/json", "text/csv", "application/pdf"
 PARQUET = "application/vnd.apache.parquet"
 BEANCOUNT, HLEDGER = "text/x-beancount", "text/x-hledger"
@@ -69,11 +70,14 @@ DOCUMENTS: dict[Format, tuple[str, Callable[[Document], bytes]]] = {
     "hledger": (HLEDGER, lambda it: to_hledger(of_document(it)).encode()),
 }
 JOURNALS = {"beancount": (BEANCOUNT, to_beancount), "hledger": (HLEDGER, to_hledger)}
-Write = Callable[[Bill, Iterable[Page], IO[bytes]], None]
-TABLES: dict[Format, tuple[str, Write]] = {
-    "csv": (CSV, write_lines),
-    "focus": (CSV, write_focus),
-    "parquet": (PARQUET, write_parquet),
+Read = Callable[[AsyncEngine, Bill], AsyncIterator[Any]]
+Write = Callable[[Bill, Iterable[Any], IO[bytes]], None]
+"""Of what was read."""
+TABLES: dict[Format, tuple[str, Read, Write]] = {
+    "csv": (CSV, read_pages, write_lines),
+    "focus": (CSV, read_pages, write_focus),
+    "parquet": (PARQUET, read_pages, write_parquet),
+    "tags": (CSV, read_tagged, write_tagged),
 }
 
 
@@ -82,10 +86,10 @@ async def exported(
 ) -> Response[Any]:
     """Raises: NoInvoice; InvoicingConflict of a draft."""
     if format in TABLES:
-        media_type, write = TABLES[format]
+        media_type, read, write = TABLES[format]
         async with db.connect() as conn:
             bill = await read_bill(conn, org_id=org_id, invoice_id=invoice_id)
-        file = await _written(db, bill, write)
+        file = await _written(bill, read(db, bill), write)
         return Stream(_chunks(file), media_type=media_type)
     async with db.connect() as conn:
         document = await read_document(conn, org_id=org_id, invoice_id=invoice_id)
@@ -110,10 +114,10 @@ async def journal(db: AsyncEngine, *, org_id: str, format: Ledgers) -> Response[
     return Response(made.encode(), media_type=media_type)
 
 
-async def _written(db: AsyncEngine, bill: Bill, write: Write) -> IO[bytes]:
+async def _written(bill: Bill, found: AsyncIterator[Any], write: Write) -> IO[bytes]:
     loop = asyncio.get_running_loop()
     file = tempfile.TemporaryFile()  # whoever sends it closes it
-    pages = _from_a_thread(read_pages(db, bill), loop)
+    pages = _from_a_thread(found, loop)
     try:
         await loop.run_in_executor(THREADS, write, bill, pages, file)
     except BaseException:

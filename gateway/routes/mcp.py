@@ -21,7 +21,7 @@ from gateway.auth.policy import SCOPE_MCP_CALL
 from gateway.errors import to_face
 from gateway.principal import Principal
 from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, needs
-from gateway.routes.chat import plain_body
+from gateway.routes.body import plain_body
 from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.protected_resources import challenged, public_url
 

@@ -17,13 +17,13 @@ from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
-from gateway.routes.chat import plain_body
-from gateway.routes.conditional import JSON
+from gateway.routes.body import plain_body
+from gateway.routes.conditional import answer
 from gateway.routes.operations import describes
 from gateway.tenancy.model_permissions import read_model_permissions, update_model_permissions
 from gateway.tenancy.restrictions import Mode, ModelPermissions
 from gateway.wire.admin_keys import Texts
-from gateway.wire.refusals import decode
+from gateway.wire.refusals import decode_kept
 
 PATH = "/v1/organization/projects/{project_id:str}/model_permissions"
 SCOPE_ADMIN_PROJECTS = "admin:projects"
@@ -55,10 +55,6 @@ def to_wire(found: ModelPermissions) -> Permissions:
     return Permissions(mode=found.mode or "deny_list", model_ids=found.models)
 
 
-def answer(thing: msgspec.Struct) -> Response[bytes]:
-    return Response(msgspec.json.encode(thing), status_code=200, media_type=JSON)
-
-
 @get(
     PATH,
     opt=needs(SCOPE_ADMIN_READ),
@@ -69,7 +65,8 @@ def answer(thing: msgspec.Struct) -> Response[bytes]:
 async def retrieve_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
-        return answer(to_wire(await read_model_permissions(conn, project_id, org_id=org_id)))
+        found = await read_model_permissions(conn, project_id, org_id=org_id)
+    return answer(request, to_wire(found))
 
 
 @post(
@@ -81,7 +78,7 @@ async def retrieve_permissions(request: Of, project_id: FromPath[str]) -> Respon
     operation_class=describes(body=Wanted, answer=Permissions, idempotent=True),
 )
 async def replace_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
-    wanted = decode(wanted_decoder, await plain_body(request))
+    wanted = decode_kept(wanted_decoder, await plain_body(request))
     found = services(request)
     made = await update_model_permissions(
         found.db,
@@ -92,7 +89,7 @@ async def replace_permissions(request: Of, project_id: FromPath[str]) -> Respons
         models=wanted.model_ids,
         actor=actor_of(request),
     )
-    return answer(to_wire(made))
+    return answer(request, to_wire(made))
 
 
 @delete(
@@ -113,7 +110,7 @@ async def delete_permissions(request: Of, project_id: FromPath[str]) -> Response
         mode=None,
         actor=actor_of(request),
     )
-    return answer(PermissionsDeleted())
+    return answer(request, PermissionsDeleted())
 
 
 routes = [retrieve_permissions, replace_permissions, delete_permissions]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Request, Response
 
 from gateway.audit.errors import CredentialInAudit
 from gateway.db import tenant
-from gateway.routes.access import PUBLIC, services
-from gateway.routes.browser import MAX_FORM_BYTES, BadForm, desk_of, stale_form
+from gateway.routes.access import services
+from gateway.routes.browser import BadForm, FormRoute, desk_of, stale_form
 from gateway.routes.oauth_login import (
     ADMIN_KEYS,
     account_page,
@@ -26,13 +26,7 @@ from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.keys import create_key
 
 
-@post(
-    ADMIN_KEYS,
-    opt=PUBLIC,
-    include_in_schema=False,
-    status_code=200,
-    request_max_body_size=MAX_FORM_BYTES,
-)
+@FormRoute(ADMIN_KEYS, status_code=200)
 async def make_admin_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from litestar import Request, Response, get, post
+from litestar import Request, Response, get
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.auth.authorization import Authorization
@@ -20,13 +20,12 @@ from gateway.console.pages import page, redirect
 from gateway.db import tenant
 from gateway.routes.access import PUBLIC
 from gateway.routes.browser import (
-    MAX_FORM_BYTES,
     BadForm,
     Browser,
-    check_token,
+    FormRoute,
     desk_of,
     open_browser,
-    read_form,
+    read_sent,
     remembering,
     signed_in,
     stale_form,
@@ -94,19 +93,11 @@ async def show(request: Request[Any, Any, Any]) -> Response[bytes]:
     return invite_page(desk, await open_browser(request), found, token)
 
 
-@post(
-    ACCEPT_PATH,
-    opt=PUBLIC,
-    include_in_schema=False,
-    status_code=303,
-    request_max_body_size=MAX_FORM_BYTES,
-)
+@FormRoute(ACCEPT_PATH)
 async def accept(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
     try:
-        form = await read_form(request)
-        browser = await open_browser(request)
-        check_token(desk, browser, form.get("form_token", ""), PURPOSE)
+        form, browser = await read_sent(request, PURPOSE)
         token, name = form.get("token", ""), form.get("name", "").strip()
         async with desk.system_db.connect() as conn:
             found = await open_invite(conn, desk, token)

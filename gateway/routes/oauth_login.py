@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from litestar import Request, Response, get, post
+from litestar import Request, Response, get
 from litestar.exceptions import NotFoundException
 from redis.exceptions import RedisError
 
@@ -28,13 +28,12 @@ from gateway.db import tenant
 from gateway.principal import SCOPE_ADMIN
 from gateway.routes.access import PUBLIC
 from gateway.routes.browser import (
-    MAX_FORM_BYTES,
     BadForm,
     Browser,
-    check_token,
+    FormRoute,
     desk_of,
     open_browser,
-    read_form,
+    read_sent,
     remembering,
     signed_in,
     signed_out,
@@ -142,19 +141,11 @@ async def show_login(request: Request[Any, Any, Any]) -> Response[bytes]:
     return login_page(desk, await open_browser(request), occasion)
 
 
-@post(
-    LOGIN,
-    opt=PUBLIC,
-    include_in_schema=False,
-    status_code=303,
-    request_max_body_size=MAX_FORM_BYTES,
-)
+@FormRoute(LOGIN)
 async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
     try:
-        form = await read_form(request)
-        browser = await open_browser(request)
-        check_token(desk, browser, form.get("form_token", ""), LOGIN_PURPOSE)
+        form, browser = await read_sent(request, LOGIN_PURPOSE)
         occasion = await read_occasion(desk, form.get("request", ""))
     except BadForm:
         return stale_form()
@@ -228,22 +219,13 @@ async def read_account_form(
     request: Request[Any, Any, Any],
 ) -> tuple[Browser, Session, dict[str, str]]:
     """Of somebody who is signed in. Raises: BadForm."""
-    desk = desk_of(request)
-    form = await read_form(request)
-    browser = await open_browser(request)
-    check_token(desk, browser, form.get("form_token", ""), ACCOUNT_PURPOSE)
+    form, browser = await read_sent(request, ACCOUNT_PURPOSE)
     if browser.session is None:
         raise BadForm
     return browser, browser.session, form
 
 
-@post(
-    "/oauth/logout",
-    opt=PUBLIC,
-    include_in_schema=False,
-    status_code=200,
-    request_max_body_size=MAX_FORM_BYTES,
-)
+@FormRoute("/oauth/logout", status_code=200)
 async def sign_out(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
     try:

@@ -9,18 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, Response
 from redis.exceptions import RedisError
 
 from gateway.auth.login import WrongCredentials
 from gateway.auth.passkeys import InvalidPasskey
 from gateway.auth.rfc6749_authorize import Refused
 from gateway.console.pages import guarded, redirect
-from gateway.routes.access import PUBLIC
 from gateway.routes.browser import (
-    MAX_FORM_BYTES,
     BadForm,
     Browser,
+    FormRoute,
     check_token,
     desk_of,
     open_browser,
@@ -38,12 +37,6 @@ from gateway.routes.oauth_login import (
 from gateway.tenancy.errors import InvalidField, NotFound
 
 JSON = "application/json"
-OPTIONS: dict[str, Any] = {
-    "opt": PUBLIC,
-    "include_in_schema": False,
-    "status_code": 200,
-    "request_max_body_size": MAX_FORM_BYTES,
-}
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +72,7 @@ async def read(request: Request[Any, Any, Any], purpose: str) -> tuple[Browser, 
     return browser, sent
 
 
-@post("/oauth/passkeys/sign-in/options", **OPTIONS)
+@FormRoute("/oauth/passkeys/sign-in/options", status_code=200)
 async def sign_in_options(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         browser, _ = await read(request, LOGIN_PURPOSE)
@@ -88,7 +81,7 @@ async def sign_in_options(request: Request[Any, Any, Any]) -> Response[bytes]:
     return reply(desk_of(request).passkeys.sign_in_options(browser.cookie).encode())
 
 
-@post("/oauth/passkeys/sign-in", **OPTIONS)
+@FormRoute("/oauth/passkeys/sign-in", status_code=200)
 async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
     try:
@@ -106,7 +99,7 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
     return signed_in(to(occasion.location), desk, done)
 
 
-@post("/oauth/passkeys/register/options", **OPTIONS)
+@FormRoute("/oauth/passkeys/register/options", status_code=200)
 async def register_options(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         browser, _ = await read(request, ACCOUNT_PURPOSE)
@@ -118,7 +111,7 @@ async def register_options(request: Request[Any, Any, Any]) -> Response[bytes]:
     return reply(options.encode())
 
 
-@post("/oauth/passkeys/register", **OPTIONS)
+@FormRoute("/oauth/passkeys/register", status_code=200)
 async def register(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         browser, sent = await read(request, ACCOUNT_PURPOSE)
@@ -141,7 +134,7 @@ async def register(request: Request[Any, Any, Any]) -> Response[bytes]:
     return to(ACCOUNT)
 
 
-@post("/oauth/passkeys/remove", **OPTIONS)
+@FormRoute("/oauth/passkeys/remove", status_code=200)
 async def remove(request: Request[Any, Any, Any]) -> Response[bytes]:
     """A plain form, which works without the script."""
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from litestar import Request, Response, get, post
+from litestar import Request, Response, get
 from redis.exceptions import RedisError
 
 from gateway.auth.authorization import Authorization
@@ -23,13 +23,12 @@ from gateway.auth.throttle import Waits
 from gateway.console.pages import page, redirect
 from gateway.routes.access import PUBLIC
 from gateway.routes.browser import (
-    MAX_FORM_BYTES,
     BadForm,
     Browser,
-    check_token,
+    FormRoute,
     desk_of,
     open_browser,
-    read_form,
+    read_sent,
     remembering,
     signed_in,
     stale_form,
@@ -47,13 +46,7 @@ PURPOSE = "password-reset"
 WRONG = "That is not your password."
 
 
-@post(
-    ACCOUNT + "/password",
-    opt=PUBLIC,
-    include_in_schema=False,
-    status_code=303,
-    request_max_body_size=MAX_FORM_BYTES,
-)
+@FormRoute(ACCOUNT + "/password")
 async def change(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
     try:
@@ -132,19 +125,11 @@ async def show(request: Request[Any, Any, Any]) -> Response[bytes]:
     return reset_page(desk, await open_browser(request), user, token)
 
 
-@post(
-    RESET_PATH,
-    opt=PUBLIC,
-    include_in_schema=False,
-    status_code=303,
-    request_max_body_size=MAX_FORM_BYTES,
-)
+@FormRoute(RESET_PATH)
 async def reset(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
     try:
-        form = await read_form(request)
-        browser = await open_browser(request)
-        check_token(desk, browser, form.get("form_token", ""), PURPOSE)
+        form, browser = await read_sent(request, PURPOSE)
         token, password = form.get("token", ""), form.get("password", "")
         user = await read_link(desk, token)
     except BadForm:

@@ -35,6 +35,7 @@ from gateway.wire.anthropic_admin import AnthropicError
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
 HTML = "text/html"
 TEMPLATE = "#/components/schemas/{name}"
 
@@ -43,6 +44,10 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
     """An error in OpenAI's shape."""
 
     error: ErrorBody
+
+
+def each_of(kind: Any) -> tuple[Any, ...]:
+    return kind if isinstance(kind, tuple) else (kind,)
 
 
 @dataclass
@@ -71,7 +76,11 @@ def refers_to(kind: Any) -> Reference | JsonSchema:
 
 
 def content(kind: Any, media_type: str = JSON) -> dict[str, OpenAPIMediaType]:
-    return {media_type: OpenAPIMediaType(schema=refers_to(kind))}
+    """`kind`: a type, or several of which it is one."""
+    if not isinstance(kind, tuple):
+        return {media_type: OpenAPIMediaType(schema=refers_to(kind))}
+    schemas = [refers_to(each).to_schema() for each in kind]
+    return {media_type: OpenAPIMediaType(schema=JsonSchema(content={"anyOf": schemas}))}
 
 
 def text_header(name: str, description: str) -> Parameter:
@@ -118,6 +127,7 @@ def describes(
     answer: Any = None,
     body: Any = None,
     form: type[msgspec.Struct] | None = None,
+    form_type: str = FORM,
     query: type[msgspec.Struct] | None = None,
     status: int = 200,
     idempotent: bool = False,
@@ -130,13 +140,13 @@ def describes(
     honours If-Match. `headers`: what it reads beside these. `said`: all that it answers besides,
     but for what `statuses` knows by its path, its scope and what it takes."""
     answers: Said = {status: {} if answer is None else {JSON: answer}, **(said or {})}
-    kinds = [each for by_type in answers.values() for each in by_type.values()]
+    kinds = [one for by in answers.values() for each in by.values() for one in each_of(each)]
     _described.extend(each for each in (*kinds, body, form) if each is not None)
     added = [*([] if query is None else parameters(query)), *headers]
     added += [IDEMPOTENCY_KEY] if idempotent else []
     added += [IF_MATCH] if conditional else []
     taken = {} if body is None else content(body)
-    taken |= {} if form is None else content(form, FORM)
+    taken |= {} if form is None else content(form, form_type)
 
     @dataclass
     class Described(Operation):

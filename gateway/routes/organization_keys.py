@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.principal import SCOPE_ADMIN, SCOPE_USAGE_READ
 from gateway.routes.access import actor_of, needs, needs_in_project, services
-from gateway.routes.conditional import Precondition, if_match, tag_of, tagged
+from gateway.routes.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
     Asking,
@@ -27,7 +27,6 @@ from gateway.routes.organization_requests import (
     check_id,
     reading,
     require_give,
-    show,
     to_cursor,
     to_listing,
     to_moment,
@@ -112,7 +111,7 @@ async def list_keys(request: Asking, project_id: FromPath[str]) -> Response[byte
         found, more = await owned_keys.list_project_keys(
             conn, **where, access=query.owner_project_access, cursor=to_cursor(query)
         )
-    return show(request, to_listing([to_key(each) for each in found], more))
+    return answer(request, to_listing([to_key(each) for each in found], more))
 
 
 @get(
@@ -196,7 +195,7 @@ async def delete_key(
     async with changing_for(request, api_key_id) as conn:
         check_key(precondition, await owned_keys.lock_key(conn, **where))
         await owned_keys.delete_key(conn, **where, actor=actor_of(request))
-    return show(request, Deleted(id=api_key_id, object="organization.project.api_key.deleted"))
+    return answer(request, Deleted(id=api_key_id, object="organization.project.api_key.deleted"))
 
 
 def _where(request: Asking, project_id: str, api_key_id: str) -> dict[str, str]:
@@ -253,7 +252,7 @@ async def list_admin_keys(request: Asking) -> Response[bytes]:
         found, more = await owned_keys.list_admin_keys(
             conn, org_id=request.user.org_id, cursor=cursor
         )
-    return show(request, to_listing([to_admin_key(each) for each in found], more))
+    return answer(request, to_listing([to_admin_key(each) for each in found], more))
 
 
 @post(
@@ -327,7 +326,7 @@ async def delete_admin_key(request: Asking, key_id: FromPath[str]) -> Response[b
         seen = await owned_keys.lock_key(conn, **where, project_id=None)
         precondition.check(to_admin_key(configured(seen)), seen.scopes)
         await owned_keys.delete_key(conn, **where, project_id=None, actor=actor_of(request))
-    return show(request, Deleted(id=key_id, object="organization.admin_api_key.deleted"))
+    return answer(request, Deleted(id=key_id, object="organization.admin_api_key.deleted"))
 
 
 routes = [

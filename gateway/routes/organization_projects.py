@@ -11,7 +11,7 @@ from litestar.params import FromPath
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.fleet.errors import BadField
 from gateway.routes.access import actor_of, needs, needs_in_project
-from gateway.routes.conditional import if_match
+from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
     Asking,
@@ -21,7 +21,6 @@ from gateway.routes.organization_requests import (
     expect_nothing,
     reading,
     require_unbound,
-    show,
     to_cursor,
     to_listing,
 )
@@ -76,7 +75,7 @@ async def list_projects(request: Asking) -> Response[bytes]:
             include_archived=query.include_archived,
             cursor=to_cursor(query),
         )
-    return show(request, to_listing([to_project(each) for each in found], more))
+    return answer(request, to_listing([to_project(each) for each in found], more))
 
 
 @post(
@@ -93,7 +92,7 @@ async def create_project(request: Asking) -> Response[bytes]:
         made = await projects.create_project(
             conn, org_id=request.user.org_id, name=body.name, actor=actor_of(request)
         )
-    return show(request, to_project(made))
+    return answer(request, to_project(made))
 
 
 @get(
@@ -107,7 +106,7 @@ async def retrieve_project(request: Asking, project_id: FromPath[str]) -> Respon
     check_id("project_id", project_id)
     async with reading(request) as conn:
         found = await projects.get_project(conn, org_id=request.user.org_id, project_id=project_id)
-    return show(request, to_project(found))
+    return answer(request, to_project(found))
 
 
 @post(
@@ -138,7 +137,7 @@ async def update_project(request: Asking, project_id: FromPath[str]) -> Response
                 name=body.name,
                 actor=actor_of(request),
             )
-    return show(request, to_project(found))
+    return answer(request, to_project(found))
 
 
 @post(
@@ -162,7 +161,7 @@ async def archive_project(request: Asking, project_id: FromPath[str]) -> Respons
         found = await projects.archive(
             conn, org_id=org_id, project_id=project_id, actor=actor_of(request)
         )
-    return show(request, to_project(found))
+    return answer(request, to_project(found))
 
 
 # ---- who is in it
@@ -183,7 +182,7 @@ async def list_members(request: Asking, project_id: FromPath[str]) -> Response[b
         found, more = await members.list_members(
             conn, org_id=org_id, project_id=project_id, cursor=to_cursor(query)
         )
-    return show(request, to_listing([to_member(each) for each in found], more))
+    return answer(request, to_listing([to_member(each) for each in found], more))
 
 
 @post(
@@ -210,7 +209,7 @@ async def add_member(request: Asking, project_id: FromPath[str]) -> Response[byt
             role=body.role,
             actor=actor_of(request),
         )
-    return show(request, to_member(made))
+    return answer(request, to_member(made))
 
 
 async def _whom(request: Asking, body: wire.ProjectUserCreate) -> str:
@@ -242,7 +241,7 @@ async def retrieve_member(
         found = await members.get_member(
             conn, org_id=request.user.org_id, project_id=project_id, user_id=user_id
         )
-    return show(request, to_member(found))
+    return answer(request, to_member(found))
 
 
 @post(
@@ -273,7 +272,7 @@ async def update_member(
             found = await members.change_member(
                 conn, **where, role=body.role, actor=actor_of(request)
             )
-    return show(request, to_member(found))
+    return answer(request, to_member(found))
 
 
 @delete(
@@ -294,7 +293,7 @@ async def remove_member(
     async with changing_for(request, user_id) as conn:
         precondition.check(to_member(await members.hold_member(conn, **where)))
         await members.remove_member(conn, **where, actor=actor_of(request))
-    return show(request, Deleted(id=user_id, object="organization.project.user.deleted"))
+    return answer(request, Deleted(id=user_id, object="organization.project.user.deleted"))
 
 
 routes = [

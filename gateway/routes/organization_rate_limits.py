@@ -23,7 +23,6 @@ from gateway.routes.organization_requests import (
     changing_for,
     check_id,
     reading,
-    show,
     to_listing,
 )
 from gateway.routes.pages import Listing
@@ -77,7 +76,7 @@ async def list_rate_limits(request: Asking, project_id: FromPath[str]) -> Respon
         to_rate_limit(model, own.get(model, NO_LIMITS), plans)
         for model in (each.removeprefix(PREFIX) for each in page)
     ]
-    return show(request, to_listing(data, more))
+    return answer(request, to_listing(data, more))
 
 
 def cut(ids: list[str], query: wire.RateLimitsQuery) -> tuple[list[str], bool]:

@@ -21,7 +21,7 @@ from gateway.auth.policy import is_bound, may_appoint, may_give
 from gateway.db import tenant
 from gateway.principal import Principal, Role
 from gateway.routes.access import services
-from gateway.routes.chat import plain_body
+from gateway.routes.body import plain_body
 from gateway.routes.conditional import answer
 from gateway.routes.pages import Listing
 from gateway.tenancy.changes import changing
@@ -65,11 +65,6 @@ def changing_for(request: Asking, subject: str) -> AbstractAsyncContextManager[A
     id of a key, of whose it is, or of a project."""
     found = services(request)
     return changing(found.db, found.redis, subject, org_id=request.user.org_id)
-
-
-def show(request: Asking, thing: msgspec.Struct) -> Response[bytes]:
-    """With its ETag."""
-    return answer(request, thing)
 
 
 def show_once(request: Asking, thing: msgspec.Struct) -> Response[bytes]:

@@ -17,7 +17,7 @@ from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.fleet.errors import BadField
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.access import actor_of, needs, needs_in_project, services
-from gateway.routes.conditional import if_match
+from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
     Asking,
@@ -27,7 +27,6 @@ from gateway.routes.organization_requests import (
     reading,
     require_give,
     require_unbound,
-    show,
     show_once,
     to_cursor,
     to_listing,
@@ -84,7 +83,7 @@ async def list_accounts(request: Asking, project_id: FromPath[str]) -> Response[
         found, more = await service_accounts.list_service_accounts(
             conn, **where, cursor=to_cursor(query)
         )
-    return show(request, to_listing([to_account(each) for each in found], more))
+    return answer(request, to_listing([to_account(each) for each in found], more))
 
 
 @post(
@@ -166,7 +165,7 @@ async def retrieve_account(
     where = _where(request, project_id, service_account_id)
     async with reading(request) as conn:
         found = await service_accounts.get_service_account(conn, **where)
-    return show(request, to_account(found))
+    return answer(request, to_account(found))
 
 
 @post(
@@ -199,7 +198,7 @@ async def update_account(
             project_role=None if isinstance(body.role, UnsetType) else body.role,
             actor=actor_of(request),
         )
-    return show(request, to_account(made))
+    return answer(request, to_account(made))
 
 
 @delete(
@@ -220,7 +219,7 @@ async def delete_account(
         precondition.check(to_account(seen))
         await service_accounts.archive_service_account(conn, **where, actor=actor_of(request))
     kind = "organization.project.service_account.deleted"
-    return show(request, Deleted(id=service_account_id, object=kind))
+    return answer(request, Deleted(id=service_account_id, object=kind))
 
 
 @post(

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.auth.policy import SCOPE_ADMIN_READ
 from gateway.principal import Role
 from gateway.routes.access import actor_of, needs, services
-from gateway.routes.conditional import if_match
+from gateway.routes.conditional import answer, if_match
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import (
     Asking,
@@ -28,7 +28,6 @@ from gateway.routes.organization_requests import (
     check_id,
     reading,
     require_appoint,
-    show,
     show_once,
     to_cursor,
     to_listing,
@@ -90,7 +89,7 @@ async def list_users(request: Asking) -> Response[bytes]:
             conn, org_id=request.user.org_id, emails=query.emails, cursor=to_cursor(query)
         )
         data = await _with_projects(conn, found)
-    return show(request, to_listing(data, more))
+    return answer(request, to_listing(data, more))
 
 
 @get(
@@ -105,7 +104,7 @@ async def retrieve_user(request: Asking, user_id: FromPath[str]) -> Response[byt
     async with reading(request) as conn:
         found = await users.get_user(conn, org_id=request.user.org_id, user_id=user_id)
         [shown] = await _with_projects(conn, [found])
-    return show(request, shown)
+    return answer(request, shown)
 
 
 @post(
@@ -134,7 +133,7 @@ async def update_user(request: Asking, user_id: FromPath[str]) -> Response[bytes
                 conn, org_id=org_id, user_id=user_id, role=body.role, actor=actor_of(request)
             )
         [shown] = await _with_projects(conn, [found])
-    return show(request, shown)
+    return answer(request, shown)
 
 
 @delete(
@@ -153,7 +152,7 @@ async def delete_user(request: Asking, user_id: FromPath[str]) -> Response[bytes
         precondition.check((await _with_projects(conn, [found]))[0])
         require_appoint(request.user, found.role)
         await users.archive_user(conn, org_id=org_id, user_id=user_id, actor=actor_of(request))
-    return show(request, Deleted(id=user_id, object="organization.user.deleted"))
+    return answer(request, Deleted(id=user_id, object="organization.user.deleted"))
 
 
 # ---- invites
@@ -185,7 +184,7 @@ async def list_invites(request: Asking) -> Response[bytes]:
         found, more = await invites.list_invites(
             conn, org_id=request.user.org_id, cursor=to_cursor(query)
         )
-    return show(request, to_listing([to_invite(each) for each in found], more))
+    return answer(request, to_listing([to_invite(each) for each in found], more))
 
 
 @post(
@@ -231,7 +230,7 @@ async def retrieve_invite(request: Asking, invite_id: FromPath[str]) -> Response
     check_id("invite_id", invite_id)
     async with reading(request) as conn:
         found = await invites.get_invite(conn, org_id=request.user.org_id, invite_id=invite_id)
-    return show(request, to_invite(found))
+    return answer(request, to_invite(found))
 
 
 @delete(
@@ -248,7 +247,7 @@ async def delete_invite(request: Asking, invite_id: FromPath[str]) -> Response[b
         await invites.delete_invite(
             conn, org_id=request.user.org_id, invite_id=invite_id, actor=actor_of(request)
         )
-    return show(request, Deleted(id=invite_id, object="organization.invite.deleted"))
+    return answer(request, Deleted(id=invite_id, object="organization.invite.deleted"))
 
 
 routes = [

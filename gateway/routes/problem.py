@@ -1,8 +1,8 @@
-"""RFC 9457 problem details, which our own `/v1/admin/...` speaks; `/v1/organization/...` speaks
-OpenAI's shape, `/v1/organizations/...` Anthropic's.
+"""RFC 9457 problem details, which our own `/v1/admin/...` speaks; `/v1/organizations/...` and
+`/v1/messages` speak Anthropic's shape, all others OpenAI's.
 
-Above: `app.refuse`. Below: `gateway.errors`, whose one table says what an error is; here it is only
-written otherwise. A handler has nothing to do: it raises what `gateway.errors` knows.
+Above: `app.refuse`, `reply`. Below: `gateway.errors`, whose one table says what an error is; here
+it is only written otherwise. A handler has nothing to do: it raises what `gateway.errors` knows.
 
     {"type": "urn:tollgate:problem:name_taken", "title": "Conflict", "status": 409,
      "detail": "...", "instance": "urn:tollgate:request:req_...", "code": "name_taken",
@@ -20,11 +20,15 @@ from http import HTTPStatus
 import msgspec
 
 from gateway.errors import Face
-from gateway.wire.anthropic_admin import to_anthropic_error
+from gateway.wire import sse
+from gateway.wire.anthropic_admin import to_anthropic_error, to_status
 
 MEDIA_TYPE = "application/problem+json"
 OURS = "/v1/admin"
-ANTHROPIC = "/v1/organizations/"
+ANTHROPIC = ("/v1/organizations/", "/v1/messages/")
+MESSAGES = "/v1/messages"
+ERROR_EVENT = b"error"
+JSON = "application/json"
 BLANK = "about:blank"
 """The type of what its status says already (RFC 9457, 4.2.1)."""
 
@@ -45,7 +49,7 @@ def speaks_problems(path: str) -> bool:
 
 
 def speaks_anthropic(path: str) -> bool:
-    return path.startswith(ANTHROPIC)
+    return path == MESSAGES or path.startswith(ANTHROPIC)
 
 
 def to_problem(face: Face, request_id: str | None) -> Problem:
@@ -62,11 +66,24 @@ def to_problem(face: Face, request_id: str | None) -> Problem:
     )
 
 
+def spoken(face: Face, path: str) -> Face:
+    """With the status that the vendor whose shape `path` speaks has for it."""
+    if not speaks_anthropic(path):
+        return face
+    return msgspec.structs.replace(face, status=to_status(face.status, face.body.code))
+
+
 def encode_face(face: Face, path: str, request_id: str | None) -> tuple[bytes, str]:
-    """The body and its media type, in the shape that `path` speaks."""
+    """The body and its media type of a `spoken` one, in the shape that `path` speaks."""
     if speaks_problems(path):
         return msgspec.json.encode(to_problem(face, request_id)), MEDIA_TYPE
     if speaks_anthropic(path):
-        error = to_anthropic_error(face.status, face.body.message, request_id)
-        return msgspec.json.encode(error), "application/json"
-    return face.encode(), "application/json"
+        error = to_anthropic_error(face.status, face.body.message, request_id, face.body.param)
+        return msgspec.json.encode(error), JSON
+    return face.encode(), JSON
+
+
+def encode_face_event(face: Face, path: str, request_id: str | None) -> bytes:
+    """The same as a server-sent event, after the headers are gone."""
+    body, _ = encode_face(face, path, request_id)
+    return sse.encode(body, ERROR_EVENT) if speaks_anthropic(path) else sse.encode(body)

@@ -1,9 +1,9 @@
 """From a `Delivery` to an HTTP response: plain ASGI, so that a client's leaving is seen and never
 cancels a settle.
 
-Above: `routes.chat` returns a `Reply`. Below: `delivery`, `errors`. Headers go out with the first
-bytes, so that whatever fails before them has its proper status; what fails after them is an error
-event of the stream.
+Above: `routes.generation` returns a `Reply`. Below: `delivery`, `errors`. Headers go out with the
+first bytes, so that whatever fails before them has its proper status; what fails after them is an
+error event of the stream, in the shape that its path speaks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from gateway.errors import Face, to_face
 from gateway.limits.headers import to_headers
 from gateway.patience import Patience
 from gateway.routes.counted import CLIENT_LEFT, OUTCOME
+from gateway.routes.envelope import REQUEST_ID
+from gateway.routes.problem import JSON, encode_face, encode_face_event, spoken
 from gateway.wire import cost as cost_header
 
 log = logging.getLogger(__name__)
 
-JSON = "application/json"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 ON_LEAVE = "tollgate.on_leave"
 """The extension of ASGI by which our own server tells of a client's leaving: a `Teller`. A task
 that waits for it, as others need, is a tenth of what an answer costs."""
+ToFace = Callable[[Exception], Face]
 Teller = Callable[[Callable[[], None] | None], None]
 """Takes what is to be called should the client leave before the answer is complete; None: nothing
 any more."""
@@ -45,6 +47,11 @@ def teller_of(scope: Scope) -> Teller | None:
     return None if extensions is None else extensions.get(ON_LEAVE)
 
 
+def request_id_of(scope: Scope) -> str | None:
+    found: str | None = scope.get("state", {}).get(REQUEST_ID)
+    return found
+
+
 def within(patience: Patience, send: Send) -> Send:
     """`send`, which waits while the connection's buffer is full."""
 
@@ -59,9 +66,19 @@ def within(patience: Patience, send: Send) -> Send:
 class Reply:
     """An ASGI application for one response."""
 
-    def __init__(self, delivery: Delivery, *, stream: bool) -> None:
+    def __init__(
+        self,
+        delivery: Delivery,
+        *,
+        stream: bool,
+        to_face: ToFace = to_face,
+        fail: Callable[[Face], bytes] | None = None,
+    ) -> None:
+        """`fail`: how its stream ends where it fails; None: with an event as its path speaks."""
         self.delivery = delivery
         self.stream = stream
+        self.to_face = to_face
+        self.fail = fail
         self.was_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,10 +88,10 @@ class Reply:
             tell(self.leave)
         try:
             if tell is not None and not self.stream:  # one write, which our own server bounds
-                status = await self.respond(send)
+                status = await self.respond(scope, send)
             else:
                 async with Patience(self.delivery.stalled_reader_s) as patience:
-                    status = await self.respond(within(patience, send))
+                    status = await self.respond(scope, within(patience, send))
         except TimeoutError:
             # Returning with the response unfinished makes the server close the connection.
             log.info("a reader took nothing for %.0f s: given up", self.delivery.stalled_reader_s)
@@ -98,22 +115,22 @@ class Reply:
             continue
         self.leave()
 
-    async def respond(self, send: Send) -> str:
+    async def respond(self, scope: Scope, send: Send) -> str:
         try:
             chunk = await self.delivery.next()
         except Exception as error:
-            return await self.refuse(send, to_face(error))
+            return await self.refuse(scope, send, spoken(self.to_face(error), scope["path"]))
         if chunk is None:
             return CLIENT_LEFT
         if self.stream:
-            return await self.send_stream(send, chunk)
+            return await self.send_stream(scope, send, chunk)
         headers = {"content-length": str(len(chunk)), **self.limits(), **self.cost()}
         start = response_start(200, JSON, headers)
         await send(start)
         await send({"type": "http.response.body", "body": chunk, "more_body": False})
         return "200"
 
-    async def send_stream(self, send: Send, first: bytes) -> str:
+    async def send_stream(self, scope: Scope, send: Send, first: bytes) -> str:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.limits()}
         await send(response_start(200, EVENT_STREAM, headers))
         status = "200"
@@ -123,17 +140,22 @@ class Reply:
             try:
                 chunk = await self.delivery.next()
             except Exception as error:
-                failed = to_face(error)
+                failed = spoken(self.to_face(error), scope["path"])
                 status, chunk = str(failed.status), None
-                event = failed.encode_event()
+                event = self.failure(failed, scope)
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return CLIENT_LEFT if self.delivery.abandoned and status == "200" else status
 
-    async def refuse(self, send: Send, failed: Face) -> str:
-        body = failed.encode()
+    def failure(self, failed: Face, scope: Scope) -> bytes:
+        if self.fail is not None:
+            return self.fail(failed)
+        return encode_face_event(failed, scope["path"], request_id_of(scope))
+
+    async def refuse(self, scope: Scope, send: Send, failed: Face) -> str:
+        body, media_type = encode_face(failed, scope["path"], request_id_of(scope))
         headers = {**self.limits(), **failed.headers, "content-length": str(len(body))}
-        await send(response_start(failed.status, JSON, headers))
+        await send(response_start(failed.status, media_type, headers))
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return str(failed.status)
 

@@ -30,7 +30,7 @@ from gateway.routes.operations import (
     content,
 )
 from gateway.routes.problem import MEDIA_TYPE, Problem, speaks_anthropic, speaks_problems
-from gateway.wire.anthropic_admin import AnthropicError
+from gateway.wire.anthropic_admin import OVERLOADED, AnthropicError, to_status
 from gateway.wire.oauth import OAuthErrorBody
 
 BODIES = frozenset({"POST", "PUT", "PATCH"})
@@ -69,7 +69,8 @@ def refuse(operation: Operation, handler: HTTPRouteHandler, method: str, path: s
         parameters = [each for each in parameters if each.name != IDEMPOTENCY_KEY.name]
         parameters.append(IDEMPOTENCY_KEY)
     operation.parameters = [*parameters] or None
-    for status in sorted(statuses(operation, handler, method, path)):
+    those = {spoken_status(each, path) for each in statuses(operation, handler, method, path)}
+    for status in sorted(those):
         responses.setdefault(str(status), refusal(status, path))
 
 
@@ -100,6 +101,10 @@ def statuses(
         yield 412
 
 
+def spoken_status(status: int, path: str) -> int:
+    return to_status(status, None) if speaks_anthropic(path) else status
+
+
 def refusal(status: int, path: str) -> OpenAPIResponse:
     kind: Any = ErrorEnvelope
     media_type = JSON
@@ -114,7 +119,7 @@ def refusal(status: int, path: str) -> OpenAPIResponse:
     elif path.startswith(OAUTH):
         kind = OAuthErrorBody
     return OpenAPIResponse(
-        description=HTTPStatus(status).phrase,
+        description="Overloaded" if status == OVERLOADED else HTTPStatus(status).phrase,
         content=content(kind, media_type),
-        headers={"Retry-After": RETRY_AFTER} if status in (429, 503) else None,
+        headers={"Retry-After": RETRY_AFTER} if status in (429, 503, OVERLOADED) else None,
     )

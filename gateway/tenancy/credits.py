@@ -23,7 +23,7 @@ from billing.credits import (
 )
 from billing.grants import DEFAULT_PRIORITY
 from billing.money import PICO_PER_USD, Pico, format_usd
-from gateway.audit.log import Actor, record
+from gateway.audit.log import Actor, record_for_both
 from gateway.db import tenant
 from gateway.ids import uuid7
 from gateway.tenancy.errors import InvalidField, NotFound
@@ -137,7 +137,12 @@ async def hold_org(conn: AsyncConnection, org_id: str) -> None:
 async def _log(
     conn: AsyncConnection, credit: Credit, action: str, operator_org: str, actor: Actor
 ) -> None:
-    """The operator's log is locked last by everybody, so that nobody waits in a circle."""
-    after = {"amount_usd": format_usd(credit.amount_pico), "organization": credit.org_id}
-    for whose in dict.fromkeys((credit.org_id, operator_org)):
-        await record(conn, org_id=whose, actor=actor, action=action, target=credit.id, after=after)
+    await record_for_both(
+        conn,
+        org_id=credit.org_id,
+        operator_org=operator_org,
+        actor=actor,
+        action=action,
+        target=credit.id,
+        after={"amount_usd": format_usd(credit.amount_pico), "organization": credit.org_id},
+    )

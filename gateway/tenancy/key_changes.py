@@ -23,12 +23,12 @@ from gateway.audit.log import Actor, record
 from gateway.auth.delegation import check_changed, check_secret
 from gateway.principal import Principal
 from gateway.tenancy.changes import changing
+from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.keys import (
     ADMIN_PREFIX,
     CreatedKey,
     KeyRow,
-    accept,
     check_expiry,
     check_scopes,
     end_key,
@@ -59,7 +59,7 @@ async def update_key(
     *,
     org_id: str,
     actor: Actor,
-    check: Check = accept,
+    check: Check = unchecked,
     by: Principal | None = None,
 ) -> KeyRow:
     """`changes`: some of CHANGEABLE; every worker goes by them within a second. `by`: who asks, as
@@ -126,7 +126,7 @@ async def rotate_key(
     pepper_id: str,
     grace_s: int = DEFAULT_GRACE_S,
     actor: Actor,
-    check: Check = accept,
+    check: Check = unchecked,
     by: Principal | None = None,
 ) -> CreatedKey:
     """A new secret for the key. The one until now is good for `grace_s` more; with 0 it ends at

@@ -1,9 +1,9 @@
-"""API keys: made, listed, revoked, looked up by their hash.
+"""API keys: made, listed, revoked.
 
-Above: `auth.api_keys` looks up; `cli`, `bootstrap` and admin routes make and revoke. Below:
-`tables`, `changes`. The key itself exists in the return value of `create_key` and nowhere else:
-what is stored is its HMAC-SHA256 under a pepper that Postgres never sees, so a stolen table can
-neither be used nor be guessed at. A key has 256 random bits, so a slow hash would protect nothing.
+Above: `cli`, `bootstrap` and admin routes; `key_records` looks up by hash. Below: `tables`,
+`changes`. The key itself exists in the return value of `create_key` and nowhere else: what is
+stored is its HMAC-SHA256 under a pepper that Postgres never sees, so a stolen table can neither be
+used nor be guessed at. A key has 256 random bits, so a slow hash would protect nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.invoices.suspension import suspended_by
 from gateway.audit.log import Actor, record
 from gateway.auth.delegation import (
     Bounds,
@@ -37,30 +36,23 @@ from gateway.auth.delegation import (
 from gateway.auth.policy import KEY_SCOPES
 from gateway.ids import uuid7
 from gateway.networks import Networks
-from gateway.principal import KeyLane, Plan, Principal, Role, SpendCap
+from gateway.principal import KeyLane, Principal
 from gateway.tenancy.changes import changing
+from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import InvalidField, NotFound
-from gateway.tenancy.key_owners import owned_projects, owner_is_active, role_of_owner, with_owners
 from gateway.tenancy.member_tables import service_accounts, users
-from gateway.tenancy.model_limits import limits_by_model, to_plans
-from gateway.tenancy.plans import LIMITS, plan_columns, plan_of
 from gateway.tenancy.restrictions import (
     UNRESTRICTED,
     ModelLimits,
-    ModelPermissions,
     Restrictions,
     check_restrictions,
-    narrowed,
-    plans_by_model,
 )
-from gateway.tenancy.spend_caps import hard_caps, to_spend_caps
 from gateway.tenancy.tables import (
     MAX_PAGE,
     api_keys,
     check_name,
     check_plan,
     orgs,
-    plans,
     projects,
 )
 
@@ -120,39 +112,6 @@ class CreatedKey(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"CreatedKey({self.row.hint})"
-
-
-class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as authentication needs it: with its hash and every limit above it."""
-
-    row: KeyRow
-    key_hash: str
-    archived: bool
-    """Its project or organization is."""
-    role: Role | None
-    """Of whose it is; None: nobody's."""
-    owner_active: bool
-    """Whose it is may use the project; a key that is nobody's is active."""
-    owned_projects: frozenset[str]
-    """Which whose it is owns."""
-    key_plan: Plan
-    """With the key's own limits."""
-    project_plan: Plan
-    org_plan: Plan
-    expires_at: datetime | None
-    """The key, or the secret that was looked up, if that one was rotated away."""
-    hint: str
-    """Of the secret that was looked up."""
-    model_plans: dict[str, Plan]
-    """The project's own limits by model."""
-    key_model_plans: dict[str, Plan]
-    """The key's."""
-    spend_caps: tuple[SpendCap, ...] = ()
-    shows_cost: bool
-    """By its own word, or else its org's."""
-    is_operator: bool
-    suspended_by: str | None = None
-    project_models: ModelPermissions
 
 
 def hash_key(pepper: bytes, key: str) -> str:
@@ -378,10 +337,6 @@ async def retrieve_key(
     return KeyRow(**row._mapping)
 
 
-def accept(_row: KeyRow) -> None:
-    """The check that lets every key pass."""
-
-
 async def revoke_key(
     db: AsyncEngine,
     redis: Redis,
@@ -389,7 +344,7 @@ async def revoke_key(
     *,
     org_id: str,
     actor: Actor,
-    check: Callable[[KeyRow], None] = accept,
+    check: Callable[[KeyRow], None] = unchecked,
 ) -> KeyRow:
     """Every worker refuses the key within a second of the return. Idempotent; a repetition
     announces it again. `check` is called with the key, under its lock; what it raises ends this.
@@ -419,73 +374,3 @@ async def end_key(conn: AsyncConnection, before: KeyRow, *, actor: Actor, why: s
         after={"reason": why} if why else None,
     )
     return KeyRow(**made.one()._mapping)
-
-
-async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> KeyRecord | None:
-    """The key with this hash, revoked or not, with its plans, in one query."""
-    owners = {"key": api_keys, "project": projects, "org": orgs}
-    limits = {owner: plans.alias(f"{owner}_plan") for owner in owners}
-    joined = api_keys.outerjoin(projects, api_keys.c.project_id == projects.c.id)
-    joined = with_owners(joined.join(orgs, api_keys.c.org_id == orgs.c.id))
-    for owner, plan in limits.items():
-        joined = joined.outerjoin(plan, owners[owner].c.plan == plan.c.name)
-    archived = sa.or_(projects.c.archived_at.is_not(None), orgs.c.archived_at.is_not(None))
-    columns = [
-        *public_columns(),
-        api_keys.c.key_hash,
-        api_keys.c.previous_hash,
-        archived.label("archived"),
-        role_of_owner().label("role"),
-        owner_is_active().label("owner_active"),
-        owned_projects().label("owned_projects"),
-        hard_caps(orgs.c.id, projects.c.id, api_keys.c.id).label("spend_caps"),
-        orgs.c.prepaid,
-        sa.func.coalesce(api_keys.c.shows_cost, orgs.c.shows_cost).label("says_cost"),
-        limits_by_model(api_keys.c.project_id).label("project_model_limits"),
-        orgs.c.is_operator,
-        suspended_by(orgs.c.id, orgs.c.suspension_lifted_at).label("suspended_by"),
-        projects.c.models_mode.label("project_mode"),
-        projects.c.models.label("project_models"),
-    ]
-    for owner, plan in limits.items():
-        columns += plan_columns(owner, plan)
-    found = sa.select(*columns).select_from(joined)
-    known = [
-        sa.and_(of_hash == key_hash, of_pepper == pepper_id)
-        for of_hash, of_pepper in (
-            (api_keys.c.key_hash, api_keys.c.pepper_id),
-            (api_keys.c.previous_hash, api_keys.c.previous_pepper_id),
-        )
-    ]
-    row = (await conn.execute(found.where(sa.or_(*known)))).one_or_none()
-    return None if row is None else _to_record(row._mapping, key_hash)
-
-
-def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
-    """`key_hash`: the one that was looked up."""
-
-    key = KeyRow(**{field: values[field] for field in KeyRow.__struct_fields__})
-    rotated_away = values["previous_hash"] == key_hash
-    ends = [key.expires_at, key.previous_expires_at if rotated_away else None]
-    return KeyRecord(
-        row=key,
-        key_hash=values["previous_hash"] if rotated_away else values["key_hash"],
-        archived=values["archived"],
-        role=values["role"],
-        owner_active=values["owner_active"],
-        owned_projects=frozenset(values["owned_projects"] or ()),
-        spend_caps=to_spend_caps(values["spend_caps"], key.org_id, values["prepaid"]),
-        model_plans=to_plans(values["project_model_limits"]),
-        key_model_plans=plans_by_model(key.model_limits),
-        key_plan=narrowed(plan_of("key", values), {limit: values[limit] for limit in LIMITS}),
-        project_plan=plan_of("project", values),
-        org_plan=plan_of("org", values),
-        expires_at=min((end for end in ends if end is not None), default=None),
-        hint=(key.previous_hint or key.hint) if rotated_away else key.hint,
-        is_operator=values["is_operator"],
-        suspended_by=values["suspended_by"],
-        shows_cost=values["says_cost"],
-        project_models=ModelPermissions(
-            mode=values["project_mode"], models=values["project_models"] or []
-        ),
-    )

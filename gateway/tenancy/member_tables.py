@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Literal, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
+from gateway.columns import moment, moment_made
 from gateway.principal import Role
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.tables import metadata
@@ -25,11 +25,6 @@ ROLES: tuple[str, ...] = get_args(Role)
 PROJECT_ROLES: tuple[str, ...] = get_args(ProjectRole)
 MAX_EMAIL_LENGTH = 254
 """RFC 5321, 4.5.3.1.3, less the angle brackets."""
-
-
-def _moment(name: str, *, nullable: bool = True) -> sa.Column[datetime]:
-    default = None if nullable else sa.func.now()
-    return sa.Column(name, sa.TIMESTAMP(timezone=True), nullable=nullable, server_default=default)
 
 
 def _org() -> sa.Column[str]:
@@ -51,8 +46,8 @@ users = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("role", sa.Text, nullable=False),
     sa.Column("password_hash", sa.Text, nullable=True),
-    _moment("created_at", nullable=False),
-    _moment("archived_at"),
+    moment_made(),
+    moment("archived_at"),
     sa.UniqueConstraint("org_id", "id", name="users_org_id_id"),
     sa.Index(
         "users_live_email",
@@ -70,8 +65,8 @@ project_members = sa.Table(
     sa.Column("project_id", sa.Text, primary_key=True),
     sa.Column("user_id", sa.Text, primary_key=True),
     sa.Column("role", sa.Text, nullable=False),
-    _moment("added_at", nullable=False),
-    _moment("removed_at"),
+    moment_made("added_at"),
+    moment("removed_at"),
     _same_org("project_id", "projects", "project_members_project"),
     _same_org("user_id", "users", "project_members_user"),
     sa.Index("project_members_user_id", "user_id"),
@@ -86,8 +81,8 @@ service_accounts = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("role", sa.Text, nullable=False),
     sa.Column("project_role", sa.Text, nullable=False),
-    _moment("created_at", nullable=False),
-    _moment("archived_at"),
+    moment_made(),
+    moment("archived_at"),
     sa.UniqueConstraint("org_id", "id", name="service_accounts_org_id_id"),
     _same_org("project_id", "projects", "service_accounts_project"),
     sa.Index("service_accounts_project_id", "project_id"),
@@ -102,11 +97,11 @@ invites = sa.Table(
     sa.Column("role", sa.Text, nullable=False),
     sa.Column("projects", JSONB, nullable=False),
     sa.Column("token_hash", sa.Text, nullable=False),
-    _moment("created_at", nullable=False),
-    sa.Column("expires_at", sa.TIMESTAMP(timezone=True), nullable=False),
-    _moment("accepted_at"),
+    moment_made(),
+    moment("expires_at", nullable=False),
+    moment("accepted_at"),
     sa.Column("accepted_by", sa.Text, nullable=True),
-    _moment("archived_at"),
+    moment("archived_at"),
     sa.UniqueConstraint("token_hash", name="invites_token_hash"),
     _same_org("accepted_by", "users", "invites_accepted_by"),
     sa.Index(

@@ -14,9 +14,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.invoices.suspension import suspended_since
-from gateway.audit.log import Actor, record
+from gateway.audit.log import Actor, record_for_both
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing
+from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import NameTaken, NotFound
 from gateway.tenancy.tables import MAX_PAGE, check_name, check_plan, orgs
 
@@ -43,10 +44,6 @@ Check = Callable[[Org], None]
 """Raises what keeps the row, as it stands under its lock, from being changed."""
 
 
-def unchecked(_: Org) -> None:
-    """Whatever it is by now."""
-
-
 async def create_org(
     conn: AsyncConnection,
     *,
@@ -68,7 +65,15 @@ async def create_org(
         raise NameTaken("name", f"there is an organization {name!r}")
     org = Org(**made._mapping)
     after = {"name": org.name, "plan": org.plan}
-    await _log(conn, org.id, operator_org, actor=actor, action="organization.created", after=after)
+    await record_for_both(
+        conn,
+        org_id=org.id,
+        operator_org=operator_org,
+        actor=actor,
+        action="organization.created",
+        target=org.id,
+        after=after,
+    )
     return org
 
 
@@ -140,12 +145,13 @@ async def update_org(
                 made = (await conn.execute(updated.returning(orgs))).one()
         except IntegrityError:
             raise NameTaken("name", f"there is an organization {changed['name']!r}") from None
-        await _log(
+        await record_for_both(
             conn,
-            org_id,
-            operator_org,
+            org_id=org_id,
+            operator_org=operator_org,
             actor=actor,
             action="organization.updated",
+            target=org_id,
             before={key: getattr(before, key) for key in changed},
             after=changed,
         )
@@ -171,8 +177,14 @@ async def archive_org(
         archived = sa.update(orgs).where(orgs.c.id == org_id).values(archived_at=sa.func.now())
         made = (await conn.execute(archived.returning(orgs))).one()
         said = {"name": before.name, "plan": before.plan}
-        await _log(
-            conn, org_id, operator_org, actor=actor, action="organization.archived", before=said
+        await record_for_both(
+            conn,
+            org_id=org_id,
+            operator_org=operator_org,
+            actor=actor,
+            action="organization.archived",
+            target=org_id,
+            before=said,
         )
         return Org(**made._mapping)
 
@@ -199,8 +211,15 @@ async def lift_suspension(
         lifted = lifted.values(suspension_lifted_at=moment)
         made = Org(**(await conn.execute(lifted.returning(orgs))).one()._mapping)
         said = {"suspension_lifted_at": made.suspension_lifted_at}
-        action = "organization.suspension_lifted"
-        await _log(conn, org_id, operator_org, actor=actor, action=action, after=said)
+        await record_for_both(
+            conn,
+            org_id=org_id,
+            operator_org=operator_org,
+            actor=actor,
+            action="organization.suspension_lifted",
+            target=org_id,
+            after=said,
+        )
         return made
 
 
@@ -218,10 +237,3 @@ async def find_operator(conn: AsyncConnection) -> str | None:
     oldest = sa.select(sa.func.min(orgs.c.id)).where(orgs.c.is_operator)
     found: str | None = await conn.scalar(oldest)
     return found
-
-
-async def _log(conn: AsyncConnection, org_id: str, operator_org: str | None, **entry: Any) -> None:
-    """The operator's log is locked last by everybody, so that nobody waits in a circle."""
-    await record(conn, org_id=org_id, target=org_id, **entry)
-    if operator_org is not None and operator_org != org_id:
-        await record(conn, org_id=operator_org, target=org_id, **entry)

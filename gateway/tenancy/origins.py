@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
 from gateway.db import tenant
+from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import NotFound
-from gateway.tenancy.orgs import Check, Org, unchecked
+from gateway.tenancy.orgs import Check, Org
 from gateway.tenancy.restrictions import check_origins
 from gateway.tenancy.tables import orgs
 

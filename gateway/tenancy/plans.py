@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.audit.log import SETTINGS, Actor, record
 from gateway.principal import UNLIMITED, Plan
 from gateway.tenancy.changes import EVERYTHING, changing
+from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
 from gateway.tenancy.tables import check_name, plans
 
@@ -68,10 +69,6 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
 
 Check = Callable[[PlanRow], None]
 """Raises what keeps the row, as it stands under its lock, from being changed."""
-
-
-def unchecked(_: PlanRow) -> None:
-    """Whatever it is by now."""
 
 
 class PlanChange(msgspec.Struct, frozen=True):

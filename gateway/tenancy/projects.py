@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing
+from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import Archived, NameTaken, NotFound
 from gateway.tenancy.pages import FIRST, Cursor, read_page
 from gateway.tenancy.tables import MAX_PAGE, check_name, check_plan, orgs, projects
@@ -32,6 +33,8 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     models_mode: Literal["allow_list", "deny_list"] | None
     """What `models` is; None: all models may be used."""
     models: list[str] | None
+    zero_retention: bool
+    """Nothing is kept of what is asked and answered in it."""
     created_at: datetime
     archived_at: datetime | None
 
@@ -40,16 +43,13 @@ Check = Callable[[Project], None]
 """Raises what keeps the row, as it stands under its lock, from being changed."""
 
 
-def unchecked(_: Project) -> None:
-    """Whatever it is by now."""
-
-
 async def create_project(
     conn: AsyncConnection,
     *,
     org_id: str,
     name: str,
     plan: str | None = None,
+    zero_retention: bool = False,
     actor: Actor,
 ) -> Project:
     """Raises: InvalidField, NameTaken, NotFound (org, plan)."""
@@ -57,8 +57,9 @@ async def create_project(
     live = sa.select(orgs.c.id).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
     if await conn.scalar(live.with_for_update(read=True)) is None:
         raise NotFound("org", f"no organization {org_id!r}")
-    row = {"id": f"proj_{uuid7().hex}", "org_id": org_id, "name": check_name(name)}
-    added = insert(projects).values(**row, plan=await check_plan(conn, plan))
+    row: dict[str, Any] = {"id": f"proj_{uuid7().hex}", "org_id": org_id, "name": check_name(name)}
+    row |= {"plan": await check_plan(conn, plan), "zero_retention": zero_retention}
+    added = insert(projects).values(**row)
     made = (await conn.execute(added.on_conflict_do_nothing().returning(projects))).one_or_none()
     if made is None:
         raise NameTaken("name", f"the organization has a project {name!r}")
@@ -69,7 +70,11 @@ async def create_project(
         actor=actor,
         action="project.created",
         target=project.id,
-        after={"name": project.name, "plan": project.plan},
+        after={
+            "name": project.name,
+            "plan": project.plan,
+            "zero_retention": project.zero_retention,
+        },
     )
     return project
 
@@ -156,7 +161,7 @@ async def update_project(
     actor: Actor,
     check: Check = unchecked,
 ) -> Project:
-    """`values`: name, plan. Every worker goes by it within a second.
+    """`values`: name, plan, zero_retention. Every worker goes by it within a second.
 
     Raises: InvalidField, NameTaken, NotFound (project, plan), Archived, ChangeNotAnnounced, and
     what `check` raises.

@@ -23,10 +23,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.alerts import raise_for_cap
 from billing.money import PICO_PER_USD, Pico
-from gateway.audit.log import Actor, record
+from gateway.audit.log import Actor, record_for_both
 from gateway.ids import uuid7
 from gateway.principal import CapPeriod, CapScope, SpendCap
 from gateway.tenancy.changes import EVERYTHING, changing
+from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound, ReadOnly
 from gateway.tenancy.tables import api_keys, orgs, projects, spend_caps
 
@@ -59,10 +60,6 @@ class SpendCapRow(msgspec.Struct, frozen=True, kw_only=True):
 
 Check = Callable[[SpendCapRow], None]
 """Raises what keeps the row, as it stands under its lock, from being changed."""
-
-
-def unchecked(_: SpendCapRow) -> None:
-    """Whatever it is by now."""
 
 
 def hard_caps(
@@ -150,10 +147,10 @@ async def create_spend_cap(
         if made is None:
             raise Conflict("period", "there is such a cap of this period already")
         cap = _to_row(made)
+        await raise_for_cap(conn, cap.id)
         await _log(
             conn, cap, operator_org, actor=actor, action="spend_cap.created", after=said(cap)
         )
-        await raise_for_cap(conn, cap.id)
         return cap
 
 
@@ -203,9 +200,7 @@ async def update_spend_cap(
             return before
         if "hard" in changed and await _is_taken(conn, before, changed["hard"]):
             raise Conflict("hard", "there is such a cap of this period already")
-        after = await _change(conn, before, changed, "updated", operator_org, actor)
-        await raise_for_cap(conn, cap_id)
-        return after
+        return await _change(conn, before, changed, "updated", operator_org, actor)
 
 
 async def archive_spend_cap(
@@ -321,6 +316,8 @@ async def _change(
     own = spend_caps.c
     changed = sa.update(spend_caps).where(own.org_id == before.org_id, own.id == before.id)
     after = _to_row((await conn.execute(changed.values(**values).returning(spend_caps))).one())
+    if what == "updated":
+        await raise_for_cap(conn, after.id)
     await _log(
         conn,
         after,
@@ -336,10 +333,14 @@ async def _change(
 async def _log(
     conn: AsyncConnection, cap: SpendCapRow, operator_org: str | None, **entry: Any
 ) -> None:
-    """The operator's log is locked last by everybody, so that nobody waits in a circle."""
-    await record(conn, org_id=cap.org_id, target=cap.id, project_id=cap.project_id or None, **entry)
-    if operator_org is not None and operator_org != cap.org_id:
-        await record(conn, org_id=operator_org, target=cap.id, **entry)
+    await record_for_both(
+        conn,
+        org_id=cap.org_id,
+        operator_org=operator_org,
+        project_id=cap.project_id,
+        target=cap.id,
+        **entry,
+    )
 
 
 def _to_row(row: sa.Row[Any]) -> SpendCapRow:

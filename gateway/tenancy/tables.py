@@ -8,12 +8,12 @@ text, a kind and a UUIDv7 (`org_...`): they sort by age, and bills may name them
 from __future__ import annotations
 
 import unicodedata
-from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.columns import moment, moment_made
 from gateway.tenancy.errors import InvalidField, NotFound
 
 MAX_NAME_LENGTH = 100
@@ -21,11 +21,6 @@ MAX_PAGE = 1000
 """Rows one listing returns at most; the next page starts after the last id."""
 
 metadata = sa.MetaData()
-
-
-def _moment(name: str, *, nullable: bool = True) -> sa.Column[datetime]:
-    default = None if nullable else sa.func.now()
-    return sa.Column(name, sa.TIMESTAMP(timezone=True), nullable=nullable, server_default=default)
 
 
 def _plan() -> sa.Column[str]:
@@ -46,8 +41,8 @@ plans = sa.Table(
     sa.Column("lane", sa.Text, nullable=True),
     sa.Column("price_list", sa.Text, nullable=True),
     sa.Column("in_settings", sa.Boolean, nullable=False, server_default=sa.true()),
-    _moment("created_at", nullable=False),
-    _moment("archived_at"),
+    moment_made(),
+    moment("archived_at"),
 )
 
 orgs = sa.Table(
@@ -60,9 +55,9 @@ orgs = sa.Table(
     sa.Column("cors_origins", ARRAY(sa.Text), nullable=False, server_default="{}"),
     sa.Column("prepaid", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("shows_cost", sa.Boolean, nullable=False, server_default=sa.false()),
-    _moment("created_at", nullable=False),
-    _moment("archived_at"),
-    _moment("suspension_lifted_at"),
+    moment_made(),
+    moment("archived_at"),
+    moment("suspension_lifted_at"),
     sa.Index(
         "orgs_live_name", "name", unique=True, postgresql_where=sa.text("archived_at IS NULL")
     ),
@@ -77,8 +72,9 @@ projects = sa.Table(
     _plan(),
     sa.Column("models_mode", sa.Text, nullable=True),
     sa.Column("models", ARRAY(sa.Text), nullable=True),
-    _moment("created_at", nullable=False),
-    _moment("archived_at"),
+    sa.Column("zero_retention", sa.Boolean, nullable=False, server_default=sa.false()),
+    moment_made(),
+    moment("archived_at"),
     sa.UniqueConstraint("org_id", "id", name="projects_org_id_id"),
     sa.Index(
         "projects_live_name",
@@ -112,15 +108,15 @@ api_keys = sa.Table(
     sa.Column("lane", sa.Text, nullable=True),
     sa.Column("model_limits", JSONB(none_as_null=True), nullable=True),
     sa.Column("shows_cost", sa.Boolean, nullable=True),
-    _moment("created_at", nullable=False),
-    _moment("expires_at"),
-    _moment("revoked_at"),
-    _moment("last_used_at"),
+    moment_made(),
+    moment("expires_at"),
+    moment("revoked_at"),
+    moment("last_used_at"),
     # The secret before this one, while both are good.
     sa.Column("previous_hash", sa.Text, nullable=True),
     sa.Column("previous_pepper_id", sa.Text, nullable=True),
     sa.Column("previous_hint", sa.Text, nullable=True),
-    _moment("previous_expires_at"),
+    moment("previous_expires_at"),
     # Of a user or of a service account, or of neither.
     sa.ForeignKeyConstraint(
         ["org_id", "user_id"], ["users.org_id", "users.id"], name="api_keys_user"
@@ -152,8 +148,8 @@ spend_caps = sa.Table(
     sa.Column("amount_pico", sa.Numeric(38, 0), nullable=False),
     sa.Column("hard", sa.Boolean, nullable=False),
     sa.Column("by_operator", sa.Boolean, nullable=False),
-    _moment("created_at", nullable=False),
-    _moment("archived_at"),
+    moment_made(),
+    moment("archived_at"),
     sa.ForeignKeyConstraint(
         ["org_id", "project_id"], ["projects.org_id", "projects.id"], name="spend_caps_project"
     ),

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.balance_watch import Wanted, answered, want, wanted_of
+from billing.balance_watch import Wanted, answered, hold_line, want, wanted_of
 from billing.money import PICO_PER_USD, Pico, format_usd
-from billing.top_ups import GRANTABLE, TopUp, end_top_up, find_top_up
-from gateway.audit.log import Actor, record
+from billing.top_ups import GRANTABLE, TopUp, end_top_up, find_top_up, successor_of
+from gateway.audit.log import Actor, record_for_both
 from gateway.db import tenant
 from gateway.tenancy.credits import add_credit, hold_org
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound
@@ -32,6 +32,11 @@ CheckWanted = Callable[[Wanted], None]
 class Ended(Conflict):
     code = "top_up_ended"
     constant = "what became of it was said before"
+
+
+class Superseded(Conflict):
+    code = "top_up_superseded"
+    constant = "another one was asked for in its place: that one can be granted"
 
 
 async def update_wanted(
@@ -57,16 +62,16 @@ async def update_wanted(
             return before
         _check_wanted(after)
         await want(conn, org_id, after)
-        entry: dict[str, Any] = {
-            "actor": actor,
-            "action": "balance_settings.updated",
-            "target": org_id,
-            "before": _said(before),
-            "after": _said(after),
-        }
-        await record(conn, org_id=org_id, **entry)
-        if operator_org is not None and operator_org != org_id:
-            await record(conn, org_id=operator_org, **entry)
+        await record_for_both(
+            conn,
+            org_id=org_id,
+            operator_org=operator_org,
+            actor=actor,
+            action="balance_settings.updated",
+            target=org_id,
+            before=_said(before),
+            after=_said(after),
+        )
         return after
 
 
@@ -78,18 +83,19 @@ async def get_top_up(conn: AsyncConnection, *, org_id: str, top_up_id: str) -> T
 async def grant_top_up(
     db: AsyncEngine, top_up_id: str, *, org_id: str, operator_org: str, actor: Actor, check: Check
 ) -> TopUp:
-    """Credit its amount. Idempotent; of one that has expired, too: who paid late has paid.
+    """Credit its amount. Idempotent; of one that has expired, too: who paid late has paid. But not
+    of one in whose place another was asked for, or both might be paid.
 
-    Raises: InvalidField, NotFound, Ended (it failed), and what `check` raises.
+    Raises: InvalidField, NotFound, Ended (it failed), Superseded, and what `check` raises.
     """
     async with tenant(db, org_id) as conn:
-        await hold_org(conn, org_id)
-        found = await _find(conn, org_id, top_up_id, lock=True)
-        check(found)
+        found = await _hold(conn, org_id, top_up_id, check)
         if found.state == "granted":
             return found
         if found.state not in GRANTABLE:
             raise Ended("top_up_id", f"it is {found.state}")
+        if (other := await successor_of(conn, found)) is not None:
+            raise Superseded("top_up_id", f"{other!r} was asked for in its place")
         # It ends before its credit is watched, which may leave the balance below: then the next one
         # is asked for, where none is open.
         credit_id = credit_id_of(top_up_id)
@@ -122,29 +128,35 @@ async def fail_top_up(
     Raises: NotFound, Ended (it was granted), and what `check` raises.
     """
     async with tenant(db, org_id) as conn:
-        await hold_org(conn, org_id)
-        found = await _find(conn, org_id, top_up_id, lock=True)
-        check(found)
+        found = await _hold(conn, org_id, top_up_id, check)
         if found.state == "failed":
             return found
         if found.state == "granted":
             raise Ended("top_up_id", "it is granted")
         after = await end_top_up(conn, top_up_id, "failed", failure=reason)
-        said = {"organization": org_id, "failure": reason}
-        for whose in dict.fromkeys((org_id, operator_org)):
-            await record(
-                conn,
-                org_id=whose,
-                actor=actor,
-                action="top_up.failed",
-                target=top_up_id,
-                after=said,
-            )
+        await record_for_both(
+            conn,
+            org_id=org_id,
+            operator_org=operator_org,
+            actor=actor,
+            action="top_up.failed",
+            target=top_up_id,
+            after={"organization": org_id, "failure": reason},
+        )
         return after
 
 
 def credit_id_of(top_up_id: str) -> str:
     return f"credit_{top_up_id.rpartition('_')[2]}"
+
+
+async def _hold(conn: AsyncConnection, org_id: str, top_up_id: str, check: Check) -> TopUp:
+    """As it stands while nobody else answers it, nor asks for another one."""
+    await hold_org(conn, org_id)
+    await hold_line(conn, org_id)
+    found = await _find(conn, org_id, top_up_id, lock=True)
+    check(found)
+    return found
 
 
 async def _find(conn: AsyncConnection, org_id: str, top_up_id: str, *, lock: bool) -> TopUp:

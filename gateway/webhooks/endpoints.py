@@ -20,6 +20,7 @@ from gateway.audit.log import Actor, record
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.egress_targets import Forbidden, parse_target
 from gateway.ids import uuid7
+from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import InvalidField, NotFound, ReadOnly
 from gateway.webhooks.standard_webhooks import new_secret
 from gateway.webhooks.tables import deliveries, endpoints
@@ -123,7 +124,7 @@ async def update_endpoint(
     endpoint_id: str,
     fields: Mapping[str, Any],
     actor: Actor,
-    check: Check = lambda before: None,
+    check: Check = unchecked,
     allow_loopback: bool = False,
 ) -> Endpoint:
     """`fields`: of url, description, event_types, enabled.
@@ -154,7 +155,7 @@ async def rotate_secret(
     endpoint_id: str,
     grace_s: int,
     actor: Actor,
-    check: Check = lambda before: None,
+    check: Check = unchecked,
 ) -> EndpointOnce:
     """A new secret; the one before signs beside it for `grace_s` more.
 
@@ -185,7 +186,7 @@ async def archive_endpoint(
     org_id: str,
     endpoint_id: str,
     actor: Actor,
-    check: Check = lambda before: None,
+    check: Check = unchecked,
 ) -> Endpoint:
     """It is told nothing from now on, not even what waits. Idempotent.
 

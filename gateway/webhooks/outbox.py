@@ -1,10 +1,10 @@
 """From what has happened to deliveries that wait: each alert, and each state that an invoice or a
-top-up has entered, once, to each endpoint that asked.
+top-up has entered, and each batch that has ended, once, to each endpoint that asked.
 
-Above: `sender`. Below: `billing.alerts`, `billing.invoices.transitions` and `billing.top_ups`,
-whose rows are the outbox, and `deliveries`. A row is marked in the transaction that writes its
-deliveries, under its lock: no crash loses it, and two gateways at once take different ones. Of an
-org's top-ups operators hear, too: it is they who take its payment.
+Above: `sender`. Below: `billing.alerts`, `billing.invoices.transitions`, `billing.top_ups` and
+`batches`, whose rows are the outbox, and `deliveries`. A row is marked in the transaction that
+writes its deliveries, under its lock: no crash loses it, and two gateways at once take different
+ones. Of an org's top-ups operators hear, too: it is they who take its payment.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing import alerts, top_ups
 from billing.invoices import transitions
+from gateway.batches import batches
 from gateway.tenancy.tables import orgs
 from gateway.webhooks.deliveries import add_deliveries, to_row
 from gateway.webhooks.tables import endpoints
-from gateway.wire.webhook_events import Event, invoice_event, to_event, top_up_event
+from gateway.wire.webhook_events import (
+    Event,
+    batch_event,
+    invoice_event,
+    to_event,
+    top_up_event,
+)
 
 BATCH = 100
 
@@ -40,18 +47,21 @@ async def fan_out(db: AsyncEngine) -> int:
         raised = await alerts.undispatched(conn, BATCH)
         entered = await transitions.undispatched(conn, BATCH)
         asked = await top_ups.undispatched(conn, BATCH)
+        ended = await batches.undispatched(conn, BATCH)
         found = [Happened(each.org_id, each.id, to_event(each)) for each in raised]
         found += [Happened(each.org_id, each.id, invoice_event(each)) for each in entered]
         found += [
             Happened(each.org_id, f"{each.id}_{each.state}", top_up_event(each), True)
             for each in asked
         ]
+        found += [Happened(each.org_id, each.id, batch_event(each)) for each in ended]
         if not found:
             return 0
         await _deliver(conn, found)
         await alerts.mark_dispatched(conn, [each.id for each in raised])
         await transitions.mark_dispatched(conn, [each.id for each in entered])
         await top_ups.mark_dispatched(conn, [each.id for each in asked])
+        await batches.mark_dispatched(conn, [each.id for each in ended])
     return len(found)
 
 

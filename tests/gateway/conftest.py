@@ -28,13 +28,17 @@ def made_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def be_patient(patch: pytest.MonkeyPatch) -> None:
     """What is known stays known while this process, both ends of all, is kept from running: for
     who tests anything but how long that is."""
     for module in (access_tokens, api_keys, revocations):
-        monkeypatch.setattr(module, "MAX_STALENESS_S", PATIENCE_S)
-    monkeypatch.setattr(changes, "SILENCE_S", PATIENCE_S)
+        patch.setattr(module, "MAX_STALENESS_S", PATIENCE_S)
+    patch.setattr(changes, "SILENCE_S", PATIENCE_S)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
 
 
 @pytest.fixture

@@ -185,8 +185,9 @@ class Office:
         forward: dict[str, Any] | None = None,
         turn: Turn = ANYBODYS,
         timeout_s: float | None = None,
+        request: GenerateRequest | None = None,
     ) -> Delivery:
-        request = GenerateRequest(
+        request = request or GenerateRequest(
             model="m",
             stream=stream,
             include_usage=True,
@@ -219,6 +220,13 @@ class Office:
             assert time.monotonic() < deadline, "still open"
             await asyncio.sleep(0.005)
         assert await self.redis.zcard(f"tollgate:{{{self.org}}}:leases") == 0
+
+    async def written(self) -> None:
+        """What the spool was told is in its file."""
+        await asyncio.sleep(0)  # a task that was just made begins
+        async with asyncio.timeout(5):
+            while self.desk.spool._dirty.is_set() or self.desk.spool._flushing:
+                await asyncio.sleep(0.01)
 
     async def billed(self) -> list[UsageEvent]:
         return list((await self.desk.spool.read_closed(100)).events)

@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway import embedded
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth import api_keys
-from gateway.auth.api_keys import Authenticator
+from gateway.auth.api_keys import Authenticator, find_key
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
 from gateway.children import Child
 from gateway.db import create_engine
@@ -35,7 +35,7 @@ from gateway.lru import Lru
 from gateway.principal import UNLIMITED, Plan
 from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced
-from gateway.tenancy.keys import CreatedKey, create_key, find_key, revoke_key
+from gateway.tenancy.keys import CreatedKey, create_key, revoke_key
 from gateway.tenancy.orgs import archive_org, create_org, update_org_plan
 from gateway.tenancy.plans import sync_plans
 from gateway.tenancy.projects import create_project

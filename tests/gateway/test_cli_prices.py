@@ -25,6 +25,10 @@ def test_prices_are_imported_seen_and_applied(environ: dict[str, str], tmp_path:
     assert (status, text.splitlines()) == (
         1,
         [
+            "ours -> litellm: penny batch uncached_input: 0.05 -> none",
+            "ours -> litellm: penny batch cache_read: 0.005 -> none",
+            "ours -> litellm: penny batch cache_write_5m: 0 -> none",
+            "ours -> litellm: penny batch output: 0.2 -> none",
             "ours -> litellm: penny default uncached_input: 0.1 -> 0.2 (+100.0 %)",
             "ours -> litellm: penny default cache_read: 0.01 -> none",
             "ours -> litellm: penny default cache_write_5m: 0 -> none",
@@ -39,14 +43,16 @@ def test_prices_are_imported_seen_and_applied(environ: dict[str, str], tmp_path:
     assert status == 2 and "this is not what was shown" in text
     assert prices("apply", draft[1], "--digest", digest[1])[0] == 0
     status, text = prices("apply", draft[1], "--digest", digest[1])
-    assert status == 2 and "this is not what was shown" in text, "the book has changed since"
+    assert status == 2 and "it has been applied already" in text
     assert prices("import", "--from", "litellm", str(file), *model)[1] == "Nothing differs.\n"
     past = ("--valid-from", "2026-11-02")
     file.write_text('{"theirs": {"output_cost_per_token": 9e-07}}')
     status, text = prices("import", "--from", "litellm", str(file), *model, *past)
-    digest = re.search("Digest: (.+)", text)
-    draft = re.search("Draft: (.+)", text)
-    assert status == 0 and digest is not None and draft is not None
+    assert status == 2 and "begins in the past" in text and "Draft:" not in text
+    late = Path(draft[1])
+    late.write_text(re.sub(r'valid_from = "[^"]+"', 'valid_from = "2026-11-02"', late.read_text()))
+    digest = re.search("Digest: (.+)", prices("diff", draft[1])[1])
+    assert digest is not None
     status, text = prices("apply", draft[1], "--digest", digest[1])
     assert status == 2 and "begins in the past" in text
 
@@ -102,5 +108,12 @@ def test_what_cannot_be_a_draft_is_refused_and_leaves_the_one_that_is_there(
         assert (status, text) == (2, f"tollgate: {refused}\n")
         assert draft.read_bytes() == good
     status, text = imported("theirs", "--valid-from", "0001-01-01")
-    assert status == 2 and "valid_from must be a date" in text and "Draft:" not in text
+    assert status == 2 and "begins in the past" in text and "Draft:" not in text
     assert list(draft.parent.iterdir()) == [draft]
+
+
+def test_each_command_says_what_its_exit_codes_mean(environ: dict[str, str]) -> None:
+    for command in ((), ("import",), ("diff",), ("apply",), ("check",)):
+        told = " ".join(invoke(environ, "prices", *command, "--help").output.split())
+        done = "0 nothing differs; 1 prices differ" if "check" in command else "0 done; 1 a file"
+        assert f"Exit codes: {done}" in told and "; 2 it cannot be done as asked" in told

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from billing.events import Quantities, UsageEvent
 from billing.price_book import PriceBook
-from billing.spool import FLUSH_INTERVAL_S, Spool, SpoolBroken
+from billing.spool import Spool, SpoolBroken
 from gateway import inference
 from gateway.errors import to_face
 from gateway.fleet.errors import (
@@ -154,7 +154,7 @@ async def test_the_first_token_waits_for_no_disk_and_the_end_does(
 
 async def bill_of_a_crash(office: Office, folder: Path) -> UsageEvent:
     """What a restart would bill of the one attempt, were this process killed now."""
-    await asyncio.sleep(3 * FLUSH_INTERVAL_S)
+    await office.written()
     shutil.copytree(office.desk.spool.directory, folder)
     after = await Spool.open(folder)
     await after.shutdown()
@@ -167,8 +167,9 @@ async def test_what_was_generated_and_not_sent_is_not_on_a_crashs_bill(
 ) -> None:
     monkeypatch.setattr(inference, "CHECKPOINT_INTERVAL_S", 60.0)
     monkeypatch.setattr(inference, "CHECKPOINT_TOKENS", 4)
-    office = open_office(ScriptedReplica(length=90, hangs_after=9))
+    office = open_office(replica := ScriptedReplica(length=90, hangs_after=9))
     delivery = office.begin()
+    await replica.hangs.wait()
     bill = await bill_of_a_crash(office, tmp_path / "before")
     assert bill.quantities == Quantities(), "nine words are queued, and nobody has one"
     assert await delivery.next() == b"w1 w2 w3 w4 w5 w6 w7 w8 w9 "
@@ -182,8 +183,9 @@ async def test_what_was_generated_and_not_sent_is_not_on_a_crashs_bill(
 
 
 async def test_a_whole_answer_is_on_no_bill_before_it_is_whole(open_office, tmp_path: Path) -> None:
-    office = open_office(ScriptedReplica(length=9, hangs_after=5))
+    office = open_office(replica := ScriptedReplica(length=9, hangs_after=5))
     delivery = office.begin(stream=False, encoder=SilentEncoder())
+    await replica.hangs.wait()
     bill = await bill_of_a_crash(office, tmp_path / "copy")
     assert (bill.quantities, bill.finish) == (Quantities(), "recovered")
     delivery.abandon()

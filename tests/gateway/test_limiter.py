@@ -22,6 +22,7 @@ from gateway.limits.limiter import (
     Refusal,
     Settlement,
 )
+from gateway.limits.reservation import MAX_TOKENS
 from gateway.limits.verdicts import Units, burst
 from gateway.principal import UNLIMITED, Plan, Principal
 from tests.gateway.limiter_oracle import CLOCK_KEY, move_clock
@@ -269,7 +270,7 @@ async def test_a_lease_is_settled_once(redis: redis.asyncio.Redis, clock: Clock)
 async def test_what_an_upstream_claims_is_bounded(redis: redis.asyncio.Redis, clock: Clock) -> None:
     caller, much = Caller(redis, principal(key=limits(tokens=10**9))), 2**40
     first = await caller.admitted(much)
-    assert first.reserved.tokens == limiter.MAX_TOKENS
+    assert first.reserved.tokens == MAX_TOKENS
     settled = await caller.limiter.settle(first, of(much))
     await clock.set(86_400)
     lease_id = (await caller.admitted(1)).lease_id

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import redis.asyncio
-from hypothesis import HealthCheck, event, settings
+from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     multiple,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
-from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement, reservation
+from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
+from gateway.limits.reservation import reservation
 from gateway.limits.verdicts import Units, burst, scopes_of
 from gateway.principal import Plan, Principal
 from tests.gateway.limiter_oracle import (
@@ -34,6 +34,7 @@ from tests.gateway.limiter_oracle import (
     move_clock,
     rewrite_scripts,
 )
+from tests.machines import run_machine
 
 ORG, PROJECT, KEYS = "org_a", "proj_a", ("key_a", "key_b")
 
@@ -324,16 +325,7 @@ def check(url: str, *, exact: bool, examples: int) -> None:
         pass
 
     Bound.url, Bound.exact = url, exact
-    run_state_machine_as_test(
-        Bound,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=15,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(Bound, examples=examples, steps=15)
 
 
 @pytest.mark.slow

@@ -15,6 +15,9 @@ import gateway.audit.tables
 import gateway.auth.issuer_tables
 import gateway.auth.tables
 import gateway.auth.token_tables
+import gateway.batches.tables
+import gateway.files.tables
+import gateway.responses.tables
 import gateway.tenancy.member_tables
 import gateway.tenancy.tables
 import gateway.webhooks.tables
@@ -22,11 +25,14 @@ from migrations.runner import MigrationError, migrate
 
 ROOMS = (
     gateway.tenancy.tables.metadata,
+    gateway.batches.tables.metadata,
+    gateway.files.tables.metadata,
     gateway.webhooks.tables.metadata,
     billing.tables.metadata,
     billing.invoices.tables.metadata,
     gateway.auth.tables.metadata,
     gateway.audit.tables.metadata,
+    gateway.responses.tables.metadata,
     gateway.auth.token_tables.metadata,
     gateway.auth.issuer_tables.metadata,
 )

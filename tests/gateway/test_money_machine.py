@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from hypothesis import HealthCheck, event, settings
+from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from gateway.limits.limiter import Admission, Limiter, Refusal
@@ -25,6 +24,7 @@ from gateway.limits.verdicts import Units
 from gateway.principal import CapScope, SpendCap
 from tests.gateway.limiter_oracle import CLOCK_KEY, move_clock
 from tests.gateway.money_books import ORG, PRICES, BooksOfATest, who
+from tests.machines import run_machine
 
 BEGIN = 2_110_708_800.0
 LEASE_S = 61
@@ -223,13 +223,4 @@ def test_each_request_is_in_each_counter_once(
     class Bound(Machine):
         url = redis_server_url
 
-    run_state_machine_as_test(
-        Bound,
-        settings=settings(
-            max_examples=40,
-            stateful_step_count=25,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(Bound, examples=40, steps=25)

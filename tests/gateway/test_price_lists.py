@@ -10,15 +10,12 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.price_book import PriceBook
-from gateway.inference import Call, Terms
 from gateway.lanes import Turn
+from gateway.metering import Terms
 from gateway.principal import Plan, Principal
 from gateway.routes.admin_prices import lists_of, to_list_view, to_rule
-from gateway.telemetry import RequestMeter, Telemetry
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.plans import check_price_lists
-from gateway.wire.request import ChatPrompt, GenerateRequest
-from tests.gateway.office import PlainEncoder
 
 BOOK = """
 [[price]]
@@ -43,7 +40,6 @@ valid_from = "2020-01-01"
 """
 WHO = Principal(org_id="o", project_id="p", key_id="k", key_hint="", scopes=frozenset())
 OF_ACME = msgspec.structs.replace(WHO, org_plan=Plan(name="gold", price_list="acme"))
-PROMPT = ChatPrompt(messages=[])
 OPERATOR = msgspec.structs.replace(WHO, is_operator=True)
 
 
@@ -55,13 +51,7 @@ def book(tmp_path: Path) -> PriceBook:
 
 def test_an_org_pays_by_the_list_of_its_plan(book: PriceBook) -> None:
     def terms(who: Principal, turn: Turn = Turn()) -> Terms:  # noqa: B008
-        request = GenerateRequest(model="m", stream=True, include_usage=True, prompt=PROMPT)
-        meter = RequestMeter(Telemetry(models=["m"]), "m")
-        call = Call(
-            request_id="r", principal=who, request=request, turn=turn, encoder=PlainEncoder(),
-            meter=meter,
-        )  # fmt: skip
-        return Terms.of_now(book, call)
+        return Terms.of_now(book, who, "m", turn)
 
     assert terms(WHO).prices["output"].pico_per_token == 2_000_000
     assert terms(OF_ACME).prices["output"].pico_per_token == 1_500_000

@@ -102,6 +102,9 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
         authorization=unused,
         federation=unused,
         webhooks=unused,
+        files=unused,
+        batches=unused,
+        responses=unused,
         started_at=0,
     )
     observing = asyncio.create_task(worker.observe_forever())

@@ -58,7 +58,7 @@ async def test_both_ways_answer_alike(
 
 
 def without_names(headers: httpx.Headers) -> dict[str, str]:
-    own = ("x-request-id", "openai-processing-ms")
+    own = ("x-request-id", "request-id", "openai-processing-ms")
     return {name: value for name, value in headers.items() if name not in own}
 
 

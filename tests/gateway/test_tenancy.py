@@ -20,12 +20,12 @@ from gateway.tenancy import member_tables
 from gateway.tenancy.bootstrap import BootstrapResult, bootstrap
 from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced, InvalidField, NameTaken, NotFound
+from gateway.tenancy.key_records import find_key
 from gateway.tenancy.keys import (
     ADMIN_PREFIX,
     KEY_FORM,
     CreatedKey,
     create_key,
-    find_key,
     hash_key,
     list_keys,
     owner_of_key,

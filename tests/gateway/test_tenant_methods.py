@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import gateway
 from gateway.audit.log import Actor
+from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.login import Login, Where, WrongCredentials
 from gateway.auth.passkeys import Passkeys
 from gateway.auth.passwords import Passwords
@@ -34,9 +36,19 @@ from gateway.auth.sessions import Seals, Session
 from gateway.auth.throttle import Throttle
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.errors import OtherRequest, RequestInFlight
+from gateway.fleet.errors import BadField
 from gateway.idempotency_keys import Answer, Claim, IdempotencyKeys, answer_keys
+from gateway.responses.conversations import ConversationStore
+from gateway.responses.kept import Kept, Owner
+from gateway.responses.running import RunningRows
+from gateway.responses.store import ResponseStore
+from gateway.responses.tables import responses
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import idempotency_keys
+from gateway.wire.responses import ResponseRequest
+from gateway.wire.responses_answer import Response, begun
+from gateway.wire.responses_items import Message
+from tests.gateway.batches.tried import begin_file, begin_output, delete_content, read_content
 from tests.gateway.test_tenant_verbs import FOREIGN_KEY, SECRET
 from tests.gateway.two_tenants import ALICE, MALLORY, id_of, populate, rows_of_alice
 
@@ -72,6 +84,8 @@ SYSTEM = {
     "auth.revocations.Denylist.denies": "of the token that is shown",
     "auth.signing_keys.KeyRing.verifier": "signing keys are of the whole installation",
     "auth.signing_keys.KeyRing.withdraw": "signing keys are of the whole installation",
+    "batches.ending.LineEnder.end": "of the line that its runner leased",
+    "batches.ending.LineEnder.waste": "of the line that its runner leased",
     "books.PostgresBooks.batch_tokens": "of a scope that the limiter found with the request",
     "books.PostgresBooks.booked": "of the events that this gateway has shipped, whosever they were",
     "books.PostgresBooks.spent": "of counters that the limiter found with the request",
@@ -80,11 +94,20 @@ SYSTEM = {
     "cache_leases.CacheLeases.booked": "of the events that this gateway has shipped",
     "cache_leases.CacheLeases.heard": "of the attempt that an engine names",
     "cache_leases.CacheLeases.watch": "engines are of the whole installation",
+    "files.contents.PostgresContents.writer": "asks nobody",
+    "files.contents.PostgresWriter.write": "of the upload that was begun",
+    "files.store.FileStore.read": "of the file that it is given",
+    "files.uploads.Upload.finish": "of the upload that was begun",
+    "files.uploads.Upload.write": "of the upload that was begun",
     "limits.ceilings.Ceilings.note": "of the request that was admitted",
     "limits.refused_caps.RefusedCaps.note": "of the request that was refused",
     "settlement.Settlement.left": "settles what a spool holds, whosever it was",
     "settlement.Settlement.orphaned": "bills what engines counted, whosever it was",
     "settlement.Settlement.recovered": "bills what a spool holds, whosever it was",
+    "responses.conversations.ConversationStore.append": "in the transaction of who has looked",
+    "responses.conversations.ConversationStore.append_if_there": "in the same way",
+    "responses.running.RunningRows.beat": "of those that this worker runs, whosever they are",
+    "responses.running.RunningRows.give_up": "of those that nobody runs, whosever they were",
     "webhooks.sender.Sender.attempt": "of the delivery that it is given",
 }
 """Methods that are no tenant's, and whose they are."""
@@ -159,6 +182,16 @@ class Stage:
             clock=lambda: NOW,
         )
         self.keys = IdempotencyKeys(db=pool, system_db=pool, keys=answer_keys(SECRET))
+        cipher = Cipher(SECRET, "test")
+        self.conversations = ConversationStore(db=pool, cipher=cipher)
+        kept: dict[str, Any] = {
+            "db": pool,
+            "system_db": pool,
+            "conversations": self.conversations,
+            "cipher": cipher,
+            "lifetime_s": 60.0,
+        }
+        self.responses, self.running = ResponseStore(**kept), RunningRows(**kept)
 
     @classmethod
     @contextmanager
@@ -267,13 +300,141 @@ async def settle_claim(stage: Stage) -> object:
         return await conn.scalar(kept)
 
 
-TRIED: dict[str, Callable[[Stage], Awaitable[object]]] = {
+async def claim_is_there(stage: Stage) -> object:
+    claim = own_claim(stage)
+    async with tenant(stage.pool, stage.org) as conn:
+        return await conn.scalar(sa.select(idempotency_keys.c.request_id).where(claim.where))
+
+
+async def keep_answer(stage: Stage) -> object:
+    await stage.keys.keep(own_claim(stage), Answer(status=200, headers=[], body=b"mine"))
+    return await claim_is_there(stage)
+
+
+async def renew_claim(stage: Stage) -> object:
+    await stage.keys.renew(own_claim(stage))
+    return await claim_is_there(stage)
+
+
+async def let_go(stage: Stage) -> object:
+    before = await claim_is_there(stage)
+    await stage.keys.let_go(own_claim(stage))
+    return before
+
+
+RESPONSE, CONVERSATION = id_of("responses"), id_of("conversations")
+ITEM = id_of("conversation_items")
+SAID = Message(id="msg_mine", status="completed", role="user", content=())
+KEPT = Kept(given=b"[]", answer=b'{"output":[]}')
+
+
+def whose(stage: Stage) -> Owner:
+    """Alice's project, as `org` would name it."""
+    return Owner(stage.org, id_of("projects"))
+
+
+Work = Callable[[Stage], Awaitable[object]]
+
+
+def found(work: Work) -> Work:
+    """Whoever finds one of Alice's finds that it is sealed under no secret of ours."""
+
+    async def attempt(stage: Stage) -> object:
+        try:
+            return await work(stage) or "done"
+        except UnknownSecret:
+            return "found"
+        except BadField as error:
+            return None if "not found" in str(error) else "found"
+
+    return attempt
+
+
+def keep_response(stage: Stage) -> Awaitable[object]:
+    return stage.responses.keep(
+        whose(stage), "resp_mine", KEPT, status="completed", previous_id=None
+    )
+
+
+def add_running(stage: Stage) -> Awaitable[object]:
+    return stage.running.add(whose(stage), a_response("resp_mine"), KEPT)
+
+
+async def change_running(stage: Stage) -> object:
+    """Of one that runs; Alice's, as `populate` wrote it, does."""
+    await stage.running.change(whose(stage), a_response(RESPONSE), KEPT)
+    async with tenant(stage.pool, stage.org) as conn:
+        kept = sa.select(responses.c.status).where(
+            responses.c.id == RESPONSE, responses.c.org_id == stage.org
+        )
+        return await conn.scalar(kept)
+
+
+def a_response(response_id: str) -> Response:
+    request = ResponseRequest(model="penny", input="x")
+    return begun(
+        request, id=response_id, created_at=1, service_tier="default", status="in_progress"
+    )
+
+
+TRIED: dict[str, Work] = {
+    "responses.conversations.ConversationStore.add_items": found(
+        lambda stage: stage.conversations.add_items(whose(stage), CONVERSATION, [SAID])
+    ),
+    "responses.conversations.ConversationStore.create": found(
+        lambda stage: stage.conversations.create(whose(stage), {}, [])
+    ),
+    "responses.conversations.ConversationStore.delete": found(
+        lambda stage: stage.conversations.delete(whose(stage), CONVERSATION)
+    ),
+    "responses.conversations.ConversationStore.delete_item": found(
+        lambda stage: stage.conversations.delete_item(whose(stage), CONVERSATION, ITEM)
+    ),
+    "responses.conversations.ConversationStore.find": found(
+        lambda stage: stage.conversations.find(whose(stage), CONVERSATION)
+    ),
+    "responses.conversations.ConversationStore.item": found(
+        lambda stage: stage.conversations.item(whose(stage), CONVERSATION, ITEM)
+    ),
+    "responses.conversations.ConversationStore.items": found(
+        lambda stage: stage.conversations.items(whose(stage), CONVERSATION)
+    ),
+    "responses.conversations.ConversationStore.page": found(
+        lambda stage: stage.conversations.page(
+            whose(stage), CONVERSATION, after=None, limit=1, order="asc"
+        )
+    ),
+    "responses.conversations.ConversationStore.update": found(
+        lambda stage: stage.conversations.update(whose(stage), CONVERSATION, {})
+    ),
+    "responses.running.RunningRows.add": found(add_running),
+    "responses.running.RunningRows.cancel": found(
+        lambda stage: stage.running.cancel(whose(stage), RESPONSE)
+    ),
+    "responses.running.RunningRows.change": change_running,
+    "responses.store.ResponseStore.context": found(
+        lambda stage: stage.responses.context(whose(stage), RESPONSE)
+    ),
+    "responses.store.ResponseStore.delete": found(
+        lambda stage: stage.responses.delete(whose(stage), RESPONSE)
+    ),
+    "responses.store.ResponseStore.find": found(
+        lambda stage: stage.responses.find(whose(stage), RESPONSE)
+    ),
+    "responses.store.ResponseStore.keep": found(keep_response),
     "auth.login.Login.by_old_password": show_password,
     "auth.login.Login.start": start_session,
     "auth.passkeys.Passkeys.list": list_passkeys,
     "auth.passkeys.Passkeys.registration_options": offer_passkey,
     "auth.passkeys.Passkeys.remove": remove_passkey,
+    "files.contents.PostgresContents.delete": delete_content,
+    "files.contents.PostgresContents.read": read_content,
+    "files.store.FileStore.begin": begin_file,
+    "files.store.FileStore.begin_output": begin_output,
     "idempotency_keys.Claim.check": check_claim,
+    "idempotency_keys.IdempotencyKeys.keep": keep_answer,
+    "idempotency_keys.IdempotencyKeys.let_go": let_go,
+    "idempotency_keys.IdempotencyKeys.renew": renew_claim,
     "idempotency_keys.IdempotencyKeys.claim": claim_key,
     "idempotency_keys.IdempotencyKeys.settle": settle_claim,
 }

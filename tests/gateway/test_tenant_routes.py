@@ -30,6 +30,8 @@ KEY_OF = {org: f"{ADMIN_PREFIX}{org.removeprefix('org_'):0<43}" for org in (ALIC
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 SCOPES = ["admin:*", "usage:read", "inference", "mcp:call"]
 BODIES: tuple[dict[str, str], ...] = ({}, {"name": "taken over"})
+SEALED = ("/v1/responses/", "/v1/conversations/")
+"""What stands there `populate` cannot seal; tests/gateway/responses show it to its owner."""
 OTHERWISE = {"org_id", "api_key_id"}
 """In a path: whose resource it is; a key of a project, which the keys here are not."""
 
@@ -62,8 +64,10 @@ async def app(
     """)
     # What the sender of webhooks does of itself would look like a change by the other tenant.
     idle = sa.text("UPDATE webhook_deliveries SET due_at = 'infinity'")
+    told = sa.text("UPDATE batches SET dispatched_at = now()")
     async with db.begin() as conn:
         await conn.execute(idle)
+        await conn.execute(told)
         for org, key in KEY_OF.items():
             values = {"org": org, "hash": hash_key(pepper, key), "pepper_id": secret.id}
             await conn.execute(known, {**values, "prefix": ADMIN_PREFIX, "scopes": SCOPES})
@@ -113,6 +117,8 @@ async def test_to_its_owner_the_same_routes_show_it(app: Litestar) -> None:
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         for method, path, names in requests(app):
+            if path.startswith(SEALED):
+                continue
             if method == "GET" and names and {*names} <= {*IDS} - OTHERWISE:
                 shown = 409 if path.endswith("/export") else 200  # her invoice is a draft
                 async for answer in ask(client, ALICE, method, path):

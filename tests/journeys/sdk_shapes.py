@@ -38,3 +38,13 @@ def said(completion: BaseModel) -> dict[str, Any]:
             if call["function"].get("parsed_arguments") is None:
                 call["function"].pop("parsed_arguments", None)
     return found
+
+
+def said_by(message: BaseModel) -> dict[str, Any]:
+    """The same of an answer in Anthropic's shape."""
+    found = message.model_dump(exclude={"id"}, warnings=False)
+    for block in found["content"]:
+        if block["type"] == "tool_use":
+            assert block.pop("id").startswith("toolu_")
+        block.pop("parsed_output", None)
+    return found

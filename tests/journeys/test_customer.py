@@ -24,7 +24,11 @@ LONG_TEXT = " ".join(f"Line {n}: the quick brown fox counts to {n * 7}." for n i
 
 def prices() -> dict[str, int]:
     """Pico-USD per token of penny, straight from the file that ships."""
-    (row,) = (r for r in tomllib.loads(BOOK.read_text())["price"] if r["model"] == "penny")
+    (row,) = (
+        r
+        for r in tomllib.loads(BOOK.read_text())["price"]
+        if r["model"] == "penny" and "tier" not in r
+    )
     keys = ("uncached_input", "cache_read", "cache_write", "output")
     return {key: round(float(row[key]) * PICO) // 10**6 for key in keys}
 

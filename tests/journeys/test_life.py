@@ -267,6 +267,7 @@ def test_without_redis_requests_are_served_and_what_they_used_is_known_when_it_i
     answers += [post(stack) for _ in range(10)]
     assert {answer.status_code for answer in answers} == {200}
     assert workers(stack) == before, "nobody had to be started again"
+    stack.wait("Redis is back", stack.redis_answers)
     stack.wait("what could not be settled is settled now", lambda: stack.open_leases() == 0)
 
 

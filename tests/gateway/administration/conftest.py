@@ -90,7 +90,7 @@ async def world(
     environ = {"TOLLGATE_DATABASE_URL": postgres_url, "TOLLGATE_REDIS_URL": redis_url}
     settings = load({"home": tmp_path / "home", "config": config}, environ)
     Home(settings.home).create()
-    made = await database.prepare(settings, postgres_url, "http://test/v1")
+    made = await database.prepare(settings, postgres_url, redis_url, "http://test/v1")
     assert made is not None
     app = create_app(settings)
     ready, done = asyncio.Event(), asyncio.Event()

@@ -182,3 +182,12 @@ async def test_nobody_is_credited_with_more_than_counters_count(world: World, or
                 operator_org=org_id,
                 actor=COMMAND_LINE,
             )
+
+
+async def test_a_credit_for_a_model_that_nobody_serves_is_refused(
+    world: World, org_id: str
+) -> None:
+    credit = {"org_id": org_id, "amount_usd": "5", "models": ["penny", "peny"]}
+    refused = await world.call("POST", CREDITS, credit)
+    assert (refused.status_code, refused.json()["param"]) == (400, "models[1]")
+    assert await shown(world, "left") == ["0"]

@@ -70,6 +70,8 @@ async def test_the_job_makes_an_invoice_that_leads_down_to_its_requests(
     requests = (await found(world, f"{line}/requests?hour=2026-09-10T01Z"))["data"]
     assert [(it["request_id"], it["quantity"]) for it in requests] == [("req_1", 20)] * 2
     assert len((await found(world, f"{line}/requests"))["data"]) == 3
+    [untagged] = (await found(world, f"{line}/tags"))["data"]
+    assert (untagged["tags"], untagged["quantity"], untagged["exact_usd"]) == ({}, 60, "0.000024")
     for bad in ("hour=2026-02-30T01Z", "hour=yesterday", "limit=0"):
         assert (await world.call("GET", f"{line}/requests?{bad}")).status_code == 400
     for gone in (f"{INVOICES}/inv_x", f"{path}/lines/x/hours", f"{INVOICES}/inv_x/lines"):
@@ -81,6 +83,7 @@ async def test_a_final_invoice_is_exported_in_every_form(world: World, org_id: s
     begins = {
         "json": b'{"object":"invoice.document"',
         "csv": b"invoice,line,kind",
+        "tags": b"invoice,line,kind",
         "pdf": b"%PDF-1.7",
         "focus": b"AvailabilityZone,BilledCost",
         "parquet": b"PAR1",

@@ -200,7 +200,7 @@ async def test_the_price_list_says_what_is_priced(world: World) -> None:
     assert one == listing["data"][0] and one["num_models"] >= 1 and one["rules"] == []
     path = "/v1/admin/price_lists/default/prices?model=penny"
     prices = (await world.call("GET", path)).json()["data"]
-    by_component = {each["component"]: each for each in prices}
+    by_component = {each["component"]: each for each in prices if each["tier"] == "default"}
     assert by_component["output"]["usd_per_million_tokens"] == "0.4"
     assert by_component["output"]["pico_usd_per_token"] == 400_000
     assert by_component["output"]["valid_to"] is None

@@ -16,6 +16,7 @@ from tests.gateway.administration.conftest import CONFIG, World
 
 RERATINGS = f"{ADMIN}/reratings"
 SPAN = {"starts_at": int(at(2026, 9, 1).timestamp()), "ends_at": int(at(2026, 10, 1).timestamp())}
+HAS_NUL = "This has a NUL character in it."
 QUERY = "&".join(f"{name}={value}" for name, value in SPAN.items())
 
 
@@ -77,3 +78,8 @@ async def test_what_cannot_be_is_refused_by_name(world: World) -> None:
     }.items():
         refused = await world.call("GET", f"{RERATINGS}/preview?{query}")
         assert refused.status_code == 400 and field in refused.text, refused.text
+    for field in ("model", "price_list"):
+        body = {**SPAN, "digest": "0" * 64, field: "a\0b"}
+        refused = await world.call("POST", RERATINGS, body)
+        told = refused.json()
+        assert (told["status"], told["param"], told["detail"]) == (400, field, HAS_NUL)

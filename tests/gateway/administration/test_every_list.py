@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from iso4217 import Currency
@@ -183,6 +184,14 @@ async def add_hour(maker: Maker, _path: str) -> None:
     await recounted(maker)
 
 
+async def add_tagged(maker: Maker, _path: str) -> None:
+    """Of the first line, with a tag of its own."""
+    event = tokens(datetime(2026, 9, 1, tzinfo=UTC), 1, 7, org=maker.org_id)
+    attempt = msgspec.structs.replace(event.attempt, tags={"team": maker.name()})
+    await ingest(maker.world.db, [msgspec.structs.replace(event, attempt=attempt)])
+    await recounted(maker)
+
+
 async def add_rerating(maker: Maker, path: str) -> None:
     await maker.post(path, await maker.rerating_body())
 
@@ -230,6 +239,7 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/invoices/{{invoice_id}}/lines": add_line,
     f"{ADMIN}/invoices/{{invoice_id}}/lines/{{line_id}}/hours": add_hour,
     f"{ADMIN}/invoices/{{invoice_id}}/lines/{{line_id}}/requests": add_hour,
+    f"{ADMIN}/invoices/{{invoice_id}}/lines/{{line_id}}/tags": add_tagged,
     f"{ADMIN}/invoices": add_invoice,
     f"{ADMIN}/issuers": posts(Maker.issuer_body),
     f"{ADMIN}/keys": add_key,

@@ -174,3 +174,55 @@ async def test_every_moment_of_administration_is_unix_seconds(document: dict[str
                     kinds = {each["type"] for each in schema.get("anyOf", [schema])}
                     assert kinds <= {"integer", "null"}, f"{path}: {field}"
     assert found > 50
+
+
+NUMBERS = {
+    "PlanView.weight": "a share of the engine, of no currency",
+    "GenerationData.total_cost": "a form that others have made; `cost` is exact",
+    "GenerationData.usage": "the same",
+}
+"""Answers in which a number may have a fraction."""
+
+
+def fractions(schema: Any, where: str) -> set[str]:
+    """Where a schema says `number`, by the nearest field."""
+    if isinstance(schema, list):
+        return {found for each in schema for found in fractions(each, where)}
+    if not isinstance(schema, dict):
+        return set()
+    found = {where} if schema.get("type") == "number" else set()
+    for name, each in schema.get("properties", {}).items():
+        found |= fractions(each, f"{where}.{name}")
+    for word in ("items", "additionalProperties", "oneOf", "anyOf", "allOf"):
+        found |= fractions(schema.get(word), where)
+    return found
+
+
+def answered(schemas: dict[str, Any], said: Any) -> set[str]:
+    """The names of all schemas that an answer leads to."""
+    waiting, known = [said], set[str]()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, dict):
+            name = str(each.get("$ref", "")).rpartition("/")[2]
+            if name and name not in known:
+                known.add(name)
+                waiting.append(schemas[name])
+            waiting += each.values()
+    return known
+
+
+async def test_no_amount_of_ours_is_a_number_with_a_fraction(document: dict[str, Any]) -> None:
+    """Money is a decimal text beside its unit, so that no reader's floats round it."""
+    schemas = document["components"]["schemas"]
+    answers = [
+        said["responses"]
+        for path, methods in document["paths"].items()
+        if path.startswith(("/v1/admin", "/api/v1/requests"))
+        for said in methods.values()
+    ]
+    names = answered(schemas, answers)
+    found = {where for name in names for where in fractions(schemas[name], name)}
+    assert "InvoiceView" in names and found == set(NUMBERS)

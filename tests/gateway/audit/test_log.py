@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.chain import GENESIS, Entry, canonical, digest
 from gateway.audit.errors import SecretInAudit
-from gateway.audit.log import COMMAND_LINE, Actor, record, refuse_secrets
+from gateway.audit.log import COMMAND_LINE, Actor, record, record_for_both, refuse_secrets
 from gateway.audit.tables import entries, heads
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.tenancy.tables import orgs
@@ -100,6 +100,33 @@ async def test_concurrent_changes_make_one_chain_without_gaps(db: AsyncEngine) -
         async with db.connect() as conn:
             head = (await conn.execute(sa.select(heads).where(heads.c.org_id == org_id))).one()
         assert (head.sequence, head.hash) == (count, rows[-1].hash)
+
+
+async def test_operators_in_each_others_orgs_wait_for_nobody_in_a_circle(db: AsyncEngine) -> None:
+    """Both logs tell of it, the org's own in which project it was."""
+    first, second = await an_org(db), await an_org(db, "other")
+
+    async def change(org_id: str, operator_org: str | None) -> None:
+        async with db.begin() as conn:
+            await record_for_both(
+                conn,
+                org_id=org_id,
+                operator_org=operator_org,
+                project_id="proj_1",
+                actor=ALICE,
+                action="spend_cap.updated",
+                target=f"cap_of_{org_id}",
+            )
+
+    pairs = [(first, second), (second, first), (first, first), (first, None)]
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(change(*pair) for pair in pairs * 8))
+    for own, num_own, num_other in ((first, 24, 8), (second, 8, 8)):
+        rows = await all_entries(db, own)
+        found = [(row.target == f"cap_of_{own}", row.project_id) for row in rows]
+        assert found.count((True, "proj_1")) == num_own
+        assert found.count((False, None)) == num_other
+        assert len(found) == num_own + num_other
 
 
 async def test_an_unknown_org_has_no_log(db: AsyncEngine) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.tenancy import invites, members, users
@@ -19,6 +18,7 @@ from gateway.tenancy.invites import ProjectGrant
 from gateway.tenancy.member_tables import ROLES
 from gateway.tenancy.pages import Cursor
 from tests.gateway.members.tenants import ME, NOW, SECRET, Tenant, found_tenant
+from tests.machines import run_machine
 
 T = TypeVar("T")
 PEOPLE = [f"p{n}@x.example" for n in range(4)]
@@ -198,12 +198,4 @@ class Members(RuleBasedStateMachine):
 
 def test_members_behave_as_their_model(postgres_url: str) -> None:
     Members.url = postgres_url
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Members,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(Members, examples=EXAMPLES, steps=STEPS)

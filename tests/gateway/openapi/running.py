@@ -55,12 +55,15 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
 ACTOR = Actor(kind="system", id="test")
 TIMEOUT_S = 30.0
+VOCAB_SIZE = 4096
+"""Of penny, whose tokenizer reads prompts."""
 CONFIG = """
 price_books = ["{folder}/book.toml"]
 [[model]]
 name = "near"
 path = "{root}/models/penny"
 engine = "unix:{folder}/engine.sock"
+{near}
 [[model]]
 name = "far"
 upstream = "{upstream}"
@@ -305,8 +308,40 @@ class Running:
         assert answer.ok, answer.text
         return str(answer.headers["x-request-id"])
 
+    def make_response(self, path: str, _: dict[str, str]) -> str:
+        runs = {"background": True} if path.endswith("/cancel") else {}
+        return self.made("/v1/responses", model="near", input="hi", max_output_tokens=3, **runs)
+
+    def make_conversation(self, *_: Any) -> str:
+        return self.made("/v1/conversations", items=[{"role": "user", "content": "hi"}])
+
+    def make_item(self, _: str, found: dict[str, str]) -> str:
+        items = [{"role": "user", "content": "hi"}]
+        added = self.post(f"/v1/conversations/{found['conversation_id']}/items", items=items)
+        return str(added["first_id"])
+
     def make_model(self, *_: Any) -> str:
         return "far"
+
+    def make_file(self, *_: Any) -> str:
+        headers = {"authorization": f"Bearer {self.everything}"}
+        answer = self.session.post(
+            f"{self.url}/v1/files",
+            data={"purpose": "batch"},
+            files={"file": ("in.jsonl", b"{}")},
+            headers=headers,
+            timeout=TIMEOUT_S,
+        )
+        assert answer.ok, answer.text
+        return str(answer.json()["id"])
+
+    def make_batch(self, path: str, found: dict[str, str]) -> str:
+        return self.made(
+            "/v1/batches",
+            input_file_id=self.make_file(),
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+        )
 
     make_rate_limit = make_model
 
@@ -346,7 +381,10 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path, postgres_url: str, redis_url: str) -> Iterator[Running]:
+def running(
+    folder: Path, postgres_url: str, redis_url: str, *, core: FakeCore | None = None, near: str = ""
+) -> Iterator[Running]:
+    """`core`, `near`: of its engine, and what else the configuration says of its model."""
     listener = socket.create_server(("127.0.0.1", 0))
     ready, done = threading.Event(), threading.Event()
     found: list[Running] = []
@@ -359,9 +397,9 @@ def running(folder: Path, postgres_url: str, redis_url: str) -> Iterator[Running
         config = folder / "tollgate.toml"
         (folder / "book.toml").write_text(BOOK)
         where = f"http://127.0.0.1:{far.sockets[0].getsockname()[1]}/v1"
-        config.write_text(CONFIG.format(root=ROOT, folder=folder, upstream=where))
-        near = EngineServer(FakeCore(), f"unix:{folder}/engine.sock")
-        await near.start()
+        config.write_text(CONFIG.format(root=ROOT, folder=folder, upstream=where, near=near))
+        engine = EngineServer(core or FakeCore(vocab_size=VOCAB_SIZE), f"unix:{folder}/engine.sock")
+        await engine.start()
         environ = {
             "TOLLGATE_DATABASE_URL": postgres_url,
             "TOLLGATE_REDIS_URL": redis_url,
@@ -369,7 +407,7 @@ def running(folder: Path, postgres_url: str, redis_url: str) -> Iterator[Running
         }
         settings = load({"home": folder / "home", "config": config}, environ)
         Home(settings.home).create()
-        made = await database.prepare(settings, postgres_url, settings.issuer)
+        made = await database.prepare(settings, postgres_url, redis_url, settings.issuer)
         assert made is not None
         keys.append(made.admin_key)
         app = create_app(settings)
@@ -386,7 +424,7 @@ def running(folder: Path, postgres_url: str, redis_url: str) -> Iterator[Running
         await asyncio.to_thread(done.wait)
         server.should_exit = True
         await serving
-        await near.close()
+        await engine.close()
         far.close()
         for writer in list(upstream.writers):
             writer.transport.abort()

@@ -8,7 +8,7 @@ from litestar import Litestar
 
 from tests.gateway.auth.browsing import new_browser
 
-CHANGING = {"x-request-id", "openai-processing-ms", "set-cookie", "content-length"}
+CHANGING = {"x-request-id", "request-id", "openai-processing-ms", "set-cookie", "content-length"}
 
 
 def lasting(answer: httpx.Response) -> dict[str, str]:

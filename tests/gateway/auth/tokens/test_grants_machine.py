@@ -13,14 +13,12 @@ import msgspec
 import pytest
 import redis.asyncio
 import sqlalchemy as sa
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -45,6 +43,7 @@ from tests.gateway.auth.world import (
     World,
     open_world,
 )
+from tests.machines import run_machine
 
 T = TypeVar("T")
 MAX_WATCHED = 8
@@ -394,15 +393,7 @@ def test_what_is_good_is_what_the_model_says(postgres_url: str, redis_url: str) 
 
         db, store, opening, world = runner.run(opened())
         try:
-            run_state_machine_as_test(
-                lambda: Machine(runner, world),
-                settings=settings(
-                    max_examples=20,
-                    stateful_step_count=50,
-                    deadline=None,
-                    suppress_health_check=list(HealthCheck),
-                ),
-            )
+            run_machine(lambda: Machine(runner, world), examples=20, steps=50)
         finally:
 
             async def closed() -> None:

@@ -1,0 +1,32 @@
+"""The columns that tables of the gateway are made of.
+
+Above: `tenancy`, `auth` and `webhooks`, where they say what their tables are. Below: SQLAlchemy.
+What is true of the database says its migration; nothing here makes a table.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+
+
+def text(name: str, *, nullable: bool = False, key: bool = False) -> sa.Column[Any]:
+    """key: of the primary key."""
+    return sa.Column(name, sa.Text, nullable=nullable, primary_key=key)
+
+
+def texts(name: str) -> sa.Column[list[str]]:
+    return sa.Column(name, ARRAY(sa.Text), nullable=False)
+
+
+def moment(name: str, *, nullable: bool = True) -> sa.Column[datetime]:
+    return sa.Column(name, sa.TIMESTAMP(timezone=True), nullable=nullable)
+
+
+def moment_made(name: str = "created_at") -> sa.Column[datetime]:
+    """Of the transaction that adds the row, unless it says otherwise."""
+    made = sa.TIMESTAMP(timezone=True)
+    return sa.Column(name, made, nullable=False, server_default=sa.func.now())

@@ -1,0 +1,160 @@
+"""/v1/batches: many requests in a file, answered within a day. OpenAI's shapes.
+
+Above: `app`. Below: `batches`, `wire.openai_batches`. A batch runs by its creator's key, with what
+that may, costs and is limited to when each request runs; so it is created with a key, not with a
+token, which it would outlive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.params import FromPath
+
+from gateway.batches.batches import (
+    Batch,
+    cancel_batch,
+    create_batch,
+    get_batch,
+    select_batches,
+    to_batches,
+)
+from gateway.batches.tables import batches as batches_table
+from gateway.calls import Surface
+from gateway.db import tenant
+from gateway.fleet.errors import BadField
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.access import actor_of, needs, services
+from gateway.routes.body import plain_body
+from gateway.routes.chat import CHAT
+from gateway.routes.completions import COMPLETIONS
+from gateway.routes.conditional import answer
+from gateway.routes.embeddings import EMBEDDINGS
+from gateway.routes.generation import TAGS as TAGS_HEADER
+from gateway.routes.operations import JSON, ErrorEnvelope, describes
+from gateway.routes.organization_requests import check_id
+from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
+from gateway.tenancy.errors import NotAllowed
+from gateway.tenancy.pages import Order
+from gateway.wire.openai_admin import parse_query
+from gateway.wire.openai_batches import BatchObject, NewBatch, to_batch_object
+from gateway.wire.refusals import decode
+from gateway.wire.tags import read_tags
+
+BATCHES = "/v1/batches"
+BATCH = BATCHES + "/{batch_id:str}"
+TAGS = ["Batches"]
+USE = needs(SCOPE_INFERENCE)
+SURFACES: dict[str, Surface] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/embeddings": EMBEDDINGS,
+}
+"""What a batch may ask, by its path."""
+Asked = Request[Principal, Any, Any]
+_decoder = msgspec.json.Decoder(NewBatch)
+
+
+class BatchesQuery(PageQuery):
+    order: Order = "desc"
+
+
+def shown(request: Asked, batch: Batch) -> Response[bytes]:
+    return answer(request, to_batch_object(batch))
+
+
+@post(
+    BATCHES,
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Create a batch",
+    operation_class=describes(
+        body=NewBatch,
+        answer=BatchObject,
+        headers=(TAGS_HEADER,),
+        said={404: {JSON: ErrorEnvelope}},
+    ),
+)
+async def create(request: Asked) -> Response[bytes]:
+    principal = request.user
+    if principal.kind != "key":
+        raise NotAllowed("input_file_id", "a batch is created with an API key: it outlives a token")
+    tags = read_tags(request.scope["headers"])
+    wanted = decode(_decoder, await plain_body(request))
+    if wanted.endpoint not in SURFACES:
+        expected = f"expected one of {', '.join(sorted(SURFACES))}"
+        raise BadField(f"Invalid value for 'endpoint': {expected}.", param="endpoint")
+    async with tenant(services(request).db, principal.org_id) as conn:
+        made = await create_batch(
+            conn,
+            org_id=principal.org_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            endpoint=wanted.endpoint,
+            input_file_id=wanted.input_file_id,
+            completion_window=wanted.completion_window,
+            metadata=wanted.metadata,
+            output_expires_after_s=wanted.output_expires_after_s,
+            tags=tags,
+            actor=actor_of(request),
+        )
+    services(request).batches.wake()
+    return shown(request, made)
+
+
+@get(
+    BATCHES,
+    opt=USE,
+    tags=TAGS,
+    summary="List the batches of the project, the newest first",
+    operation_class=describes(query=BatchesQuery, answer=Listing[BatchObject]),
+)
+async def list_(request: Asked) -> Response[bytes]:
+    query, principal = parse_query(request.url.query, BatchesQuery), request.user
+    listed = select_batches(principal.org_id, principal.project_id)
+    async with tenant(services(request).db, principal.org_id) as conn:
+        rows = await conn.execute(keyset(listed, batches_table.c.id, query))
+        found = [to_batch_object(each) for each in to_batches(rows)]
+    return answer(request, to_listing(found, query))
+
+
+@get(
+    BATCH,
+    opt=USE,
+    tags=TAGS,
+    summary="One batch",
+    operation_class=describes(answer=BatchObject),
+)
+async def retrieve(request: Asked, batch_id: FromPath[str]) -> Response[bytes]:
+    async with tenant(services(request).db, request.user.org_id) as conn:
+        found = await get_batch(conn, **_where(request, batch_id))
+    return shown(request, found)
+
+
+@post(
+    BATCH + "/cancel",
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Cancel a batch: what runs ends, nothing more begins",
+    operation_class=describes(answer=BatchObject, said={409: {JSON: ErrorEnvelope}}),
+)
+async def cancel(request: Asked, batch_id: FromPath[str]) -> Response[bytes]:
+    async with tenant(services(request).db, request.user.org_id) as conn:
+        made = await cancel_batch(conn, **_where(request, batch_id), actor=actor_of(request))
+    services(request).batches.wake()
+    return shown(request, made)
+
+
+def _where(request: Asked, batch_id: str) -> dict[str, Any]:
+    return {
+        "org_id": request.user.org_id,
+        "project_id": request.user.project_id,
+        "batch_id": check_id("batch_id", batch_id),
+    }
+
+
+routes = [create, list_, retrieve, cancel]

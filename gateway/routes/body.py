@@ -1,0 +1,55 @@
+"""A request's body as it was sent, or the refusal to look at it.
+
+Above: the routes. Below: Litestar's request. Knows no JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from litestar import Request
+from litestar.exceptions import InternalServerException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+
+from gateway.errors import EncodedBody
+from gateway.principal import Principal
+
+
+async def plain_body(request: Request[Principal, Any, Any]) -> bytes:
+    """Raises EncodedBody."""
+    refuse_coded(request.scope["headers"])
+    return await request.body()
+
+
+def refuse_coded(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises EncodedBody."""
+    for name, value in headers:
+        if name == b"content-encoding":
+            codings = value.decode("latin-1").lower().split(",")
+            if any(coding.strip() not in ("", "identity") for coding in codings):
+                raise EncodedBody
+
+
+async def read_once(request: Request[Principal, Any, Any]) -> bytes:
+    """As `plain_body`, which can be asked again, and for that takes an object of all headers and a
+    generator. Raises: EncodedBody, RequestEntityTooLarge."""
+    headers = request.scope["headers"]
+    refuse_coded(headers)
+    most = request.route_handler.resolve_request_max_body_size() or math.inf
+    for name, value in headers:
+        if name == b"content-length" and int(value) > most:  # the server has read it, too
+            raise RequestEntityTooLarge
+    pieces: list[bytes] = []
+    size_bytes, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] != "http.request":
+            raise InternalServerException("the client left before its body had come")
+        pieces.append(message["body"])
+        size_bytes += len(message["body"])
+        if size_bytes > most:
+            raise RequestEntityTooLarge
+        more = message.get("more_body", False)
+    return b"".join(pieces)

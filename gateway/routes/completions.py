@@ -1,0 +1,40 @@
+"""POST /v1/completions: text behind plain prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request
+from litestar.types import ASGIApp
+
+from gateway.calls import Surface
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.access import HotRoute, needs
+from gateway.routes.generation import HEADERS, REFUSALS, generation
+from gateway.routes.operations import JSON, ErrorEnvelope, describes
+from gateway.wire.openai_completions import CompletionRequest, from_completions
+from gateway.wire.to_completions import Completion, to_completions
+
+COMPLETIONS = Surface(id_prefix="cmpl-", read=from_completions, encoder=to_completions)
+ANSWERS = {JSON: Completion, "text/event-stream": str}
+
+
+@HotRoute(
+    "/v1/completions",
+    http_method="POST",
+    opt=needs(SCOPE_INFERENCE),
+    status_code=200,
+    tags=["Completions"],
+    summary="Complete texts, streamed or whole",
+    operation_class=describes(
+        body=CompletionRequest,
+        answer=Completion,
+        headers=HEADERS,
+        said={200: ANSWERS, **{status: {JSON: ErrorEnvelope} for status in REFUSALS}},
+    ),
+)
+async def create_completion(request: Request[Principal, Any, Any]) -> ASGIApp:
+    return await generation(request, COMPLETIONS)
+
+
+routes = [create_completion]

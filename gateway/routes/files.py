@@ -1,0 +1,175 @@
+"""/v1/files: uploaded, listed, shown, read, deleted. OpenAI's shapes.
+
+Above: `app`. Below: `files`, `wire.openai_files`. Bytes go through piece by piece, in and out: no
+file is in memory. A file is its project's: whoever has a key of that may read and delete it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath
+from litestar.response import Stream
+from msgspec import Meta
+
+from gateway.db import tenant
+from gateway.files.files import File, delete_file, get_file, select_files, to_files
+from gateway.files.store import FileStore
+from gateway.files.tables import files as files_table
+from gateway.files.uploads import FileTooLarge
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.access import actor_of, needs, services
+from gateway.routes.body import refuse_coded
+from gateway.routes.conditional import answer
+from gateway.routes.operations import MULTIPART, describes
+from gateway.routes.organization_requests import check_id
+from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
+from gateway.tenancy.pages import Order
+from gateway.wire.multipart_form import MAX_OVERHEAD_BYTES, boundary_of, read_form
+from gateway.wire.openai_admin import parse_query
+from gateway.wire.openai_files import (
+    FileDeleted,
+    FileObject,
+    FileUpload,
+    read_upload,
+    to_file_object,
+)
+
+FILES = "/v1/files"
+FILE = FILES + "/{file_id:str}"
+OCTETS = "application/octet-stream"
+TAGS = ["Files"]
+USE = needs(SCOPE_INFERENCE)
+MAX_PAGE = 10_000
+Asked = Request[Principal, Any, Any]
+
+
+class FilesQuery(PageQuery):
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
+    order: Order = "desc"
+    purpose: Annotated[str, Meta(max_length=64)] | None = None
+
+
+@post(
+    FILES,
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Upload a file",
+    request_max_body_size=None,  # as large as a file may be, which is counted as it comes
+    operation_class=describes(form=FileUpload, form_type=MULTIPART, answer=FileObject),
+)
+async def create(request: Asked) -> Response[bytes]:
+    refuse_coded(request.scope["headers"])
+    boundary = boundary_of(request.headers.get("content-type", ""))
+    found, principal = services(request), request.user
+    upload = await found.files.begin(
+        principal.org_id, principal.project_id, most_bytes=most_bytes(request, found.files)
+    )
+    try:
+        form = await read_form(request.stream(), boundary, upload.write)
+        wanted = read_upload(form.fields, form.filename)
+        await upload.close()
+        async with tenant(found.db, principal.org_id) as conn:
+            made = await upload.finish(
+                conn,
+                purpose=wanted.purpose,
+                filename=wanted.file,
+                expires_after_s=wanted.expires_after_s,
+            )
+    except BaseException:
+        await upload.give_up()
+        raise
+    return answer(request, to_file_object(made))
+
+
+def most_bytes(request: Asked, files: FileStore) -> int | None:
+    """What a form of that length can hold; None: it does not say. Raises: FileTooLarge."""
+    length = request.content_length
+    if length is None:
+        return None
+    if length > files.max_file_bytes + MAX_OVERHEAD_BYTES:
+        raise FileTooLarge(files.max_file_bytes)
+    return min(length, files.max_file_bytes)
+
+
+@get(
+    FILES,
+    opt=USE,
+    tags=TAGS,
+    summary="List the files of the project",
+    operation_class=describes(query=FilesQuery, answer=Listing[FileObject]),
+)
+async def list_(request: Asked) -> Response[bytes]:
+    query, principal = parse_query(request.url.query, FilesQuery), request.user
+    listed = select_files(principal.org_id, principal.project_id, purpose=query.purpose)
+    async with tenant(services(request).db, principal.org_id) as conn:
+        rows = await conn.execute(keyset(listed, files_table.c.id, query))
+        found = [to_file_object(each) for each in to_files(rows)]
+    return answer(request, to_listing(found, query))
+
+
+@get(
+    FILE,
+    opt=USE,
+    tags=TAGS,
+    summary="One file",
+    operation_class=describes(answer=FileObject),
+)
+async def retrieve(request: Asked, file_id: FromPath[str]) -> Response[bytes]:
+    return answer(request, to_file_object(await _find(request, file_id)))
+
+
+@get(
+    FILE + "/content",
+    opt=USE,
+    tags=TAGS,
+    summary="What is in a file",
+    operation_class=describes(said={200: {OCTETS: str}}),
+)
+async def content(request: Asked, file_id: FromPath[str]) -> Stream:
+    found = await _find(request, file_id)
+    headers = {
+        "content-length": str(found.size_bytes),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(found.filename, safe='')}",
+        "x-content-type-options": "nosniff",
+    }
+    return Stream(services(request).files.read(found), media_type=OCTETS, headers=headers)
+
+
+@delete(
+    FILE,
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Delete a file",
+    operation_class=describes(answer=FileDeleted),
+)
+async def remove(request: Asked, file_id: FromPath[str]) -> Response[bytes]:
+    principal = request.user
+    async with tenant(services(request).db, principal.org_id) as conn:
+        await delete_file(
+            conn,
+            org_id=principal.org_id,
+            project_id=principal.project_id,
+            file_id=check_id("file_id", file_id),
+            actor=actor_of(request),
+        )
+    return answer(request, FileDeleted(id=file_id))
+
+
+async def _find(request: Asked, file_id: str) -> File:
+    """Raises: NotFound."""
+    principal = request.user
+    async with tenant(services(request).db, principal.org_id) as conn:
+        return await get_file(
+            conn,
+            org_id=principal.org_id,
+            project_id=principal.project_id,
+            file_id=check_id("file_id", file_id),
+        )
+
+
+routes = [create, list_, retrieve, content, remove]

@@ -1,0 +1,242 @@
+"""/v1/responses: OpenAI's Responses API.
+
+Above: `app`. Below: `generation`, `gateway.responses`, the structs of `wire`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+from msgspec import Meta
+
+from gateway.errors import Face, to_face
+from gateway.fleet.errors import BadField
+from gateway.inference import start
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.responses.creation import count_input, create
+from gateway.responses.kept import Owner, to_json
+from gateway.routes.access import HotRoute, needs, services
+from gateway.routes.body import plain_body
+from gateway.routes.counted import MODEL
+from gateway.routes.generation import HEADERS, REFUSALS, hear
+from gateway.routes.idempotency import HEADER
+from gateway.routes.kept_reply import once
+from gateway.routes.operations import JSON, ErrorEnvelope, describes
+from gateway.routes.reply import Reply
+from gateway.tenancy.pages import DEFAULT_LIMIT, MAX_LIMIT, Order
+from gateway.wire import responses_answer
+from gateway.wire.from_openai import peek
+from gateway.wire.openai_admin import parse_query
+from gateway.wire.refusals import unsupported
+from gateway.wire.responses import MAX_INCLUDES, Included, ResponseRequest
+from gateway.wire.responses_items import Item
+from gateway.wire.to_responses import ResponseEncoder
+
+RESPONSES = "/v1/responses"
+RESPONSE = RESPONSES + "/{response_id:str}"
+NEEDED = needs(SCOPE_INFERENCE)
+TAGS = ["Responses"]
+Asked = Request[Principal, Any, Any]
+ANSWERS = {JSON: responses_answer.Response, "text/event-stream": str}
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+}
+"""Of chat's fields, which replicas speak of, here."""
+SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
+
+
+class RetrieveQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What could be included is in it, where it was asked for when it was made."""
+
+    include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] = []
+    stream: bool = False
+    include_obfuscation: bool = False
+    starting_after: int | None = None
+
+
+class ItemsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    after: str | None = None
+    include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] = []
+    limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
+    order: Order = "desc"
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class DeletedResponse(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+@HotRoute(
+    RESPONSES,
+    http_method="POST",
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Create a response, streamed or whole",
+    operation_class=describes(
+        body=ResponseRequest,
+        answer=responses_answer.Response,
+        headers=HEADERS,
+        said={200: ANSWERS, **SAID},
+    ),
+)
+async def create_response(request: Asked) -> ASGIApp:
+    found = services(request)
+    heard = await hear(request)
+    created = await create(found.desk, found.responses, heard.asker, heard.body)
+    if created.in_background and heard.key is not None:
+        message = f"'{HEADER}' is not supported beside 'background': retrieve the response."
+        raise BadField(message, param=HEADER, detail="Not supported beside 'background'.")
+    if created.in_background:
+        heard.asker.principal.check_served()
+        queued = await found.responses.background.run(created)
+        return ASGIResponse(body=queued, media_type=JSON, status_code=200)
+
+    def begin() -> Reply:
+        return Reply(
+            start(found.desk, created.call),
+            stream=created.call.request.stream,
+            to_face=to_own_face,
+            fail=partial(fail, created.encoder),
+        )
+
+    return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)
+
+
+def fail(encoder: ResponseEncoder, face: Face) -> bytes:
+    return encoder.fail(status=face.status, message=face.body.message)
+
+
+def to_own_face(error: Exception) -> Face:
+    """What the model's room refuses it names as chat does."""
+    face = to_face(error)
+    theirs = face.body.param or ""
+    ours = NAMES.get(theirs)
+    if ours is None:
+        return face
+    message = face.body.message.replace(f"'{theirs}'", f"'{ours}'")
+    body = msgspec.structs.replace(face.body, message=message, param=ours)
+    return msgspec.structs.replace(face, body=body)
+
+
+@get(
+    RESPONSE,
+    opt=NEEDED,
+    tags=TAGS,
+    summary="A response that is kept, as it was answered",
+    operation_class=describes(query=RetrieveQuery, answer=responses_answer.Response),
+)
+async def retrieve(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+    query = parse_query(request.url.query, RetrieveQuery)
+    if query.stream:
+        raise unsupported("stream", "not supported: it is answered whole")
+    if query.starting_after is not None:
+        raise BadField(
+            "The 'starting_after' parameter is only allowed when 'stream' is enabled.",
+            param="starting_after",
+        )
+    kept = await services(request).responses.store.find(Owner.of(request.user), response_id)
+    return Response(kept.answer, media_type=JSON)
+
+
+@delete(
+    RESPONSE,
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Forget a response; those that continue it cannot be continued any more",
+    operation_class=describes(answer=DeletedResponse),
+)
+async def forget(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+    await services(request).responses.store.delete(Owner.of(request.user), response_id)
+    return Response(to_json(DeletedResponse(id=response_id)), media_type=JSON)
+
+
+@get(
+    RESPONSE + "/input_items",
+    opt=NEEDED,
+    tags=TAGS,
+    summary="What a response was given, without what it continues",
+    operation_class=describes(query=ItemsQuery, answer=ItemList),
+)
+async def input_items(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+    query = parse_query(request.url.query, ItemsQuery)
+    kept = await services(request).responses.store.find(Owner.of(request.user), response_id)
+    return Response(to_json(page(list(kept.given_items), query)), media_type=JSON)
+
+
+def page(items: list[Item], query: ItemsQuery) -> ItemList:
+    """Raises: BadField (after)."""
+    if query.order == "desc":
+        items.reverse()
+    start_at = 0
+    if query.after is not None:
+        ids = [item.id for item in items]
+        if query.after not in ids:
+            raise BadField(f"No item with id '{query.after}'.", param="after")
+        start_at = ids.index(query.after) + 1
+    data = items[start_at : start_at + query.limit]
+    return to_list(data, more=start_at + len(data) < len(items))
+
+
+def to_list(data: list[Item], *, more: bool) -> ItemList:
+    return ItemList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=more,
+    )
+
+
+@post(
+    RESPONSE + "/cancel",
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="End a response that runs in the background; what was generated is billed",
+    operation_class=describes(answer=responses_answer.Response),
+)
+async def cancel(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+    background = services(request).responses.background
+    answer = await background.cancel(Owner.of(request.user), response_id)
+    return Response(answer, media_type=JSON)
+
+
+@post(
+    RESPONSES + "/input_tokens",
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Count the tokens of what a response would be asked",
+    operation_class=describes(body=ResponseRequest, answer=InputTokens, said=SAID),
+)
+async def input_tokens(request: Asked) -> Response[bytes]:
+    found, body = services(request), await plain_body(request)
+    request.scope["state"][MODEL] = peek(body).model
+    counted = await count_input(found.desk, found.responses, request.user, body)
+    return Response(to_json(InputTokens(input_tokens=counted)), media_type=JSON)
+
+
+routes = [create_response, retrieve, forget, input_items, cancel, input_tokens]

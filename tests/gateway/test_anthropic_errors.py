@@ -1,0 +1,66 @@
+"""What goes wrong on Anthropic's paths, as its clients read it: their statuses, their shape, and an
+event of its own within a stream."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.auth.errors import InvalidKey, MissingScope
+from gateway.errors import to_face
+from gateway.fleet.errors import (
+    BadField,
+    ContextTooLong,
+    DeadlinePassed,
+    ReplicaLost,
+    ReplicaOverloaded,
+    UnknownModel,
+)
+from gateway.inference import RateLimited
+from gateway.limits.limiter import Refusal
+from gateway.limits.verdicts import RateState
+from gateway.routes.problem import encode_face, encode_face_event, spoken
+
+PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+
+
+def limited(kind: str) -> RateLimited:
+    return RateLimited(
+        Refusal(scope="org", kind=kind, limit=1, state=RateState(), retry_after_s=1.0)  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (InvalidKey("x"), 401, "authentication_error"),
+        (MissingScope("inference"), 403, "permission_error"),
+        (UnknownModel("x"), 404, "not_found_error"),
+        (BadField("x", param="tools"), 400, "invalid_request_error"),
+        (ContextTooLong("x"), 400, "invalid_request_error"),
+        (limited("requests"), 429, "rate_limit_error"),
+        (limited("money"), 402, "billing_error"),
+        (ReplicaOverloaded("x"), 529, "overloaded_error"),
+        (ReplicaLost("x"), 500, "api_error"),
+        (DeadlinePassed("x"), 504, "timeout_error"),
+    ],
+)
+def test_an_error_has_the_vendors_status_and_shape(
+    path: str, error: Exception, status: int, kind: str
+) -> None:
+    face = spoken(to_face(error), path)
+    assert face.status == status
+    body, media_type = encode_face(face, path, "req_1")
+    assert media_type == "application/json"
+    found = json.loads(body)
+    assert found.pop("error").keys() == {"type", "message"}
+    assert found == {"type": "error", "request_id": "req_1"}
+    assert json.loads(body)["error"]["type"] == kind
+    assert encode_face_event(face, path, "req_1") == b"event: error\ndata: " + body + b"\n\n"
+
+
+def test_elsewhere_nothing_is_changed() -> None:
+    face = to_face(ReplicaOverloaded("x"))
+    assert spoken(face, "/v1/chat/completions") is face and face.status == 503
