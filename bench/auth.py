@@ -98,7 +98,9 @@ async def application(folder: Path) -> AsyncIterator[tuple[Litestar, Settings, C
         }
         settings = load({"home": folder, "config": config}, urls)
         assert settings.database_url is not None
-        credentials = await prepare(settings, settings.database_url, "http://127.0.0.1/v1")
+        credentials = await prepare(
+            settings, settings.database_url, settings.redis_url, "http://127.0.0.1/v1"
+        )
         assert credentials is not None
         app = create_app(settings)
         async with app.lifespan():

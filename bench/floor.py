@@ -20,7 +20,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.connection import Connection
 from gateway.fleet.http1 import Pool
-from gateway.fleet.upstream import completions_url, request_headers
+from gateway.fleet.upstream import CHAT_PATH, request_headers, url_of
 
 TIMEOUT_S = 60.0
 PATH = "/v1/chat/completions"
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--litestar", action="store_true", help="as a route, not as bare ASGI")
     options = parser.parse_args()
     pools = {
-        f'"{model}"'.encode(): Pool(completions_url(url), request_headers(None))
+        f'"{model}"'.encode(): Pool(url_of(url, CHAT_PATH), request_headers(None))
         for model, _, url in (each.partition("=") for each in options.upstreams)
     }
     uvicorn.run(

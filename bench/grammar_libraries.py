@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import random
+from collections.abc import Sequence as Rows
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -146,6 +147,13 @@ class XGrammarConstraint:
         assert not drafts, "measured without guesses"
         if not self.is_over(said):
             self._matcher.fill_next_token_bitmask(torch.from_numpy(mask[None]), 0)
+
+    @staticmethod
+    def allow_all(
+        asked: Rows[tuple[int, XGrammarConstraint, list[int], list[int]]], masks: NDArray[np.int32]
+    ) -> None:
+        for index, constraint, said, drafts in asked:
+            constraint.allow(said, drafts, masks[index])
 
 
 def libraries(path: Path) -> list[Library]:

@@ -40,6 +40,7 @@ PARTS = (
     ("/gateway/patience", "ASGI layers and route"),
     ("/gateway/delivery", "main path"),
     ("/gateway/inference", "main path"),
+    ("/gateway/metering", "main path"),
     ("/gateway/connection", "HTTP server"),
     ("/uvicorn/", "HTTP server"),
     ("/litestar/", "Litestar"),

@@ -1,4 +1,5 @@
-"""Twenty minutes at 80 % of what this machine does: does anything grow, is anything left behind?
+"""Twenty minutes at 80 % of what this machine does, once it is warm: does anything grow, is
+anything left behind?
 
 `python -m bench.soak [--minutes M] [--dry]` (`make soak ARGS="--minutes 2"`): starts
 `bench.stub_upstream` and, in a home of its own, `tollgate up` with penny, the stub and one worker;
@@ -8,7 +9,9 @@ holds. It exits with 1 if, after the warm-up, a process of ours or Redis grew by
 more than a MiB), if an answer was wrong, or if anything is held once the load has ended: a lease, a
 call, a task, a client's socket, a file, a block of the KV cache. Of Postgres, whose shared buffers
 fill with what it is given, the private memory is shown and not judged. Redis remembers each settled
-lease for a quarter of an hour, so it is judged from then on, and in a shorter run not at all.
+lease for a quarter of an hour, and forgets somewhat late, so it is judged from then on, and in a
+shorter run not at all. A worker compares the books once a day, first within a quarter of an hour
+after its start, and keeps as heap what that took: it is judged from then on.
 
 Above: nobody. Below: `soak_load`, `gateway` (the process tree), `record`.
 """
@@ -32,6 +35,7 @@ from typing import Any
 import httpx
 import psutil
 import redis
+import sqlalchemy as sa
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -50,17 +54,19 @@ from bench.soak_load import (
     read_slowly,
 )
 from gateway import embedded
+from gateway.db import create_engine
 from gateway.home import Home
 
 ROOT = Path(__file__).resolve().parents[1]
 CONNECTIONS = 16
 MEASURE_S = 10.0
 SHARE = 0.8
-REDIS, POSTGRES = "redis", "postgres (private)"
-FORGETS_AFTER_S = 900.0
-"""As SETTLED_TTL_MS in `gateway/limits/ledger.lua`."""
+WORKER, REDIS, POSTGRES = "worker", "redis", "postgres (private)"
+FORGETS_AFTER_S = 900.0 * 1.25
+"""SETTLED_TTL_MS in `gateway/limits/ledger.lua`, and until a tenth of what is there has expired,
+which Redis does not hurry to remove (`active-expire-effort`)."""
 SAMPLE_S, PRINT_S = 5.0, 30.0
-WARM_UP = 0.25
+WARM_UP = 0.2
 """Of the time; what a process holds then is what its end is compared with."""
 WINDOW = 0.1
 """Of the time: the median over so much of it stands for a moment."""
@@ -112,7 +118,7 @@ class Tree:
             except psutil.NoSuchProcess:
                 continue
             if "worker" in line:
-                found["worker"] = child
+                found[WORKER] = child
             elif "engine" in line and "-m" in line:
                 found["engine"] = child
             elif "valkey" in line[0] or "redis" in line[0]:
@@ -131,7 +137,7 @@ class Tree:
 
     def held(self) -> dict[str, int]:
         """What must be none, or no more than before, when nobody asks for anything."""
-        worker = self.named()["worker"]
+        worker = self.named()[WORKER]
         sockets = worker.net_connections("tcp")
         open_sockets = [each for each in sockets if each.status == psutil.CONN_ESTABLISHED]
         to_upstream = [s for s in open_sockets if s.raddr and s.raddr.port == self.stub_port]
@@ -175,14 +181,23 @@ def left_behind(before: dict[str, int], after: dict[str, int]) -> list[str]:
     ]
 
 
-def warm_at_s(name: str, total_s: float) -> float:
-    """From when on a process has all that it needs."""
-    return max(WARM_UP * total_s, FORGETS_AFTER_S if name == REDIS else 0.0)
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Of a soak, in seconds."""
+
+    total_s: float
+    compared_s: float = 0.0
+    """When the worker had compared the books of the day."""
+
+    def warm_at_s(self, name: str) -> float:
+        """From when on a process has all that it needs."""
+        own_s = {REDIS: FORGETS_AFTER_S, WORKER: self.compared_s}.get(name, 0.0)
+        return max(WARM_UP * self.total_s, own_s)
 
 
-def growth(samples: list[Sample], total_s: float) -> dict[str, tuple[int, int]]:
+def growth(samples: list[Sample], span: Span) -> dict[str, tuple[int, int]]:
     """By process: bytes after the warm-up, and at the end."""
-    window_s = max(WINDOW * total_s, SAMPLE_S)
+    window_s = max(WINDOW * span.total_s, SAMPLE_S)
     last_s = samples[-1].at_s - window_s
 
     def median(start_s: float, name: str) -> int:
@@ -190,22 +205,35 @@ def growth(samples: list[Sample], total_s: float) -> dict[str, tuple[int, int]]:
         return int(statistics.median(values))
 
     return {
-        name: (median(min(warm_at_s(name, total_s), last_s), name), median(last_s, name))
+        name: (median(min(span.warm_at_s(name), last_s), name), median(last_s, name))
         for name in samples[-1].memory
     }
 
 
-def grown(found: dict[str, tuple[int, int]], total_s: float) -> list[str]:
+def grown(found: dict[str, tuple[int, int]], span: Span) -> list[str]:
     judged = {
         name: sizes
         for name, sizes in found.items()
-        if name != POSTGRES and warm_at_s(name, total_s) < (1 - 2 * WINDOW) * total_s
+        if name != POSTGRES and span.warm_at_s(name) < (1 - 2 * WINDOW) * span.total_s
     }
     return [
         f"{name} grew by {100 * (after / before - 1):.1f} %"
         for name, (before, after) in judged.items()
         if after - before > max(MAX_GROWTH * before, MAX_GROWTH_BYTES)
     ]
+
+
+async def compared_s(tree: Tree, began_at: float) -> float:
+    """When the day's comparison of the books had ended, in seconds after `began_at` (Unix); 0 where
+    it has not."""
+    db = create_engine(embedded.postgres_url(tree.home), pool_size=1)
+    try:
+        async with db.connect() as connection:
+            ended = sa.text("SELECT extract(epoch FROM max(ended_at)) FROM reconciliations")
+            ended_at = await connection.scalar(ended)
+    finally:
+        await db.dispose()
+    return 0.0 if ended_at is None else max(0.0, float(ended_at) - began_at)
 
 
 async def until_quiet(tree: Tree, before: dict[str, int] | None = None) -> dict[str, int]:
@@ -246,6 +274,7 @@ async def soak(tree: Tree, load: Load, credentials: dict[str, str], total_s: flo
     rate = SHARE * measured
     print(f"{measured:.0f} requests/s in a closed loop, {rate:.0f} from now on; idle: {before}")
     load.outcome.latencies_s.clear()
+    began_at = time.time()
     samples: list[Sample] = []
     beside = [asyncio.create_task(watch(tree, samples, load))]
     beside += [
@@ -260,11 +289,13 @@ async def soak(tree: Tree, load: Load, credentials: dict[str, str], total_s: flo
     await asyncio.gather(*beside, return_exceptions=True)
     load.close()
     after = await until_quiet(tree, before)
-    memory = growth(samples, total_s)
+    span = Span(total_s, await compared_s(tree, began_at))
+    memory = growth(samples, span)
     wrong = [f"{name}: {count} times" for name, count in load.outcome.wrong.items()]
-    problems = [*failed, *wrong, *grown(memory, total_s), *left_behind(before, after)]
+    problems = [*failed, *wrong, *grown(memory, span), *left_behind(before, after)]
     result = {
         "seconds": total_s,
+        "books_compared_after_s": round(span.compared_s, 1),
         "closed_loop_per_s": round(measured, 1),
         "asked_per_s": round(rate, 1),
         "answers": dict(load.outcome.answers),
@@ -326,7 +357,7 @@ def make_key(tree: Tree, credentials: dict[str, str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tg-soak-", dir="/tmp") as folder:

@@ -24,8 +24,8 @@ from gateway.inference import refuse_what_comes_too_late
 from gateway.lanes import LaneDeadlines, Turn, first_token_s
 from gateway.limits.expected_output import ExpectedOutput
 from gateway.limits.keys import scope_keys
-from gateway.limits.limiter import reservation
 from gateway.limits.local import LocalBuckets
+from gateway.limits.reservation import reservation
 from gateway.limits.verdicts import ScopeLimits, UnitKind, Units, scopes_of
 from gateway.principal import Plan, Principal
 
