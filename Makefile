@@ -1,4 +1,4 @@
-# make run | make test | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make gpu-check | make gpu-bench | make auth-conformance | make auth-coverage
+# make run | make test | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make gpu-check | make gpu-bench | make auth-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -7,6 +7,8 @@ ARGS ?=
 PYTEST_ARGS ?=
 COVERAGE ?=
 SINGLE := tests/engine tests/models
+# Those that Triton's interpreter runs: together it is on from the start, and no file needs a process of its own.
+KERNELS := $(filter-out %/test_aot.py,$(wildcard tests/engine/kernels/test_*.py))
 # Those by which every branch of gateway/auth runs: the tracer, which doubles what a test takes, sees no others.
 AUTH := tests/gateway/auth tests/gateway/audit/test_by_itself.py \
   $(addprefix tests/gateway/,test_api_keys.py test_cors.py test_guards.py)
@@ -20,16 +22,29 @@ export PYTHONDONTWRITEBYTECODE :=
 
 CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 oauth4webapi@3 oidc-provider@9 playwright-core@1
 
-.PHONY: fields soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance auth-coverage
+# Programs of others before a live server: lm-eval, sentence-transformers, openai-agents, langchain-openai, litellm; in an
+# environment of their own.
+clients: $(VENV)/.dev .clients/.done
+	CLIENTS_PYTHON=$(CURDIR)/.clients/bin/python $(BIN)/python -m tests.clients $(ARGS)
+
+.clients/.done: requirements/clients.txt requirements/torch.txt
+	$(PYTHON) -m venv .clients
+	.clients/bin/python -m pip install -q --no-deps "$$(cat requirements/torch.txt)+cpu" || \
+	  .clients/bin/python -m pip install -q -r requirements/torch.txt
+	.clients/bin/python -m pip install -q -r requirements/clients.txt
+	@touch $@
+
+.PHONY: clients fields soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
 
-# Without arguments everything, two at a time, each on a core: the engine, then gateway/auth, then the rest, whose
+# Without arguments everything, two at a time, each on a core: the kernels, the engine, gateway/auth, then the rest, whose
 # workers have a Postgres and a Redis each. COVERAGE=1, as CI has it: and every branch of gateway/auth must have run.
 test: $(VENV)/.dev lint
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(TWO) $(SINGLE)
+	$(if $(shell command -v nvidia-smi),,TRITON_INTERPRET=1) $(TWO) --dist worksteal $(KERNELS)
+	$(TWO) $(SINGLE) $(addprefix --ignore=,$(KERNELS))
 	$(TWO) --dist worksteal $(if $(COVERAGE),$(AUTH_COVERAGE)) $(AUTH)
 	$(TWO) --dist worksteal $(patsubst %,--ignore=%,$(SINGLE) $(AUTH))
 else
