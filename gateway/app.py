@@ -206,10 +206,9 @@ async def open_services(
     engines = connect_engines(settings, settlement, leases)
     fleet = await open_fleet(settings, engines, stack, leases)
     desk = to_desk(settings, secret, fleet, limiter, spool, price_book, tasks)
-    lifetime_days = settings.response_lifetime_days
-    responses = open_responses(stack, desk, secret, db, system_db, lifetime_days)
+    kept = open_responses(settings, stack, desk, secret, db, system_db)
     files = open_files(settings, stack, db, system_db)
-    batches = open_batches(settings, stack, desk, telemetry, db, system_db, files, on_booked)
+    batches = open_batches(settings, stack, desk, kept, telemetry, db, system_db, files, on_booked)
     stack.push_async_callback(drain, desk, 0)
     return Services(
         desk=desk,
@@ -218,7 +217,7 @@ async def open_services(
         authenticator=auth.authenticator,
         authority=auth.authority,
         idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, keys=answer_keys(secret)),
-        responses=responses,
+        responses=kept,
         db=db,
         system_db=system_db,
         redis=store,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from sqlalchemy.exc import DBAPIError
@@ -19,6 +19,7 @@ from billing.reconcile import settle_late
 from billing.spool import Spool
 from billing.worker import OnBooked, is_refusal
 from gateway.batches import lines
+from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import MAX_ENDED_AT_ONCE, EndedLine
 from gateway.batches.running import LineAccount, refused, waste_of
 from gateway.db import DATABASE_ERRORS
@@ -39,9 +40,16 @@ class Ending(msgspec.Struct, frozen=True):
 class LineEnder:
     """One per runner. `db`: of a role that sees every org's rows."""
 
-    def __init__(self, db: AsyncEngine, holder: str, spool: Spool, on_booked: OnBooked) -> None:
+    def __init__(
+        self,
+        db: AsyncEngine,
+        holder: str,
+        spool: Spool,
+        endpoints: Mapping[str, Endpoint],
+        on_booked: OnBooked,
+    ) -> None:
         self._db, self._holder, self._spool = db, holder, spool
-        self._on_booked = on_booked
+        self._endpoints, self._on_booked = endpoints, on_booked
         self._waiting: list[Ending] = []
         """No more than lines are run at once."""
         self._filled = asyncio.Event()
@@ -109,7 +117,8 @@ class LineEnder:
         for event in broken.ended.events:
             await self._spool.quarantine(event)
         if broken.ended.events:
-            failed = refused(broken.ended.line, broken.ended.request_id, UNBOOKABLE)
+            line, request_id = broken.ended.line, broken.ended.request_id
+            failed = refused(self._endpoints[line.endpoint], line, request_id, UNBOOKABLE)
             await self._end_all([msgspec.structs.replace(broken, ended=failed)])
 
     async def _tell(self, events: list[UsageEvent]) -> None:

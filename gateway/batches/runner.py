@@ -26,12 +26,12 @@ from gateway.auth.policy import may
 from gateway.batches import lines, steward
 from gateway.batches.batches import Batch
 from gateway.batches.ending import LineEnder
+from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import LeasedLine
 from gateway.batches.running import LineAccount, PutOff, refused, run
 from gateway.batches.validation import InputBounds
-from gateway.calls import REQUEST_PREFIX, Surface
+from gateway.calls import REQUEST_PREFIX
 from gateway.db import DATABASE_ERRORS
-from gateway.errors import to_face
 from gateway.files.store import FileStore
 from gateway.fleet.errors import UnknownModel
 from gateway.ids import uuid7_hex
@@ -62,7 +62,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class BatchRunner:
-    """One per process. `db` acts as the tenant, `system_db` sees all. `surfaces`: by endpoint.
+    """One per process. `db` acts as the tenant, `system_db` sees all. `endpoints`: by path.
     `on_booked` hears of what came to the books."""
 
     def __init__(
@@ -74,7 +74,7 @@ class BatchRunner:
         system_db: AsyncEngine,
         files: FileStore,
         bounds: InputBounds,
-        surfaces: Mapping[str, Surface],
+        endpoints: Mapping[str, Endpoint],
         on_booked: OnBooked,
         max_running: int,
         lease_s: float = LEASE_S,
@@ -82,11 +82,11 @@ class BatchRunner:
     ) -> None:
         self._desk, self._telemetry = desk, telemetry
         self._db, self._system_db = db, system_db
-        self._files, self._bounds = files, bounds
-        self._surfaces, self._max_running = surfaces, max_running
+        self._files, self.bounds = files, bounds
+        self._endpoints, self._max_running = endpoints, max_running
         self._lease_s, self._poll_s = lease_s, poll_s
         self._holder = uuid7_hex()
-        self._ender = LineEnder(system_db, self._holder, desk.spool, on_booked)
+        self._ender = LineEnder(system_db, self._holder, desk.spool, endpoints, on_booked)
         self._known: Lru[str, Known] = Lru(MAX_KNOWN_KEYS)
         self._running: dict[asyncio.Task[None], LeasedLine] = {}
         self._attended: dict[asyncio.Task[None], Batch] = {}
@@ -196,7 +196,7 @@ class BatchRunner:
                 self._files,
                 batch,
                 lambda model: self._serves(principal, model),
-                self._bounds,
+                self.bounds,
                 self._holder,
             )
         except Exception as error:
@@ -213,12 +213,13 @@ class BatchRunner:
 
     async def _run_line(self, line: LeasedLine) -> None:
         found = await self._principal(line.org_id, line.key_id)
+        endpoint = self._endpoints[line.endpoint]
         if isinstance(found, Exception):
-            unasked = refused(line, f"{REQUEST_PREFIX}{uuid7_hex()}", to_face(found))
+            request_id = f"{REQUEST_PREFIX}{uuid7_hex()}"
+            unasked = refused(endpoint, line, request_id, endpoint.to_face(found))
             await self._ender.end(unasked, LineAccount())
             return
-        surface = self._surfaces[line.endpoint]
-        ran = await run(self._desk, self._telemetry, surface, found, line)
+        ran = await run(self._desk, self._telemetry, endpoint, found, line)
         if not isinstance(ran.outcome, PutOff):
             if ran.outcome.state == "failed":
                 await self._ender.waste(ran.account.events, ran.account)

@@ -1,8 +1,8 @@
 """One line, run: its call, what it was answered, and what it used.
 
-Above: `runner`. Below: `calls`, `inference`. A line runs as its batch's key would have asked, in
-the lane and at the price of batches. What it uses is not on the spool: it comes to the books in the
-transaction that keeps its answer (`lines.end`), and until then nothing is billed.
+Above: `runner`. Below: `endpoints`, `inference`. A line runs as its batch's key would have asked,
+in the lane and at the price of batches. What it uses is not on the spool: it comes to the books in
+the transaction that keeps its answer (`lines.end`), and until then nothing is billed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from contextlib import contextmanager
 import msgspec
 
 from billing.events import Attempt, Quantities, UsageEvent
+from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import EndedLine, LeasedLine
-from gateway.calls import REQUEST_PREFIX, Asker, Surface, to_call
+from gateway.calls import REQUEST_PREFIX, Asker
 from gateway.delivery import Delivery
-from gateway.errors import Face, to_face
+from gateway.errors import Face
 from gateway.ids import uuid7_hex
 from gateway.inference import Desk, RateLimited, generate
 from gateway.principal import Principal, Suspended
@@ -76,14 +77,14 @@ class Ran(msgspec.Struct, frozen=True):
 
 
 async def run(
-    desk: Desk, telemetry: Telemetry, surface: Surface, principal: Principal, line: LeasedLine
+    desk: Desk, telemetry: Telemetry, endpoint: Endpoint, principal: Principal, line: LeasedLine
 ) -> Ran:
     """Never raises but when it is cancelled."""
     account, request_id = LineAccount(), f"{REQUEST_PREFIX}{uuid7_hex()}"
     try:
-        answer = await _answer(desk, telemetry, surface, principal, line, request_id, account)
+        answer = await _answer(desk, telemetry, endpoint, principal, line, request_id, account)
     except Exception as error:
-        return Ran(_failed(line, request_id, error, account), account)
+        return Ran(_failed(endpoint, line, request_id, error), account)
     ended = EndedLine(
         line=line,
         state="done",
@@ -98,7 +99,7 @@ async def run(
 async def _answer(
     desk: Desk,
     telemetry: Telemetry,
-    surface: Surface,
+    endpoint: Endpoint,
     principal: Principal,
     line: LeasedLine,
     request_id: str,
@@ -112,8 +113,7 @@ async def _answer(
         tags=line.tags or {},
         is_batch=True,
     )
-    route = desk.fleet.resolve(model, principal)
-    call = to_call(desk, surface, asker, surface.read(line.body, route.kind))
+    call = await endpoint.to_call(asker, line.body)
     delivery = Delivery(desk.stalled_reader_s)
     with being_drained(desk, delivery):
         await generate(desk, msgspec.structs.replace(call, account=account), delivery)
@@ -141,7 +141,7 @@ def being_drained(desk: Desk, delivery: Delivery) -> Iterator[None]:
 
 
 def _failed(
-    line: LeasedLine, request_id: str, error: Exception, account: LineAccount
+    endpoint: Endpoint, line: LeasedLine, request_id: str, error: Exception
 ) -> EndedLine | PutOff:
     """Waited for where waiting helps; else the error is its answer."""
     if isinstance(error, RateLimited) and error.refusal.retry_after_s is not None:
@@ -150,21 +150,21 @@ def _failed(
         return PutOff(0.0)
     if isinstance(error, Suspended):
         return PutOff(SUSPENDED_S)
-    found = to_face(error)
+    found = endpoint.to_face(error)
     if found.status == OVERLOADED:
         return PutOff(UNAVAILABLE_S, is_loss=False)
     if found.status >= 500 and line.losses + 1 < MAX_LOSSES:
         return PutOff(UNAVAILABLE_S, is_loss=True)
-    return refused(line, request_id, found)
+    return refused(endpoint, line, request_id, found)
 
 
-def refused(line: LeasedLine, request_id: str, found: Face) -> EndedLine:
+def refused(endpoint: Endpoint, line: LeasedLine, request_id: str, found: Face) -> EndedLine:
     return EndedLine(
         line=line,
         state="failed",
         request_id=request_id,
         status=found.status,
-        answer=found.encode(),
+        answer=endpoint.encode(found, request_id),
     )
 
 

@@ -3,16 +3,21 @@ here is pushed on the caller's stack."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.worker import OnBooked
+from gateway.batches.endpoints import Endpoint, ask_response, ask_surface
 from gateway.batches.runner import BatchRunner
 from gateway.batches.validation import InputBounds
 from gateway.files.store import FileStore
 from gateway.inference import Desk
+from gateway.responses.wiring import Responses
 from gateway.routes.batches import SURFACES
+from gateway.routes.responses import RESPONSES, to_own_face
 from gateway.settings import Settings
 from gateway.telemetry import Telemetry
 
@@ -21,6 +26,7 @@ def open_batches(
     settings: Settings,
     stack: AsyncExitStack,
     desk: Desk,
+    responses: Responses,
     telemetry: Telemetry,
     db: AsyncEngine,
     system_db: AsyncEngine,
@@ -38,10 +44,20 @@ def open_batches(
             max_file_bytes=settings.max_batch_bytes,
             max_line_bytes=settings.max_body_bytes,
         ),
-        surfaces=SURFACES,
+        endpoints=endpoints_of(desk, responses),
         on_booked=on_booked,
         max_running=settings.batch_concurrency,
     )
     runner.start()
     stack.push_async_callback(runner.close)
     return runner
+
+
+def endpoints_of(desk: Desk, responses: Responses) -> Mapping[str, Endpoint]:
+    """By their paths."""
+    respond = Endpoint(to_call=partial(ask_response, desk, responses), to_face=to_own_face)
+    plain = {
+        path: Endpoint(to_call=partial(ask_surface, desk, surface))
+        for path, surface in SURFACES.items()
+    }
+    return {**plain, RESPONSES: respond}

@@ -17,6 +17,7 @@ from gateway.responses.conversations import ConversationStore
 from gateway.responses.running import RunningRows
 from gateway.responses.store import PURPOSE, ResponseStore
 from gateway.secret import Secret
+from gateway.settings import Settings
 
 SECONDS_PER_DAY = 24 * 3600
 
@@ -28,17 +29,17 @@ class Responses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_responses(
+    settings: Settings,
     stack: AsyncExitStack,
     desk: Desk,
     secret: Secret,
     db: AsyncEngine,
     system_db: AsyncEngine,
-    lifetime_days: float,
 ) -> Responses:
     """To be closed once what runs at the desk was drained."""
     cipher = Cipher(secret, PURPOSE)
     conversations = ConversationStore(db=db, cipher=cipher)
-    lifetime_s = lifetime_days * SECONDS_PER_DAY
+    lifetime_s = settings.response_lifetime_days * SECONDS_PER_DAY
     store = ResponseStore(
         db=db,
         system_db=system_db,

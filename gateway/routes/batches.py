@@ -36,6 +36,7 @@ from gateway.routes.generation import TAGS as TAGS_HEADER
 from gateway.routes.operations import JSON, ErrorEnvelope, describes
 from gateway.routes.organization_requests import check_id
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
+from gateway.routes.responses import RESPONSES
 from gateway.tenancy.errors import NotAllowed
 from gateway.tenancy.pages import Order
 from gateway.wire.openai_admin import parse_query
@@ -52,7 +53,8 @@ SURFACES: dict[str, Surface] = {
     "/v1/completions": COMPLETIONS,
     "/v1/embeddings": EMBEDDINGS,
 }
-"""What a batch may ask, by its path."""
+"""What a batch may ask, by its path, where a body alone says it."""
+ENDPOINTS = (*SURFACES, RESPONSES)
 Asked = Request[Principal, Any, Any]
 _decoder = msgspec.json.Decoder(NewBatch)
 
@@ -84,8 +86,8 @@ async def create(request: Asked) -> Response[bytes]:
         raise NotAllowed("input_file_id", "a batch is created with an API key: it outlives a token")
     tags = read_tags(request.scope["headers"])
     wanted = decode(_decoder, await plain_body(request))
-    if wanted.endpoint not in SURFACES:
-        expected = f"expected one of {', '.join(sorted(SURFACES))}"
+    if wanted.endpoint not in ENDPOINTS:
+        expected = f"expected one of {', '.join(sorted(ENDPOINTS))}"
         raise BadField(f"Invalid value for 'endpoint': {expected}.", param="endpoint")
     async with tenant(services(request).db, principal.org_id) as conn:
         made = await create_batch(

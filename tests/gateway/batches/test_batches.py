@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from openai import AsyncOpenAI, OpenAI
 from openai.types import Batch
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
 from billing.tables import usage_events
 from tests.gateway.openapi.running import TIMEOUT_S, Running
@@ -167,6 +168,7 @@ def test_a_file_for_something_else_is_no_input(client: OpenAI) -> None:
     [
         ("/v1/completions", {"prompt": "hi", "max_tokens": 3}, "text_completion"),
         ("/v1/embeddings", {"input": "hi"}, "list"),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 16}, "response"),
     ],
 )
 def test_other_surfaces_are_asked_in_the_same_way(
@@ -178,3 +180,50 @@ def test_other_surfaces_are_asked_in_the_same_way(
     done = until_ended(client, made)
     answered = lines_of(client, done.output_file_id or done.error_file_id)["a"]["response"]
     assert (answered["status_code"], answered["body"].get("object")) == (200, kind), answered
+
+
+def test_a_response_of_a_batch_is_kept_and_can_be_continued(client: OpenAI) -> None:
+    """One that a line cannot be is refused by its name, as the same request is without a batch."""
+    bodies: dict[str, Any] = {
+        "kept": {},
+        "not kept": {"store": False},
+        "background": {"background": True},
+        "conversation": {"conversation": "conv_1"},
+        "messages": {"max_output_tokens": 0},
+    }
+    lines = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/responses",
+            "body": {"model": "near", "input": "hi", "max_output_tokens": 16, **body},
+        }
+        for name, body in bodies.items()
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    made = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/responses", completion_window="24h"
+    )
+    done = until_ended(client, made)
+    answers = lines_of(client, done.output_file_id)
+    found = {}
+    for name, each in answers.items():
+        found[name] = Response.model_validate(each["response"]["body"])
+        assert extras(found[name]) == []
+        assert found[name].usage is not None and found[name].service_tier == "default"
+    assert found.keys() == {"kept", "not kept"}
+    assert client.responses.retrieve(found["kept"].id).output_text == found["kept"].output_text
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(found["not kept"].id)
+    after = client.responses.create(
+        model="near", input="on", previous_response_id=found["kept"].id, max_output_tokens=16
+    )
+    assert after.previous_response_id == found["kept"].id
+    errors = lines_of(client, done.error_file_id)
+    named = {name: each["response"]["body"]["error"]["param"] for name, each in errors.items()}
+    assert named == {
+        "background": "background",
+        "conversation": "conversation",
+        "messages": "max_output_tokens",
+    }

@@ -8,6 +8,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from billing.worker import nobody
 from gateway.audit.log import COMMAND_LINE
 from gateway.batches import lines, steward
 from gateway.batches.batches import Batch, cancel_batch, create_batch, get_batch
+from gateway.batches.endpoints import Endpoint, ask_surface
 from gateway.batches.runner import BatchRunner
 from gateway.batches.running import MAX_LOSSES
 from gateway.batches.tables import batch_lines, batches
@@ -69,7 +71,7 @@ def read(body: bytes, kind: object) -> GenerateRequest:
     return GenerateRequest(model=MODEL, stream=False, include_usage=False, prompt=prompt)
 
 
-SURFACES = {CHAT: Surface(id_prefix="chatcmpl-", read=read, encoder=WholeEncoder)}
+SURFACE = Surface(id_prefix="chatcmpl-", read=read, encoder=WholeEncoder)
 
 
 class World:
@@ -94,7 +96,7 @@ class World:
             system_db=self.pools[1],
             files=self.files,
             bounds=BOUNDS,
-            surfaces=SURFACES,
+            endpoints={CHAT: Endpoint(to_call=partial(ask_surface, self.desk, SURFACE))},
             on_booked=nobody,
             **given,
         )

@@ -1,0 +1,70 @@
+"""What a line may ask, by its path: how its body becomes a call, and how it is refused there.
+
+Above: `wiring`, which knows all of them; `runner`, `ending`. Below: `calls`, `gateway.errors`. A
+line is refused in the words and the shape of its own surface, as whoever waits would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from gateway.calls import Asker, Surface, to_call
+from gateway.errors import Face, to_face
+from gateway.fleet.errors import UnsupportedField
+from gateway.inference import Call, Desk
+from gateway.responses.creation import create
+from gateway.responses.wiring import Responses
+from gateway.wire.anthropic_admin import to_anthropic_error, to_status
+from gateway.wire.from_openai import peek
+from gateway.wire.from_responses import read_response
+
+NOT_OF_A_RESPONSE = {
+    "background": "a batch runs there anyway",
+    "stream": "the answers of a batch are not streamed",
+    "conversation": "a line that is run again would be in it twice",
+}
+"""What a line may not ask of `/v1/responses`, and why."""
+
+
+def in_openai_shape(found: Face, request_id: str) -> bytes:
+    return found.encode()
+
+
+def in_anthropic_shape(found: Face, request_id: str) -> bytes:
+    status = to_status(found.status, found.body.code)
+    body = found.body
+    return msgspec.json.encode(to_anthropic_error(status, body.message, request_id, body.param))
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    to_call: Callable[[Asker, bytes], Awaitable[Call]]
+    """Raises what the surface raises: BadField, UnknownModel, NotFound."""
+    to_face: Callable[[Exception], Face] = to_face
+    encode: Callable[[Face, str], bytes] = in_openai_shape
+    """With the id of the request."""
+
+
+async def ask_surface(desk: Desk, surface: Surface, asker: Asker, body: bytes) -> Call:
+    """Raises: BadField, UnknownModel."""
+    route = desk.fleet.resolve(peek(body).model, asker.principal)
+    generate = surface.read(body, route.kind)
+    if generate.stream:
+        raise not_here("stream", NOT_OF_A_RESPONSE["stream"])
+    return to_call(desk, surface, asker, generate)
+
+
+async def ask_response(desk: Desk, responses: Responses, asker: Asker, body: bytes) -> Call:
+    """Raises: BadField, UnknownModel, NotFound."""
+    desk.fleet.resolve(peek(body).model, asker.principal)
+    asked = read_response(body)
+    for name, why in NOT_OF_A_RESPONSE.items():
+        if getattr(asked, name):
+            raise not_here(name, why)
+    return (await create(desk, responses, asker, body)).call
+
+
+def not_here(param: str, why: str) -> UnsupportedField:
+    message = f"Unsupported parameter: '{param}' is not supported in a batch: {why}."
+    return UnsupportedField(message, param=param)
