@@ -15,15 +15,13 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import tenant
 from gateway.fleet.errors import BadField
-from gateway.responses.conversations import ConversationStore
 from gateway.responses.errors import TooManyInBackground
 from gateway.responses.kept import Kept, Owner
-from gateway.responses.store import CAN_BE_CONTINUED, alive, missing, opened, sealed
+from gateway.responses.store import CAN_BE_CONTINUED, KeptRows, alive, missing, opened, sealed
 from gateway.responses.tables import owned
 from gateway.responses.tables import responses as table
 from gateway.wire.responses_answer import Response, ResponseError, Status
@@ -37,23 +35,8 @@ LOST = ResponseError("server_error", "The gateway that worked on this response h
 _response_decoder = msgspec.json.Decoder(Response)
 
 
-class RunningRows:
-    """One per process. `db` acts as the tenant, `system_db` as the system."""
-
-    def __init__(
-        self,
-        *,
-        db: AsyncEngine,
-        system_db: AsyncEngine,
-        conversations: ConversationStore,
-        cipher: Cipher,
-        lifetime_s: float,
-    ) -> None:
-        self._db = db
-        self._conversations = conversations
-        self._system_db = system_db
-        self._cipher = cipher
-        self._lifetime = timedelta(seconds=lifetime_s)
+class RunningRows(KeptRows):
+    """One per process."""
 
     async def add(self, owner: Owner, response: Response, kept: Kept) -> None:
         """Raises: TooManyInBackground."""

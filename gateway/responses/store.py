@@ -47,7 +47,7 @@ SWEEP_INTERVAL_S = 600.0
 SWEEP_BATCH = 500
 
 
-class ResponseStore:
+class KeptRows:
     """One per process. `db` acts as the tenant, `system_db` as the system."""
 
     def __init__(
@@ -64,6 +64,10 @@ class ResponseStore:
         self._system_db = system_db
         self._cipher = cipher
         self._lifetime = timedelta(seconds=lifetime_s)
+
+
+class ResponseStore(KeptRows):
+    """One per process."""
 
     async def keep(
         self,
