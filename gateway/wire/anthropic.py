@@ -144,6 +144,11 @@ class Tool(Strict):
     defer_loading: Unsupported = None
     input_examples: Unsupported = None
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the other surfaces call its schema."""
+        return self.input_schema
+
 
 class AutoChoice(Strict, tag_field="type", tag="auto"):
     disable_parallel_tool_use: bool | None = None

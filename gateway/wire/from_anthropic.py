@@ -8,7 +8,6 @@ honour of that its replica refuses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -26,7 +25,6 @@ from gateway.wire.anthropic import (
     OneTool,
     ThinkingDisabled,
     ThinkingEnabled,
-    Tool,
 )
 from gateway.wire.anthropic_messages import Templated, to_messages
 from gateway.wire.cache_control import FIELD, Block, breakpoints_of, of_tools
@@ -40,9 +38,8 @@ from gateway.wire.request import (
     ReasoningEffort,
     ToolUse,
 )
-from gateway.wire.request import Tool as OfferedTool
 from gateway.wire.structured import check_size, encoded
-from gateway.wire.tools import check_is_object, named_twice, only_with_tools, text_size, unnamed
+from gateway.wire.tools import known, named_once, offered, only_with_tools
 
 EFFORTS: tuple[tuple[int, ReasoningEffort], ...] = ((4096, "low"), (16384, "medium"))
 """Of a budget below so many tokens; from there on `high`."""
@@ -167,49 +164,17 @@ def tool_use(request: Conversation) -> ToolUse | None:
         if isinstance(choice, AnyChoice | OneTool):
             raise only_with_tools("tool_choice")
         return None
-    by_name = {tool.name: tool for tool in named_once(request.tools)}
+    by_name = named_once(request.tools, "tools[{}]", schema="input_schema")
     if isinstance(choice, NoTool):
         return None
     forced: tuple[str, ...] = ()
     if isinstance(choice, AnyChoice):
         forced = tuple(by_name)
     elif isinstance(choice, OneTool):
-        if choice.name not in by_name:
-            raise unnamed("tool_choice.name")
-        forced = (choice.name,)
-    return ToolUse(
-        tools=tuple(by_name.values()),
-        forced=forced,
-        parallel=is_parallel(choice),
-        num_chars=sum(text_size(tool) for tool in by_name.values()),
-    )
+        forced = (known(choice.name, by_name, "tool_choice.name"),)
+    return offered(by_name, forced, parallel=is_parallel(choice))
 
 
 def is_parallel(choice: AutoChoice | AnyChoice | OneTool | None) -> bool:
     """Who names a tool wants one call of it."""
     return choice is None or not (isinstance(choice, OneTool) or choice.disable_parallel_tool_use)
-
-
-def named_once(tools: list[Tool]) -> Iterator[OfferedTool]:
-    seen: set[str] = set()
-    for index, tool in enumerate(tools):
-        if tool.name in seen:
-            raise named_twice(f"tools[{index}].name")
-        seen.add(tool.name)
-        param = f"tools[{index}].input_schema"
-        check_is_object(tool.input_schema, param)
-        yield OfferedTool(
-            name=tool.name,
-            shown=shown(tool),
-            parameters=tool.input_schema,
-            strict=bool(tool.strict),
-            param=param,
-        )
-
-
-def shown(tool: Tool) -> dict[str, Any]:
-    """As chat templates expect it."""
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": {**function, "parameters": tool.input_schema}}

@@ -1,21 +1,39 @@
 """What the tools of a request ask of our engine's model: which it is shown, and which of them, if
 any, it must call.
 
-Above: `from_openai`; `responses_tools`, which refuses in the same words. Below: the shapes in
-`openai_tools`. How a call looks in a model's output is the model's own affair
-(`engine.output_parser`).
+Above: `from_openai`; `responses_tools` and `from_anthropic`, whose surfaces write the same
+functions otherwise. Below: the shapes in `openai_tools`. How a call looks in a model's output is
+the model's own affair (`engine.output_parser`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
 from gateway.fleet.errors import BadField
 from gateway.wire.openai import ChatCompletionRequest
-from gateway.wire.openai_tools import AllowedToolChoice, FunctionTool, NamedTool
+from gateway.wire.openai_tools import AllowedToolChoice, NamedTool
 from gateway.wire.request import Tool, ToolUse
+
+
+class Function(Protocol):
+    """What every surface says of a tool."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str | None: ...
+
+    @property
+    def parameters(self) -> dict[str, Any] | None:
+        """A JSON schema. None: it takes none."""
+
+    @property
+    def strict(self) -> bool | None: ...
 
 
 def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
@@ -24,7 +42,7 @@ def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
     if not tools:
         refuse_without_tools(request)
         return None
-    by_name = named_once(tools)
+    by_name = named_once((tool.function for tool in tools), "tools[{}].function")
     if choice == "none":
         return None
     forced: tuple[str, ...] = ()
@@ -32,17 +50,13 @@ def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
         case "required":
             forced = tuple(by_name)
         case NamedTool():
-            forced = (known(choice, by_name, "tool_choice.function.name"),)
+            forced = (known(choice.function.name, by_name, "tool_choice.function.name"),)
         case AllowedToolChoice():
-            by_name = allowed(choice, by_name)
+            names = (each.function.name for each in choice.allowed_tools.tools)
+            by_name = allowed(names, by_name, "tool_choice.allowed_tools.tools[{}].function.name")
             forced = tuple(by_name) if choice.allowed_tools.mode == "required" else ()
     parallel = request.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
-    return ToolUse(
-        tools=tuple(by_name.values()),
-        forced=forced,
-        parallel=parallel,
-        num_chars=sum(text_size(tool) for tool in by_name.values()),
-    )
+    return offered(by_name, forced, parallel=parallel)
 
 
 def refuse_without_tools(request: ChatCompletionRequest) -> None:
@@ -75,17 +89,22 @@ def check_is_object(parameters: dict[str, Any] | None, param: str) -> None:
         )
 
 
-def named_once(tools: list[FunctionTool]) -> dict[str, Tool]:
+def named_once(
+    functions: Iterable[Function], place: str, schema: str = "parameters"
+) -> dict[str, Tool]:
+    """place: of each, by its index; schema: what the field of its parameters is called there.
+
+    Raises BadField."""
     found: dict[str, Tool] = {}
-    for index, each in enumerate(tools):
-        function = each.function
+    for index, function in enumerate(functions):
+        field = place.format(index)
         if function.name in found:
-            raise named_twice(f"tools[{index}].function.name")
-        param = f"tools[{index}].function.parameters"
+            raise named_twice(f"{field}.name")
+        param = f"{field}.{schema}"
         check_is_object(function.parameters, param)
         found[function.name] = Tool(
             name=function.name,
-            shown=shown(each),
+            shown=shown(function),
             parameters=function.parameters,
             strict=bool(function.strict),
             param=param,
@@ -93,32 +112,40 @@ def named_once(tools: list[FunctionTool]) -> dict[str, Tool]:
     return found
 
 
-def shown(tool: FunctionTool) -> dict[str, Any]:
+def shown(function: Function) -> dict[str, Any]:
     """As chat templates expect it: what the client wrote, without what it left out and without
     `strict`, which no model was trained on."""
-    function: dict[str, Any] = {"name": tool.function.name}
-    if tool.function.description is not None:
-        function["description"] = tool.function.description
-    if tool.function.parameters is not None:
-        function["parameters"] = tool.function.parameters
-    return {"type": "function", "function": function}
+    said: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        said["description"] = function.description
+    if function.parameters is not None:
+        said["parameters"] = function.parameters
+    return {"type": "function", "function": said}
 
 
-def known(choice: NamedTool, by_name: dict[str, Tool], param: str) -> str:
-    name = choice.function.name
+def known(name: str, by_name: Mapping[str, Tool], param: str) -> str:
+    """Raises BadField."""
     if name not in by_name:
         raise unnamed(param)
     return name
 
 
-def allowed(choice: AllowedToolChoice, by_name: dict[str, Tool]) -> dict[str, Tool]:
-    """As the tools are ordered, so that the order in which they are allowed changes no prompt."""
-    param = "tool_choice.allowed_tools.tools[{}].function.name"
-    names = {
-        known(each, by_name, param.format(index))
-        for index, each in enumerate(choice.allowed_tools.tools)
-    }
-    return {name: tool for name, tool in by_name.items() if name in names}
+def allowed(names: Iterable[str], by_name: Mapping[str, Tool], place: str) -> dict[str, Tool]:
+    """As the tools are ordered, so that the order in which they are allowed changes no prompt.
+
+    place: of each name, by its index. Raises BadField."""
+    listed = {known(name, by_name, place.format(index)) for index, name in enumerate(names)}
+    return {name: tool for name, tool in by_name.items() if name in listed}
+
+
+def offered(by_name: Mapping[str, Tool], forced: tuple[str, ...], *, parallel: bool) -> ToolUse:
+    """Raises BadField."""
+    return ToolUse(
+        tools=tuple(by_name.values()),
+        forced=forced,
+        parallel=parallel,
+        num_chars=sum(text_size(tool) for tool in by_name.values()),
+    )
 
 
 def text_size(tool: Tool) -> int:
