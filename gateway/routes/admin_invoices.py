@@ -6,7 +6,9 @@ administration of an org reads its invoices; an operator names another org by `o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -147,6 +149,20 @@ async def page(
     return list(await conn.execute(keyset(selected, selected.selected_columns.id, query)))
 
 
+async def rows_behind(
+    request: Asked,
+    query: InvoicesQuery,
+    invoice_id: str,
+    line_id: str,
+    rows_of: Callable[[Invoice, Line], sa.Select[Any]],
+) -> list[sa.Row[Any]]:
+    """A page of them; none behind a line that no request made. Raises: NoInvoice."""
+    org_id, _ = org_of(request, query.org_id)
+    async with services(request).system_db.connect() as conn:
+        invoice, line = await found_line(conn, org_id, invoice_id, line_id)
+        return await page(conn, rows_of(invoice, line), query) if behind(line) else []
+
+
 @get(
     LINE + "/hours",
     opt=needs(SCOPE_ADMIN_READ),
@@ -158,10 +174,7 @@ async def list_hours(
     request: Asked, invoice_id: FromPath[str], line_id: FromPath[str]
 ) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
-    org_id, _ = org_of(request, query.org_id)
-    async with services(request).system_db.connect() as conn:
-        invoice, line = await found_line(conn, org_id, invoice_id, line_id)
-        rows = await page(conn, hours_of(invoice, line), query) if behind(line) else []
+    rows = await rows_behind(request, query, invoice_id, line_id, hours_of)
     found = [
         HourView(
             id=row.id,
@@ -185,11 +198,9 @@ async def list_requests(
     request: Asked, invoice_id: FromPath[str], line_id: FromPath[str]
 ) -> Response[bytes]:
     query = parse_query(request.url.query, RequestsQuery)
-    org_id, _ = org_of(request, query.org_id)
     hour = None if query.hour is None else to_hour(query.hour)
-    async with services(request).system_db.connect() as conn:
-        invoice, line = await found_line(conn, org_id, invoice_id, line_id)
-        rows = await page(conn, requests_of(invoice, line, hour), query) if behind(line) else []
+    rows_of = partial(requests_of, hour=hour)
+    rows = await rows_behind(request, query, invoice_id, line_id, rows_of)
     found = [
         RequestView(
             id=row.id,
@@ -215,10 +226,7 @@ async def list_tags(
     request: Asked, invoice_id: FromPath[str], line_id: FromPath[str]
 ) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
-    org_id, _ = org_of(request, query.org_id)
-    async with services(request).system_db.connect() as conn:
-        invoice, line = await found_line(conn, org_id, invoice_id, line_id)
-        rows = await page(conn, tags_of(invoice, line), query) if behind(line) else []
+    rows = await rows_behind(request, query, invoice_id, line_id, tags_of)
     found = [
         TaggedView(
             id=row.id,
