@@ -23,7 +23,7 @@ import msgspec
 
 from billing.cache_contracts import ContractName
 from gateway.fleet.errors import UnknownModel
-from gateway.fleet.replica import Replica
+from gateway.fleet.replica import Replica, ReplicaHealth
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.principal import Principal
 from gateway.wire.from_openai import ModelKind
@@ -95,13 +95,18 @@ class Fleet:
         the same each time, and small differences of load count for nothing."""
         if len(route.replicas) == 1:
             return route.replicas
-        loads = [load_of(each, route.kind) for each in route.replicas]
+        health = [each.health() for each in route.replicas]
+        loads = [
+            load_of(state, each.weight, route.kind)
+            for each, state in zip(route.replicas, health, strict=True)
+        ]
         if affinity is not None:
             mean = statistics.fmean(loads)
             most = mean + max(BUSIER * mean, BUSIER_REQUESTS)
             loads = [0.0 if load <= most else load for load in loads]
         draws = self._draws(route, affinity)
-        ranks = zip(map(self._is_failing, route.replicas), loads, draws, strict=True)
+        failing = map(self._is_failing, route.replicas, health)
+        ranks = zip(failing, loads, draws, strict=True)
         ranked = sorted(zip(ranks, route.replicas, strict=True), key=lambda each: each[0])
         return [replica for _, replica in ranked]
 
@@ -126,10 +131,10 @@ class Fleet:
     def _replicas(self) -> Iterable[Replica]:
         return (replica for route in self._routes.values() for replica in route.replicas)
 
-    def _is_failing(self, replica: Replica) -> bool:
+    def _is_failing(self, replica: Replica, health: ReplicaHealth) -> bool:
         failures = self._failures.get(replica)
         cools_down = failures is not None and self._clock() < failures.until
-        return cools_down or not replica.health().available
+        return cools_down or not health.available
 
     def _draws(self, route: Route, affinity: bytes | None) -> Sequence[float]:
         """Exponential, divided by the weights: they order by weight without replacement (Efraimidis
@@ -139,11 +144,10 @@ class Fleet:
         return [-math.log(uniform(affinity, each.name)) / each.weight for each in route.replicas]
 
 
-def load_of(replica: Replica, kind: ModelKind) -> float:
-    health = replica.health()
+def load_of(health: ReplicaHealth, weight: int, kind: ModelKind) -> float:
     if kind == "upstream":
         return health.backlog
-    return (health.num_running + health.num_waiting) / replica.weight
+    return (health.num_running + health.num_waiting) / weight
 
 
 def uniform(affinity: bytes, name: str) -> float:
