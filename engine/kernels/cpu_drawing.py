@@ -80,8 +80,9 @@ def draw(
     target = np.minimum(uniforms * whole, np.nextafter(whole, 0))
     block = np.minimum((mass <= target[:, None]).sum(axis=1), sums.shape[1] - 1)
     before = np.where(block > 0, np.take_along_axis(mass, block[:, None] - 1, axis=1)[:, 0], 0.0)
-    inside = np.minimum(block[:, None] * BLOCK + np.arange(BLOCK), vocab - 1)
-    is_there = block[:, None] * BLOCK + np.arange(BLOCK) < vocab
+    tokens = block[:, None] * BLOCK + np.arange(BLOCK)
+    is_there = tokens < vocab
+    inside = np.minimum(tokens, vocab - 1)
     z = (logits.numpy()[rows[:, None], inside] - best[:, None]) / temperature[:, None]
     weight = np.where(is_there & (z >= floor[:, None]), np.exp(z), np.float32(0))
     reached = before[:, None] + weight.cumsum(axis=1, dtype=np.float64) > target[:, None]

@@ -181,14 +181,19 @@ class GrammarConstraint:
             for row, constraint, said, drafts in asked
             if (matcher := constraint._matcher_behind(said, drafts)) is not None
         ]
-        together = [(m, row) for row, constraint, m in pending if constraint._fills_rows(m)]
-        alone = pending
+        together, alone = [], []
+        for row, constraint, matcher in pending:
+            if constraint._fills_rows(matcher):
+                together.append((matcher, row))
+            else:
+                alone.append((row, constraint, matcher))
         if len(together) > 1:
             assert masks.flags.c_contiguous
-            alone = [each for each in pending if not each[1]._fills_rows(each[2])]
             _executor().unsafe_compute_mask_ptr(
                 together, masks.ctypes.data, masks.strides[0], len(masks)
             )
+        else:
+            alone = pending
         for row, constraint, matcher in alone:
             constraint._fill(matcher, masks[row])
         for row, constraint, matcher in pending:

@@ -95,10 +95,13 @@ class Sampler:
         best, chosen = logits.max(dim=-1)
         drawn = [i for i, r in enumerate(rows) if r.sampling.temperature >= GREEDY_TEMPERATURE]
         if drawn and cpu_drawing.draws(logits):
-            whole = [i for i in drawn if is_unfiltered(rows[i], logits.shape[1])]
+            whole: list[int] = []
+            filtered: list[int] = []
+            for i in drawn:
+                (whole if is_unfiltered(rows[i], logits.shape[1]) else filtered).append(i)
             if whole:
                 chosen[whole] = _draw_from_all(logits, best, whole, [rows[i] for i in whole])
-            drawn = [i for i in drawn if not is_unfiltered(rows[i], logits.shape[1])]
+            drawn = filtered
         if drawn:
             at = torch.tensor(drawn, device=logits.device)
             chosen[at] = _draw(logits[at], best[at], [rows[i] for i in drawn])
