@@ -20,7 +20,8 @@ from billing.usage_report import CostRow, ReportPage, UsageRow
 from gateway.db import tenant
 from gateway.principal import SCOPE_USAGE_READ, Principal
 from gateway.routes.access import needs, services
-from gateway.routes.operations import JSON, describes
+from gateway.routes.media_types import JSON
+from gateway.routes.operations import describes
 from gateway.wire.anthropic_admin import (
     DESCRIPTION,
     GROUPS,

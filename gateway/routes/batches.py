@@ -33,7 +33,8 @@ from gateway.routes.completions import COMPLETIONS
 from gateway.routes.conditional import answer
 from gateway.routes.embeddings import EMBEDDINGS
 from gateway.routes.generation import TAGS as TAGS_HEADER
-from gateway.routes.operations import JSON, ErrorEnvelope, describes
+from gateway.routes.media_types import JSON
+from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.organization_requests import check_id
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.routes.responses import RESPONSES

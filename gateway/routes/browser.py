@@ -29,10 +29,10 @@ from gateway.auth.sessions import (
 from gateway.console.pages import page
 from gateway.routes.access import PUBLIC, address_of, services
 from gateway.routes.envelope import REQUEST_ID
+from gateway.routes.media_types import FORM
 
 MAX_FORM_BYTES = 32 * 1024
 MAX_FIELDS = 16
-FORM = "application/x-www-form-urlencoded"
 SESSION, DEVICE = "tollgate_session", "tollgate_device"
 HOST_PREFIX = "__Host-"
 """RFC 6265bis, 4.1.3.2: only this host over TLS can have set it."""

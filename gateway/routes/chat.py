@@ -11,14 +11,15 @@ from gateway.calls import Surface
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import HotRoute, needs
 from gateway.routes.generation import HEADERS, REFUSALS, generation
-from gateway.routes.operations import JSON, ErrorEnvelope, describes
+from gateway.routes.media_types import EVENT_STREAM, JSON
+from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.wire.answer import ChatCompletion
 from gateway.wire.from_openai import from_openai
 from gateway.wire.openai import ChatCompletionRequest
 from gateway.wire.to_openai import to_openai
 
 CHAT = Surface(id_prefix="chatcmpl-", read=from_openai, encoder=to_openai)
-ANSWERS = {JSON: ChatCompletion, "text/event-stream": str}
+ANSWERS = {JSON: ChatCompletion, EVENT_STREAM: str}
 
 
 @HotRoute(

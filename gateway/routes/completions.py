@@ -11,12 +11,13 @@ from gateway.calls import Surface
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import HotRoute, needs
 from gateway.routes.generation import HEADERS, REFUSALS, generation
-from gateway.routes.operations import JSON, ErrorEnvelope, describes
+from gateway.routes.media_types import EVENT_STREAM, JSON
+from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.wire.openai_completions import CompletionRequest, from_completions
 from gateway.wire.to_completions import Completion, to_completions
 
 COMPLETIONS = Surface(id_prefix="cmpl-", read=from_completions, encoder=to_completions)
-ANSWERS = {JSON: Completion, "text/event-stream": str}
+ANSWERS = {JSON: Completion, EVENT_STREAM: str}
 
 
 @HotRoute(

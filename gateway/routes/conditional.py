@@ -33,8 +33,8 @@ from litestar import Request, Response
 
 from gateway.errors import PreconditionFailed
 from gateway.fleet.errors import BadField
+from gateway.routes.media_types import JSON
 
-JSON = "application/json"
 IF_MATCH = "If-Match"
 ENTITY_TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 MAX_HEADER_LENGTH = 4096

@@ -18,7 +18,8 @@ from gateway.responses.creation import NOTHING_KEPT
 from gateway.responses.kept import Owner, to_json
 from gateway.routes.access import needs, services
 from gateway.routes.body import plain_body
-from gateway.routes.operations import JSON, describes
+from gateway.routes.media_types import JSON
+from gateway.routes.operations import describes
 from gateway.routes.responses import ItemList, ItemsQuery, to_list
 from gateway.wire.conversations import (
     Conversation,

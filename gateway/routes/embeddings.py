@@ -11,7 +11,8 @@ from gateway.calls import Surface
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import HotRoute, needs
 from gateway.routes.generation import HEADERS, REFUSALS, generation
-from gateway.routes.operations import JSON, ErrorEnvelope, describes
+from gateway.routes.media_types import JSON
+from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.wire.openai_embeddings import (
     EmbeddingList,
     EmbeddingRequest,

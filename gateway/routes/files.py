@@ -23,7 +23,8 @@ from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.body import refuse_coded
 from gateway.routes.conditional import answer
-from gateway.routes.operations import MULTIPART, describes
+from gateway.routes.media_types import MULTIPART
+from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
 from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
 from gateway.tenancy.pages import Order

@@ -15,7 +15,8 @@ import msgspec
 from litestar import Request, Response, get
 
 from gateway.routes.access import PUBLIC, services
-from gateway.routes.operations import JSON, describes
+from gateway.routes.media_types import JSON
+from gateway.routes.operations import describes
 from gateway.telemetry import CONTENT_TYPE
 
 CHECK_TIMEOUT_S = 2.0

@@ -39,12 +39,12 @@ from billing.invoices.documents.paper import to_pdf
 from billing.invoices.documents.tables import write_lines
 from billing.invoices.documents.tagged import read_tagged, write_tagged
 from billing.invoices.invoice import final_invoices_of
+from gateway.routes.media_types import CSV, JSON, PDF
 from gateway.wire.admin_invoices import InvoiceDocument, to_document
 
 T = TypeVar("T")
 Ledgers = Literal["beancount", "hledger"]
 Format = Literal["json", "csv", "tags", "pdf", "focus", "parquet", "beancount", "hledger"]
-JSON, CSV, PDF = "application/json", "text/csv", "application/pdf"
 PARQUET = "application/vnd.apache.parquet"
 BEANCOUNT, HLEDGER = "text/x-beancount", "text/x-hledger"
 SAID: dict[str, type] = {

@@ -22,11 +22,11 @@ from gateway.errors import to_face
 from gateway.principal import Principal
 from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, needs
 from gateway.routes.body import plain_body
+from gateway.routes.media_types import JSON
 from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.protected_resources import challenged, public_url
 
 PATH = "/mcp/{org_id:str}"
-JSON = "application/json"
 METHODS_UNKNOWN_ARE_404_FROM = "2026-07-28"
 """The revision of the protocol in which an unknown method has a status of its own."""
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601

@@ -17,7 +17,8 @@ from gateway.routes.access import HotRoute, needs, services
 from gateway.routes.body import plain_body
 from gateway.routes.counted import MODEL
 from gateway.routes.generation import HEADERS, REFUSALS, generation
-from gateway.routes.operations import JSON, describes
+from gateway.routes.media_types import EVENT_STREAM, JSON
+from gateway.routes.operations import describes
 from gateway.wire.anthropic import CountTokensRequest, MessagesRequest, MessageTokensCount
 from gateway.wire.anthropic_admin import AnthropicError, to_status
 from gateway.wire.anthropic_answer import AnthropicMessage
@@ -57,7 +58,7 @@ def refusals(*those: int) -> dict[int, dict[str, Any]]:
         answer=AnthropicMessage,
         headers=(VERSION_NAMED, *HEADERS),
         said={
-            200: {JSON: AnthropicMessage, "text/event-stream": str},
+            200: {JSON: AnthropicMessage, EVENT_STREAM: str},
             **refusals(*REFUSALS),
         },
     ),

@@ -45,6 +45,7 @@ from gateway.db import tenant
 from gateway.principal import Principal
 from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, PUBLIC, address_of, needs, services
 from gateway.routes.envelope import REQUEST_ID
+from gateway.routes.media_types import JSON
 from gateway.routes.operations import describes
 from gateway.wire.oauth import (
     HeldToken,
@@ -59,7 +60,6 @@ from gateway.wire.oauth import (
 
 log = logging.getLogger(__name__)
 
-JSON = "application/json"
 UNCACHED = {"cache-control": "no-store", "pragma": "no-cache"}
 CACHED = {"cache-control": f"public, max-age={JWKS_MAX_AGE_S}"}
 BASIC = 'Basic realm="tollgate", charset="UTF-8"'

@@ -39,7 +39,8 @@ from gateway.routes.browser import (
     remembering,
     stale_form,
 )
-from gateway.routes.operations import HTML, describes
+from gateway.routes.media_types import HTML
+from gateway.routes.operations import describes
 from gateway.wire.oauth import AuthorizationQuery, ConsentForm
 
 log = logging.getLogger(__name__)

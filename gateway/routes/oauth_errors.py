@@ -25,6 +25,7 @@ from gateway.auth.rfc8414_metadata import (
 )
 from gateway.console.pages import page
 from gateway.errors import Face
+from gateway.routes.media_types import JSON
 from gateway.tenancy.invites import ACCEPT_PATH
 
 OAUTH = "/oauth/"
@@ -72,7 +73,7 @@ def to_response(
     return Response(
         msgspec.json.encode({"error": code, "error_description": DESCRIPTIONS[code]}),
         status_code=face.status,
-        media_type="application/json",
+        media_type=JSON,
         headers={"cache-control": "no-store", "pragma": "no-cache", **headers},
     )
 

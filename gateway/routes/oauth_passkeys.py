@@ -27,6 +27,7 @@ from gateway.routes.browser import (
     signed_in,
     stale_form,
 )
+from gateway.routes.media_types import JSON
 from gateway.routes.oauth_login import (
     ACCOUNT,
     ACCOUNT_PURPOSE,
@@ -35,8 +36,6 @@ from gateway.routes.oauth_login import (
     read_occasion,
 )
 from gateway.tenancy.errors import InvalidField, NotFound
-
-JSON = "application/json"
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,12 +31,12 @@ from gateway.auth.rfc7591_register import (
 from gateway.auth.throttle import Waits
 from gateway.routes.access import PUBLIC
 from gateway.routes.browser import desk_of, where_of
+from gateway.routes.media_types import JSON
 from gateway.routes.operations import describes
 from gateway.wire.oauth import OAuthErrorBody, RegisteredClient, RegistrationRefused
 
 log = logging.getLogger(__name__)
 
-JSON = "application/json"
 NO_STORE = {"cache-control": "no-store", "pragma": "no-cache"}
 REGISTERED = PATH + "/{client_id:str}"
 MAX_TOKEN_LENGTH = 256

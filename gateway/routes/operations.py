@@ -30,13 +30,10 @@ from litestar.openapi.spec import (
 )
 
 from gateway.errors import ErrorBody
+from gateway.routes.media_types import FORM, JSON
 from gateway.routes.problem import Problem
 from gateway.wire.anthropic_admin import AnthropicError
 
-JSON = "application/json"
-FORM = "application/x-www-form-urlencoded"
-MULTIPART = "multipart/form-data"
-HTML = "text/html"
 TEMPLATE = "#/components/schemas/{name}"
 
 

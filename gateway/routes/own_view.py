@@ -25,7 +25,8 @@ from gateway.db import tenant
 from gateway.limits.spending import PICO_PER_NANO
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal, SpendCap
 from gateway.routes.access import needs, services
-from gateway.routes.operations import JSON, ErrorEnvelope, describes
+from gateway.routes.media_types import JSON
+from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.tenancy.errors import NotFound
 from gateway.wire.openai_admin import parse_query
 from gateway.wire.own_view import (

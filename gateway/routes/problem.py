@@ -20,6 +20,7 @@ from http import HTTPStatus
 import msgspec
 
 from gateway.errors import Face
+from gateway.routes.media_types import JSON
 from gateway.wire import sse
 from gateway.wire.anthropic_admin import to_anthropic_error, to_status
 
@@ -28,7 +29,6 @@ OURS = "/v1/admin"
 ANTHROPIC = ("/v1/organizations/", "/v1/messages/")
 MESSAGES = "/v1/messages"
 ERROR_EVENT = b"error"
-JSON = "application/json"
 BLANK = "about:blank"
 """The type of what its status says already (RFC 9457, 4.2.1)."""
 

@@ -25,6 +25,7 @@ from gateway.auth.rfc9728_protected_resource import (
     find_metadata,
 )
 from gateway.routes.access import PUBLIC, services
+from gateway.routes.media_types import JSON
 from gateway.routes.operations import describes
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.orgs import get_org
@@ -65,7 +66,7 @@ def answer(path: str, request: Request[Any, Any, Any]) -> Response[bytes]:
     found = find_metadata(path, public_url(request))
     if found is None:
         raise NotFoundException
-    return Response(msgspec.json.encode(found), media_type="application/json", headers=HEADERS)
+    return Response(msgspec.json.encode(found), media_type=JSON, headers=HEADERS)
 
 
 @get(

@@ -21,12 +21,13 @@ from gateway.limits.headers import to_headers
 from gateway.patience import Patience
 from gateway.routes.counted import CLIENT_LEFT, OUTCOME
 from gateway.routes.envelope import REQUEST_ID
-from gateway.routes.problem import JSON, encode_face, encode_face_event, spoken
+from gateway.routes.media_types import EVENT_STREAM, JSON
+from gateway.routes.problem import encode_face, encode_face_event, spoken
 from gateway.wire import cost as cost_header
 
 log = logging.getLogger(__name__)
 
-EVENT_STREAM = "text/event-stream; charset=utf-8"
+UTF8_EVENT_STREAM = f"{EVENT_STREAM}; charset=utf-8"
 ON_LEAVE = "tollgate.on_leave"
 """The extension of ASGI by which our own server tells of a client's leaving: a `Teller`. A task
 that waits for it, as others need, is a tenth of what an answer costs."""
@@ -132,7 +133,7 @@ class Reply:
 
     async def send_stream(self, scope: Scope, send: Send, first: bytes) -> str:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.limits()}
-        await send(response_start(200, EVENT_STREAM, headers))
+        await send(response_start(200, UTF8_EVENT_STREAM, headers))
         status = "200"
         chunk: bytes | None = first
         while chunk is not None:

@@ -27,7 +27,8 @@ from gateway.routes.counted import MODEL
 from gateway.routes.generation import HEADERS, REFUSALS, hear
 from gateway.routes.idempotency import HEADER
 from gateway.routes.kept_reply import once
-from gateway.routes.operations import JSON, ErrorEnvelope, describes
+from gateway.routes.media_types import EVENT_STREAM, JSON
+from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.reply import Reply
 from gateway.tenancy.pages import DEFAULT_LIMIT, MAX_LIMIT, Order
 from gateway.wire import responses_answer
@@ -43,7 +44,7 @@ RESPONSE = RESPONSES + "/{response_id:str}"
 NEEDED = needs(SCOPE_INFERENCE)
 TAGS = ["Responses"]
 Asked = Request[Principal, Any, Any]
-ANSWERS = {JSON: responses_answer.Response, "text/event-stream": str}
+ANSWERS = {JSON: responses_answer.Response, EVENT_STREAM: str}
 NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",

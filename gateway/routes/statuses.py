@@ -19,12 +19,11 @@ from litestar.routes import HTTPRoute
 from gateway.auth.rfc8414_metadata import AUTHORIZATION_PATH
 from gateway.routes.access import SCOPE
 from gateway.routes.idempotency import PREFIXES
+from gateway.routes.media_types import HTML, JSON
 from gateway.routes.operations import (
     ETAG,
-    HTML,
     IDEMPOTENCY_KEY,
     IF_MATCH,
-    JSON,
     ErrorEnvelope,
     JsonSchema,
     content,

@@ -25,7 +25,8 @@ from gateway.routes.body import plain_body
 from gateway.routes.counted import MODEL
 from gateway.routes.envelope import REQUEST_ID
 from gateway.routes.generation import REFUSALS
-from gateway.routes.operations import JSON, ErrorEnvelope, describes
+from gateway.routes.media_types import JSON
+from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.wire.from_openai import peek
 from gateway.wire.plain_prompts import not_of_an_upstream
 from gateway.wire.request import GenerateRequest

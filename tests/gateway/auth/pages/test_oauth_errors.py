@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from gateway.auth.rfc6749_errors import DESCRIPTIONS
-from gateway.routes.browser import FORM, MAX_FORM_BYTES
+from gateway.routes.browser import MAX_FORM_BYTES
+from gateway.routes.media_types import FORM
 from gateway.routes.oauth_errors import TEXTS
 
 MACHINES = ("token", "revoke", "introspect", "jwks.json", "register", "register/x", "userinfo")

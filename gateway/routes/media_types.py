@@ -1,0 +1,14 @@
+"""What bodies and answers are called: media types, each in one place.
+
+Above: the routes. Below: nothing.
+"""
+
+from __future__ import annotations
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+HTML = "text/html"
+CSV = "text/csv"
+PDF = "application/pdf"
+EVENT_STREAM = "text/event-stream"
