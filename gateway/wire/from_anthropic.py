@@ -28,7 +28,7 @@ from gateway.wire.anthropic import (
 )
 from gateway.wire.anthropic_messages import Templated, to_messages
 from gateway.wire.cache_control import FIELD, Block, breakpoints_of, of_tools
-from gateway.wire.from_openai import ModelKind, default
+from gateway.wire.from_openai import ModelKind, default, nucleus
 from gateway.wire.refusals import check_values, decode
 from gateway.wire.request import (
     CacheBreakpoint,
@@ -72,14 +72,14 @@ def to_generate(request: MessagesRequest) -> GenerateRequest:
     if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= request.max_tokens:
         param = "thinking.budget_tokens"
         raise BadField(f"Invalid value for '{param}': not less than 'max_tokens'.", param=param)
-    greedy_by_top_p = request.top_p == 0  # only the most likely token is left of the nucleus
+    top_p, top_k = nucleus(request.top_p, request.top_k)
     prompt = msgspec.structs.replace(
         to_prompt(request),
         max_tokens=request.max_tokens,
         fits_window=True,
         temperature=default(request.temperature, 1.0),
-        top_p=1.0 if greedy_by_top_p else default(request.top_p, 1.0),
-        top_k=1 if greedy_by_top_p else request.top_k or 0,
+        top_p=top_p,
+        top_k=top_k,
         stop=tuple(request.stop_sequences or ()),
     )
     return GenerateRequest(

@@ -8,14 +8,14 @@ a client wrote it: `messages[0].content[1].type`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
 from gateway.fleet.errors import BadField
 from gateway.wire.cache_control import to_breakpoints
 from gateway.wire.chat_messages import text_size_of_calls, to_messages
-from gateway.wire.openai import ChatCompletionRequest, StreamOptions
+from gateway.wire.openai import ChatCompletionRequest, SampledRequest, StreamOptions
 from gateway.wire.openai_forward import check_forward, without_our_tiers
 from gateway.wire.refusals import check_values, decode, unsupported
 from gateway.wire.request import ChatPrompt, GenerateRequest, OutputForm, ToolUse
@@ -89,7 +89,6 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
     form, tools = output_form(request), tool_use(request)
     if request.min_tokens:
         refuse_beside_ends(request.stop, form, tools)
-    greedy_by_top_p = request.top_p == 0  # only the most likely token is left of the nucleus
     return GenerateRequest(
         model=request.model,
         stream=bool(request.stream),
@@ -103,26 +102,59 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
             breakpoints=to_breakpoints(request.messages, request.tools or ()),
             num_other_chars=text_size_of_calls(request.messages),
             max_tokens=max_tokens(request),
-            min_tokens=request.min_tokens or 0,
-            temperature=default(request.temperature, 1.0),
-            top_p=1.0 if greedy_by_top_p else default(request.top_p, 1.0),
-            top_k=1 if greedy_by_top_p else max(0, request.top_k or 0),
-            min_p=request.min_p or 0.0,
-            repetition_penalty=default(request.repetition_penalty, 1.0),
-            frequency_penalty=request.frequency_penalty or 0.0,
-            presence_penalty=request.presence_penalty or 0.0,
-            logit_bias=request.logit_bias or {},
-            stop=stop_strings(request.stop),
-            stop_token_ids=tuple(request.stop_token_ids or ()),
-            ignore_eos=bool(request.ignore_eos),
-            seed=request.seed,
             logprobs=logprobs(request),
-            include_stop_str_in_output=bool(request.include_stop_str_in_output),
             form=form,
             reasoning_effort=request.reasoning_effort,
             tools=tools,
+            **sampling(request),
         ),
     )
+
+
+class Sampling(TypedDict):
+    """Fields of `Writing`."""
+
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: dict[int, float]
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    seed: int | None
+    include_stop_str_in_output: bool
+
+
+def sampling(request: SampledRequest) -> Sampling:
+    top_p, top_k = nucleus(request.top_p, request.top_k)
+    return Sampling(
+        min_tokens=request.min_tokens or 0,
+        temperature=default(request.temperature, 1.0),
+        top_p=top_p,
+        top_k=top_k,
+        min_p=request.min_p or 0.0,
+        repetition_penalty=default(request.repetition_penalty, 1.0),
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        logit_bias=request.logit_bias or {},
+        stop=stop_strings(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+        seed=request.seed,
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
+    )
+
+
+def nucleus(top_p: float | None, top_k: int | None) -> tuple[float, int]:
+    """top_p in (0, 1] and top_k, 0 for all, as our engine has them."""
+    if top_p == 0:  # only the most likely token is left of the nucleus
+        return 1.0, 1
+    return default(top_p, 1.0), max(0, top_k or 0)
 
 
 def refuse_beside_ends(stop: object, form: OutputForm | None, tools: ToolUse | None) -> None:

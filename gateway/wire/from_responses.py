@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.fleet.errors import BadField
 from gateway.ids import uuid7_hex
+from gateway.wire.from_openai import default, nucleus, stop_strings
 from gateway.wire.openai_forms import JsonObjectFormat
 from gateway.wire.refusals import check_values, decode, to_bad_value, unsupported
 from gateway.wire.request import ChatPrompt, GenerateRequest, OutputForm
@@ -100,7 +101,7 @@ def to_generate(request: ResponseRequest, items: Sequence[Item]) -> GenerateRequ
             param="input",
         )
     messages = to_messages(request.instructions, items)
-    greedy_by_top_p = request.top_p == 0  # only the most likely token is left of the nucleus
+    top_p, top_k = nucleus(request.top_p, request.top_k)
     return GenerateRequest(
         model=request.model,
         stream=bool(request.stream),
@@ -114,11 +115,11 @@ def to_generate(request: ResponseRequest, items: Sequence[Item]) -> GenerateRequ
             effort_param="reasoning.effort",
             num_other_chars=text_size_of_calls(items),
             max_tokens=request.max_output_tokens,
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_p=1.0 if greedy_by_top_p or request.top_p is None else request.top_p,
-            top_k=1 if greedy_by_top_p else max(0, request.top_k or 0),
+            temperature=default(request.temperature, 1.0),
+            top_p=top_p,
+            top_k=top_k,
             min_p=request.min_p or 0.0,
-            stop=stop_strings(request),
+            stop=stop_strings(request.stop),
             seed=request.seed,
             logprobs=(request.top_logprobs or 0) if shows_logprobs(request) else None,
             form=output_form(request),
@@ -126,10 +127,6 @@ def to_generate(request: ResponseRequest, items: Sequence[Item]) -> GenerateRequ
             tools=tool_use(request),
         ),
     )
-
-
-def stop_strings(request: ResponseRequest) -> tuple[str, ...]:
-    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
 
 
 def output_form(request: ResponseRequest) -> OutputForm | None:

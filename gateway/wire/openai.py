@@ -143,13 +143,10 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class ChatCompletionRequest(Strict):
-    """`POST /v1/chat/completions` for our own engine."""
+class SampledRequest(Strict, kw_only=True):
+    """What completions of chats and of texts have in common."""
 
     model: str
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: PositiveInt | None = None
-    max_completion_tokens: PositiveInt | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
@@ -158,10 +155,27 @@ class ChatCompletionRequest(Strict):
     logit_bias: Biases | None = None
     stop: StopString | StopStrings | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=MAX_INT64)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    # vLLM's
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_INT64)] | None = None
+    min_p: Probability | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+
+
+class ChatCompletionRequest(SampledRequest, kw_only=True):
+    """`POST /v1/chat/completions` for our own engine."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     service_tier: ServiceTier | None = None
@@ -179,13 +193,6 @@ class ChatCompletionRequest(Strict):
     metadata: Metadata | None = None
 
     # vLLM's
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_INT64)] | None = None
-    min_p: Probability | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    include_stop_str_in_output: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaObject | str | None = None
     guided_regex: str | None = None

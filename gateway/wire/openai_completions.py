@@ -14,22 +14,8 @@ from msgspec import Meta
 
 from gateway.fleet.errors import BadField
 from gateway.wire.forward_plain import forward_completion
-from gateway.wire.from_openai import ModelKind, check_stream_options, default, stop_strings
-from gateway.wire.openai import (
-    MAX_CHOICES,
-    MAX_INT64,
-    MAX_STOP_TOKEN_IDS,
-    Biases,
-    Penalty,
-    Probability,
-    RepetitionPenalty,
-    StopString,
-    StopStrings,
-    StreamOptions,
-    TokenId,
-    Unsupported,
-)
-from gateway.wire.openai_forms import Strict
+from gateway.wire.from_openai import ModelKind, check_stream_options, sampling
+from gateway.wire.openai import MAX_CHOICES, MAX_INT64, SampledRequest, Unsupported
 from gateway.wire.plain_prompts import PlainPrompts, to_prompts
 from gateway.wire.refusals import check_values, decode, unsupported
 from gateway.wire.request import CompletionPrompt, GenerateRequest
@@ -38,35 +24,15 @@ MAX_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionRequest(Strict):
+class CompletionRequest(SampledRequest, kw_only=True):
     """`POST /v1/completions` for our own engine."""
 
-    model: str
     prompt: PlainPrompts
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Probability | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: Biases | None = None
-    stop: StopString | StopStrings | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=MAX_INT64)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: str | None = None
-
-    # vLLM's
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_INT64)] | None = None
-    min_p: Probability | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    include_stop_str_in_output: bool | None = None
 
     suffix: Unsupported = None
 
@@ -86,7 +52,6 @@ def to_generate(request: CompletionRequest) -> GenerateRequest:
     check_stream_options(request.stream_options, request.stream)
     n = request.n or 1
     check_choices(request, n)
-    greedy_by_top_p = request.top_p == 0  # only the most likely token is left of the nucleus
     return GenerateRequest(
         model=request.model,
         stream=bool(request.stream),
@@ -96,21 +61,8 @@ def to_generate(request: CompletionRequest) -> GenerateRequest:
             prompts=to_prompts(request.prompt, "prompt", MAX_CHOICES // n),
             echo=bool(request.echo),
             max_tokens=max_tokens(request),
-            min_tokens=request.min_tokens or 0,
-            temperature=default(request.temperature, 1.0),
-            top_p=1.0 if greedy_by_top_p else default(request.top_p, 1.0),
-            top_k=1 if greedy_by_top_p else max(0, request.top_k or 0),
-            min_p=request.min_p or 0.0,
-            repetition_penalty=default(request.repetition_penalty, 1.0),
-            frequency_penalty=request.frequency_penalty or 0.0,
-            presence_penalty=request.presence_penalty or 0.0,
-            logit_bias=request.logit_bias or {},
-            stop=stop_strings(request.stop),
-            stop_token_ids=tuple(request.stop_token_ids or ()),
-            ignore_eos=bool(request.ignore_eos),
-            seed=request.seed,
             logprobs=request.logprobs,
-            include_stop_str_in_output=bool(request.include_stop_str_in_output),
+            **sampling(request),
         ),
     )
 
