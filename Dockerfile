@@ -16,6 +16,7 @@ COPY pyproject.toml README.md ./
 COPY engine engine
 COPY gateway gateway
 COPY billing billing
+COPY mcp_bridge mcp_bridge
 COPY migrations migrations
 COPY models models
 RUN pip install --no-cache-dir --no-deps --no-build-isolation -e . \

@@ -1,0 +1,70 @@
+"""The bridge's error tree.
+
+    BridgeError                 code
+    ├── NameRefused             name_refused        a name that no alias can be made of
+    ├── NotCanonical            not_canonical       RFC 8785 cannot write it (names `path`)
+    ├── NotPinnable             not_pinnable        no object, or one without its name
+    ├── SchemaRefused           schema_refused      past the bounds, or no schema (names `path`)
+    ├── ValidationTimedOut      validation_timeout  the process that checks it was stopped
+    ├── PolicyRefused           policy_refused      rules that cannot be used (names rule and field)
+    └── ApprovalRefused         approval_refused    an approval that cannot be asked for
+
+Above: everything in `mcp_bridge` that raises. Below: nothing. An expected outcome is a value
+instead: a `Finding`, a `Problem`, a `Change`, a `Decision`. `path` is a JSON pointer (RFC 6901);
+messages quote neither arguments nor results.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BridgeError(Exception):
+    """Root of everything the bridge raises on purpose."""
+
+    code: ClassVar[str] = "bridge_error"
+
+
+class NameRefused(BridgeError):
+    code = "name_refused"
+
+
+class AtPath(BridgeError):
+    """An error about one place of a JSON document; `path` is its pointer."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path or 'the document'}: {message}")
+        self.path = path
+        self.message = message
+
+
+class NotCanonical(AtPath):
+    code = "not_canonical"
+
+
+class NotPinnable(AtPath):
+    code = "not_pinnable"
+
+
+class SchemaRefused(AtPath):
+    code = "schema_refused"
+
+
+class ValidationTimedOut(BridgeError):
+    code = "validation_timeout"
+
+
+class PolicyRefused(BridgeError):
+    """`rule` is the id of the rule, empty where it is about all of them."""
+
+    code = "policy_refused"
+
+    def __init__(self, rule: str, field: str, message: str) -> None:
+        super().__init__(f"rule {rule!r}: {field}: {message}" if rule else f"{field}: {message}")
+        self.rule = rule
+        self.field = field
+        self.message = message
+
+
+class ApprovalRefused(BridgeError):
+    code = "approval_refused"
