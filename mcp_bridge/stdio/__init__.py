@@ -1,0 +1,1 @@
+"""MCP servers that are processes of this machine, started and ended here."""
