@@ -14,7 +14,7 @@ from bench.gateway import FIGURES, KINDS, SIDES, value
 from bench.record import RESULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 240.0
+TIMEOUT_S = 480.0
 
 pytestmark = pytest.mark.slow
 
