@@ -25,8 +25,15 @@ from engine.errors import (
     InvalidRequest,
 )
 from engine.output_parser import OutputFormat
-from engine.protocol import Breakpoint, EngineRequest, ReplicaStatus
+from engine.protocol import Breakpoint, EngineRequest, ReplicaStatus, Usage
 from engine.tokenizer import Tokenizer
+from gateway.fleet.cache_outcome import (
+    CacheOutcome,
+    Circumstances,
+    MessagePlace,
+    outcome_of,
+    prefix_digest,
+)
 from gateway.fleet.choice_text import GenerationText
 from gateway.fleet.engine_job import Job, check_token_ids, to_sampling
 from gateway.fleet.errors import (
@@ -50,7 +57,7 @@ from gateway.fleet.kept_prefixes import (
 from gateway.fleet.model_format import ModelFormat, Rendered
 from gateway.fleet.plain_jobs import PlainJobs
 from gateway.fleet.prefix_memory import PrefixMemory
-from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.prepare_threads import INLINE_CHARS, PrepareThreads
 from gateway.fleet.replica import (
     ANYBODYS,
     InTokens,
@@ -206,7 +213,7 @@ class EngineReplica:
     ) -> AsyncGenerator[ReplicaEvent, None]:
         job = prepared.payload
         assert isinstance(job, Job)
-        self._sent.sent(turn.tenant, job.asked.prompt_token_ids)
+        here = self._circumstances(job, prepared.request, turn)
         self._ask_to_keep(job.kept, attempt_id, cache_salt, turn.tenant)
         generation = job.reader() if job.reader is not None else self._reader(prepared.request, job)
         outputs = self._client.generate(
@@ -230,6 +237,8 @@ class EngineReplica:
                     was_over = generation.over
                     event = generation.read(output)
                     begun = True
+                    if event.finished and not job.asked.embed:
+                        event = with_outcome(event, here, job, output.usage, cache_salt)
                     yield event
                     if generation.over and not was_over and not event.finished:
                         await self._client.abort(attempt_id)
@@ -240,6 +249,19 @@ class EngineReplica:
                 raise self._to_loss(error, begun) from error
             # The client has its whole answer; only the waste is not known to the last token.
             yield generation.last()
+
+    async def locate(
+        self, prepared: PreparedRequest, position: int, turn: Turn
+    ) -> MessagePlace | None:
+        job, prompt = prepared.payload, prepared.request.prompt
+        assert isinstance(job, Job)
+        if prompt is None:
+            return None
+        behind_all = msgspec.structs.replace(turn, lane="batch", deadline_s=None)
+        renders = 2 + len(prompt.messages).bit_length()
+        size = max(renders * prompt_size(prompt), INLINE_CHARS + 1)  # never on the event loop
+        place_of, token_ids = self._format_of_chats().place_of, job.asked.prompt_token_ids
+        return await self._threads.run(behind_all, size, place_of, prompt, token_ids, position)
 
     def _format_of_chats(self) -> ModelFormat:
         """Raises UnsupportedField."""
@@ -266,6 +288,20 @@ class EngineReplica:
             return self._client.status
         except EngineUnavailable as error:
             raise ReplicaUnavailable(error.message, retry_after_s=RESTART_S) from error
+
+    def _circumstances(self, job: Job, request: GenerateRequest, turn: Turn) -> Circumstances:
+        """And remember that it was sent."""
+        status = self._client.status if self._client.connected else None
+        engine_id = "" if status is None else status.engine_id
+        return Circumstances(
+            contract=self._cache_contract,
+            block_size=0 if status is None else status.block_size,
+            engine_id=engine_id,
+            before=self._sent.sent(turn.tenant, job.asked.prompt_token_ids, engine_id),
+            breakpoints=job.kept.breakpoints,
+            is_marked=request.prompt is not None and bool(request.prompt.breakpoints),
+            is_looked_for=status is not None and job.asked.sampling.prompt_logprobs is None,
+        )
 
     def _ask_to_keep(self, kept: Prefixes, attempt_id: str, cache_salt: str, tenant: str) -> None:
         if kept.breakpoints and self._client.connected:
@@ -356,6 +392,18 @@ class EngineReplica:
         if begun:
             return ReplicaLost(f"{self.name}: {error.message}")
         return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
+
+
+def with_outcome(
+    event: ReplicaEvent, here: Circumstances, job: Job, told: Usage, namespace: str
+) -> ReplicaEvent:
+    """The last event of an attempt; of several prompts the first one's."""
+    if event.usage is None:
+        return event
+    prompt = job.asked.prompt_token_ids
+    cause, position = outcome_of(here, len(prompt), told.seen, event.usage.cache_read)
+    found = CacheOutcome(cause=cause, position=position, prefix=prefix_digest(namespace, prompt))
+    return msgspec.structs.replace(event, cache=found)
 
 
 def prompt_size(prompt: ChatPrompt) -> int:

@@ -17,9 +17,11 @@ from engine.errors import InvalidRequest
 from engine.output_parser import OutputFormat, ReasoningState, Tool
 from engine.output_parser.reader import MAX_CALLS
 from engine.tokenizer import Tokenizer
+from gateway.fleet.cache_outcome import MessagePlace
 from gateway.fleet.choice_text import Parsing
 from gateway.fleet.errors import BadField, UnsupportedField
 from gateway.fleet.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
+from gateway.fleet.message_places import chars_before, place_at
 from gateway.wire.request import ChatPrompt, OutputForm, ToolUse, ToTokenize
 from gateway.wire.structured import check_size
 
@@ -137,6 +139,17 @@ class ModelFormat:
         return token_ids, to_prefixes(
             token_ids, find_breakpoints(prompt, text, ends, render, block_size)
         )
+
+    def place_of(
+        self, prompt: ChatPrompt, token_ids: Sequence[int], position: int
+    ) -> MessagePlace | None:
+        """What a token of a rendered prompt lies in. Renders it again, and parts of it: off the
+        event loop. Raises BadField."""
+        text = self._rendered(prompt)
+        at = chars_before(self._tokenizer, text, token_ids, position)
+        if at is None:
+            return None
+        return place_at(prompt, text, at, partial(self._text, prompt, is_whole=False))
 
     def parsing(self, prompt: ChatPrompt, rendered: Rendered) -> Parsing | None:
         """None: all that is said is the answer."""

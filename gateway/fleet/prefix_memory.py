@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 from gateway.lru import Lru
 
@@ -19,13 +20,29 @@ MAX_CHUNKS = 65_536
 """Of 16 bytes each, and what a mapping adds."""
 
 
+class SentBefore(NamedTuple):
+    """What was known of a prompt when it was sent: so many tokens of its front, in whole chunks,
+    and the engine's process that the last of them went to."""
+
+    tokens: int = 0
+    engine_id: str = ""
+
+
 class PrefixMemory:
     def __init__(self) -> None:
-        self._known: Lru[bytes, None] = Lru(MAX_CHUNKS)
+        self._known: Lru[bytes, str] = Lru(MAX_CHUNKS)
 
-    def sent(self, namespace: str, token_ids: Sequence[int]) -> None:
+    def sent(self, namespace: str, token_ids: Sequence[int], engine_id: str = "") -> SentBefore:
+        """Remember it."""
+        before, goes_on = SentBefore(), True
         for digest in _chain(namespace, token_ids):
-            self._known.put(digest, None)
+            known = self._known.get(digest) if goes_on else None
+            if known is None:
+                goes_on = False
+            else:
+                before = SentBefore(before.tokens + CHUNK_TOKENS, known)
+            self._known.put(digest, engine_id)
+        return before
 
     def cached_tokens(self, namespace: str, token_ids: Sequence[int]) -> int:
         """Of the front of these, in whole chunks; the last token is always computed."""

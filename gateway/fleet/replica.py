@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from gateway.fleet.cache_outcome import CacheOutcome, MessagePlace
 from gateway.lanes import Turn
 from gateway.wire.request import GenerateRequest, ToTokenize
 
@@ -145,6 +146,8 @@ class ReplicaEvent(msgspec.Struct, frozen=True, kw_only=True):
     usage: MeteredUsage | None = None
     finished: bool = False
     queue_time_s: float | None = None
+    cache: CacheOutcome | None = None
+    """With the last event: why so much of the prompt was cached and no more. None: nobody says."""
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,4 +257,16 @@ class Tokenizing(Protocol):
 
     async def detokenize(self, token_ids: list[int], turn: Turn) -> str:
         """Raises: BadField, NoPlace, ReplicaUnavailable."""
+        ...
+
+
+@runtime_checkable
+class Locating(Protocol):
+    """A replica that knows what it made of a conversation."""
+
+    async def locate(
+        self, prepared: PreparedRequest, position: int, turn: Turn
+    ) -> MessagePlace | None:
+        """The message in which a token of the prompt lies, when nobody waits for anything. None:
+        there is none, or it cannot be told. Raises: BadField, NoPlace."""
         ...
