@@ -38,6 +38,7 @@ from gateway.auth.wiring import open_auth
 from gateway.batches.wiring import open_batches
 from gateway.books import PostgresBooks
 from gateway.cache_leases import CacheLeases, both
+from gateway.cache_report import CacheReport, OnCached
 from gateway.connection import LAST_REQUEST_S
 from gateway.credit_sweeper import CreditSweeper
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
@@ -188,8 +189,7 @@ async def open_services(
     leases = CacheLeases(system_db, store, settings.models, telemetry.cache_leases_became)
     on_booked = both(leases.booked, limiter.counters.book)
     shipper = start_shipper(stack, spool, system_db, settlement, on_booked)
-    start_superseded(stack, system_db, store)
-    start_daily_agreement(stack, Home(settings.home), settings.models, system_db)
+    start_agreement(settings, stack, system_db, store)
     auth = await open_auth(
         stack,
         issuer=settings.issuer,
@@ -205,7 +205,8 @@ async def open_services(
     )
     engines = connect_engines(settings, settlement, leases)
     fleet = await open_fleet(settings, engines, stack, leases)
-    desk = to_desk(settings, secret, fleet, limiter, spool, price_book, tasks)
+    report = start_cache_report(stack, system_db)
+    desk = to_desk(settings, secret, fleet, limiter, spool, price_book, tasks, report.note)
     kept = open_responses(settings, stack, desk, secret, db, system_db)
     files = open_files(settings, stack, db, system_db)
     batches = open_batches(settings, stack, desk, kept, telemetry, db, system_db, files, on_booked)
@@ -231,6 +232,7 @@ async def open_services(
         webhooks=webhooks,
         files=files,
         batches=batches,
+        cache_report=report,
         trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),
     )
@@ -244,6 +246,7 @@ def to_desk(
     spool: Spool,
     price_book: PriceBook,
     tasks: TaskSet,
+    on_cached: OnCached,
 ) -> Desk:
     return Desk(
         fleet=fleet,
@@ -254,7 +257,15 @@ def to_desk(
         cache_salts=cache_salts(secret.current.derive(CACHE_SALT)),
         stalled_reader_s=settings.stalled_reader_s,
         deadlines=settings.deadlines,
+        on_cached=on_cached,
     )
+
+
+def start_cache_report(stack: AsyncExitStack, system_db: AsyncEngine) -> CacheReport:
+    report = CacheReport(system_db)
+    report.start()
+    stack.push_async_callback(report.close)
+    return report
 
 
 def start_shipper(
@@ -276,6 +287,13 @@ def start_shipper(
     stack.push_async_callback(shipper.stop)
     stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
     return shipper
+
+
+def start_agreement(
+    settings: Settings, stack: AsyncExitStack, system_db: AsyncEngine, store: redis.asyncio.Redis
+) -> None:
+    start_superseded(stack, system_db, store)
+    start_daily_agreement(stack, Home(settings.home), settings.models, system_db)
 
 
 def start_invoicer(

@@ -24,7 +24,9 @@ from billing.events import Attempt, Quantities, Tags, UsageEvent
 from billing.price_book import PriceBook
 from billing.rating import Rated
 from billing.spool import Spool
+from gateway.cache_report import CacheNote, Locate, OnCached, unnoted
 from gateway.delivery import Delivery
+from gateway.fleet.cache_outcome import CacheOutcome
 from gateway.fleet.errors import (
     DeadlinePassed,
     NoPlace,
@@ -34,6 +36,7 @@ from gateway.fleet.errors import (
 )
 from gateway.fleet.replica import (
     Item,
+    Locating,
     MeteredUsage,
     PreparedRequest,
     Replica,
@@ -157,6 +160,8 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
     cache_salts: CacheSalts
     stalled_reader_s: float
     deadlines: LaneDeadlines = LaneDeadlines()
+    on_cached: OnCached = unnoted
+    """Hears what was read from caches of each prompt that is on a bill."""
     open_calls: dict[asyncio.Task[None], Delivery] = msgspec.field(default_factory=dict)
 
     def sells_priority(self, model: str) -> bool:
@@ -302,6 +307,7 @@ class Run:
         self.account = self.call.account or self.desk.spool
         self.rests = Rests(halting(replica, self.attempt.id))
         self.usage: MeteredUsage | None = None
+        self.cache: CacheOutcome | None = None
         self.opening = generation.call.opening
         self.checkpoint_due_s, self.checkpoint_due_output = 0.0, 0
         self.closing = False
@@ -395,6 +401,7 @@ class Run:
             return
         self.usage = usage
         if event.finished:
+            self.cache = event.cache
             return  # nothing more will be written, and what was is closed and settled at once
         self.allowance.note(to_units(usage), self.rests.for_limits)
 
@@ -429,6 +436,24 @@ class Run:
         if not is_loss:
             self.call.meter.used(usage)
             self.delivery.is_billed = True
+            self.desk.on_cached(self.cache_note(usage))
+
+    def cache_note(self, usage: MeteredUsage) -> CacheNote:
+        return CacheNote(
+            attempt=self.attempt,
+            usage=usage,
+            cache_key=self.call.request.cache_key,
+            outcome=self.cache,
+            replica=self.replica.name,
+            locate=self.locate() if self.cache and self.cache.cause == "changed" else None,
+        )
+
+    def locate(self) -> Locate | None:
+        """It knows nothing of this run, as `halting`."""
+        if not isinstance(self.replica, Locating) or self.call.request.prompt is None:
+            return None
+        find, prepared, turn = self.replica.locate, self.prepared, self.call.turn
+        return lambda position: find(prepared, position, turn)
 
 
 def halting(replica: Replica, attempt_id: str) -> Rest:

@@ -21,6 +21,7 @@ from gateway.auth.authorization import Authorization
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.federation import Federation
 from gateway.batches.runner import BatchRunner
+from gateway.cache_report import CacheReport
 from gateway.files.store import FileStore
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.idempotency_keys import IdempotencyKeys
@@ -65,6 +66,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     webhooks: Webhooks
     files: FileStore
     batches: BatchRunner
+    cache_report: CacheReport
     trusted_proxies: Networks = Networks()
     started_at: int
     """Unix seconds."""

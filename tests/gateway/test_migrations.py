@@ -16,6 +16,7 @@ import gateway.auth.issuer_tables
 import gateway.auth.tables
 import gateway.auth.token_tables
 import gateway.batches.tables
+import gateway.cache_rows
 import gateway.files.tables
 import gateway.responses.tables
 import gateway.tenancy.member_tables
@@ -26,6 +27,7 @@ from migrations.runner import MigrationError, migrate
 ROOMS = (
     gateway.tenancy.tables.metadata,
     gateway.batches.tables.metadata,
+    gateway.cache_rows.metadata,
     gateway.files.tables.metadata,
     gateway.webhooks.tables.metadata,
     billing.tables.metadata,

@@ -94,6 +94,7 @@ SYSTEM = {
     "cache_leases.CacheLeases.booked": "of the events that this gateway has shipped",
     "cache_leases.CacheLeases.heard": "of the attempt that an engine names",
     "cache_leases.CacheLeases.watch": "engines are of the whole installation",
+    "cache_report.CacheReport.note": "of the attempt that it is given",
     "files.contents.PostgresContents.writer": "asks nobody",
     "files.contents.PostgresWriter.write": "of the upload that was begun",
     "files.store.FileStore.read": "of the file that it is given",
