@@ -17,7 +17,8 @@ from gateway.cache_reading import CachePage, read_cache_report
 from gateway.db import tenant
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal
 from gateway.routes.access import needs, services
-from gateway.routes.operations import JSON, describes
+from gateway.routes.media_types import JSON
+from gateway.routes.operations import describes
 from gateway.wire.cache_report import (
     CacheReportQuery,
     CacheResult,
