@@ -436,7 +436,8 @@ class Run:
         if not is_loss:
             self.call.meter.used(usage)
             self.delivery.is_billed = True
-            self.desk.on_cached(self.cache_note(usage))
+            # Behind the answer: what goes wrong there is no matter of this request.
+            asyncio.get_running_loop().call_soon(self.desk.on_cached, self.cache_note(usage))
 
     def cache_note(self, usage: MeteredUsage) -> CacheNote:
         return CacheNote(
