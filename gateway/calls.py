@@ -34,6 +34,8 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
     encoder: Callable[[GenerateRequest, Heading], Encoder]
     opening: Callable[[GenerateRequest, Heading], Opening | None] | None = None
     """What a stream begins with that says what its prompt was; None: nothing."""
+    knows_batches: bool = False
+    """A batch is a tier that its answers name."""
 
 
 class Surface(Voice, frozen=True, kw_only=True):
@@ -70,7 +72,7 @@ def to_call(desk: Desk, voice: Voice, asker: Asker, generate: GenerateRequest) -
     heading = Heading(
         id=voice.id_prefix + asker.request_id.removeprefix(REQUEST_PREFIX),
         created=int(time.time()),
-        service_tier="default" if turn.tier == "batch" else turn.tier,  # vendors have no other
+        service_tier="default" if turn.tier == "batch" and not voice.knows_batches else turn.tier,
     )
     return Call(
         request_id=asker.request_id,

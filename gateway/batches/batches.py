@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
-from gateway.batches.states import ENDED, Status, may_cancel
+from gateway.batches.states import ENDED, MESSAGES, Shape, Status, may_cancel
 from gateway.batches.tables import batches
 from gateway.files.files import BATCH, get_file
 from gateway.ids import uuid7_hex
@@ -46,6 +46,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     num_total: int
     num_completed: int
     num_failed: int
+    num_unrun: int
+    """Of those that failed."""
     input_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -91,15 +93,49 @@ async def create_batch(
     if file.purpose != BATCH:
         detail = "must be a file with the purpose 'batch'"
         raise InvalidField("input_file_id", detail)
+    return await add_batch(
+        conn,
+        org_id=org_id,
+        project_id=project_id,
+        key_id=key_id,
+        endpoint=endpoint,
+        input_file_id=input_file_id,
+        field="input_file_id",
+        completion_window=completion_window,
+        metadata=metadata,
+        output_expires_after_s=output_expires_after_s,
+        tags=tags,
+        actor=actor,
+    )
+
+
+async def add_batch(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    project_id: str,
+    key_id: str,
+    endpoint: str,
+    input_file_id: str,
+    field: str,
+    completion_window: str = "24h",
+    metadata: Mapping[str, str] | None = None,
+    output_expires_after_s: int | None = None,
+    num_total: int = 0,
+    tags: Mapping[str, str] | None = None,
+    prefix: str = PREFIX,
+    actor: Actor,
+) -> Batch:
+    """Of a file that its caller has looked at. `field`: what is to blame for one too many;
+    `num_total`: its lines, where that is known. Raises: InvalidField."""
     live = sa.select(sa.func.count()).where(
         batches.c.org_id == org_id, batches.c.status.not_in(ENDED)
     )
     if (await conn.scalar(live) or 0) >= MAX_LIVE_PER_ORG:
         most = f"an organization has at most {MAX_LIVE_PER_ORG} batches under way"
-        raise InvalidField("input_file_id", most)
-    window = WINDOWS[completion_window]
+        raise InvalidField(field, most)
     added = sa.insert(batches).values(
-        id=f"{PREFIX}{uuid7_hex()}",
+        id=f"{prefix}{uuid7_hex()}",
         org_id=org_id,
         project_id=project_id,
         key_id=key_id,
@@ -108,9 +144,10 @@ async def create_batch(
         completion_window=completion_window,
         metadata=None if metadata is None else dict(metadata),
         output_expires_after_s=output_expires_after_s,
+        num_total=num_total,
         tags=dict(tags) if tags else None,
         status="validating",
-        expires_at=sa.func.now() + window,
+        expires_at=sa.func.now() + WINDOWS[completion_window],
     )
     made = Batch(**(await conn.execute(added.returning(*COLUMNS))).one()._mapping)
     after = {"project_id": project_id, "endpoint": endpoint, "input_file_id": input_file_id}
@@ -126,9 +163,11 @@ async def create_batch(
     return made
 
 
-def select_batches(org_id: str, project_id: str) -> sa.Select[Any]:
+def select_batches(org_id: str, project_id: str, shape: Shape = "openai") -> sa.Select[Any]:
     """Those of a project, for a page of them."""
-    return sa.select(*COLUMNS).where(batches.c.org_id == org_id, batches.c.project_id == project_id)
+    own = sa.and_(batches.c.org_id == org_id, batches.c.project_id == project_id)
+    shaped = (batches.c.endpoint == MESSAGES) == (shape == "anthropic")
+    return sa.select(*COLUMNS).where(own, shaped, batches.c.deleted_at.is_(None))
 
 
 def to_batches(rows: Iterable[sa.Row[Any]]) -> list[Batch]:
@@ -136,10 +175,16 @@ def to_batches(rows: Iterable[sa.Row[Any]]) -> list[Batch]:
 
 
 async def get_batch(
-    conn: AsyncConnection, *, org_id: str, project_id: str, batch_id: str, lock: bool = False
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    project_id: str,
+    batch_id: str,
+    lock: bool = False,
+    shape: Shape = "openai",
 ) -> Batch:
     """Raises: NotFound."""
-    found = select_batches(org_id, project_id).where(batches.c.id == batch_id)
+    found = select_batches(org_id, project_id, shape).where(batches.c.id == batch_id)
     row = (
         await conn.execute(found.with_for_update(key_share=True) if lock else found)
     ).one_or_none()
@@ -149,14 +194,20 @@ async def get_batch(
 
 
 async def cancel_batch(
-    conn: AsyncConnection, *, org_id: str, project_id: str, batch_id: str, actor: Actor
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    project_id: str,
+    batch_id: str,
+    actor: Actor,
+    shape: Shape = "openai",
 ) -> Batch:
     """Nothing more of it begins; what runs ends, and is in its results. Idempotent.
 
     Raises: NotFound, ReadOnly (it has ended, or is about to).
     """
     where = {"org_id": org_id, "project_id": project_id, "batch_id": batch_id}
-    found = await get_batch(conn, **where, lock=True)
+    found = await get_batch(conn, **where, lock=True, shape=shape)
     if found.status in ("cancelling", "cancelled"):
         return found
     if not may_cancel(found.status):

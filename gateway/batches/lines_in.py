@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from gateway.wire import batched_requests
+
 MAX_CUSTOM_ID_CHARS = 512
 MAX_ERRORS = 100
 """That are told; a file with so many is read no further."""
@@ -163,6 +165,34 @@ class Reader:
             message = f"The model {said.model[:128]!r} does not exist or you may not use it."
             return wrong("model_not_found", message, "body.model")
         return Line(number=number, custom_id=written.custom_id, body=body, model=said.model)
+
+
+class RequestsReader:
+    """Of the requests of a batch in Anthropic's shape, which were looked at when they came, each of
+    a line: whatever is wrong with its parameters turns out when it runs."""
+
+    model: str | None = None
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+        self.errors: list[LineError] = []
+
+    @property
+    def has_given_up(self) -> bool:
+        return bool(self.errors)
+
+    def read(self, number: int, text: bytes) -> Line:
+        found = batched_requests.decoder.decode(text)
+        self.num_lines += 1
+        body = bytes(found.params)
+        return Line(number=number, custom_id=found.custom_id, body=body, model="")
+
+    def end(self) -> None:
+        """There is one at least."""
+
+    def refuse_long(self, number: int, max_line_bytes: int) -> None:
+        message = f"This request is longer than {max_line_bytes} bytes."
+        self.errors.append(LineError(code="line_too_long", message=message, line=number))
 
 
 def _invalid(number: int, text: str, inside: str = "") -> LineError:

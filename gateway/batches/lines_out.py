@@ -1,4 +1,4 @@
-"""The lines of a batch's output and of its error file. Pure.
+"""The lines of a batch's output and of its error file; in Anthropic's shape, of its results. Pure.
 
 Above: `results`. Below: msgspec, `states`. A line that was answered says so with the answer's
 status, be it an error; one that was never run says why.
@@ -9,6 +9,13 @@ from __future__ import annotations
 import msgspec
 
 from gateway.batches.states import WHY, LineCode
+from gateway.wire.anthropic_batches import (
+    Canceled,
+    Errored,
+    Expired,
+    IndividualResponse,
+    Succeeded,
+)
 
 OVERHEAD_BYTES = 512
 """Around an answer, beside the line's own id, at most."""
@@ -68,4 +75,18 @@ def to_line(batch_id: str, line: Ended) -> bytes:
         response=response,
         error=error,
     )
+    return msgspec.json.encode(written) + b"\n"
+
+
+def to_message_line(line: Ended) -> bytes:
+    """In Anthropic's shape, with its line feed."""
+    answer = msgspec.Raw(line.answer or b"")
+    result: Succeeded | Errored | Canceled | Expired
+    if line.code is not None:
+        result = Canceled() if line.code == "batch_cancelled" else Expired()
+    elif line.is_output:
+        result = Succeeded(message=answer)
+    else:
+        result = Errored(error=answer)
+    written = IndividualResponse(custom_id=line.custom_id, result=result)
     return msgspec.json.encode(written) + b"\n"

@@ -16,11 +16,18 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.batches.batches import COLUMNS, Batch
-from gateway.batches.lines_out import ESCAPED, OVERHEAD_BYTES, Ended, to_line
-from gateway.batches.states import LineCode, at_the_end, code_of_unrun, is_over, while_written
+from gateway.batches.lines_out import ESCAPED, OVERHEAD_BYTES, Ended, to_line, to_message_line
+from gateway.batches.states import (
+    LineCode,
+    at_the_end,
+    code_of_unrun,
+    is_over,
+    shape_of,
+    while_written,
+)
 from gateway.batches.tables import batch_lines, batches
 from gateway.db import tenant
-from gateway.files.files import BATCH_OUTPUT
+from gateway.files.files import BATCH_OUTPUT, MESSAGE_RESULTS
 from gateway.files.store import FileStore
 from gateway.files.uploads import Upload
 
@@ -51,9 +58,13 @@ async def finish(db: AsyncEngine, files: FileStore, batch: Batch, holder: str) -
     errors = await _begin(files, batch, sizes.errors)
     try:
         async for line in _ended(db, batch):
-            upload = output if line.is_output else errors
+            if shape_of(batch.endpoint) == "anthropic":
+                upload, text = output, to_message_line(line)
+            else:
+                upload = output if line.is_output else errors
+                text = to_line(batch.id, line)
             assert upload is not None
-            await upload.write(to_line(batch.id, line))
+            await upload.write(text)
         async with tenant(db, batch.org_id) as conn:
             await _end(conn, closed, holder, output, errors)
     except BaseException:
@@ -87,6 +98,7 @@ async def _close(conn: AsyncConnection, batch: Batch, holder: str) -> Batch | No
     closed = closed.values(
         status=while_written(found.status),
         num_failed=batches.c.num_failed + num_unrun,
+        num_unrun=batches.c.num_unrun + num_unrun,
         finalizing_at=sa.func.coalesce(batches.c.finalizing_at, sa.func.now()),
     )
     return Batch(**(await conn.execute(closed)).one()._mapping)
@@ -101,7 +113,8 @@ async def _end_unrun(conn: AsyncConnection, whose: sa.ColumnElement[bool], code:
 
 
 async def _sizes(conn: AsyncConnection, batch: Batch) -> Sizes:
-    is_output = _OWN.state == "done"
+    has_one_file = shape_of(batch.endpoint) == "anthropic"
+    is_output = sa.true() if has_one_file else _OWN.state == "done"
     each = sa.func.coalesce(_SIZE, ESCAPED * sa.func.octet_length(_OWN.custom_id)) + OVERHEAD_BYTES
     asked = sa.select(
         sa.func.coalesce(sa.func.sum(each).filter(is_output), 0),
@@ -164,7 +177,7 @@ async def _finish_file(conn: AsyncConnection, batch: Batch, upload: Upload, name
     await upload.close()
     await upload.finish(
         conn,
-        purpose=BATCH_OUTPUT,
+        purpose=MESSAGE_RESULTS if shape_of(batch.endpoint) == "anthropic" else BATCH_OUTPUT,
         filename=name,
         expires_after_s=batch.output_expires_after_s or DEFAULT_EXPIRY_S,
     )

@@ -7,6 +7,8 @@
                  │   └── cancelling ──────> cancelled
                  └ (cancelling may come while it is validated, too)
 
+The same batch is seen in two shapes: OpenAI's, made of a file, and Anthropic's, made of requests.
+
 Above: `batches`, `steward`. Below: nothing. A line is open until it has ended, done or failed, and
 then for good; while somebody works on it it is leased.
 """
@@ -25,6 +27,9 @@ Status = Literal[
     "cancelling",
     "cancelled",
 ]
+Shape = Literal["openai", "anthropic"]
+MESSAGES = "/v1/messages"
+"""The endpoint of all batches in Anthropic's shape, and of no other."""
 ENDED: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})
 LineState = Literal["open", "done", "failed"]
 """`done`: answered with a 2xx, and billed. `failed`: everything else, and nobody pays."""
@@ -33,6 +38,10 @@ WHY: dict[LineCode, str] = {
     "batch_expired": "This request could not be executed before the completion window expired.",
     "batch_cancelled": "This request was not executed, because its batch was cancelled.",
 }
+
+
+def shape_of(endpoint: str) -> Shape:
+    return "anthropic" if endpoint == MESSAGES else "openai"
 
 
 def may_cancel(status: Status) -> bool:

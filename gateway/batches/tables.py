@@ -45,7 +45,7 @@ batches = sa.Table(
     sa.Column("status", sa.Text, nullable=False),
     sa.Column("model", sa.Text, nullable=True),
     sa.Column("errors", JSONB, nullable=True),
-    *(_count(f"num_{kind}") for kind in ("total", "completed", "failed")),
+    *(_count(f"num_{kind}") for kind in ("total", "completed", "failed", "unrun")),
     *(_count(f"{kind}_tokens") for kind in ("input", "cached", "output", "reasoning")),
     sa.Column("output_file_id", sa.Text, nullable=True),
     sa.Column("error_file_id", sa.Text, nullable=True),
@@ -55,7 +55,7 @@ batches = sa.Table(
         _moment(f"{status}_at")
         for status in (
             *("in_progress", "finalizing", "completed", "failed"),
-            *("expired", "cancelling", "cancelled", "dispatched"),
+            *("expired", "cancelling", "cancelled", "dispatched", "deleted"),
         )
     ),
     sa.Column("leased_by", sa.Text, nullable=True),

@@ -15,15 +15,23 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.batches.batches import Batch
-from gateway.batches.lines_in import Line, LineError, Reader, TooLong, split
-from gateway.batches.states import after_validation
+from gateway.batches.lines_in import (
+    Line,
+    LineError,
+    Reader,
+    RequestsReader,
+    TooLong,
+    split,
+)
+from gateway.batches.states import after_validation, shape_of
 from gateway.batches.tables import batch_lines, batches
 from gateway.db import tenant
-from gateway.files.files import File, get_file
+from gateway.files.files import File, drop_file, get_file
 from gateway.files.store import FileStore
 from gateway.tenancy.errors import NotFound
 
 INSERTED_AT_ONCE = 200
+AnyReader = Reader | RequestsReader
 
 
 class InputBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +58,9 @@ async def validate(
 ) -> None:
     """`serves`: whether a model may be asked. Raises: TakenOver, and what Postgres and the store
     of files raise."""
-    reader = Reader(batch.endpoint, serves, max_lines=bounds.max_lines)
+    reader: AnyReader = RequestsReader()
+    if shape_of(batch.endpoint) == "openai":
+        reader = Reader(batch.endpoint, serves, max_lines=bounds.max_lines)
     try:
         async with tenant(db, batch.org_id) as conn:
             await _read(conn, files, batch, reader, bounds)
@@ -63,7 +73,7 @@ async def validate(
 
 
 async def _read(
-    conn: AsyncConnection, files: FileStore, batch: Batch, reader: Reader, bounds: InputBounds
+    conn: AsyncConnection, files: FileStore, batch: Batch, reader: AnyReader, bounds: InputBounds
 ) -> None:
     try:
         file = await get_file(
@@ -71,6 +81,7 @@ async def _read(
             org_id=batch.org_id,
             project_id=batch.project_id,
             file_id=batch.input_file_id,
+            is_inner=shape_of(batch.endpoint) == "anthropic",
         )
     except NotFound:
         message = "The input file is gone."
@@ -89,7 +100,7 @@ async def _insert_all(
     files: FileStore,
     batch: Batch,
     file: File,
-    reader: Reader,
+    reader: AnyReader,
     bounds: InputBounds,
 ) -> None:
     found: list[Line] = []
@@ -125,7 +136,7 @@ async def _insert(conn: AsyncConnection, batch: Batch, lines: Sequence[Line]) ->
         await conn.execute(sa.insert(batch_lines), rows)
 
 
-async def _step(conn: AsyncConnection, batch: Batch, holder: str, reader: Reader) -> None:
+async def _step(conn: AsyncConnection, batch: Batch, holder: str, reader: AnyReader) -> None:
     """To the batch's next status, unless somebody else has taken it over."""
     mine = sa.and_(
         batches.c.org_id == batch.org_id,
@@ -147,3 +158,10 @@ async def _step(conn: AsyncConnection, batch: Batch, holder: str, reader: Reader
     else:
         values |= {"num_total": reader.num_lines, "model": reader.model}
     await conn.execute(sa.update(batches).where(mine).values(**values))
+    if shape_of(batch.endpoint) == "anthropic":  # a file that nobody sees, and now nobody needs
+        await drop_file(
+            conn,
+            org_id=batch.org_id,
+            project_id=batch.project_id,
+            file_id=batch.input_file_id,
+        )

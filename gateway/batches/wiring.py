@@ -10,13 +10,20 @@ from functools import partial
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.worker import OnBooked
-from gateway.batches.endpoints import Endpoint, ask_response, ask_surface
+from gateway.batches.endpoints import (
+    Endpoint,
+    ask_response,
+    ask_surface,
+    in_anthropic_shape,
+)
 from gateway.batches.runner import BatchRunner
+from gateway.batches.states import MESSAGES as MESSAGES_PATH
 from gateway.batches.validation import InputBounds
 from gateway.files.store import FileStore
 from gateway.inference import Desk
 from gateway.responses.wiring import Responses
 from gateway.routes.batches import SURFACES
+from gateway.routes.messages import MESSAGES
 from gateway.routes.responses import RESPONSES, to_own_face
 from gateway.settings import Settings
 from gateway.telemetry import Telemetry
@@ -60,4 +67,5 @@ def endpoints_of(desk: Desk, responses: Responses) -> Mapping[str, Endpoint]:
         path: Endpoint(to_call=partial(ask_surface, desk, surface))
         for path, surface in SURFACES.items()
     }
-    return {**plain, RESPONSES: respond}
+    messages = Endpoint(to_call=partial(ask_surface, desk, MESSAGES), encode=in_anthropic_shape)
+    return {**plain, RESPONSES: respond, MESSAGES_PATH: messages}

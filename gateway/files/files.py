@@ -24,6 +24,9 @@ PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 BATCH: Purpose = "batch"
 BATCH_OUTPUT = "batch_output"
 """What a batch writes."""
+MESSAGE_BATCH, MESSAGE_RESULTS = "message_batch", "message_batch_results"
+"""What a batch in Anthropic's shape was asked and has answered: shown by that batch alone."""
+_INNER = (MESSAGE_BATCH, MESSAGE_RESULTS)
 STALE_UPLOAD_S = 6 * 3600
 """An upload that has not ended by then has no gateway any more."""
 SWEEP_BATCH = 100
@@ -53,10 +56,13 @@ _IS_THERE = sa.and_(
 )
 
 
-def select_files(org_id: str, project_id: str, *, purpose: str | None = None) -> sa.Select[Any]:
-    """Those of a project, for a page of them; None: for whatever they are."""
+def select_files(
+    org_id: str, project_id: str, *, purpose: str | None = None, is_inner: bool = False
+) -> sa.Select[Any]:
+    """Those of a project, for a page of them; None: for whatever they are. `is_inner`: those that
+    nobody is shown as files."""
     own = sa.and_(files.c.org_id == org_id, files.c.project_id == project_id, _IS_THERE)
-    listed = sa.select(*COLUMNS).where(own)
+    listed = sa.select(*COLUMNS).where(own, files.c.purpose.in_(_INNER) == is_inner)
     return listed if purpose is None else listed.where(files.c.purpose == purpose)
 
 
@@ -65,10 +71,16 @@ def to_files(rows: Iterable[sa.Row[Any]]) -> list[File]:
 
 
 async def get_file(
-    conn: AsyncConnection, *, org_id: str, project_id: str, file_id: str, field: str = "file_id"
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    project_id: str,
+    file_id: str,
+    field: str = "file_id",
+    is_inner: bool = False,
 ) -> File:
     """`field`: what names it. Raises: NotFound."""
-    found = select_files(org_id, project_id).where(files.c.id == file_id)
+    found = select_files(org_id, project_id, is_inner=is_inner).where(files.c.id == file_id)
     row = (await conn.execute(found)).one_or_none()
     if row is None:
         raise NotFound(field, f"no file {file_id!r}")
@@ -82,7 +94,8 @@ async def delete_file(
     mine = sa.and_(
         files.c.org_id == org_id, files.c.project_id == project_id, files.c.id == file_id
     )
-    gone = sa.update(files).where(mine, _IS_THERE).values(deleted_at=sa.func.now())
+    gone = sa.update(files).where(mine, _IS_THERE, files.c.purpose.not_in(_INNER))
+    gone = gone.values(deleted_at=sa.func.now())
     row = (await conn.execute(gone.returning(*COLUMNS))).one_or_none()
     if row is None:
         raise NotFound("file_id", f"no file {file_id!r}")
@@ -95,6 +108,15 @@ async def delete_file(
         before={"project_id": project_id, "purpose": row.purpose, "bytes": row.size_bytes},
         project_id=project_id,
     )
+
+
+async def drop_file(conn: AsyncConnection, *, org_id: str, project_id: str, file_id: str) -> None:
+    """One that nobody was shown as a file. Idempotent."""
+    mine = sa.and_(
+        files.c.org_id == org_id, files.c.project_id == project_id, files.c.id == file_id
+    )
+    gone = sa.update(files).where(mine, files.c.purpose.in_(_INNER), files.c.deleted_at.is_(None))
+    await conn.execute(gone.values(deleted_at=sa.func.now()))
 
 
 # ---- for whoever sweeps: of all orgs

@@ -26,7 +26,13 @@ from gateway.wire.from_anthropic import from_anthropic, from_count_tokens
 from gateway.wire.from_openai import peek
 from gateway.wire.to_anthropic import to_anthropic, to_opening
 
-MESSAGES = Surface(id_prefix="msg_", read=from_anthropic, encoder=to_anthropic, opening=to_opening)
+MESSAGES = Surface(
+    id_prefix="msg_",
+    read=from_anthropic,
+    encoder=to_anthropic,
+    opening=to_opening,
+    knows_batches=True,
+)
 OLDEST_VERSION = "2023-06-01"
 """The first whose streams are these. Those since then ask and answer alike here: what a later one
 takes out of a request (`temperature`) is honoured in each. Who names none gets the same: the

@@ -57,6 +57,7 @@ WORDS = {
     "str": "a string",
 }
 FORMS = {
+    "custom_id": "1 to 64 letters and digits of ASCII, underscores and hyphens",
     "amount_usd": 'a decimal text in USD such as "12.50", of at most 7 digits before the point and'
     " 9 behind it",
     "model": "the name of a model, which has no NUL and is not too long",

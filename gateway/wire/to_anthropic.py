@@ -41,7 +41,12 @@ from gateway.wire.request import GenerateRequest, Heading
 Items = Sequence[Item]
 Kind = Literal["text", "thinking", "tool_use"]
 
-SERVED_AS: dict[Tier, ServedTier] = {"default": "standard", "priority": "priority", "flex": "batch"}
+SERVED_AS: dict[Tier, ServedTier] = {
+    "default": "standard",
+    "priority": "priority",
+    "flex": "batch",
+    "batch": "batch",
+}
 STOP_REASONS: dict[FinishReason, StopReason] = {
     "stop": "end_turn",
     "length": "max_tokens",

@@ -20,6 +20,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.exc import IntegrityError, NoResultFound
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -143,6 +144,7 @@ VALUES: dict[str, object] = {
     "contents": SimpleNamespace(writer=lambda *_: None),
     "email": "taken@over.example",
     "event_types": ["budget.threshold_reached"],
+    "field": "x",
     "fields": {"description": "taken over"},
     "changes": {"name": "taken over"},
     "grace_s": 60,
@@ -154,6 +156,7 @@ VALUES: dict[str, object] = {
     "most_bytes": 1,
     "name": "taken over",
     "now": datetime.now(tz=UTC),
+    "num_requests": 1,
     "password_hash": "taken over",
     "origins": ("https://taken.example",),
     "pepper": b"p" * 32,
@@ -180,6 +183,12 @@ LEFT_OUT = {
     ("tenancy.spend_caps.create_spend_cap", "key_id"),
 }
 """A key is of a user or of a service account, a cap of a project or of a key."""
+OF_MESSAGES = "UPDATE batches SET endpoint = '/v1/messages'"
+FIRST = {
+    "batches.message_batches.cancel_message_batch": OF_MESSAGES,
+    "batches.message_batches.delete_message_batch": OF_MESSAGES,
+}
+"""What makes the rows of both tenants what a verb is about."""
 FOREIGN_KEY = "23503"
 """Postgres: foreign_key_violation."""
 CONNECTIONS = ("AsyncConnection", "AsyncEngine")
@@ -260,6 +269,11 @@ async def call(name: str, pool: AsyncEngine, redis: Redis, *, org: str) -> objec
         return await TENANTS[name](*positional, **named)
 
 
+async def run_first(db: AsyncEngine, name: str) -> None:
+    async with db.begin() as conn:
+        await conn.execute(sa.text(FIRST[name]))
+
+
 @pytest.mark.parametrize("role", [ROLE_TENANT, ROLE_SYSTEM])
 async def test_verbs_with_another_tenants_ids_find_nothing_and_change_nothing(
     db: AsyncEngine, postgres_url: str, redis: Redis, role: str
@@ -271,6 +285,9 @@ async def test_verbs_with_another_tenants_ids_find_nothing_and_change_nothing(
     pool = create_engine(postgres_url, role=role)
     for name in sorted(TENANTS):
         found: object = None
+        if name in FIRST:
+            await run_first(db, name)
+            before = await rows_of_alice(db, columns)
         try:
             found = await call(name, pool, redis, org=MALLORY)
         except (NotFound, NoResultFound, InvalidKey):
@@ -291,6 +308,8 @@ async def test_with_ones_own_ids_the_same_call_finds_something(
 ) -> None:
     """Or the test above would try nothing."""
     await populate(db)
+    if name in FIRST:
+        await run_first(db, name)
     try:
         await call(name, db, redis, org=ALICE)
     except (LastOwner, NameTaken):

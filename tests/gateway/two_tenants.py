@@ -193,6 +193,7 @@ IDS = {
     "issuer_id": id_of("issuers"),
     "key_id": id_of("api_keys"),
     "line_id": id_of("invoice_lines"),
+    "message_batch_id": id_of("batches"),
     "project_id": id_of("projects"),
     "conversation_id": id_of("conversations"),
     "item_id": id_of("conversation_items"),

@@ -4,198 +4,28 @@ once, or neither. Runners are killed in the middle of everything, on a real Post
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import sqlalchemy as sa
-from redis.asyncio import Redis
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing import ledger
 from billing.price_book import PriceBook
-from billing.spool import Spool
 from billing.tables import usage_events
-from billing.worker import nobody
-from gateway.audit.log import COMMAND_LINE
 from gateway.batches import lines, steward
-from gateway.batches.batches import Batch, cancel_batch, create_batch, get_batch
-from gateway.batches.endpoints import Endpoint, ask_surface
+from gateway.batches.batches import Batch
 from gateway.batches.runner import BatchRunner
 from gateway.batches.running import MAX_LOSSES
 from gateway.batches.tables import batch_lines, batches
-from gateway.batches.validation import InputBounds
-from gateway.calls import Surface
-from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
-from gateway.files.contents import PostgresContents
-from gateway.files.files import get_file
-from gateway.files.store import FileStore
 from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
-from gateway.fleet.replica import MeteredUsage, TextDelta
-from gateway.fleet.router import Fleet, Route
-from gateway.inference import Desk
-from gateway.limits.limiter import Limiter
-from gateway.tasks import TaskSet
-from gateway.telemetry import Telemetry
 from gateway.tenancy.tables import api_keys
-from gateway.wire.request import ChatPrompt, GenerateRequest
-from tests.gateway.office import AsListed, ScriptedReplica
-from tests.gateway.whole_app import Tenant, make_tenant
+from tests.gateway.batches.world import LEASE_S, MODEL, World
+from tests.gateway.office import ScriptedReplica
+from tests.gateway.whole_app import make_tenant
 
-MODEL, CHAT = "penny", "/v1/chat/completions"
-BOUNDS = InputBounds(max_lines=1000, max_file_bytes=2**20, max_line_bytes=2**16)
-LEASE_S = 0.4
 NUM_LINES, NUM_KILLS = 60, 25
-
-
-class WholeEncoder:
-    def __init__(self, request: GenerateRequest, heading: object) -> None:
-        self.text = ""
-
-    def encode(self, items: Sequence[Any]) -> bytes:
-        self.text += "".join(each.text for each in items if isinstance(each, TextDelta))
-        return b""
-
-    def finish(self, usage: MeteredUsage, cost: object = None) -> bytes:
-        return msgspec.json.encode({"text": self.text, "output": usage.output})
-
-
-def read(body: bytes, kind: object) -> GenerateRequest:
-    prompt = ChatPrompt(messages=[])
-    return GenerateRequest(model=MODEL, stream=False, include_usage=False, prompt=prompt)
-
-
-SURFACE = Surface(id_prefix="chatcmpl-", read=read, encoder=WholeEncoder)
-
-
-class World:
-    """A tenant with batches, and runners for them."""
-
-    def __init__(self, db: AsyncEngine, owner: Tenant, key_id: str, **parts: Any) -> None:
-        self.db, self.owner, self.key_id = db, owner, key_id
-        self.desk: Desk = parts["desk"]
-        self.pools: list[AsyncEngine] = parts["pools"]
-        self.files: FileStore = parts["files"]
-
-    @property
-    def where(self) -> dict[str, str]:
-        return {"org_id": self.owner.org_id, "project_id": self.owner.project_id}
-
-    def runner(self, **options: Any) -> BatchRunner:
-        given: dict[str, Any] = {"max_running": 8, "lease_s": LEASE_S, "poll_s": 0.02, **options}
-        return BatchRunner(
-            desk=self.desk,
-            telemetry=Telemetry(models=[MODEL]),
-            db=self.pools[0],
-            system_db=self.pools[1],
-            files=self.files,
-            bounds=BOUNDS,
-            endpoints={CHAT: Endpoint(to_call=partial(ask_surface, self.desk, SURFACE))},
-            on_booked=nobody,
-            **given,
-        )
-
-    async def batch(self, content: bytes | int) -> Batch:
-        if isinstance(content, int):
-            content = b"".join(a_line(number) for number in range(content))
-        upload = await self.files.begin(**self.where, most_bytes=len(content))
-        await upload.write(content)
-        await upload.close()
-        async with tenant(self.db, self.owner.org_id) as conn:
-            file = await upload.finish(conn, purpose="batch", filename="in.jsonl")
-            return await create_batch(
-                conn,
-                **self.where,
-                key_id=self.key_id,
-                endpoint=CHAT,
-                input_file_id=file.id,
-                actor=COMMAND_LINE,
-            )
-
-    async def now(self, batch: Batch) -> Batch:
-        async with tenant(self.db, self.owner.org_id) as conn:
-            return await get_batch(conn, **self.where, batch_id=batch.id)
-
-    async def until(self, batch: Batch, *statuses: str) -> Batch:
-        async with asyncio.timeout(20):
-            while (found := await self.now(batch)).status not in statuses:
-                await asyncio.sleep(0.02)
-        return found
-
-    async def results(self, file_id: str | None) -> list[dict[str, Any]]:
-        if file_id is None:
-            return []
-        async with tenant(self.db, self.owner.org_id) as conn:
-            file = await get_file(conn, **self.where, file_id=file_id)
-        content = b"".join([piece async for piece in self.files.read(file)])
-        assert len(content) == file.size_bytes
-        return [json.loads(line) for line in content.splitlines()]
-
-    async def billed(self) -> list[Any]:
-        async with self.db.connect() as conn:
-            found = sa.select(usage_events).where(usage_events.c.kind == "usage")
-            return list(await conn.execute(found))
-
-
-def a_line(number: int, **changes: Any) -> bytes:
-    line = {
-        "custom_id": f"line-{number}",
-        "method": "POST",
-        "url": CHAT,
-        "body": {"model": MODEL, "messages": []},
-        **changes,
-    }
-    return json.dumps(line).encode() + b"\n"
-
-
-@pytest.fixture
-async def replica() -> ScriptedReplica:
-    return ScriptedReplica()
-
-
-@pytest.fixture
-async def world(
-    db: AsyncEngine,
-    postgres_url: str,
-    redis: Redis,
-    tmp_path: Path,
-    replica: ScriptedReplica,
-) -> AsyncIterator[World]:
-    owner = await make_tenant(postgres_url, "acme", is_operator=True)
-    pools = [create_engine(postgres_url, role=role) for role in (ROLE_TENANT, ROLE_SYSTEM)]
-    spool, tasks, limiter = await Spool.open(tmp_path / "spool"), TaskSet(), Limiter(redis)
-    route = Route(model=MODEL, kind="engine", replicas=(replica,))
-    desk = Desk(
-        fleet=Fleet([route], rng=AsListed()),
-        limiter=limiter,
-        spool=spool,
-        price_book=PriceBook.load(),
-        tasks=tasks,
-        cache_salts=lambda org: org,
-        stalled_reader_s=60.0,
-    )
-    files = FileStore(
-        db=pools[0],
-        system_db=pools[1],
-        contents=PostgresContents(pools[0]),
-        max_file_bytes=2**20,
-        max_org_bytes=2**24,
-    )
-    async with db.connect() as conn:
-        mine = sa.select(api_keys.c.id).where(api_keys.c.name == "first")
-        key_id = str(await conn.scalar(mine))
-    yield World(db, owner, key_id, desk=desk, pools=pools, files=files)
-    await tasks.close()
-    await limiter.close()
-    await spool.shutdown()
-    for pool in pools:
-        await pool.dispose()
 
 
 def kill(runner: BatchRunner) -> None:
@@ -335,48 +165,6 @@ async def test_what_is_lost_is_tried_again_and_then_fails_alone(
     assert len(replica.attempts) == MAX_LOSSES
     wasted = (await world.desk.spool.read_closed(10)).events
     assert [each.kind for each in wasted] == ["waste"] * MAX_LOSSES
-
-
-async def test_a_cancelled_batch_has_what_was_done(world: World, replica: ScriptedReplica) -> None:
-    replica.hangs_after = 1
-    runner = world.runner(max_running=2)
-    runner.start()
-    batch = await world.batch(5)
-    await asyncio.wait_for(replica.hangs.wait(), 10)
-    async with tenant(world.db, world.owner.org_id) as conn:
-        where = {**world.where, "batch_id": batch.id, "actor": COMMAND_LINE}
-        assert (await cancel_batch(conn, **where)).status == "cancelling"
-        assert (await cancel_batch(conn, **where)).status == "cancelling"
-    await asyncio.sleep(0.1)
-    assert (await world.now(batch)).status == "cancelling", "two lines run"
-    replica.aborted.set()
-    done = await world.until(batch, "cancelled")
-    await runner.close()
-    assert (done.num_total, done.num_completed, done.num_failed) == (5, 2, 3)
-    output = await world.results(done.output_file_id)
-    errors = await world.results(done.error_file_id)
-    assert len(output) == len(await world.billed()) == 2
-    assert {each["error"]["code"] for each in errors} == {"batch_cancelled"}
-    assert {each["response"] for each in errors} == {None}
-
-
-async def test_a_batch_that_is_late_has_what_was_done(
-    world: World, replica: ScriptedReplica
-) -> None:
-    batch = await world.batch(3)
-    first = world.runner(max_running=1, poll_s=0.01)
-    replica.hangs_after = 2
-    first.start()
-    await asyncio.wait_for(replica.hangs.wait(), 10)
-    async with world.db.begin() as conn:
-        await conn.execute(sa.update(batches).values(expires_at=sa.func.now()))
-    replica.aborted.set()
-    done = await world.until(batch, "expired")
-    await first.close()
-    assert done.num_completed + done.num_failed == 3 and done.num_completed >= 1
-    errors = await world.results(done.error_file_id)
-    assert {each["error"]["code"] for each in errors} == {"batch_expired"}
-    assert len(await world.results(done.output_file_id)) == len(await world.billed())
 
 
 async def test_a_key_that_was_revoked_asks_nothing_more(

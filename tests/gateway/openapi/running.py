@@ -343,6 +343,10 @@ class Running:
             completion_window="24h",
         )
 
+    def make_message_batch(self, *_: Any) -> str:
+        requests = [{"custom_id": "a", "params": {}}]
+        return self.made("/v1/messages/batches", requests=requests)
+
     make_rate_limit = make_model
 
     def make_price_list(self, *_: Any) -> str:
