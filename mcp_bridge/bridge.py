@@ -1,0 +1,143 @@
+"""The bridge: many MCP servers behind one door, for many tenants.
+
+Above: `door`, and whoever mounts it. Below: both faces. Knows no billing, no Litestar and no
+gateway: who calls is a `Caller`, found out by others. A server has an `Upstream` for each tenant;
+those that nobody asked for a while are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import httpcore
+from redis.asyncio import Redis
+
+from mcp_bridge.endpoint import Endpoint
+from mcp_bridge.errors import BridgeError
+from mcp_bridge.legacy_face import LegacyFace
+from mcp_bridge.modern_face import ModernFace
+from mcp_bridge.names import checked_label
+from mcp_bridge.protocol.continuation import Sealer
+from mcp_bridge.relay import Relay
+from mcp_bridge.sessions import Sessions
+from mcp_bridge.upstream import (
+    IDLE_S,
+    MAX_CONNECTIONS,
+    MAX_IDLE_CONNECTIONS,
+    ServerConfig,
+    Upstream,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_UPSTREAMS = 1024
+"""Of all tenants, in one worker."""
+MAX_SERVERS = 64
+KEEPS_NAMES = "identity"
+"""The namespace whose one server keeps its names."""
+NAMESPACE = re.compile(r"[a-z0-9](?:-?[a-z0-9]){0,31}")
+
+
+class BadServer(BridgeError):
+    """Of a configured server; the text names the field."""
+
+    code = "bad_server"
+
+
+class Bridge:
+    """`keys`: for what clients bring back, the newest first. `network`: who dials, and checks
+    where to; None: anywhere."""
+
+    def __init__(
+        self,
+        servers: Iterable[ServerConfig],
+        redis: Redis,
+        keys: Sequence[bytes],
+        *,
+        info: dict[str, Any],
+        network: httpcore.AsyncNetworkBackend | None = None,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
+        self._servers = check_servers(servers)
+        self._network, self._trust = network, trust
+        self._info = info
+        self._upstreams: OrderedDict[tuple[str, str], Upstream] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self.sessions = Sessions(redis)
+        self.relay = Relay(redis)
+        self.modern = ModernFace(self.sessions, self.relay, Sealer(keys), info)
+        self.legacy = LegacyFace(self.sessions, self.relay, info)
+
+    async def start(self) -> None:
+        await self.relay.start()
+        self._sweeper = asyncio.get_running_loop().create_task(self.modern.sweep_forever())
+
+    async def close(self) -> None:
+        """What is under way ends by name."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self.legacy.close()
+        await self.modern.close()
+        await self.relay.close()
+        for upstream in self._upstreams.values():
+            await upstream.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def endpoint(self, org_id: str, namespace: str | None = None) -> Endpoint | None:
+        """None: there is no such namespace. Without one: all servers."""
+        found = [each for each in self._servers if namespace in (None, each.namespace)]
+        if not found and namespace is not None:
+            return None
+        keeps_names = len(found) == 1 and found[0].namespace == KEEPS_NAMES
+        return Endpoint(
+            key=namespace or "",
+            upstreams=tuple(self._upstream(org_id, each) for each in found),
+            keeps_names=keeps_names,
+        )
+
+    def _upstream(self, org_id: str, config: ServerConfig) -> Upstream:
+        key = (org_id, config.name)
+        upstream = self._upstreams.get(key)
+        if upstream is None:
+            pool = httpcore.AsyncConnectionPool(
+                ssl_context=self._trust,
+                max_connections=MAX_CONNECTIONS,
+                max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+                keepalive_expiry=IDLE_S,
+                network_backend=self._network,
+            )
+            upstream = self._upstreams[key] = Upstream(config, self._info, pool)
+            while len(self._upstreams) > MAX_UPSTREAMS:
+                self._close_soon(self._upstreams.popitem(last=False)[1])
+        self._upstreams.move_to_end(key)
+        return upstream
+
+    def _close_soon(self, upstream: Upstream) -> None:
+        task = asyncio.get_running_loop().create_task(upstream.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def check_servers(servers: Iterable[ServerConfig]) -> tuple[ServerConfig, ...]:
+    """Raises: BadServer, NameRefused."""
+    found = tuple(servers)
+    if len(found) > MAX_SERVERS:
+        raise BadServer(f"servers: more than {MAX_SERVERS}")
+    names = [each.name for each in found]
+    for each in found:
+        checked_label(each.name)
+        if names.count(each.name) > 1:
+            raise BadServer(f"name: {each.name!r} stands there twice")
+        if not each.url.startswith(("http://", "https://")):
+            raise BadServer(f"url: {each.name!r}: an http or https URL is wanted")
+        if each.namespace is not None and NAMESPACE.fullmatch(each.namespace) is None:
+            raise BadServer(f"namespace: {each.namespace!r}: letters, digits and single hyphens")
+    return found

@@ -1,0 +1,19 @@
+"""Whom the bridge acts for, as the gateway found out. Pure data."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """`subject`: the person or key; `client`: the application that it uses. What one of them keeps
+    here (a session, a call that waits) is no other's."""
+
+    org_id: str
+    project_id: str
+    subject: str
+    client: str
+
+    @property
+    def principal(self) -> str:
+        return "\n".join((self.org_id, self.project_id, self.subject, self.client))

@@ -1,0 +1,141 @@
+"""What changes at servers, as it is told: a stream of the older era, a subscription of the newer.
+
+Above: the faces. Below: `exchanges`, `upstream`. A stream that breaks is opened again, later each
+time; who listens is told nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from mcp_bridge.exchanges import LegacyExchange, SessionSource, result_of
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.inbound import Envelope
+from mcp_bridge.protocol.rpc import Message, RpcError
+from mcp_bridge.protocol.translation import honoured, is_wanted, to_modern_params
+from mcp_bridge.upstream import (
+    SessionEnded,
+    Unreachable,
+    Upstream,
+    UpstreamSession,
+    as_object,
+    legacy_headers,
+    modern_headers,
+)
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0
+LAST_PAUSE_S = 30.0
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+
+
+class TellsNothing(Exception):
+    """The server has no stream but those of requests."""
+
+
+Take = Callable[[Message], Awaitable[None]]
+
+
+class Fixed:
+    """A session of its own, which is not replaced."""
+
+    def __init__(self, session: UpstreamSession) -> None:
+        self._session = session
+
+    async def get(self, upstream: Upstream) -> UpstreamSession:
+        return self._session
+
+    async def replace(self, upstream: Upstream, ended: UpstreamSession) -> UpstreamSession:
+        raise Unreachable(upstream.name, "session")
+
+
+async def modern_changes(
+    upstream: Upstream, envelope: Envelope, wanted: dict[str, Any]
+) -> AsyncGenerator[Message]:
+    """First what the server acknowledges. Raises: RpcError."""
+    method = "subscriptions/listen"
+    params = to_modern_params({"notifications": wanted}, envelope)
+    message = rpc.request(upstream.next_id(), method, params)
+    headers = modern_headers(method, params)
+    async with upstream.ask("POST", message, headers, endless=True) as answer:
+        async for found in answer.messages():
+            if found is None or rpc.is_request(found):
+                continue
+            if rpc.is_response(found):
+                if "error" in found:
+                    raise rpc.from_error(found["error"])
+                return
+            if found["method"] == ACKNOWLEDGED or is_wanted(found, wanted):
+                yield found
+
+
+async def legacy_changes(
+    upstream: Upstream, envelope: Envelope, wanted: dict[str, Any]
+) -> AsyncGenerator[Message]:
+    """As the newer era tells them, over a session of their own. Raises: RpcError."""
+    session, described = await upstream.initialize(envelope)
+    try:
+        granted = honoured(wanted, described.capabilities)
+        for uri in granted.get("resourceSubscriptions", ()):
+            subscribing = LegacyExchange(
+                upstream, Fixed(session), "resources/subscribe", {"uri": uri}, {}
+            )
+            await result_of(subscribing)
+        acknowledged = False
+        async with aclosing(session_changes(upstream, Fixed(session))) as found:
+            async for message in found:
+                if not acknowledged:
+                    acknowledged = True
+                    yield rpc.notification(ACKNOWLEDGED, {"notifications": granted})
+                if message is not None and is_wanted(message, granted):
+                    yield message
+    finally:
+        await upstream.end(session)
+
+
+async def session_changes(
+    upstream: Upstream, sessions: SessionSource
+) -> AsyncGenerator[Message | None]:
+    """What a server tells a session outside of requests; first None, once it can.
+
+    Raises: TellsNothing, RpcError."""
+    session = await sessions.get(upstream)
+    async with upstream.ask("GET", None, legacy_headers(session), endless=True) as answer:
+        if answer.status == 404 and session.id is not None:
+            await sessions.replace(upstream, session)
+            return
+        yield None
+        if answer.status != 200 or not answer.is_stream:
+            raise TellsNothing
+        async for found in answer.messages():
+            if found is not None:
+                yield found
+
+
+async def follow(
+    upstream: Upstream, open_: Callable[[], AsyncGenerator[Message | None]], take: Take
+) -> None:
+    """For as long as somebody listens, which is until this is cancelled."""
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            async with aclosing(open_()) as found:
+                async for message in found:
+                    pause_s = FIRST_PAUSE_S
+                    if message is not None:
+                        await take(message)
+        except TellsNothing:
+            return
+        except (RpcError, SessionEnded) as error:
+            log.info("mcp: %s tells nothing for now: %s", upstream.name, error)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
+def granted_by(message: Message) -> dict[str, Any]:
+    return as_object(rpc.params_of(message).get("notifications"))

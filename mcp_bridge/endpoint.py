@@ -1,0 +1,256 @@
+"""The servers behind one endpoint, and what they are together: names, lists, abilities.
+
+Above: the faces. Below: `exchanges`, `upstream`. One server alone, in the namespace "identity",
+keeps its names; of several each name begins with its server's (`names`). One that gives no answer
+is missing from a list, and the others are there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from mcp_bridge.errors import NameRefused
+from mcp_bridge.exchanges import (
+    MAX_PAGES,
+    SessionSource,
+    open_exchange,
+    remember_schemas,
+    result_of,
+)
+from mcp_bridge.names import IDENTITY, SEPARATOR, SHORTENED, alias_of
+from mcp_bridge.protocol.eras import LISTS
+from mcp_bridge.protocol.inbound import Envelope
+from mcp_bridge.protocol.rpc import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    RESOURCE_NOT_FOUND,
+    RpcError,
+)
+from mcp_bridge.protocol.translation import server_capabilities
+from mcp_bridge.upstream import Described, Unreachable, Upstream, as_object
+
+log = logging.getLogger(__name__)
+
+NAMED = ("tools/list", "prompts/list")
+MAX_SHORTENED = 10_000
+"""Names of one server that are remembered by what was made of them."""
+MAX_CURSOR_LENGTH = 4096
+NEEDS = {"tools/list": "tools", "prompts/list": "prompts"}
+"""What a server must have said that it has, to be asked for a list; all others are resources'."""
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """`key`: what tells it from other endpoints of its tenant."""
+
+    key: str
+    upstreams: tuple[Upstream, ...]
+    keeps_names: bool
+
+    def label(self, upstream: Upstream) -> str:
+        return IDENTITY if self.keeps_names else upstream.name
+
+    def alias(self, upstream: Upstream, name: str) -> str | None:
+        """None: what no name can be made of."""
+        try:
+            alias = alias_of(self.label(upstream), name)
+        except NameRefused as error:
+            log.info("mcp: %s: a name is left out: %s", upstream.name, error)
+            return None
+        own = alias if self.keeps_names else alias.partition(SEPARATOR)[2]
+        if own != name:
+            if len(upstream.shortened) >= MAX_SHORTENED:
+                upstream.shortened.clear()
+            upstream.shortened[own] = name
+        return alias
+
+    def split(self, name: str, what: str) -> tuple[Upstream, str]:
+        """Whose an alias is, and what it is there, perhaps shortened. Raises: RpcError."""
+        if self.keeps_names:
+            return self.upstreams[0], name
+        label, found, own = name.partition(SEPARATOR)
+        for upstream in self.upstreams:
+            if found and upstream.name == label:
+                return upstream, own
+        raise RpcError(INVALID_PARAMS, f"Unknown {what}: {name}")
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """How somebody's requests get to the servers of an endpoint."""
+
+    endpoint: Endpoint
+    envelope: Envelope
+    sessions: SessionSource
+
+    async def describe(self) -> list[tuple[Upstream, Described]]:
+        """Of those that answer. Raises: RpcError, where none does."""
+        found: list[tuple[Upstream, Described]] = []
+        lost: RpcError | None = None
+        for upstream in self.endpoint.upstreams:
+            try:
+                found.append((upstream, await upstream.describe(self.envelope)))
+            except RpcError as error:
+                log.warning("mcp: %s: no answer to what it is: %s", upstream.name, error.data)
+                lost = error
+        if lost is not None and not found:
+            raise lost
+        return found
+
+    async def capabilities(self, *, legacy: bool) -> tuple[dict[str, Any], str | None]:
+        """With the instructions of the only server that there is."""
+        found = await self.describe()
+        can = server_capabilities([each.capabilities for _, each in found], legacy=legacy)
+        return can, found[0][1].instructions if len(found) == 1 else None
+
+    async def request(
+        self, upstream: Upstream, method: str, params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The result of a request during which nothing is asked. Raises: RpcError."""
+        described = await upstream.describe(self.envelope)
+        exchange = open_exchange(
+            upstream,
+            modern=described.modern,
+            sessions=self.sessions,
+            envelope=self.envelope,
+            method=method,
+            params=params,
+        )
+        result = await result_of(exchange)
+        if method == "tools/list":
+            remember_schemas(upstream, result)
+        return result
+
+    async def list(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """A page. Of several servers each page is of one. Raises: RpcError."""
+        if self.endpoint.keeps_names:
+            upstream = self.endpoint.upstreams[0]
+            return self._renamed(upstream, method, await self.request(upstream, method, params))
+        index, cursor = read_cursor(params.get("cursor"))
+        upstreams = self.endpoint.upstreams
+        while index < len(upstreams):
+            upstream = upstreams[index]
+            given = {name: value for name, value in params.items() if name != "cursor"}
+            try:
+                page = await self._page(upstream, method, given, cursor)
+            except Unreachable as error:
+                log.warning("mcp: %s: %s is missing: %s", upstream.name, method, error.data)
+                page = {LISTS[method]: []}
+            index, cursor = (
+                (index + 1, None)
+                if (after := page.pop("nextCursor", None)) is None
+                else (
+                    index,
+                    after,
+                )
+            )
+            if page[LISTS[method]] or cursor is not None:
+                break
+        else:
+            page = {LISTS[method]: []}
+        if index < len(upstreams):
+            page["nextCursor"] = write_cursor(index, cursor)
+        return page
+
+    async def _page(
+        self, upstream: Upstream, method: str, params: dict[str, Any], cursor: str | None
+    ) -> dict[str, Any]:
+        described = await upstream.describe(self.envelope)
+        if NEEDS.get(method, "resources") not in described.capabilities:
+            return {LISTS[method]: []}
+        if cursor is not None:
+            params = {**params, "cursor": cursor}
+        page = self._renamed(upstream, method, await self.request(upstream, method, params))
+        return {**page, LISTS[method]: page.get(LISTS[method]) or []}
+
+    def _renamed(self, upstream: Upstream, method: str, page: dict[str, Any]) -> dict[str, Any]:
+        if method not in NAMED:
+            return page
+        items = []
+        for each in page.get(LISTS[method]) or ():
+            if isinstance(each, dict):
+                alias = self.endpoint.alias(upstream, str(each.get("name")))
+                if alias is not None:
+                    items.append(each if alias == each["name"] else {**each, "name": alias})
+        return {**page, LISTS[method]: items}
+
+    async def _own_name(self, method: str, alias: str) -> tuple[Upstream, str]:
+        """Raises: RpcError."""
+        what = "tool" if method == "tools/list" else "prompt"
+        upstream, own = self.endpoint.split(alias, what)
+        if SHORTENED.fullmatch(own) is None:
+            return upstream, own
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            if own in upstream.shortened:
+                return upstream, upstream.shortened[own]
+            params = {} if cursor is None else {"cursor": cursor}
+            page = await self.request(upstream, method, params)
+            self._renamed(upstream, method, page)
+            cursor = page.get("nextCursor")
+            if not isinstance(cursor, str) and own not in upstream.shortened:
+                break
+        raise RpcError(INVALID_PARAMS, f"Unknown {what}: {alias}")
+
+    async def target(self, method: str, params: dict[str, Any]) -> tuple[Upstream, dict[str, Any]]:
+        """Which server a request is for, and the request as it is there. Raises: RpcError."""
+        endpoint = self.endpoint
+        if not endpoint.upstreams:
+            raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
+        if method in ("tools/call", "prompts/get"):
+            lists = "tools/list" if method == "tools/call" else "prompts/list"
+            upstream, name = await self._own_name(lists, str(params.get("name")))
+            return upstream, {**params, "name": name}
+        reference = as_object(params.get("ref"))
+        if method == "completion/complete" and reference.get("type") == "ref/prompt":
+            upstream, name = await self._own_name("prompts/list", str(reference.get("name")))
+            return upstream, {**params, "ref": {**reference, "name": name}}
+        if endpoint.keeps_names:
+            return endpoint.upstreams[0], params
+        return await self._who_has(params.get("uri", reference.get("uri"))), params
+
+    async def _who_has(self, uri: Any) -> Upstream:
+        """URIs stay as they are, so whose one is, is asked: reading changes nothing."""
+        found = [
+            upstream
+            for upstream, described in await self.describe()
+            if "resources" in described.capabilities
+        ]
+        for upstream in found[:-1]:
+            try:
+                await self.request(upstream, "resources/read", {"uri": uri})
+            except RpcError as error:
+                if error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
+                    raise
+            else:
+                return upstream
+        if not found:
+            raise RpcError(INVALID_PARAMS, "Resource not found", {"uri": uri})
+        return found[-1]
+
+
+ReachOf = Callable[[Endpoint], Reach]
+
+
+def write_cursor(index: int, cursor: str | None) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode([index, cursor])).decode()
+
+
+def read_cursor(cursor: Any) -> tuple[int, str | None]:
+    """Raises: RpcError."""
+    if cursor is None:
+        return 0, None
+    try:
+        if not isinstance(cursor, str) or len(cursor) > MAX_CURSOR_LENGTH:
+            raise ValueError
+        raw = base64.urlsafe_b64decode(cursor)
+        index, inner = msgspec.json.decode(raw, type=tuple[int, str | None])
+    except (ValueError, binascii.Error, msgspec.DecodeError):
+        raise RpcError(INVALID_PARAMS, "cursor: none of ours") from None
+    if index < 0:
+        raise RpcError(INVALID_PARAMS, "cursor: none of ours")
+    return index, inner

@@ -1,0 +1,401 @@
+"""Requests of 2026-07-28, from a client that keeps nothing here.
+
+Above: `door`. Below: `endpoint`, `exchanges`, `relay`. What a server wants of the client goes out
+as `input_required`, with a sealed `requestState`. A server of the newer era is done with the
+request by then, and its own state travels in ours: any worker goes on. One of the older era waits,
+and so does the call here, in the worker that holds it: others find it by what the state says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.changes import ACKNOWLEDGED, follow, granted_by, legacy_changes, modern_changes
+from mcp_bridge.endpoint import Endpoint, Reach
+from mcp_bridge.exchanges import (
+    Answers,
+    Asked,
+    Done,
+    Event,
+    Exchange,
+    Noted,
+    open_exchange,
+    tool_schema,
+)
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.continuation import TTL_S, Continuation, Sealer, refused, request_digest
+from mcp_bridge.protocol.eras import (
+    FORWARDED,
+    INTERACTIVE,
+    LISTS,
+    MODERN,
+    SUBSCRIPTION_META,
+    check_request,
+    is_at_least,
+)
+from mcp_bridge.protocol.inbound import Envelope, check_param_headers
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, RpcError
+from mcp_bridge.protocol.translation import (
+    to_modern_error,
+    to_modern_result,
+    to_subscribed,
+    to_unsubscribed,
+)
+from mcp_bridge.relay import Emit, OwnerGone, Payload, Relay
+from mcp_bridge.sessions import Sessions, Shared
+from mcp_bridge.upstream import Upstream, as_object
+
+log = logging.getLogger(__name__)
+
+MAX_HELD = 1024
+"""Calls that wait for a client's answer, in one worker."""
+MAX_HELD_OF_ONE = 32
+"""Of one principal."""
+SWEEP_S = 15.0
+ACKNOWLEDGE_S = 5.0
+"""How long the servers have to say what they will tell of, before the client is told."""
+RESUME = "resume"
+
+
+class Asker(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, for what, and how it looks to them."""
+
+    caller: Caller
+    endpoint: Endpoint
+    envelope: Envelope
+    method: str
+    params: dict[str, Any]
+
+    @property
+    def digest(self) -> bytes:
+        return request_digest(self.endpoint.key, self.method, self.params)
+
+
+class Held(msgspec.Struct, kw_only=True):
+    """A call that waits for its client, open at a server."""
+
+    asker: Asker
+    server: str
+    exchange: Exchange
+    events: AsyncGenerator[Event]
+    requests: dict[str, Message]
+    answers: Answers
+    expires_at: float
+
+
+class ModernFace:
+    def __init__(
+        self, sessions: Sessions, relay: Relay, sealer: Sealer, info: dict[str, Any]
+    ) -> None:
+        self._sessions, self._relay, self._sealer = sessions, relay, sealer
+        self._info = info
+        self._held: dict[str, Held] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        relay.servers[RESUME] = self._resume_for_another
+
+    async def close(self) -> None:
+        for held in list(self._held.values()):
+            await end(held.exchange, held.events, "the gateway stops")
+        self._held.clear()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for key, held in list(self._held.items()):
+                if held.expires_at < time.time():
+                    del self._held[key]
+                    await end(held.exchange, held.events, "nobody answered in time")
+
+    async def answer(
+        self,
+        caller: Caller,
+        endpoint: Endpoint,
+        envelope: Envelope,
+        message: Message,
+        headers: list[tuple[str, str]],
+        emit: Emit,
+    ) -> dict[str, Any]:
+        """The result of a request; what is said before it goes to `emit`. Raises: RpcError."""
+        method, params = message["method"], rpc.params_of(message)
+        check_request(method, MODERN, params)
+        reach = self._reach(caller, endpoint, envelope)
+        asker = Asker(
+            caller=caller, endpoint=endpoint, envelope=envelope, method=method, params=params
+        )
+        try:
+            if method == "server/discover":
+                return await self._discover(reach)
+            if method == "subscriptions/listen":
+                return await self._listen(reach, message["id"], params, emit)
+            if method in LISTS:
+                page = await reach.list(method, params)
+                return to_modern_result(method, page, self._info)
+            if method not in FORWARDED:
+                raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
+            return await self._forward(asker, reach, headers, emit)
+        except RpcError as error:
+            raise to_modern_error(method, params, error) from None
+
+    def _reach(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> Reach:
+        sessions = Shared(self._sessions, caller, envelope)
+        return Reach(endpoint=endpoint, envelope=envelope, sessions=sessions)
+
+    async def _discover(self, reach: Reach) -> dict[str, Any]:
+        capabilities, instructions = await reach.capabilities(legacy=False)
+        found: dict[str, Any] = {"supportedVersions": [MODERN], "capabilities": capabilities}
+        if instructions is not None:
+            found["instructions"] = instructions
+        return to_modern_result("server/discover", found, self._info)
+
+    async def _forward(
+        self, asker: Asker, reach: Reach, headers: list[tuple[str, str]], emit: Emit
+    ) -> dict[str, Any]:
+        upstream, params = await reach.target(asker.method, asker.params)
+        described = await upstream.describe(asker.envelope)
+        if asker.method == "tools/call":
+            await self._check_headers(reach, upstream, described.modern, params, headers)
+        state = asker.params.get("requestState")
+        if asker.method in INTERACTIVE and state is not None:
+            found = self._sealer.unseal(state, asker.caller.principal, asker.digest, time.time())
+            if found.call is not None:
+                return await self._resume(asker, found, emit)
+            if not described.modern or found.server != upstream.name:
+                raise refused()
+            params = {name: value for name, value in params.items() if name != "requestState"}
+            if found.state is not None:
+                params["requestState"] = found.state
+        exchange = open_exchange(
+            upstream,
+            modern=described.modern,
+            sessions=reach.sessions,
+            envelope=asker.envelope,
+            method=asker.method,
+            params=params,
+        )
+        return await self._drive(asker, upstream.name, exchange, exchange.events(), emit)
+
+    async def _check_headers(
+        self,
+        reach: Reach,
+        upstream: Upstream,
+        modern: bool,
+        params: dict[str, Any],
+        headers: list[tuple[str, str]],
+    ) -> None:
+        """Those that say what arguments do. Where nothing can be wrong, nothing is looked up."""
+        arguments = as_object(params.get("arguments"))
+        if not arguments and not any(name.startswith("mcp-param-") for name, _ in headers):
+            return
+        sessions = None if modern else reach.sessions
+        schema = await tool_schema(
+            upstream, str(params.get("name")), reach.envelope, sessions=sessions
+        )
+        if schema is not None:
+            check_param_headers(schema, arguments, headers)
+
+    async def _drive(
+        self,
+        asker: Asker,
+        server: str,
+        exchange: Exchange,
+        events: AsyncGenerator[Event],
+        emit: Emit,
+    ) -> dict[str, Any]:
+        """Until the result, or until the client is to answer. Raises: RpcError."""
+        rests = False
+        reason: str | None = None
+        try:
+            async for event in events:
+                if isinstance(event, Noted):
+                    await self._note(asker.envelope, event.message, emit)
+                elif isinstance(event, Done):
+                    return to_modern_result(asker.method, event.result, self._info)
+                elif isinstance(event, Asked):
+                    result = self._ask(asker, server, exchange, events, event)
+                    rests = exchange.holds
+                    return result
+            raise AssertionError("an exchange ends with a result or raises")
+        except asyncio.CancelledError:
+            reason = "the client left"
+            raise
+        finally:
+            if reason is not None:
+                self._end_soon(exchange, events, reason)
+            elif not rests:
+                await events.aclose()
+
+    def _end_soon(self, exchange: Exchange, events: AsyncGenerator[Event], reason: str) -> None:
+        """Outside of what was cancelled."""
+        task = asyncio.get_running_loop().create_task(end(exchange, events, reason))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _note(self, envelope: Envelope, message: Message, emit: Emit) -> None:
+        """What belongs to this request, and its log as far as it was asked for."""
+        method = message["method"]
+        if method == "notifications/message":
+            level = rpc.params_of(message).get("level")
+            if envelope.level is None or not is_at_least(level, envelope.level):
+                return
+        elif method != "notifications/progress":
+            return
+        await emit(to_unsubscribed(message))
+
+    def _ask(
+        self,
+        asker: Asker,
+        server: str,
+        exchange: Exchange,
+        events: AsyncGenerator[Event],
+        asked: Asked,
+    ) -> dict[str, Any]:
+        expires_at = time.time() + TTL_S
+        keys = tuple(asked.requests)
+        if not exchange.holds:
+            continuation = Continuation(
+                server=server, expires_at=expires_at, state=asked.state, asked=keys
+            )
+            return self._input_required(asker, asked.requests, continuation)
+        counted = Counter(each.asker.caller.principal for each in self._held.values())
+        of_one = counted[asker.caller.principal]
+        if len(self._held) >= MAX_HELD or of_one >= MAX_HELD_OF_ONE:
+            raise RpcError(INTERNAL_ERROR, "Too many calls wait for answers", status=429)
+        return self._hold(
+            Held(
+                asker=asker,
+                server=server,
+                exchange=exchange,
+                events=events,
+                requests=asked.requests,
+                answers={},
+                expires_at=expires_at,
+            )
+        )
+
+    def _hold(self, held: Held) -> dict[str, Any]:
+        key = secrets.token_hex(16)
+        self._held[key] = held
+        wanted = {name: each for name, each in held.requests.items() if name not in held.answers}
+        continuation = Continuation(
+            server=held.server,
+            expires_at=held.expires_at,
+            worker=self._relay.worker,
+            call=key,
+            asked=tuple(wanted),
+        )
+        return self._input_required(held.asker, wanted, continuation)
+
+    def _input_required(
+        self, asker: Asker, requests: dict[str, Message], continuation: Continuation
+    ) -> dict[str, Any]:
+        sealed = self._sealer.seal(continuation, asker.caller.principal, asker.digest)
+        found = {
+            "resultType": "input_required",
+            "inputRequests": requests,
+            "requestState": sealed,
+        }
+        return to_modern_result(asker.method, found, self._info)
+
+    # A call that waits.
+
+    async def _resume(self, asker: Asker, found: Continuation, emit: Emit) -> dict[str, Any]:
+        assert found.call is not None and found.worker is not None
+        given = as_object(asker.params.get("inputResponses"))
+        answers: Answers = {key: {"result": given[key]} for key in found.asked if key in given}
+        if found.worker == self._relay.worker:
+            return await self._go_on(found.call, asker.caller.principal, answers, emit)
+        return await self._relay.ask(
+            found.worker,
+            RESUME,
+            emit,
+            call=found.call,
+            principal=asker.caller.principal,
+            answers=answers,
+        )
+
+    async def _resume_for_another(self, payload: Payload, emit: Emit) -> dict[str, Any]:
+        return await self._go_on(payload["call"], payload["principal"], payload["answers"], emit)
+
+    async def _go_on(
+        self, key: str, principal: str, answers: Answers, emit: Emit
+    ) -> dict[str, Any]:
+        """Once: whoever comes second with the same state finds nothing. Raises: RpcError."""
+        held = self._held.get(key)
+        if held is None or held.asker.caller.principal != principal:
+            raise OwnerGone
+        del self._held[key]
+        held.answers |= answers
+        if any(name not in held.answers for name in held.requests):
+            return self._hold(held)
+        try:
+            await held.exchange.answer(held.answers)
+        except RpcError:
+            self._end_soon(held.exchange, held.events, "the answer could not be given")
+            raise
+        return await self._drive(held.asker, held.server, held.exchange, held.events, emit)
+
+    # Changes.
+
+    async def _listen(
+        self, reach: Reach, subscription: rpc.RequestId, params: dict[str, Any], emit: Emit
+    ) -> dict[str, Any]:
+        """Until the client leaves."""
+        wanted = as_object(params.get("notifications"))
+        granted: dict[str, Any] = {}
+        pending: asyncio.Queue[Message] = asyncio.Queue(MAX_HELD)
+        followed = await reach.describe()
+        acknowledged = asyncio.Semaphore(0)
+
+        async def take(message: Message) -> None:
+            if message["method"] != ACKNOWLEDGED:
+                await pending.put(to_subscribed(message, subscription))
+                return
+            for name, value in granted_by(message).items():
+                known = granted.setdefault(name, value)
+                if isinstance(value, list) and known is not value:
+                    granted[name] = sorted({*known, *value})
+            acknowledged.release()
+
+        async with asyncio.TaskGroup() as group:
+            for upstream, described in followed:
+                open_ = modern_changes if described.modern else legacy_changes
+                group.create_task(
+                    follow(upstream, opener(open_, upstream, reach.envelope, wanted), take)
+                )
+            try:
+                async with asyncio.timeout(ACKNOWLEDGE_S):
+                    for _ in followed:
+                        await acknowledged.acquire()
+            except TimeoutError:
+                log.info("mcp: not all servers acknowledged a subscription in time")
+            said = rpc.notification(
+                ACKNOWLEDGED,
+                {"notifications": dict(granted), "_meta": {SUBSCRIPTION_META: subscription}},
+            )
+            await emit(said)
+            while True:
+                await emit(await pending.get())
+
+
+Open = Callable[[Upstream, Envelope, dict[str, Any]], AsyncGenerator[Message]]
+
+
+def opener(
+    open_: Open, upstream: Upstream, envelope: Envelope, wanted: dict[str, Any]
+) -> Callable[[], AsyncGenerator[Message | None]]:
+    return lambda: open_(upstream, envelope, wanted)
+
+
+async def end(exchange: Exchange, events: AsyncGenerator[Event], reason: str) -> None:
+    await exchange.cancel(reason)
+    await events.aclose()

@@ -1,0 +1,113 @@
+"""A request of 2026-07-28 as it must be: its `_meta`, and headers that say what its body does.
+
+Above: `door`. Below: the official SDK's ladder of checks (`mcp.shared.inbound`). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from mcp.shared.inbound import (
+    MCP_PARAM_HEADER_PREFIX,
+    NAME_BEARING_METHODS,
+    InboundLadderRejection,
+    classify_inbound_request,
+    encode_header_value,
+    find_duplicated_routing_header,
+    find_invalid_x_mcp_header,
+    mcp_param_headers,
+    validate_mcp_param_headers,
+    x_mcp_header_map,
+)
+
+from mcp_bridge.protocol.eras import LEVEL_META, LEVELS
+from mcp_bridge.protocol.rpc import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    Message,
+    RpcError,
+    meta_of,
+    params_of,
+)
+
+PARAM_PREFIX = MCP_PARAM_HEADER_PREFIX.lower()
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says of itself with each request."""
+
+    version: str
+    capabilities: dict[str, Any]
+    info: dict[str, Any] | None = None
+    level: str | None = None
+    """From which on it wants to see the log of this request; None: not at all."""
+
+
+def read_envelope(message: Message, headers: list[tuple[str, str]]) -> Envelope:
+    """`headers`: names in lower case. Raises: RpcError."""
+    twice = find_duplicated_routing_header(headers)
+    if twice is not None:
+        raise RpcError(HEADER_MISMATCH, f"{twice} header appears more than once")
+    found = classify_inbound_request(message, headers=dict(headers))
+    if isinstance(found, InboundLadderRejection):
+        raise RpcError(found.code, found.message, found.data)
+    level = meta_of(params_of(message)).get(LEVEL_META)
+    if not isinstance(found.client_capabilities, dict):
+        raise RpcError(INVALID_PARAMS, "_meta: client capabilities must be an object")
+    if level is not None and level not in LEVELS:
+        raise RpcError(INVALID_PARAMS, f"_meta: {LEVEL_META}: no log level")
+    return Envelope(
+        version=found.protocol_version,
+        capabilities=found.client_capabilities,
+        info=found.client_info if isinstance(found.client_info, dict) else None,
+        level=level,
+    )
+
+
+def check_param_headers(
+    schema: Any, arguments: dict[str, Any], headers: Iterable[tuple[str, str]]
+) -> None:
+    """That what a call's `Mcp-Param-*` headers say is what its arguments are. Raises: RpcError."""
+    folded = Folded(headers)
+    found = validate_mcp_param_headers(schema, arguments, folded)
+    if found is not None:
+        raise RpcError(found.code, found.message, found.data)
+
+
+class Folded(Mapping[str, str]):
+    """Headers with those that came twice, which a dict would hide."""
+
+    def __init__(self, headers: Iterable[tuple[str, str]]) -> None:
+        self._headers = [pair for pair in headers if pair[0].startswith(PARAM_PREFIX)]
+
+    def __getitem__(self, name: str) -> str:
+        return dict(self._headers)[name]
+
+    def __iter__(self) -> Any:
+        return iter(dict(self._headers))
+
+    def __len__(self) -> int:
+        return len(self._headers)
+
+    def items(self) -> Any:
+        return list(self._headers)
+
+
+def names_headers(schema: Any) -> bool:
+    """Whether arguments of a tool with this schema travel as headers too."""
+    return find_invalid_x_mcp_header(schema) is None and bool(x_mcp_header_map(schema))
+
+
+def param_headers(schema: Any, arguments: dict[str, Any]) -> dict[str, str]:
+    """What we send with a call of a tool with this schema."""
+    if find_invalid_x_mcp_header(schema) is not None:
+        return {}
+    return mcp_param_headers(x_mcp_header_map(schema), arguments)
+
+
+def encode_name(method: str, params: dict[str, Any]) -> str | None:
+    """The value of `Mcp-Name`; None: this method has none."""
+    key = NAME_BEARING_METHODS.get(method)
+    return None if key is None else encode_header_value(str(params.get(key)))

@@ -1,0 +1,148 @@
+"""JSON-RPC 2.0 as MCP uses it: one message per body, and how one is refused.
+
+Above: everything that speaks the protocol. Below: msgspec. Pure. A message is a plain dict, as it
+stood on the wire: what a later revision adds to it passes through.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+RESOURCE_NOT_FOUND = -32002
+"""Until 2025-11-25; from then on it is INVALID_PARAMS."""
+HEADER_MISMATCH = -32020
+MISSING_CAPABILITY = -32021
+UNSUPPORTED_VERSION = -32022
+REQUEST_CANCELLED = -32800
+"""What a call that was cancelled ends with, where a stream has to end with an answer."""
+
+MAX_METHOD_LENGTH = 128
+MAX_ID_LENGTH = 256
+MAX_ERROR_TEXT = 2000
+"""Of what an upstream says of an error, as we pass it on."""
+
+Message = dict[str, Any]
+RequestId = str | int
+
+STATUS = {
+    PARSE_ERROR: 400,
+    INVALID_REQUEST: 400,
+    INVALID_PARAMS: 400,
+    HEADER_MISMATCH: 400,
+    MISSING_CAPABILITY: 400,
+    UNSUPPORTED_VERSION: 400,
+    METHOD_NOT_FOUND: 404,
+}
+"""Of the HTTP answer that is one error, in 2026-07-28; of all others 200."""
+
+
+class RpcError(Exception):
+    """A request fails with this error object. `status`: of the HTTP answer, where it is to be
+    another than the code's own."""
+
+    def __init__(
+        self, code: int, message: str, data: Any = None, *, status: int | None = None
+    ) -> None:
+        super().__init__(code, message)
+        self.code, self.message, self.data, self.status = code, message, data, status
+
+    def to_error(self) -> dict[str, Any]:
+        error: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.data is not None:
+            error["data"] = self.data
+        return error
+
+
+def from_error(error: Any) -> RpcError:
+    """Of what a peer sent as an error object, whatever it is."""
+    if not isinstance(error, dict):
+        return RpcError(INTERNAL_ERROR, "The server failed without saying how")
+    code, message = error.get("code"), error.get("message")
+    return RpcError(
+        code if isinstance(code, int) else INTERNAL_ERROR,
+        str(message)[:MAX_ERROR_TEXT],
+        error.get("data"),
+    )
+
+
+def decode(body: bytes) -> Message:
+    """Raises: RpcError, for what is no single JSON-RPC message."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise RpcError(PARSE_ERROR, "Parse error") from None
+    return check(found)
+
+
+def check(found: Any) -> Message:
+    """Raises: RpcError unless it is a request, a notification or a response."""
+    if not isinstance(found, dict) or found.get("jsonrpc") != "2.0":
+        raise RpcError(INVALID_REQUEST, "Invalid Request: one JSON-RPC 2.0 object is wanted")
+    id_, method = found.get("id"), found.get("method")
+    if "method" in found:
+        if not isinstance(method, str) or len(method) > MAX_METHOD_LENGTH:
+            raise RpcError(INVALID_REQUEST, "Invalid Request: method")
+        if not isinstance(found.get("params", {}), dict):
+            raise RpcError(INVALID_REQUEST, "Invalid Request: params must be an object")
+    elif "result" not in found and "error" not in found:
+        raise RpcError(INVALID_REQUEST, "Invalid Request: neither a method nor an answer")
+    if "id" in found and not is_id(id_) and not ("error" in found and id_ is None):
+        raise RpcError(INVALID_REQUEST, "Invalid Request: id must be a string or an integer")
+    return found
+
+
+def is_id(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_ID_LENGTH
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_request(message: Message) -> bool:
+    return "method" in message and "id" in message
+
+
+def is_notification(message: Message) -> bool:
+    return "method" in message and "id" not in message
+
+
+def is_response(message: Message) -> bool:
+    return "method" not in message
+
+
+def params_of(message: Message) -> dict[str, Any]:
+    found: dict[str, Any] = message.get("params") or {}
+    return found
+
+
+def meta_of(params: dict[str, Any]) -> dict[str, Any]:
+    found = params.get("_meta")
+    return found if isinstance(found, dict) else {}
+
+
+def request(id_: RequestId, method: str, params: dict[str, Any] | None = None) -> Message:
+    message: Message = {"jsonrpc": "2.0", "id": id_, "method": method}
+    return message if params is None else {**message, "params": params}
+
+
+def notification(method: str, params: dict[str, Any] | None = None) -> Message:
+    message: Message = {"jsonrpc": "2.0", "method": method}
+    return message if params is None else {**message, "params": params}
+
+
+def result(id_: RequestId | None, value: Any) -> Message:
+    return {"jsonrpc": "2.0", "id": id_, "result": value}
+
+
+def failure(id_: RequestId | None, error: RpcError) -> Message:
+    return {"jsonrpc": "2.0", "id": id_, "error": error.to_error()}
+
+
+def encode(message: Message) -> bytes:
+    return msgspec.json.encode(message)

@@ -1,0 +1,42 @@
+"""By which names we may be called, and from which pages: so that a page whose name was made to mean
+this machine gets nothing (DNS rebinding).
+
+Above: `door`. Below: nothing. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+import msgspec
+
+from mcp_bridge.protocol.rpc import INVALID_REQUEST, RpcError
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+    """`public_url`: how clients reach us; where that is this machine, any of its own names will
+    do."""
+
+    public_url: str
+
+    def check(self, host: str | None, origin: str | None, pages: Collection[str] = ()) -> None:
+        """`pages`: origins that the tenant lets in. Raises: RpcError."""
+        own = urlsplit(self.public_url)
+        names = {own.netloc.lower()}
+        local = name_of(own.netloc) in LOOPBACK
+        if local and name_of(host or "") not in LOOPBACK:
+            raise RpcError(INVALID_REQUEST, "Host: not ours", status=403)
+        if origin is None or origin in pages:
+            return
+        page = urlsplit(origin)
+        if page.netloc.lower() not in names and not (local and name_of(page.netloc) in LOOPBACK):
+            raise RpcError(INVALID_REQUEST, "Origin: not allowed", status=403)
+
+
+def name_of(authority: str) -> str:
+    """Without the port."""
+    name, colon, port = authority.lower().rpartition(":")
+    return name if colon and port.isdigit() else authority.lower()

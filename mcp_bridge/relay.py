@@ -1,0 +1,215 @@
+"""Between workers: who holds an open call is told what comes for it elsewhere.
+
+Above: `bridge`. Below: Redis' channels. Each worker hears one channel of its own and one of all. A
+channel that nobody hears is one whose worker is gone; one that says nothing for a while, though it
+is heard, has an owner whose sign of life is gone. Nothing that is lost here is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError, from_error
+
+log = logging.getLogger(__name__)
+
+ALIVE_TTL_S = 10
+HEARTBEAT_S = 3.0
+LOOK_S = 2.0
+"""How often who waits for another worker looks whether it is still there."""
+RECONNECT_S = 0.5
+POLL_S = 1.0
+MAX_HANDLED = 256
+"""Messages of others that are worked at, at once."""
+MAX_QUEUED = 1024
+EVERYBODY = "mcp:workers"
+
+Payload = dict[str, Any]
+Emit = Callable[[Message], Awaitable[None]]
+Handler = Callable[[Payload], Awaitable[None]]
+Server = Callable[[Payload, Emit], Awaitable[dict[str, Any]]]
+
+
+class OwnerGone(RpcError):
+    """The worker that held the call is gone; whether the server did what it was asked is unknown,
+    and it is not asked again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            INTERNAL_ERROR,
+            "The worker that held this call is gone; the call was not repeated",
+            {"reason": "owner_gone"},
+        )
+
+
+class Relay:
+    """`handlers`: by kind, what is done with a message; `servers`: with one that wants an answer,
+    and what is said on the way to it."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.worker = secrets.token_hex(8)
+        self.handlers: dict[str, Handler] = {}
+        self.servers: dict[str, Server] = {}
+        self._redis = redis
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[str, asyncio.Queue[Payload]] = {}
+        self._serving: dict[str, asyncio.Task[Any]] = {}
+        self._heard = asyncio.Event()
+
+    async def start(self) -> None:
+        await self._beat()
+        self._spawn(self._listen())
+        self._spawn(self._beat_forever())
+        await self._heard.wait()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self._redis.delete(alive_key(self.worker))
+        except RedisError:
+            log.warning("mcp relay: the sign of life stays until it ends by itself")
+
+    async def tell(self, worker: str, kind: str, **payload: Any) -> bool:
+        """False: nobody hears it."""
+        heard = await self._redis.publish(
+            channel(worker), msgspec.json.encode({**payload, "kind": kind})
+        )
+        return bool(heard)
+
+    async def tell_all(self, kind: str, **payload: Any) -> None:
+        await self._redis.publish(EVERYBODY, msgspec.json.encode({**payload, "kind": kind}))
+
+    async def is_alive(self, worker: str) -> bool:
+        return bool(await self._redis.exists(alive_key(worker)))
+
+    async def ask(self, worker: str, kind: str, emit: Emit, **payload: Any) -> dict[str, Any]:
+        """What that worker answers, once it does; what it says on the way goes to `emit`. If who
+        asks leaves, it is told. Raises: RpcError."""
+        number = secrets.token_hex(8)
+        queue = self._waiting[number] = asyncio.Queue(MAX_QUEUED)
+        back = {"back": self.worker, "number": number}
+        is_open = True
+        try:
+            if not await self.tell(worker, kind, **payload, **back):
+                raise OwnerGone
+            while True:
+                try:
+                    said = await asyncio.wait_for(queue.get(), LOOK_S)
+                except TimeoutError:
+                    if not await self.is_alive(worker):
+                        raise OwnerGone from None
+                    continue
+                if "note" in said:
+                    await emit(said["note"])
+                    continue
+                is_open = False
+                if "error" in said:
+                    raise from_error(said["error"])
+                found: dict[str, Any] = said["result"]
+                return found
+        finally:
+            del self._waiting[number]
+            if is_open:
+                self._spawn(self._abandon(worker, number))
+
+    async def _abandon(self, worker: str, number: str) -> None:
+        await self.tell(worker, "abandoned", number=number)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(report)
+
+    async def _beat(self) -> None:
+        await self._redis.set(alive_key(self.worker), 1, ex=ALIVE_TTL_S)
+
+    async def _beat_forever(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            try:
+                await self._beat()
+            except RedisError as error:
+                log.warning("mcp relay: no sign of life: %s", type(error).__name__)
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async with self._redis.pubsub() as heard:
+                    await heard.subscribe(channel(self.worker), EVERYBODY)
+                    while True:
+                        found = await heard.get_message(timeout=POLL_S)
+                        if found is None:
+                            continue
+                        if found["type"] == "subscribe":
+                            self._heard.set()
+                        elif found["type"] == "message":
+                            self._take(found["data"])
+            except RedisError as error:
+                log.warning("mcp relay: not heard for a while: %s", type(error).__name__)
+                await asyncio.sleep(RECONNECT_S)
+
+    def _take(self, data: bytes) -> None:
+        payload: Payload = msgspec.json.decode(data)
+        kind = payload["kind"]
+        if kind == "said":
+            self._hear(payload)
+        elif kind == "abandoned":
+            task = self._serving.get(payload["number"])
+            if task is not None:
+                task.cancel()
+        elif len(self._tasks) >= MAX_HANDLED:
+            log.warning("mcp relay: too much to do, %s is dropped", kind)
+        elif kind in self.servers:
+            self._spawn(self._serve(self.servers[kind], payload))
+        elif kind in self.handlers:
+            self._spawn(self.handlers[kind](payload))
+
+    def _hear(self, said: Payload) -> None:
+        """Of too many notes the oldest is lost; the result never is."""
+        queue = self._waiting.get(said["number"])
+        if queue is not None:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(said)
+
+    async def _serve(self, server: Server, payload: Payload) -> None:
+        back, number = payload["back"], payload["number"]
+        me = asyncio.current_task()
+        assert me is not None
+        self._serving[number] = me
+        me.add_done_callback(lambda _: self._serving.pop(number, None))
+
+        async def emit(message: Message) -> None:
+            await self.tell(back, "said", number=number, note=message)
+
+        try:
+            result = await server(payload, emit)
+        except RpcError as error:
+            await self.tell(back, "said", number=number, error=error.to_error())
+        else:
+            await self.tell(back, "said", number=number, result=result)
+
+
+def report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("mcp: a task failed", exc_info=error)
+
+
+def channel(worker: str) -> str:
+    return f"mcp:worker:{worker}"
+
+
+def alive_key(worker: str) -> str:
+    return f"mcp:alive:{worker}"

@@ -1,0 +1,301 @@
+"""What of the older era outlives a request: sessions of clients, ours at servers, and the events
+that a client may read on from. All in Redis, keyed by tenant, so that any worker goes on with it.
+
+Above: the faces. Below: Redis. A session is its principal's alone: to everybody else there is none.
+Each request reads its session once; an idle one is forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.protocol.inbound import Envelope
+from mcp_bridge.protocol.rpc import INVALID_REQUEST, RequestId, RpcError
+from mcp_bridge.upstream import Upstream, UpstreamSession
+
+SESSION_TTL_S = 1800
+"""Since it was used last."""
+MAX_SESSIONS = 1000
+"""Of one tenant."""
+MAX_SUBSCRIPTIONS = 256
+"""Of one session."""
+EVENTS_TTL_S = 600
+MAX_EVENTS = 1000
+"""Of one stream, kept for reading on."""
+MAX_KEPT_BYTES = 4 * 1024 * 1024
+"""Of one stream: what is beyond cannot be read again."""
+PAGE = 64
+Entries = Any
+"""Of a stream, as redis-py gives them: `[(id, {field: value})]`, all of bytes."""
+FIRST = 1
+
+OPEN = """
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', ARGV[2])
+if redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[4]) then return 0 end
+redis.call('ZADD', KEYS[2], ARGV[3], KEYS[1])
+redis.call('EXPIRE', KEYS[2], ARGV[5])
+redis.call('HSET', KEYS[1], 'about', ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+return 1
+"""
+SWAP = """
+if ARGV[4] == '0' and redis.call('EXISTS', KEYS[1]) == 0 then return '' end
+local now = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+if now ~= ARGV[2] then return now end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+return ARGV[3]
+"""
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What stays the same for as long as a session is there."""
+
+    principal: str
+    endpoint: str
+    version: str
+    capabilities: dict[str, Any]
+    info: dict[str, Any] | None = None
+
+
+class Session(msgspec.Struct, kw_only=True):
+    """Of a client, as it was when a request began."""
+
+    id: str
+    org_id: str
+    about: About
+    level: str | None = None
+    uris: frozenset[str] = frozenset()
+    upstreams: dict[str, UpstreamSession] = {}
+
+    @property
+    def envelope(self) -> Envelope:
+        """What its client would say of itself with each request of the newer era."""
+        return Envelope(
+            version=self.about.version,
+            capabilities=self.about.capabilities,
+            info=self.about.info,
+            level=self.level,
+        )
+
+
+class TooManySessions(Exception):
+    pass
+
+
+class Sessions:
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._open = redis.register_script(OPEN)
+        self._swap = redis.register_script(SWAP)
+
+    async def open(self, caller: Caller, about: About) -> Session:
+        """Raises: TooManySessions."""
+        id_ = secrets.token_urlsafe(24)
+        now = int(time.time())
+        keys = [session_key(caller.org_id, id_), sessions_key(caller.org_id)]
+        encoded = msgspec.json.encode(about)
+        arguments: list[Any] = [encoded, now, now + SESSION_TTL_S, MAX_SESSIONS, SESSION_TTL_S]
+        if not await self._open(keys=keys, args=arguments):
+            raise TooManySessions
+        return Session(id=id_, org_id=caller.org_id, about=about)
+
+    async def load(self, caller: Caller, endpoint: str, id_: str) -> Session | None:
+        """None: there is none, or it is somebody else's."""
+        key = session_key(caller.org_id, id_)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hgetall(key)
+            pipe.expire(key, SESSION_TTL_S)
+            pipe.zadd(sessions_key(caller.org_id), {key: int(time.time()) + SESSION_TTL_S}, xx=True)
+            pipe.expire(sessions_key(caller.org_id), SESSION_TTL_S)
+            fields, *_ = await pipe.execute()
+        session = read_session(caller.org_id, id_, fields)
+        if session is None or session.about.principal != caller.principal:
+            return None
+        return session if session.about.endpoint == endpoint else None
+
+    async def reload(self, session: Session) -> Session | None:
+        """As it is by now; None: it has ended."""
+        fields: Any = await self._redis.hgetall(session_key(session.org_id, session.id))
+        return read_session(session.org_id, session.id, fields)
+
+    async def end(self, session: Session) -> None:
+        key = session_key(session.org_id, session.id)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.delete(key)
+            pipe.zrem(sessions_key(session.org_id), key)
+            await pipe.execute()
+
+    async def set_level(self, session: Session, level: str) -> None:
+        await self._set(session, "level", level)
+        session.level = level
+
+    async def subscribe(self, session: Session, uri: str) -> bool:
+        """False: it has as many as it may."""
+        if uri not in session.uris and len(session.uris) >= MAX_SUBSCRIPTIONS:
+            return False
+        await self._set(session, f"uri:{uri}", "1")
+        session.uris |= {uri}
+        return True
+
+    async def unsubscribe(self, session: Session, uri: str) -> None:
+        await self._redis.hdel(session_key(session.org_id, session.id), f"uri:{uri}")
+        session.uris -= {uri}
+
+    async def _set(self, session: Session, field: str, value: str) -> None:
+        """Of a session that has not ended meanwhile."""
+        key = session_key(session.org_id, session.id)
+        old = await self._redis.hget(key, field)
+        await self._swap(keys=[key], args=[field, old or b"", value, "0", SESSION_TTL_S])
+
+    async def put_upstream(
+        self,
+        key: str,
+        field: str,
+        old: UpstreamSession | None,
+        new: UpstreamSession,
+        *,
+        create: bool,
+    ) -> UpstreamSession | None:
+        """The one that stands there then: another's, where another worker was faster; None: the
+        session that it belongs to has ended."""
+        before = b"" if old is None else msgspec.json.encode(old)
+        arguments: list[Any] = [
+            field,
+            before,
+            msgspec.json.encode(new),
+            "1" if create else "0",
+            SESSION_TTL_S,
+        ]
+        found = await self._swap(keys=[key], args=arguments)
+        return msgspec.json.decode(found, type=UpstreamSession) if found else None
+
+    async def get_upstream(self, key: str, field: str) -> UpstreamSession | None:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hget(key, field)
+            pipe.expire(key, SESSION_TTL_S)
+            found, _ = await pipe.execute()
+        return msgspec.json.decode(found, type=UpstreamSession) if found else None
+
+    # Events of a stream that a client may read on from.
+
+    async def begin_stream(self, session: Session, stream: str, owner: str, id_: RequestId) -> None:
+        key = events_key(session, stream)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            about: Any = {"owner": owner, "request": msgspec.json.encode(id_)}
+            pipe.xadd(key, about, id=f"{FIRST}-0")
+            pipe.expire(key, EVENTS_TTL_S)
+            await pipe.execute()
+
+    async def keep(self, session: Session, stream: str, number: int, data: bytes) -> None:
+        key = events_key(session, stream)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.xadd(key, {"data": data}, id=f"{number}-0", maxlen=MAX_EVENTS, approximate=True)
+            pipe.expire(key, EVENTS_TTL_S)
+            await pipe.execute()
+
+    async def owner_of(self, session: Session, stream: str) -> tuple[str, RequestId] | None:
+        """Who writes it, and which request it answers; None: nothing is kept of such a stream."""
+        found: Entries = await self._redis.xrange(
+            events_key(session, stream), f"{FIRST}-0", f"{FIRST}-0"
+        )
+        if not found:
+            return None
+        fields = found[0][1]
+        return fields[b"owner"].decode(), msgspec.json.decode(fields[b"request"])
+
+    async def read_on(self, session: Session, stream: str, after: int) -> list[tuple[int, bytes]]:
+        found: Entries = await self._redis.xrange(
+            events_key(session, stream), f"({after}-0", "+", count=PAGE
+        )
+        return [
+            (int(id_.partition(b"-")[0]), fields[b"data"])
+            for id_, fields in found
+            if b"data" in fields
+        ]
+
+
+def read_session(org_id: str, id_: str, fields: dict[bytes, bytes]) -> Session | None:
+    if b"about" not in fields:
+        return None
+    session = Session(
+        id=id_, org_id=org_id, about=msgspec.json.decode(fields[b"about"], type=About)
+    )
+    uris = []
+    for name, value in fields.items():
+        kind, _, what = name.decode().partition(":")
+        if kind == "up":
+            session.upstreams[what] = msgspec.json.decode(value, type=UpstreamSession)
+        elif kind == "uri":
+            uris.append(what)
+        elif kind == "level":
+            session.level = value.decode()
+    session.uris = frozenset(uris)
+    return session
+
+
+def session_key(org_id: str, id_: str) -> str:
+    return f"mcp:{{{org_id}}}:session:{id_}"
+
+
+def sessions_key(org_id: str) -> str:
+    return f"mcp:{{{org_id}}}:sessions"
+
+
+def events_key(session: Session, stream: str) -> str:
+    return f"mcp:{{{session.org_id}}}:events:{session.id}:{stream}"
+
+
+class OfSession:
+    """Our sessions at servers, for one session of a client: each server sees as many clients as
+    there are."""
+
+    def __init__(self, sessions: Sessions, session: Session) -> None:
+        self._sessions, self._session = sessions, session
+        self._key = session_key(session.org_id, session.id)
+
+    async def get(self, upstream: Upstream) -> UpstreamSession:
+        found = self._session.upstreams.get(upstream.name)
+        return found or await self.replace(upstream, None)
+
+    async def replace(self, upstream: Upstream, ended: UpstreamSession | None) -> UpstreamSession:
+        fresh, _ = await upstream.initialize(self._session.envelope)
+        field = f"up:{upstream.name}"
+        stands = await self._sessions.put_upstream(self._key, field, ended, fresh, create=False)
+        if stands != fresh:
+            await upstream.end(fresh)
+        if stands is None:
+            raise RpcError(INVALID_REQUEST, "The session has ended", status=404)
+        self._session.upstreams[upstream.name] = stands
+        return stands
+
+
+class Shared:
+    """Our sessions at servers for requests of the newer era, which have none: one for each
+    principal, and what it can."""
+
+    def __init__(self, sessions: Sessions, caller: Caller, envelope: Envelope) -> None:
+        self._sessions, self._envelope = sessions, envelope
+        said = msgspec.json.encode([caller.principal, envelope.capabilities], order="sorted")
+        digest = hashlib.sha256(said).hexdigest()
+        self._key = f"mcp:{{{caller.org_id}}}:shared:{digest}"
+
+    async def get(self, upstream: Upstream) -> UpstreamSession:
+        found = await self._sessions.get_upstream(self._key, upstream.name)
+        return found or await self.replace(upstream, None)
+
+    async def replace(self, upstream: Upstream, ended: UpstreamSession | None) -> UpstreamSession:
+        fresh, _ = await upstream.initialize(self._envelope)
+        stands = await self._sessions.put_upstream(
+            self._key, upstream.name, ended, fresh, create=True
+        )
+        if stands != fresh:
+            await upstream.end(fresh)
+        return stands or fresh

@@ -1,0 +1,132 @@
+"""The stream of one request of the older era: what is said on it, and how it can be read on.
+
+Above: `legacy_face` writes, `door` reads. Below: `sessions`, which keeps the events. Until
+something is said before the answer there is no stream, only an answer. From 2025-11-25 on it begins
+with an id; whoever loses it reads on at any worker. Before that, what is said to nobody is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+import msgspec
+
+from mcp_bridge.protocol import rpc, sse
+from mcp_bridge.protocol.eras import RESUMABLE_FROM
+from mcp_bridge.protocol.rpc import Message, RequestId
+from mcp_bridge.sessions import FIRST, MAX_KEPT_BYTES, Session, Sessions
+
+log = logging.getLogger(__name__)
+
+RETRY_MS = 500
+MAX_QUEUED = 256
+"""Events that a reader is behind; then its stream is closed, and it may read on."""
+MAX_STREAM_NAME = 64
+
+
+class Stream:
+    """`request_id` None: the stream of a session, outside of requests."""
+
+    def __init__(
+        self, sessions: Sessions, session: Session, worker: str, request_id: RequestId | None
+    ) -> None:
+        self.name = secrets.token_hex(8)
+        self.answer: Message | None = None
+        """Where it came before there was a stream."""
+        self.primed = False
+        self._sessions, self._session = sessions, session
+        self._worker, self._request_id = worker, request_id
+        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._number = FIRST
+        self._kept = 0
+        self._keeps = session.about.version >= RESUMABLE_FROM
+        self._has_reader = True
+        self._lock = asyncio.Lock()
+
+    @property
+    def can_be_heard(self) -> bool:
+        """Whether what is said reaches the client, now or when it reads on."""
+        return self._has_reader or (self.primed and self._keeps)
+
+    async def prime(self) -> None:
+        """From now on it is a stream."""
+        async with self._lock:
+            await self._prime()
+
+    async def _prime(self) -> None:
+        if self.primed:
+            return
+        self.primed = True
+        if self._keeps:
+            request_id = "" if self._request_id is None else self._request_id
+            await self._sessions.begin_stream(self._session, self.name, self._worker, request_id)
+            id_ = event_id(self.name, FIRST)
+            self._queue(sse.encode(b"", id=id_, retry_ms=RETRY_MS))
+
+    async def put(self, message: Message) -> None:
+        async with self._lock:
+            await self._prime()
+            await self._say(message)
+
+    async def finish(self, message: Message) -> None:
+        async with self._lock:
+            if self.primed:
+                await self._say(message)
+            else:
+                self.answer = message
+            self._queue(None)
+
+    async def _say(self, message: Message) -> None:
+        data = rpc.encode(message)
+        self._number += 1
+        self._kept += len(data)
+        if not self._keeps or self._kept > MAX_KEPT_BYTES:
+            self._keeps = False
+            self._queue(sse.encode(data))
+            return
+        await self._sessions.keep(self._session, self.name, self._number, data)
+        self._queue(sse.encode(data, id=event_id(self.name, self._number)))
+
+    def _queue(self, frame: bytes | None) -> None:
+        if not self._has_reader:
+            return
+        if self._frames.qsize() >= MAX_QUEUED:
+            log.info("mcp: a client reads too slowly; its stream is closed")
+            self.leave()
+            self._frames.put_nowait(None)
+        else:
+            self._frames.put_nowait(frame)
+
+    async def next(self) -> bytes | None:
+        """The next event; None: there is no other."""
+        return await self._frames.get()
+
+    def leave(self) -> None:
+        """Nobody reads it any more, here."""
+        self._has_reader = False
+
+    def close(self) -> None:
+        """Its reader is sent away."""
+        self._frames.put_nowait(None)
+        self._has_reader = False
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Of an event."""
+
+    stream: str
+    number: int
+
+
+def event_id(stream: str, number: int) -> str:
+    return f"{stream}_{number}"
+
+
+def read_event_id(value: str) -> Place | None:
+    """None: none of ours."""
+    stream, _, number = value.partition("_")
+    if not stream.isalnum() or len(stream) > MAX_STREAM_NAME or not number.isdigit():
+        return None
+    return Place(stream, int(number)) if len(number) < 10 else None

@@ -1,0 +1,363 @@
+"""One MCP server as one tenant talks to it, over Streamable HTTP, in either era.
+
+Above: `exchanges`. Below: httpcore, which speaks HTTP; `protocol`. Knows nothing of who calls us.
+What the owner of a server keeps apart (tenants, credentials) has an `Upstream` each, with its own
+connections. Nothing of a caller's travels but what a message holds: the headers are the server's
+own. Redirects are not followed, and no content coding is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpcore
+import msgspec
+
+from mcp_bridge.protocol import rpc, sse
+from mcp_bridge.protocol.eras import (
+    LAST_EVENT_HEADER,
+    LEGACY,
+    LEGACY_VERSIONS,
+    METHOD_HEADER,
+    MODERN,
+    NAME_HEADER,
+    SESSION_HEADER,
+    VERSION_HEADER,
+)
+from mcp_bridge.protocol.inbound import Envelope, encode_name
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError
+from mcp_bridge.protocol.translation import to_legacy_capabilities, to_modern_params
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 300.0
+"""Between two pieces of an answer; those who keep a stream open say so more often."""
+WRITE_TIMEOUT_S = 10.0
+SETUP_TIMEOUT_S = 15.0
+"""For a handshake, or a look at what a server is."""
+MAX_CONNECTIONS = 64
+MAX_IDLE_CONNECTIONS = 16
+IDLE_S = 30.0
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_EXCHANGE_BYTES = 64 * 1024 * 1024
+"""Of all messages of one answer."""
+MAX_EXCHANGE_MESSAGES = 10_000
+MAX_RECONNECTS = 5
+"""In a row that brought nothing."""
+DEFAULT_RETRY_MS = 1000
+MAX_SESSION_ID_LENGTH = 1024
+DESCRIBED_S = 300.0
+"""How long a server is what it said it was."""
+
+ACCEPT = "application/json, text/event-stream"
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`namespace`: the part of an endpoint's path that it is found under; in "identity" it keeps
+    its tools' names. `headers`: its own credentials."""
+
+    name: str
+    url: str
+    namespace: str | None = None
+    headers: Mapping[str, str] = {}
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server says of itself."""
+
+    modern: bool
+    capabilities: dict[str, Any]
+    info: dict[str, Any]
+    instructions: str | None
+    at: float
+
+
+class UpstreamSession(msgspec.Struct, frozen=True, kw_only=True):
+    """At a server of the older era. `id` None: it keeps none."""
+
+    id: str | None
+    version: str
+
+
+class SessionEnded(Exception):
+    """The server does not know the session (any more), and has done nothing."""
+
+
+class Unreachable(RpcError):
+    """It gave no answer, or none that is one. A request may or may not have been carried out."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(
+            INTERNAL_ERROR,
+            f"The server {server!r} gave no usable answer",
+            {"server": server, "reason": reason},
+        )
+
+
+class Answer:
+    """An answer whose head is there."""
+
+    def __init__(self, server: str, response: httpcore.Response, *, endless: bool = False) -> None:
+        self._server, self._response, self._endless = server, response, endless
+        self.status = response.status
+        self.headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in response.headers
+        }
+        self.last_id: str | None = None
+        self.retry_ms = DEFAULT_RETRY_MS
+        self.kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if self.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise Unreachable(server, "content_coding")
+
+    @property
+    def is_stream(self) -> bool:
+        return self.kind == "text/event-stream"
+
+    async def body(self) -> bytes:
+        """Raises: Unreachable, for one that is too long."""
+        body = bytearray()
+        async for chunk in self._response.aiter_stream():
+            body += chunk
+            if len(body) > MAX_MESSAGE_BYTES:
+                raise Unreachable(self._server, "too_long")
+        return bytes(body)
+
+    async def messages(self) -> AsyncIterator[Message | None]:
+        """One, or those of a stream; None where a stream only tells from where to read on.
+
+        Raises: Unreachable.
+        """
+        if not self.is_stream:
+            yield self._decode(await self.body())
+            return
+        decoder = sse.Decoder(MAX_MESSAGE_BYTES)
+        total = count = 0
+        async for chunk in self._response.aiter_stream():
+            total += len(chunk)
+            try:
+                events = list(decoder.feed(chunk))
+            except sse.TooLong:
+                raise Unreachable(self._server, "too_long") from None
+            for event in events:
+                count += 1
+                if (
+                    not self._endless
+                    and max(total / MAX_EXCHANGE_BYTES, count / MAX_EXCHANGE_MESSAGES) > 1
+                ):
+                    raise Unreachable(self._server, "too_much")
+                self.last_id = event.id or self.last_id
+                self.retry_ms = self.retry_ms if event.retry_ms is None else event.retry_ms
+                yield self._decode(event.data) if event.data else None
+
+    def _decode(self, body: bytes) -> Message:
+        try:
+            return rpc.decode(body)
+        except RpcError:
+            raise Unreachable(self._server, "no_json_rpc") from None
+
+
+class Upstream:
+    """`pool`: of this one alone; closed with it."""
+
+    def __init__(
+        self, config: ServerConfig, info: dict[str, Any], pool: httpcore.AsyncConnectionPool
+    ) -> None:
+        self.config = config
+        self.name = config.name
+        self._info = info
+        self._pool = pool
+        self._ids = 0
+        self._described: Described | None = None
+        self._describing: asyncio.Lock = asyncio.Lock()
+        self.schemas: dict[str, Any] = {}
+        """Of its tools, by name, as they were listed last: which arguments travel as headers."""
+        self.shortened: dict[str, str] = {}
+        """Names of it that clients cannot take, by what was made of them."""
+        self._url = urlsplit(config.url)
+
+    async def close(self) -> None:
+        await self._pool.aclose()
+
+    def next_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        method: str,
+        body: Message | None,
+        headers: Mapping[str, str],
+        *,
+        endless: bool = False,
+    ) -> AsyncIterator[Answer]:
+        """Raises: Unreachable."""
+        sent = {
+            "host": self._url.netloc.rpartition("@")[2],
+            "accept": ACCEPT,
+            "accept-encoding": "identity",
+            "user-agent": "tollgate",
+            **self.config.headers,
+            **headers,
+        }
+        content = b""
+        if body is not None:
+            content = rpc.encode(body)
+            sent["content-type"] = "application/json"
+        if method == "POST":
+            sent["content-length"] = str(len(content))
+        read_s = None if endless else READ_TIMEOUT_S
+        limits = {"connect": CONNECT_TIMEOUT_S, "read": read_s, "write": WRITE_TIMEOUT_S}
+        try:
+            async with self._pool.stream(
+                method,
+                self.config.url,
+                headers=[(name.encode(), value.encode()) for name, value in sent.items()],
+                content=content,
+                extensions={"timeout": {**limits, "pool": CONNECT_TIMEOUT_S}},
+            ) as response:
+                yield Answer(self.name, response, endless=endless)
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+            raise Unreachable(self.name, type(error).__name__) from error
+
+    @asynccontextmanager
+    async def _setting_up(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(SETUP_TIMEOUT_S):
+                yield
+        except TimeoutError:
+            raise Unreachable(self.name, "timeout") from None
+
+    # What it is.
+
+    async def describe(self, envelope: Envelope) -> Described:
+        """Asked now and then. Raises: RpcError."""
+        async with self._describing:
+            now = asyncio.get_running_loop().time()
+            found = self._described
+            if found is None or found.at + DESCRIBED_S < now:
+                async with self._setting_up():
+                    found = await self._discover(envelope, now)
+                    if found is None:
+                        session, found = await self.initialize(envelope)
+                        await self.end(session)
+                self._described = found
+            return found
+
+    def forget(self) -> None:
+        """What it is: it does not behave so."""
+        self._described = None
+
+    async def _discover(self, envelope: Envelope, now: float) -> Described | None:
+        """None: it is of the older era. Any answer but the newer era's own says so."""
+        message = rpc.request(self.next_id(), "server/discover", to_modern_params({}, envelope))
+        headers = modern_headers("server/discover", {})
+        async with self.ask("POST", message, headers) as answer:
+            if answer.status >= 500:
+                raise Unreachable(self.name, f"status_{answer.status}")
+            if answer.status != 200:
+                return None
+            async for found in answer.messages():
+                if found is None or "result" not in found:
+                    continue
+                result = found["result"]
+                if not isinstance(result, dict) or MODERN not in result.get(
+                    "supportedVersions", ()
+                ):
+                    return None
+                meta = rpc.meta_of(result)
+                return Described(
+                    modern=True,
+                    capabilities=as_object(result.get("capabilities")),
+                    info=as_object(meta.get("io.modelcontextprotocol/serverInfo")),
+                    instructions=as_text(result.get("instructions")),
+                    at=now,
+                )
+        return None
+
+    # Sessions of the older era.
+
+    async def initialize(self, envelope: Envelope) -> tuple[UpstreamSession, Described]:
+        """With what the caller can. Raises: RpcError."""
+        params = {
+            "protocolVersion": LEGACY,
+            "capabilities": to_legacy_capabilities(envelope.capabilities),
+            "clientInfo": envelope.info or self._info,
+        }
+        message = rpc.request(self.next_id(), "initialize", params)
+        async with self._setting_up():
+            async with self.ask("POST", message, {}) as answer:
+                result = await self._one_result(answer)
+                id_ = answer.headers.get(SESSION_HEADER)
+            version = result.get("protocolVersion")
+            if version not in LEGACY_VERSIONS or len(id_ or "") > MAX_SESSION_ID_LENGTH:
+                raise Unreachable(self.name, "handshake")
+            session = UpstreamSession(id=id_, version=version)
+            await self.notify(session, rpc.notification("notifications/initialized"))
+        described = Described(
+            modern=False,
+            capabilities=as_object(result.get("capabilities")),
+            info=as_object(result.get("serverInfo")),
+            instructions=as_text(result.get("instructions")),
+            at=asyncio.get_running_loop().time(),
+        )
+        return session, described
+
+    async def _one_result(self, answer: Answer) -> dict[str, Any]:
+        if answer.status not in (200, 400, 404):
+            raise Unreachable(self.name, f"status_{answer.status}")
+        async for found in answer.messages():
+            if found is None or not rpc.is_response(found):
+                continue
+            if "error" in found:
+                raise rpc.from_error(found["error"])
+            return as_object(found.get("result"))
+        raise Unreachable(self.name, "no_answer")
+
+    async def notify(self, session: UpstreamSession, message: Message) -> None:
+        """A notification, or our answer to what it asked. Raises: SessionEnded, Unreachable."""
+        async with self.ask("POST", message, legacy_headers(session)) as answer:
+            if answer.status == 404:
+                raise SessionEnded
+            if answer.status >= 400:
+                raise Unreachable(self.name, f"status_{answer.status}")
+
+    async def end(self, session: UpstreamSession) -> None:
+        """As far as it lets us: one that is gone, or keeps none, has nothing to end."""
+        if session.id is None:
+            return
+        try:
+            async with (
+                self._setting_up(),
+                self.ask("DELETE", None, legacy_headers(session)),
+            ):
+                pass
+        except Unreachable:
+            return
+
+
+def legacy_headers(session: UpstreamSession, last_id: str | None = None) -> dict[str, str]:
+    headers = {VERSION_HEADER: session.version}
+    if session.id is not None:
+        headers[SESSION_HEADER] = session.id
+    if last_id is not None:
+        headers[LAST_EVENT_HEADER] = last_id
+    return headers
+
+
+def modern_headers(method: str, params: dict[str, Any]) -> dict[str, str]:
+    headers = {VERSION_HEADER: MODERN, METHOD_HEADER: method}
+    name = encode_name(method, params)
+    return headers if name is None else {**headers, NAME_HEADER: name}
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def as_text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,82 @@
+"""The bridge alone, as a process: `python -m tests.mcp_bridge.plain_bridge --redis R --server URL`.
+It takes everybody for the same caller, or whom `x-caller` names."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+from typing import Any
+
+import uvicorn
+from redis.asyncio import Redis
+
+from mcp_bridge.bridge import Bridge
+from mcp_bridge.caller import Caller
+from mcp_bridge.door import Door
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.rebinding import Allowed
+from mcp_bridge.upstream import ServerConfig
+
+KEYS = [b"k" * 32]
+INFO = {"name": "tollgate", "version": "0"}
+
+
+def application(redis_url: str, servers: list[str]) -> Any:
+    configs = [
+        ServerConfig(
+            name=f"server-{number}", url=url, namespace="identity" if len(servers) == 1 else None
+        )
+        for number, url in enumerate(servers, 1)
+    ]
+    found: dict[str, Any] = {}
+    allowed = Allowed(public_url="http://localhost")
+
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            redis = Redis.from_url(redis_url)
+            found["bridge"] = Bridge(configs, redis, KEYS, info=INFO)
+            await found["bridge"].start()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await found["bridge"].close()
+            await redis.aclose()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        who = headers.get("x-caller", "alice")
+        caller = Caller(org_id="org_" + who, project_id="proj_1", subject=who, client="c")
+        try:
+            allowed.check(headers.get("host"), headers.get("origin"))
+        except RpcError as error:
+            start = {"type": "http.response.start", "status": 403, "headers": []}
+            await send(start)
+            body = rpc.encode(rpc.failure(None, error))
+            await send({"type": "http.response.body", "body": body})
+            return
+        bridge = found["bridge"]
+        endpoint = bridge.endpoint(caller.org_id)
+        await Door(bridge).serve(caller, endpoint, scope, receive, send)
+
+    return asgi
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--redis", required=True)
+    parser.add_argument("--server", action="append", required=True)
+    given = parser.parse_args()
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", given.port))
+        print(f"listening on {bound.getsockname()[1]}", flush=True)
+        app = application(given.redis, given.server)
+        config = uvicorn.Config(app, log_level="warning", access_log=False)
+        asyncio.run(uvicorn.Server(config).serve([bound]))
+
+
+if __name__ == "__main__":
+    main()
