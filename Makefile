@@ -1,4 +1,4 @@
-# make run | make test | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make gpu-check | make gpu-bench | make auth-conformance | make auth-coverage
+# make run | make test | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -21,6 +21,8 @@ export PIP_NO_INPUT := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 oauth4webapi@3 oidc-provider@9 playwright-core@1
+KIT = npm install --prefix .conformance --no-audit --no-fund $(CONFORMANCE) \
+  "node-$$(uname -s | tr A-Z a-z)-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@24"
 
 # Programs of others before a live server: lm-eval, sentence-transformers, openai-agents, langchain-openai, litellm; in an
 # environment of their own.
@@ -34,7 +36,7 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: clients fields soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance auth-coverage
+.PHONY: clients fields soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -104,9 +106,13 @@ $(VENV)/.dev: requirements/dev.lock requirements/without_deps.txt $(VENV)/.runti
 # The authorization server before clients, a browser and an issuer of others. Node >= 22 comes as npm's package for this
 # machine; the browser is the system's Chromium (apt-get install chromium), without which its tests are skipped.
 auth-conformance: $(VENV)/.dev
-	npm install --prefix .conformance --no-audit --no-fund $(CONFORMANCE) \
-	  "node-$$(uname -s | tr A-Z a-z)-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@24"
-	$(BIN)/python -m pytest -rs tests/conformance $(PYTEST_ARGS)
+	$(KIT)
+	$(BIN)/python -m pytest -rs tests/conformance --ignore=tests/conformance/test_mcp_suite.py $(PYTEST_ARGS)
+
+# The MCP bridge before the same suite's server scenarios, with servers of both eras behind it.
+mcp-conformance: $(VENV)/.dev
+	$(KIT)
+	$(BIN)/python -m pytest -rs tests/conformance/test_mcp_suite.py $(PYTEST_ARGS)
 
 # Every branch of gateway/auth, by the tests that run it.
 auth-coverage: $(VENV)/.dev
