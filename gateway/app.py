@@ -38,7 +38,8 @@ from gateway.auth.wiring import open_auth
 from gateway.batches.wiring import open_batches
 from gateway.books import PostgresBooks
 from gateway.cache_leases import CacheLeases, both
-from gateway.cache_report import CacheReport, OnCached
+from gateway.cache_notes import OnCached
+from gateway.cache_report import CacheReport
 from gateway.connection import LAST_REQUEST_S
 from gateway.credit_sweeper import CreditSweeper
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine

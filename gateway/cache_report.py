@@ -17,12 +17,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Attempt
+from gateway.cache_notes import CacheNote, PrefixLabel, to_label
 from gateway.cache_rows import (
     MAX_PREFIXES,
     OTHER,
@@ -34,8 +34,7 @@ from gateway.cache_rows import (
     write,
 )
 from gateway.db import DATABASE_ERRORS
-from gateway.fleet.cache_outcome import UNBROKEN, CacheCause, CacheOutcome, MessagePlace
-from gateway.fleet.replica import MeteredUsage
+from gateway.fleet.cache_outcome import UNBROKEN, CacheCause, MessagePlace
 from gateway.lru import Lru
 from gateway.tasks import Flusher
 
@@ -50,43 +49,13 @@ MAX_ROWS = 8_192
 and beyond twice as many its org has."""
 MAX_PLACES = 65_536
 """Prefixes of which is known who had them last."""
-MAX_CACHE_KEY = 128
-"""Characters of a `prompt_cache_key` that is a label as it is."""
 MAX_LOCATING = 2
 """Breaks at once of which is looked for the message that they lie in; of others it is not said."""
 MAX_LOCATED, MAX_LOCATED_ORG = 64, 16
 """The same between two flushes, and of one org."""
 LOCATE_TIMEOUT_S = 5.0
 
-Locate = Callable[[int], Coroutine[Any, Any, MessagePlace | None]]
-"""Of a position in the prompt, the message that it lies in."""
 _OTHER_KIND: PrefixKind = "other"
-
-
-class CacheNote(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt that is billed to somebody."""
-
-    attempt: Attempt
-    usage: MeteredUsage
-    cache_key: str | None = None
-    """As the client named it."""
-    outcome: CacheOutcome | None = None
-    """None: nobody says."""
-    replica: str = ""
-    locate: Locate | None = None
-    """None: its prompt is no conversation."""
-
-
-OnCached = Callable[[CacheNote], None]
-
-
-def unnoted(_: CacheNote) -> None:
-    """Nobody wants to know."""
-
-
-class _Label(NamedTuple):
-    kind: PrefixKind
-    text: str
 
 
 class CacheReport(Flusher):
@@ -160,7 +129,7 @@ class CacheReport(Flusher):
             await forget_old(self._db)
             self._forget_at = self._wall_clock() + FORGET_INTERVAL_S
 
-    def _cause(self, note: CacheNote, label: _Label) -> CacheCause:
+    def _cause(self, note: CacheNote, label: PrefixLabel) -> CacheCause:
         """By its own engine, or by who had the prefix last."""
         told: CacheCause = "unknown" if note.outcome is None else note.outcome.cause
         attempt = note.attempt
@@ -172,7 +141,7 @@ class CacheReport(Flusher):
         missed = told == "first" or (told == "unknown" and not note.usage.cache_read)
         return "other_replica" if moved and missed else told
 
-    def _row(self, attempt: Attempt, label: _Label) -> Counted:
+    def _row(self, attempt: Attempt, label: PrefixLabel) -> Counted:
         hour = int(attempt.admitted_at) // HOUR_S * HOUR_S
         whose = (attempt.org, attempt.project, attempt.key, attempt.model, hour)
         each = RowId(*whose, *label)
@@ -223,12 +192,3 @@ class CacheReport(Flusher):
         self._locating.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.info("a break of a prefix was not located (%s)", type(error).__name__)
-
-
-def to_label(note: CacheNote) -> _Label:
-    """By which a customer knows its prefixes: a key of its own if that is a line of text of a
-    length to be shown, else how the prompt begins, in a digest."""
-    key, digest = note.cache_key, "" if note.outcome is None else note.outcome.prefix
-    if key and len(key) <= MAX_CACHE_KEY and key.isprintable():
-        return _Label("cache_key", key)
-    return _Label("digest", digest) if digest else _Label("short", "")

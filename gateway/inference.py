@@ -24,7 +24,7 @@ from billing.events import Attempt, Quantities, Tags, UsageEvent
 from billing.price_book import PriceBook
 from billing.rating import Rated
 from billing.spool import Spool
-from gateway.cache_report import CacheNote, Locate, OnCached, unnoted
+from gateway.cache_notes import OnCached, note_of, unnoted
 from gateway.delivery import Delivery
 from gateway.fleet.cache_outcome import CacheOutcome
 from gateway.fleet.errors import (
@@ -36,7 +36,6 @@ from gateway.fleet.errors import (
 )
 from gateway.fleet.replica import (
     Item,
-    Locating,
     MeteredUsage,
     PreparedRequest,
     Replica,
@@ -436,25 +435,15 @@ class Run:
         if not is_loss:
             self.call.meter.used(usage)
             self.delivery.is_billed = True
-            # Behind the answer: what goes wrong there is no matter of this request.
-            asyncio.get_running_loop().call_soon(self.desk.on_cached, self.cache_note(usage))
+            self.note_cached(usage)
 
-    def cache_note(self, usage: MeteredUsage) -> CacheNote:
-        return CacheNote(
-            attempt=self.attempt,
-            usage=usage,
-            cache_key=self.call.request.cache_key,
-            outcome=self.cache,
-            replica=self.replica.name,
-            locate=self.locate() if self.cache and self.cache.cause == "changed" else None,
+    def note_cached(self, usage: MeteredUsage) -> None:
+        """Behind the answer: what goes wrong there is no matter of this request."""
+        salt = self.desk.cache_salts(self.call.principal.org_id)
+        parts = (self.attempt, usage, self.cache, self.replica, self.prepared, self.call.turn)
+        asyncio.get_running_loop().call_soon(
+            lambda: self.desk.on_cached(note_of(*parts, salt=salt))
         )
-
-    def locate(self) -> Locate | None:
-        """It knows nothing of this run, as `halting`."""
-        if not isinstance(self.replica, Locating) or self.call.request.prompt is None:
-            return None
-        find, prepared, turn = self.replica.locate, self.prepared, self.call.turn
-        return lambda position: find(prepared, position, turn)
 
 
 def halting(replica: Replica, attempt_id: str) -> Rest:

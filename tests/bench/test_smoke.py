@@ -59,6 +59,13 @@ def test_the_door() -> None:
     assert result["API key"]["best_us"] > result["open route"]["best_us"] > 0
 
 
+def test_the_cache_report() -> None:
+    *table, last = run("bench.cache_report", "--rounds", "1").splitlines()
+    assert re.search(r"^cached +[0-9.]+ +[0-9.]+ +10$", "\n".join(table), re.MULTILINE)
+    result = json.loads(last)
+    assert result["cached"]["best_us"] > result["empty call"]["best_us"] > 0
+
+
 def test_the_time_to_the_first_token() -> None:
     said = run("bench.start", "--starts", "2")
     found = re.search(r"first start ([0-9.]+) s, later starts ([0-9.]+) s", said)

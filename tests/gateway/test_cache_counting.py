@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway import cache_reading, cache_report, cache_rows
+from gateway.cache_notes import CacheNote
 from gateway.cache_reading import CacheRow, read_cache_report
-from gateway.cache_report import CacheNote, CacheReport
+from gateway.cache_report import CacheReport
 from gateway.cache_rows import MAX_BREAKS, MAX_PREFIXES, Counted, costliest
 from gateway.db import create_engine, tenant
 from gateway.fleet.cache_outcome import CacheCause, CacheOutcome, MessagePlace
@@ -73,6 +74,25 @@ async def test_what_several_workers_counted_adds_up(db: AsyncEngine) -> None:
     [breaks] = await column(db, "breaks")
     assert sorted(each["requests"] for each in breaks) == [10, 10, 10]
     assert {each["uncached_tokens"] for each in breaks} == {680}
+
+
+async def test_a_request_costs_no_statement_and_a_flush_two_of_500_rows(db: AsyncEngine) -> None:
+    told: list[str] = []
+
+    def heard(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+        told.append(statement.split()[0])
+
+    report = CacheReport(db)
+    await report.flush()  # what is old is looked for once an hour
+    sa.event.listen(db.sync_engine, "before_cursor_execute", heard)
+    for number in range(1500):
+        report.note(a_note(key=f"key_{number % 501}"))
+    assert told == []
+    await report.flush()
+    assert told == ["SELECT", "INSERT"] * 2
+    await report.flush()
+    assert len(told) == 4, "nothing to write"
+    assert (await counts(db))[0] == 1500
 
 
 async def test_a_row_keeps_the_costliest_breaks_and_the_latest(db: AsyncEngine) -> None:
@@ -236,6 +256,31 @@ async def test_a_bucket_tells_so_many_groups_apart_and_adds_up_the_rest(
     assert [each.requests for each in whole.breaks] == [2] * MAX_BREAKS
     assert await read(prefixes=["5"], models=["penny"], project_ids=["proj_b"]) == [[], []]
     assert [len(rows) for rows in await read(prefixes=["5", "6"], group_by=["model"])] == [1, 1]
+
+
+async def test_a_walk_by_pages_has_every_bucket_once(db: AsyncEngine) -> None:
+    report = CacheReport(db)
+    for hour in range(5):
+        for _ in range(hour + 1):
+            report.note(a_note(at=HOUR + 3600 * hour))
+    await report.flush()
+    found: list[int] = []
+    page: str | None = None
+    while True:
+        read = await read_cache_report(
+            partial(tenant, db),
+            org_id="org_a",
+            start_time=int(HOUR),
+            end_time=int(HOUR) + 5 * 3600,
+            bucket_width="1h",
+            limit=2,
+            page=page,
+        )
+        found += [row.num_requests for start in read.window.starts for row in read.rows[start]]
+        page = read.window.next_page
+        if page is None:
+            break
+    assert found == [1, 2, 3, 4, 5]
 
 
 breaking = st.lists(

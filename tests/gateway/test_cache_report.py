@@ -5,16 +5,18 @@ client, and to the token.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
 import sqlalchemy as sa
+from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.databases import Databases
@@ -43,6 +45,7 @@ class Customer:
         self.worker = worker
         self.key = worker.run(worker.new_key(["inference"]))
         self.client = OpenAI(base_url=f"{worker.url}/v1", api_key=self.key, max_retries=0)
+        self.anthropic = Anthropic(base_url=worker.url, api_key=self.key, max_retries=0)
 
     def ask(self, system: str, user: str = "Who counts?", **options: Any) -> Any:
         return self.client.chat.completions.create(
@@ -70,6 +73,110 @@ class Customer:
         )
         assert answer.ok, answer.text
         return answer.json()
+
+
+class Used(NamedTuple):
+    """As a surface tells it."""
+
+    prompt: int
+    cached: int
+
+
+def chat(customer: Customer, system: str) -> Used:
+    return of_chat(customer.ask(system).usage)
+
+
+def chat_streamed(customer: Customer, system: str) -> Used:
+    *_, last = customer.ask(system, stream=True, stream_options={"include_usage": True})
+    return of_chat(last.usage)
+
+
+def of_chat(usage: Any) -> Used:
+    return Used(usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens)
+
+
+def completion(customer: Customer, system: str) -> Used:
+    made = customer.client.completions.create(model="near", prompt=system, max_tokens=2)
+    return of_chat(made.usage)
+
+
+def completion_streamed(customer: Customer, system: str) -> Used:
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    asked = customer.client.completions.create(model="near", prompt=system, max_tokens=2, **options)
+    return of_chat([*asked][-1].usage)
+
+
+def response(customer: Customer, system: str) -> Used:
+    made = customer.client.responses.create(
+        model="near", instructions=system, input="Who counts?", max_output_tokens=2
+    )
+    return of_response(made.usage)
+
+
+def response_streamed(customer: Customer, system: str) -> Used:
+    events = customer.client.responses.create(
+        model="near", instructions=system, input="Who?", max_output_tokens=2, stream=True
+    )
+    return of_response([*events][-1].response.usage)  # type: ignore[union-attr]
+
+
+def of_response(usage: Any) -> Used:
+    return Used(usage.input_tokens, usage.input_tokens_details.cached_tokens)
+
+
+def message(customer: Customer, system: str) -> Used:
+    return of_message(customer.anthropic.messages.create(**of_anthropic(system)).usage)
+
+
+def message_streamed(customer: Customer, system: str) -> Used:
+    with customer.anthropic.messages.stream(**of_anthropic(system)) as stream:
+        return of_message(stream.get_final_message().usage)
+
+
+def of_anthropic(system: str) -> Any:
+    messages = [{"role": "user", "content": "Who counts?"}]
+    return {"model": "near", "system": system, "messages": messages, "max_tokens": 2}
+
+
+def of_message(usage: Any) -> Used:
+    return Used(usage.input_tokens + usage.cache_read_input_tokens, usage.cache_read_input_tokens)
+
+
+def batch_line(customer: Customer, system: str) -> Used:
+    body = {"model": "near", "messages": conversation(system, "Who counts?"), "max_tokens": 2}
+    url = "/v1/chat/completions"
+    line = {"custom_id": "one", "method": "POST", "url": url, "body": body}
+    file = customer.client.files.create(
+        file=("in.jsonl", json.dumps(line).encode()), purpose="batch"
+    )
+    batch = customer.client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while batch.status != "completed":
+        assert time.monotonic() < deadline and batch.status in RUNS, batch
+        time.sleep(0.05)
+        batch = customer.client.batches.retrieve(batch.id)
+    assert batch.output_file_id is not None and batch.usage is not None
+    found = json.loads(customer.client.files.content(batch.output_file_id).text)
+    usage = found["response"]["body"]["usage"]
+    told = Used(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+    assert of_response(batch.usage) == told
+    return told
+
+
+RUNS = ("validating", "in_progress", "finalizing")
+SURFACES = (
+    chat,
+    chat_streamed,
+    completion,
+    completion_streamed,
+    response,
+    response_streamed,
+    message,
+    message_streamed,
+    batch_line,
+)
 
 
 @pytest.fixture
@@ -155,3 +262,57 @@ async def everything_written(worker: Running) -> set[str]:
         rows = list(await conn.scalars(sa.text("SELECT row_to_json(r)::text FROM cache_report r")))
     assert rows
     return set(re.findall(r"[A-Za-z]+", " ".join(rows)))
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+def test_every_surface_says_how_much_was_cached(
+    customer: Customer, surface: Callable[[Customer, str], Used]
+) -> None:
+    """The right number, and the report has the same."""
+    system = text(surface.__name__)
+    first, again = surface(customer, system), surface(customer, system)
+    assert again.prompt == first.prompt > 128
+    assert again.cached == (again.prompt - 1) // BLOCK * BLOCK, "all but the last block"
+    assert first.cached < BLOCK, "no more than a template's beginning"
+    [result] = customer.report("group_by[]=model")
+    assert result["num_model_requests"] == 2 and causes(result)["intact"] == 1
+    assert (result["input_tokens"], result["cached_tokens"]) == (
+        first.prompt + again.prompt,
+        first.cached + again.cached,
+    )
+
+
+def test_of_an_upstream_it_is_what_that_counts(customer: Customer) -> None:
+    for system in (text("heron"), text("heron") + "!", "short"):
+        customer.client.chat.completions.create(
+            model="far", messages=conversation(system, "Who?"), max_tokens=2
+        )
+    found = {each["prefix_kind"]: each for each in customer.report()}
+    assert {kind: each["num_model_requests"] for kind, each in found.items()} == {
+        "digest": 2,
+        "short": 1,
+    }
+    assert causes(found["digest"]) == {"unknown": 2} and found["digest"]["breaks"] == []
+    assert (found["digest"]["input_tokens"], found["digest"]["cached_tokens"]) == (40, 16)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("start_time=soon", "start_time"),
+        ("bucket_width=1m", "bucket_width"),
+        ("group_by[]=api_key_id", "group_by[0]"),
+        ("limit=73", "limit"),
+        ("page=page_1", "page"),
+        ("api_key_ids[]=key_of_another", "api_key_ids"),
+    ],
+)
+def test_a_query_that_cannot_be_is_refused_by_name(
+    customer: Customer, query: str, param: str
+) -> None:
+    answer = customer.worker.session.get(
+        f"{customer.worker.url}/api/v1/cache?{query}",
+        headers={"authorization": f"Bearer {customer.key}"},
+        timeout=TIMEOUT_S,
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -31,10 +31,11 @@ from gateway.fleet.engine_replica import EngineReplica
 from gateway.fleet.model_format import ModelFormat
 from gateway.fleet.prefix_memory import CHUNK_TOKENS, SentBefore
 from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.prompt_beginning import PREFIX_CHARS, text_digest
 from gateway.fleet.replica import MeteredUsage
 from gateway.lanes import Turn
 from gateway.wire.from_openai import from_openai
-from gateway.wire.request import ChatPrompt, CompletionPrompt, GenerateRequest
+from gateway.wire.request import ChatPrompt, CompletionPrompt, GenerateRequest, PlainForward
 
 BLOCK = 16
 PENNY = Path(__file__).resolve().parents[3] / "models/penny"
@@ -193,6 +194,25 @@ def test_a_digest_tells_nothing_across_namespaces() -> None:
     assert prefix_digest("a", ids) == prefix_digest("a", [*ids, 7])
     others = {prefix_digest("b", ids), prefix_digest("a", [1, *ids]), prefix_digest("a", ids[1:])}
     assert prefix_digest("a", ids) not in others and prefix_digest("a", ids[1:]) == ""
+
+
+def forwarded(*contents: Any, **fields: Any) -> GenerateRequest:
+    messages = [{"role": "user", "content": each} for each in contents]
+    body = {"model": "far", "messages": messages, **fields}
+    return from_openai(json.dumps(body).encode(), "upstream")
+
+
+def test_where_tokens_are_not_known_a_prompt_is_told_by_its_first_characters() -> None:
+    long = "ab" * PREFIX_CHARS
+    whole = text_digest("org", forwarded(long, "tail"))
+    assert whole == text_digest("org", forwarded(long, temperature=0.5)) != ""
+    assert whole == text_digest("org", forwarded([{"type": "text", "text": long}]))
+    assert whole != text_digest("other", forwarded(long))
+    assert whole != text_digest("org", forwarded("c" + long))
+    assert text_digest("org", forwarded("short", "shorter")) == ""
+    ids = PlainForward(path="completions", prompts=([*range(PREFIX_CHARS)],))
+    plain = GenerateRequest(model="far", stream=False, include_usage=False, plain=ids)
+    assert text_digest("org", plain) != ""
 
 
 # ---- in which message
