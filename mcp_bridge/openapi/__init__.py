@@ -1,0 +1,1 @@
+"""Any OpenAPI document as tools, and a call of one as an HTTP request."""

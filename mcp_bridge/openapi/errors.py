@@ -1,0 +1,47 @@
+"""What can go wrong between an OpenAPI document and a call.
+
+OpenApiError (a BridgeError)   code
+├── BadDocument                openapi_document_refused   the document, or a part (names `pointer`)
+├── BadArguments               openapi_arguments_refused  what no request is made of (names `name`)
+└── HttpFailed                 openapi_http_failed        no answer; raised by the client handed in
+
+No text quotes an argument.
+"""
+
+from __future__ import annotations
+
+from mcp_bridge.errors import BridgeError
+
+MAX_POINTER_CHARS = 300
+"""Its parts are the document's own words."""
+
+
+class OpenApiError(BridgeError):
+    code = "openapi_error"
+
+
+class BadDocument(OpenApiError):
+    """`pointer`: a JSON pointer (RFC 6901) into the document; empty: all of it."""
+
+    code = "openapi_document_refused"
+
+    def __init__(self, pointer: str, message: str) -> None:
+        pointer = pointer[:MAX_POINTER_CHARS]
+        super().__init__(f"{pointer or 'the document'}: {message}")
+        self.pointer = pointer
+        self.message = message
+
+
+class BadArguments(OpenApiError):
+    code = "openapi_arguments_refused"
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+        self.message = message
+
+
+class HttpFailed(OpenApiError):
+    """Its text is for the log: the client reads that the upstream gave no answer."""
+
+    code = "openapi_http_failed"
