@@ -38,6 +38,7 @@ Items = Sequence[Item]
 PLAIN_ROLE = b'{"role":"assistant","content":"","refusal":null}'
 ROLE = b'{"role":"assistant","content":null,"refusal":null}'
 """Where an answer does not begin with its text."""
+NO_TEXT = b'{"content":""}'
 
 
 class ChatEncoder(Protocol):
@@ -109,6 +110,8 @@ class ChatStream:
         self._include_usage = include_usage
         self._before = b"data: " + head.opened() + b',"choices":[{"index":'
         self._after = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._opened: set[int] = set()
+        """Choices whose role was said."""
         self._begun: set[int] = set()
 
     def encode(self, items: Items) -> bytes:
@@ -117,9 +120,7 @@ class ChatStream:
             assert isinstance(item, TextDelta)
             is_plain = not (item.reasoning or item.calls)
             if item.index not in self._begun:
-                self._begun.add(item.index)
-                role = PLAIN_ROLE if is_plain or item.text else ROLE
-                chunks.append(self._chunk(item.index, role))
+                chunks += self._begin(item.index, says=is_plain or bool(item.text))
             if not is_plain:
                 chunks += self._parsed(item)
             elif item.text or item.logprobs:
@@ -131,6 +132,20 @@ class ChatStream:
 
     def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
         return (self._head.usage_chunk(usage, cost) if self._include_usage else b"") + sse.DONE
+
+    def _begin(self, index: int, *, says: bool) -> Iterator[bytes]:
+        """Behind the roles of all choices before it, which OpenAI's own SDK adds up in their order
+        alone. `says`: it begins with its text."""
+        for earlier in range(index):
+            if earlier not in self._opened:
+                self._opened.add(earlier)
+                yield self._chunk(earlier, ROLE)
+        if index not in self._opened:
+            yield self._chunk(index, PLAIN_ROLE if says else ROLE)
+        elif says:
+            yield self._chunk(index, NO_TEXT)
+        self._opened.add(index)
+        self._begun.add(index)
 
     def _parsed(self, item: TextDelta) -> Iterator[bytes]:
         """What was thought, what was said, what was called; the logprobs are of all of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Any
 
 import httpx2
@@ -126,7 +127,7 @@ def test_the_sdk_reads_a_stream_with_usage() -> None:
         if choice.finish_reason:
             reasons[choice.index] = choice.finish_reason
     assert text == {0: "aA", 1: "b"}
-    assert roles == [1, 0]
+    assert roles == [0, 1]
     assert reasons == {0: "stop", 1: "length"}
     shown = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
     [info] = shown[0].content or []
@@ -208,6 +209,25 @@ def test_calls_and_thoughts_add_up_to_the_same_in_a_stream_and_in_a_whole_answer
     assert message.model_extra == {"reasoning_content": "I will."}
     assert [each.message.content for each in found.choices[1:]] == [None, None, ""]
     assert len(found.choices[0].logprobs.content) == 2  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_the_sdk_adds_choices_up_in_whatever_order_they_begin(order: tuple[int, ...]) -> None:
+    """Its accumulator knows no choice that comes before those of lower numbers."""
+    firsts = {
+        0: TextDelta(index=0, text="", calls=(CallDelta(0, "f", "{}"),)),
+        1: TextDelta(index=1, text="", finish_reason="stop"),
+        2: TextDelta(index=2, text="two"),
+    }
+    items = [firsts[index] for index in order]
+    items += [TextDelta(index=index, text="", finish_reason="stop") for index in (2, 0)]
+    chat, body = encoder(stream=True, n=3), encoder(n=3)
+    answer = b"".join(chat.encode([item]) for item in items) + chat.finish(USAGE)
+    state = ChatCompletionStreamState[Any]()
+    for chunk in streamed(answer):
+        state.handle_chunk(chunk)
+    body.encode(items)
+    assert said(state.current_completion_snapshot) == said(whole(body.finish(USAGE)))
 
 
 def test_a_call_begins_with_its_name_and_id() -> None:
