@@ -40,11 +40,27 @@ def said(completion: BaseModel) -> dict[str, Any]:
     return found
 
 
-def said_by(message: BaseModel) -> dict[str, Any]:
-    """The same of an answer in Anthropic's shape."""
-    found = message.model_dump(exclude={"id"}, warnings=False)
+def said_by(message: BaseModel, *, usage: bool = True) -> dict[str, Any]:
+    """The same of an answer in Anthropic's shape. `usage`: with what it used, which is another
+    where the second request found its prompt in the cache."""
+    left_out = {"id"} if usage else {"id", "usage"}
+    found = message.model_dump(exclude=left_out, warnings=False)
     for block in found["content"]:
         if block["type"] == "tool_use":
             assert block.pop("id").startswith("toolu_")
         block.pop("parsed_output", None)
+    return found
+
+
+def said_in(response: BaseModel) -> dict[str, Any]:
+    """The same of a response; but for what of its prompt was found in the cache."""
+    found = response.model_dump(exclude={"id", "created_at", "completed_at"}, warnings=False)
+    for item in found["output"]:
+        assert item.pop("id").startswith(("msg_", "fc_", "rs_"))
+        if item["type"] == "function_call":
+            assert item.pop("call_id").startswith("call_")
+            item.pop("parsed_arguments", None)
+        for part in item.get("content") or ():
+            part.pop("parsed", None)
+    (found["usage"] or {}).pop("input_tokens_details", None)
     return found
