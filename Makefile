@@ -36,7 +36,7 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: clients fields soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: clients fields fuzz soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -60,6 +60,11 @@ soak: $(VENV)/.dev
 # What `tests/chaos/test_metering.py` does with a hundred kills, with a thousand.
 chaos-nightly: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.metering --kills 1000 $(ARGS)
+
+# What CI asks a few hundred times of every surface, with other conversations, and more of them.
+fuzz: $(VENV)/.dev
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest -q -o timeout=0 \
+	  tests/gateway/fuzz tests/journeys/test_every_surface.py $(ARGS)
 
 # The table of every field that a client can send.
 fields: $(VENV)/.dev

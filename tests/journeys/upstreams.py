@@ -17,6 +17,7 @@ from openai import OpenAI
 
 from bench.ports import free_port
 from tests.gateway.fleet.scripted_upstream import (
+    USAGE,
     Exchange,
     Script,
     Upstream,
@@ -109,7 +110,37 @@ async def good_body(exchange: Exchange) -> None:
     await exchange.answer(completion())
 
 
+async def good_text(exchange: Exchange) -> None:
+    """Of OpenAI's older route."""
+    choice = {"index": 0, "text": "Hello there", "logprobs": None, "finish_reason": "stop"}
+    said = {
+        **{"id": "cmpl-theirs", "object": "text_completion", "created": 7, "model": "x"},
+        **{"choices": [choice], "usage": USAGE},
+    }
+    if not exchange.body.get("stream"):
+        return await exchange.answer(said)
+    await exchange.begin_stream()
+    await exchange.send({**said, "usage": None}, {**said, "choices": []}, "[DONE]")
+    await exchange.end_stream()
+
+
+async def good_vectors(exchange: Exchange) -> None:
+    given = exchange.body["input"]
+    is_one = isinstance(given, str) or isinstance(given[0], int)
+    vectors = [
+        {"object": "embedding", "index": index, "embedding": [0.6, 0.8]}
+        for index in range(1 if is_one else len(given))
+    ]
+    usage = {"prompt_tokens": 7, "total_tokens": 7}
+    await exchange.answer({"object": "list", "data": vectors, "model": "x", "usage": usage})
+
+
 async def good(exchange: Exchange) -> None:
+    """Whatever is asked."""
+    if exchange.target.endswith("/embeddings"):
+        return await good_vectors(exchange)
+    if not exchange.target.endswith("/chat/completions"):
+        return await good_text(exchange)
     await (good_stream if exchange.body.get("stream") else good_body)(exchange)
 
 
