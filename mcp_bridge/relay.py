@@ -26,6 +26,8 @@ HEARTBEAT_S = 3.0
 LOOK_S = 2.0
 """How often who waits for another worker looks whether it is still there."""
 RECONNECT_S = 0.5
+RETURN_S = 1.0
+"""For a worker that lost its connection to Redis and has another one."""
 POLL_S = 1.0
 MAX_HANDLED = 256
 """Messages of others that are worked at, at once."""
@@ -91,7 +93,17 @@ class Relay:
         await self._redis.publish(EVERYBODY, msgspec.json.encode({**payload, "kind": kind}))
 
     async def is_alive(self, worker: str) -> bool:
+        """One that is not heard for longer than it takes to come back, or frozen, is not."""
+        if not await self._is_heard(worker):
+            await asyncio.sleep(RETURN_S)
+            if not await self._is_heard(worker):
+                return False
         return bool(await self._redis.exists(alive_key(worker)))
+
+    async def _is_heard(self, worker: str) -> bool:
+        """A killed worker's connection is closed at once, long before its sign of life ends."""
+        found = await self._redis.pubsub_numsub(channel(worker))
+        return found[0][1] > 0
 
     async def ask(self, worker: str, kind: str, emit: Emit, **payload: Any) -> dict[str, Any]:
         """What that worker answers, once it does; what it says on the way goes to `emit`. If who

@@ -336,7 +336,7 @@ class Fixture:
     async def count(self, ctx: Any, params: Any, arguments: Any) -> Any:
         """How often it was called with this key; with `wait`, once somebody has answered."""
         key = str(arguments.get("key"))
-        self.calls[key] += not arguments.get("peek")
+        self.calls[key] += not (arguments.get("peek") or params.input_responses)
         if arguments.get("wait"):
             await self.form(ctx, params, "Go on?", PERSON_SCHEMA)
         return [text(str(self.calls[key]))]
@@ -440,6 +440,7 @@ def main() -> None:
     with socket.socket() as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(("127.0.0.1", given.port))
+        bound.listen()
         print(f"listening on {bound.getsockname()[1]}", flush=True)
         config = uvicorn.Config(application(given.era), log_level="warning", access_log=False)
         asyncio.run(uvicorn.Server(config).serve([bound]))

@@ -72,6 +72,7 @@ def main() -> None:
     with socket.socket() as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(("127.0.0.1", given.port))
+        bound.listen()
         print(f"listening on {bound.getsockname()[1]}", flush=True)
         app = application(given.redis, given.server)
         config = uvicorn.Config(app, log_level="warning", access_log=False)

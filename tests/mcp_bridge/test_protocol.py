@@ -1,0 +1,201 @@
+"""What of the protocol is pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_bridge.protocol import rpc, sse
+from mcp_bridge.protocol.continuation import PREFIX, Continuation, Sealer, request_digest
+from mcp_bridge.protocol.inbound import Envelope, check_param_headers, param_headers
+from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.protocol.translation import (
+    honoured,
+    is_wanted,
+    server_capabilities,
+    to_legacy_error,
+    to_legacy_result,
+    to_modern_error,
+    to_modern_params,
+    to_modern_result,
+    to_subscribed,
+    without_reserved,
+)
+from mcp_bridge.rebinding import Allowed
+
+NAMES = st.sampled_from(["a", "resultType", "ttlMs", "cacheScope", "content", "b"])
+METAS = st.dictionaries(
+    st.sampled_from(["own", "io.modelcontextprotocol/serverInfo", "progressToken"]), st.integers()
+)
+RESULTS = st.dictionaries(NAMES, st.text(max_size=3)).flatmap(
+    lambda found: METAS.map(lambda meta: {**found, "_meta": meta} if meta else found)
+)
+ENVELOPE = Envelope(version="2026-07-28", capabilities={"roots": {}}, info={"name": "c"})
+EVENTS = st.lists(
+    st.tuples(
+        st.binary(max_size=20).filter(lambda data: not {10, 13} & set(data)),
+        st.none() | st.text("abc_123", min_size=1, max_size=8),
+        st.none() | st.integers(0, 60_000),
+    ).filter(lambda event: event != (b"", None, None)),
+    max_size=8,
+)
+
+
+@given(EVENTS, st.lists(st.integers(1, 7), max_size=200))
+def test_events_are_read_as_they_were_written_however_they_come(
+    events: list[tuple[bytes, str | None, int | None]], cuts: list[int]
+) -> None:
+    written = b"".join(sse.encode(data, id=id_, retry_ms=retry) for data, id_, retry in events)
+    decoder, read, place = sse.Decoder(1000), [], 0
+    for cut in [*cuts, len(written)]:
+        read += decoder.feed(written[place : place + cut])
+        place += cut
+    assert [(event.data, event.id, event.retry_ms) for event in read] == events
+
+
+@given(st.integers(1, 50), st.sampled_from([b"data: x", b"data: x\n", b": c\n", b"xxxxxxxx"]))
+def test_no_event_is_longer_than_allowed(size: int, piece: bytes) -> None:
+    decoder, fed = sse.Decoder(size), 0
+    with pytest.raises(sse.TooLong):
+        for _ in range(size + 2):
+            fed += len(piece)
+            list(decoder.feed(piece))
+    assert fed <= size + 2 * len(piece)
+
+
+@given(RESULTS)
+def test_results_come_back_as_they_were(result: dict[str, Any]) -> None:
+    """What only the newer era has is all that is lost, and all that is added."""
+    info = {"name": "tollgate", "version": "1"}
+    modern = to_modern_result("tools/list", result, info)
+    assert modern["_meta"]["io.modelcontextprotocol/serverInfo"] == info
+    for name, filled in (("resultType", "complete"), ("ttlMs", 0), ("cacheScope", "private")):
+        if "resultType" not in result:
+            assert modern[name] == result.get(name, filled)
+    assert to_legacy_result(modern) == to_legacy_result(result)
+    assert not to_legacy_result(result).keys() & {"resultType", "ttlMs", "cacheScope"}
+
+
+@given(RESULTS)
+def test_parameters_come_back_as_they_were(params: dict[str, Any]) -> None:
+    found = to_modern_params(params, ENVELOPE)
+    meta = found["_meta"]
+    assert meta["io.modelcontextprotocol/clientCapabilities"] == {"roots": {}}
+    assert without_reserved(found) == without_reserved(params)
+
+
+@given(st.binary(min_size=1, max_size=3), st.integers(0, 400), st.text(max_size=5))
+def test_a_seal_opens_for_nothing_that_was_changed(flip: bytes, place: int, who: str) -> None:
+    sealer = Sealer([b"n" * 32, b"o" * 32])
+    digest = request_digest("", "tools/call", {"name": "x", "requestState": 1, "_meta": {}})
+    assert digest == request_digest("", "tools/call", {"name": "x", "inputResponses": {}})
+    assert digest != request_digest("other", "tools/call", {"name": "x"})
+    kept = Continuation(server="s", expires_at=10.0, state="theirs")
+    state = sealer.seal(kept, "alice", digest)
+    assert sealer.unseal(state, "alice", digest, 9.0) == kept
+    assert Sealer([b"x" * 32, b"n" * 32]).unseal(state, "alice", digest, 9.0) == kept
+    place = len(PREFIX) + place % (len(state) - len(PREFIX))
+    changed = state[:place] + flip.hex() + state[place + len(flip.hex()) :]
+    wrong: list[tuple[Any, str, bytes, float]] = [
+        (state, "alice", digest, 11.0),
+        (state, "alice", digest[:-1] + b"\0", 9.0),
+        (state + "=", "alice", digest, 9.0),
+        (None, "alice", digest, 9.0),
+    ]
+    if who != "alice":
+        wrong.append((state, who, digest, 9.0))
+    if changed != state:
+        wrong.append((changed, "alice", digest, 9.0))
+    for given_state, principal, of, now in wrong:
+        with pytest.raises(RpcError) as refused:
+            sealer.unseal(given_state, principal, of, now)
+        assert refused.value.data == {"reason": "invalid_request_state"}
+    with pytest.raises(RpcError):
+        Sealer([b"x" * 32]).unseal(state, "alice", digest, 9.0)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
+def test_what_is_no_message_is_refused(found: Any) -> None:
+    with pytest.raises(RpcError):
+        rpc.decode(msgspec.json.encode(found))
+
+
+def test_errors_of_a_read_are_those_of_each_era() -> None:
+    missing = RpcError(-32002, "not found")
+    modern = to_modern_error("resources/read", {"uri": "a:b"}, missing)
+    assert (modern.code, modern.data) == (-32602, {"uri": "a:b"})
+    assert to_legacy_error("resources/read", {"uri": "a:b"}, modern).code == -32002
+    assert to_legacy_error("resources/read", {"uri": "a:c"}, modern).code == -32602
+    assert to_modern_error("tools/call", {}, missing) is missing
+
+
+def test_capabilities_are_what_servers_have_together() -> None:
+    one = {"tools": {"listChanged": True}, "logging": {}, "experimental": {"x": {}}}
+    two = {"tools": {}, "resources": {"subscribe": True}}
+    assert server_capabilities([one, two], legacy=False) == {
+        "tools": {"listChanged": True},
+        "resources": {"subscribe": True},
+    }
+    assert server_capabilities([two], legacy=True)["logging"] == {}
+
+
+def test_changes_are_told_to_who_asked_for_them() -> None:
+    can = {"tools": {"listChanged": True}, "resources": {"subscribe": True}}
+    wanted = {
+        "toolsListChanged": True,
+        "promptsListChanged": True,
+        "resourceSubscriptions": ["a:b"],
+    }
+    granted = honoured(wanted, can)
+    assert granted == {"toolsListChanged": True, "resourceSubscriptions": ["a:b"]}
+    tools = rpc.notification("notifications/tools/list_changed")
+    prompts = rpc.notification("notifications/prompts/list_changed")
+    updated = rpc.notification("notifications/resources/updated", {"uri": "a:b"})
+    other = rpc.notification("notifications/resources/updated", {"uri": "a:c"})
+    heard = [is_wanted(each, granted) for each in (tools, prompts, updated, other)]
+    assert heard == [True, False, True, False]
+    told = to_subscribed(updated, 7)
+    assert told["params"]["_meta"] == {"io.modelcontextprotocol/subscriptionId": 7}
+    assert "_meta" not in updated["params"]
+
+
+def test_arguments_travel_as_headers_and_agree() -> None:
+    schema = {"type": "object", "properties": {"r": {"type": "string", "x-mcp-header": "R"}}}
+    sent = param_headers(schema, {"r": "é"})
+    folded = [(name.lower(), value) for name, value in sent.items()]
+    check_param_headers(schema, {"r": "é"}, folded)
+    for headers in ([], [("mcp-param-r", "e")], folded * 2):
+        with pytest.raises(RpcError) as refused:
+            check_param_headers(schema, {"r": "é"}, headers)
+        assert refused.value.code == -32020
+
+
+@pytest.mark.parametrize(
+    ("public_url", "host", "origin", "is_let_in"),
+    [
+        ("http://127.0.0.1:8000", "localhost:8000", None, True),
+        ("http://127.0.0.1:8000", "[::1]:8000", "http://localhost:3000", True),
+        ("http://127.0.0.1:8000", "evil.example.com", None, False),
+        ("http://127.0.0.1:8000", None, None, False),
+        ("http://127.0.0.1:8000", "localhost", "http://evil.example.com", False),
+        ("http://127.0.0.1:8000", "localhost", "null", False),
+        ("https://gw.example.com", "10.0.0.1", None, True),
+        ("https://gw.example.com", "gw.example.com", "https://gw.example.com", True),
+        ("https://gw.example.com", "gw.example.com", "https://page.example.com", True),
+        ("https://gw.example.com", "gw.example.com", "http://localhost", False),
+    ],
+)
+def test_pages_of_others_are_not_let_in(
+    public_url: str, host: str | None, origin: str | None, is_let_in: bool
+) -> None:
+    allowed = Allowed(public_url=public_url)
+    if is_let_in:
+        allowed.check(host, origin, {"https://page.example.com"})
+    else:
+        with pytest.raises(RpcError) as refused:
+            allowed.check(host, origin, {"https://page.example.com"})
+        assert refused.value.status == 403
