@@ -117,8 +117,8 @@ class LineEnder:
         for event in broken.ended.events:
             await self._spool.quarantine(event)
         if broken.ended.events:
-            line, request_id = broken.ended.line, broken.ended.request_id
-            failed = refused(self._endpoints[line.endpoint], line, request_id, UNBOOKABLE)
+            line = broken.ended.line
+            failed = refused(self._endpoints[line.endpoint], line, UNBOOKABLE)
             await self._end_all([msgspec.structs.replace(broken, ended=failed)])
 
     async def _tell(self, events: list[UsageEvent]) -> None:

@@ -20,6 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.events import UsageEvent
 from billing.ingest import ingest_within
 from gateway.batches.states import LineState
+from gateway.calls import REQUEST_PREFIX
+from gateway.ids import uuid7_hex
 
 MAX_ENDED_AT_ONCE = 200
 
@@ -37,6 +39,10 @@ class LeasedLine(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     losses: int
     """How often it was begun and lost by us."""
+    request_id: str
+    """Of this attempt."""
+    lost_request_id: str | None
+    """Of the one before, if whoever made it is gone: what that had reserved is nobody's."""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -76,19 +82,21 @@ _LEASE = sa.text("""
         FROM open
     ),
     locked AS (
-        SELECT l.batch_id, l.number FROM batch_lines l JOIN ranked r
+        SELECT l.batch_id, l.number, l.request_id FROM batch_lines l JOIN ranked r
             ON l.batch_id = r.id AND l.number = r.number
         WHERE l.state = 'open' AND (l.leased_until IS NULL OR l.leased_until <= now())
         ORDER BY r.place, l.batch_id, l.number LIMIT :limit
         FOR UPDATE OF l SKIP LOCKED
-    )
+    ),
+    named AS (SELECT *, row_number() OVER (ORDER BY batch_id, number) AS place FROM locked)
     UPDATE batch_lines l
-    SET leased_by = :holder, leased_until = now() + make_interval(secs => :lease_s)
-    FROM locked, batches b
-    WHERE l.batch_id = locked.batch_id AND l.number = locked.number AND b.id = l.batch_id
+    SET leased_by = :holder, leased_until = now() + make_interval(secs => :lease_s),
+        request_id = (CAST(:request_ids AS text[]))[named.place]
+    FROM named, batches b
+    WHERE l.batch_id = named.batch_id AND l.number = named.number AND b.id = l.batch_id
         AND b.status = 'in_progress'
     RETURNING l.batch_id, l.number, l.org_id, b.key_id, b.endpoint, b.tags, l.custom_id, l.body,
-        l.losses, l.leased_by
+        l.losses, l.request_id, named.request_id AS lost_request_id
 """)
 _PLACES = """
     FROM unnest(CAST(:batch_ids AS text[]), CAST(:numbers AS integer[])) AS p(batch_id, number)
@@ -100,7 +108,7 @@ _RENEW = sa.text(f"""
 """)
 _PUT_OFF = sa.text(f"""
     UPDATE batch_lines l
-    SET leased_by = NULL, leased_until = NULL, losses = l.losses + :losses,
+    SET leased_by = NULL, leased_until = NULL, request_id = NULL, losses = l.losses + :losses,
         due_at = now() + make_interval(secs => :delay_s) {_PLACES}
 """)
 _HOLD = sa.text("""
@@ -128,8 +136,9 @@ async def lease(
     db: AsyncEngine, holder: str, *, limit: int, under_way: Iterable[LeasedLine], lease_s: float
 ) -> list[LeasedLine]:
     """The next, in their orgs' turns."""
-    named = {"holder": holder, "limit": limit, "lease_s": lease_s}
+    named: dict[str, Any] = {"holder": holder, "limit": limit, "lease_s": lease_s}
     named["orgs"] = [each.org_id for each in under_way]
+    named["request_ids"] = [f"{REQUEST_PREFIX}{uuid7_hex()}" for _ in range(limit)]
     async with db.begin() as conn:
         rows = await conn.execute(_LEASE, named)
         return [

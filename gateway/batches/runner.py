@@ -30,7 +30,6 @@ from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import LeasedLine
 from gateway.batches.running import LineAccount, PutOff, refused, run
 from gateway.batches.validation import InputBounds
-from gateway.calls import REQUEST_PREFIX
 from gateway.db import DATABASE_ERRORS
 from gateway.files.store import FileStore
 from gateway.fleet.errors import UnknownModel
@@ -212,11 +211,12 @@ class BatchRunner:
             log.error("line %s waits", line.place, exc_info=error)
 
     async def _run_line(self, line: LeasedLine) -> None:
+        if line.lost_request_id is not None:
+            await self._desk.limiter.void_lease(line.org_id, line.lost_request_id)
         found = await self._principal(line.org_id, line.key_id)
         endpoint = self._endpoints[line.endpoint]
         if isinstance(found, Exception):
-            request_id = f"{REQUEST_PREFIX}{uuid7_hex()}"
-            unasked = refused(endpoint, line, request_id, endpoint.to_face(found))
+            unasked = refused(endpoint, line, endpoint.to_face(found))
             await self._ender.end(unasked, LineAccount())
             return
         ran = await run(self._desk, self._telemetry, endpoint, found, line)

@@ -16,10 +16,9 @@ import msgspec
 from billing.events import Attempt, Quantities, UsageEvent
 from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import EndedLine, LeasedLine
-from gateway.calls import REQUEST_PREFIX, Asker
+from gateway.calls import Asker
 from gateway.delivery import Delivery
 from gateway.errors import Face
-from gateway.ids import uuid7_hex
 from gateway.inference import Desk, RateLimited, generate
 from gateway.principal import Principal, Suspended
 from gateway.telemetry import RequestMeter, Telemetry
@@ -80,15 +79,15 @@ async def run(
     desk: Desk, telemetry: Telemetry, endpoint: Endpoint, principal: Principal, line: LeasedLine
 ) -> Ran:
     """Never raises but when it is cancelled."""
-    account, request_id = LineAccount(), f"{REQUEST_PREFIX}{uuid7_hex()}"
+    account = LineAccount()
     try:
-        answer = await _answer(desk, telemetry, endpoint, principal, line, request_id, account)
+        answer = await _answer(desk, telemetry, endpoint, principal, line, account)
     except Exception as error:
-        return Ran(_failed(endpoint, line, request_id, error), account)
+        return Ran(_failed(endpoint, line, error), account)
     ended = EndedLine(
         line=line,
         state="done",
-        request_id=request_id,
+        request_id=line.request_id,
         status=200,
         answer=answer,
         events=tuple(account.events),
@@ -102,12 +101,11 @@ async def _answer(
     endpoint: Endpoint,
     principal: Principal,
     line: LeasedLine,
-    request_id: str,
     account: LineAccount,
 ) -> bytes:
     model = peek(line.body).model
     asker = Asker(
-        request_id=request_id,
+        request_id=line.request_id,
         principal=principal,
         meter=RequestMeter(telemetry, model),
         tags=line.tags or {},
@@ -140,9 +138,7 @@ def being_drained(desk: Desk, delivery: Delivery) -> Iterator[None]:
         raise GivenUp
 
 
-def _failed(
-    endpoint: Endpoint, line: LeasedLine, request_id: str, error: Exception
-) -> EndedLine | PutOff:
+def _failed(endpoint: Endpoint, line: LeasedLine, error: Exception) -> EndedLine | PutOff:
     """Waited for where waiting helps; else the error is its answer."""
     if isinstance(error, RateLimited) and error.refusal.retry_after_s is not None:
         return PutOff(min(error.refusal.retry_after_s, MAX_DELAY_S))
@@ -155,16 +151,16 @@ def _failed(
         return PutOff(UNAVAILABLE_S, is_loss=False)
     if found.status >= 500 and line.losses + 1 < MAX_LOSSES:
         return PutOff(UNAVAILABLE_S, is_loss=True)
-    return refused(endpoint, line, request_id, found)
+    return refused(endpoint, line, found)
 
 
-def refused(endpoint: Endpoint, line: LeasedLine, request_id: str, found: Face) -> EndedLine:
+def refused(endpoint: Endpoint, line: LeasedLine, found: Face) -> EndedLine:
     return EndedLine(
         line=line,
         state="failed",
-        request_id=request_id,
+        request_id=line.request_id,
         status=found.status,
-        answer=endpoint.encode(found, request_id),
+        answer=endpoint.encode(found, line.request_id),
     )
 
 

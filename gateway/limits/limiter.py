@@ -375,6 +375,11 @@ class Limiter:
         asked: Any = (lease_id, bounded(used).by_kind(requests=1), [])
         return await self._settle(lease_id, Call(org_keys(org_id), asked))
 
+    async def void_lease(self, org_id: str, lease_id: str) -> Settlement:
+        """The same, of what nobody is billed for."""
+        asked: Any = (lease_id, NOTHING.by_kind(requests=0), [])
+        return await self._settle(lease_id, Call(org_keys(org_id), asked))
+
     async def _close(self, admission: Admission, used: Units, *, requests: int) -> Settlement:
         if not admission.has_lease:
             return Settlement.UNLIMITED
