@@ -37,7 +37,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     model: str
 
 
-class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WrittenLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     custom_id: Annotated[str, Meta(min_length=1, max_length=MAX_CUSTOM_ID_CHARS)]
     method: str
     url: str
@@ -49,7 +49,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     stream: Any = None
 
 
-_line_decoder = msgspec.json.Decoder(_Written)
+_line_decoder = msgspec.json.Decoder(WrittenLine)
 _body_decoder = msgspec.json.Decoder(_Body)
 
 
@@ -136,7 +136,7 @@ class Reader:
             return LineError(code="invalid_json_line", message=message, line=number)
         return self._check(number, written)
 
-    def _check(self, number: int, written: _Written) -> Line | LineError:
+    def _check(self, number: int, written: WrittenLine) -> Line | LineError:
         def wrong(code: str, message: str, param: str) -> LineError:
             return LineError(code=code, message=message, param=param, line=number)
 

@@ -36,12 +36,11 @@ from gateway.routes.generation import TAGS as TAGS_HEADER
 from gateway.routes.media_types import JSON
 from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.organization_requests import check_id
-from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
+from gateway.routes.pages import Listing, keyset, to_listing
 from gateway.routes.responses import RESPONSES
 from gateway.tenancy.errors import NotAllowed
-from gateway.tenancy.pages import Order
 from gateway.wire.openai_admin import parse_query
-from gateway.wire.openai_batches import BatchObject, NewBatch, to_batch_object
+from gateway.wire.openai_batches import BatchesQuery, BatchObject, NewBatch, to_batch_object
 from gateway.wire.refusals import decode
 from gateway.wire.tags import read_tags
 
@@ -58,10 +57,6 @@ SURFACES: dict[str, Surface] = {
 ENDPOINTS = (*SURFACES, RESPONSES)
 Asked = Request[Principal, Any, Any]
 _decoder = msgspec.json.Decoder(NewBatch)
-
-
-class BatchesQuery(PageQuery):
-    order: Order = "desc"
 
 
 def shown(request: Asked, batch: Batch) -> Response[bytes]:

@@ -6,13 +6,12 @@ file is in memory. A file is its project's: whoever has a key of that may read a
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
 
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath
 from litestar.response import Stream
-from msgspec import Meta
 
 from gateway.db import tenant
 from gateway.files.files import File, delete_file, get_file, select_files, to_files
@@ -26,13 +25,13 @@ from gateway.routes.conditional import answer
 from gateway.routes.media_types import MULTIPART
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
-from gateway.routes.pages import Listing, PageQuery, keyset, to_listing
-from gateway.tenancy.pages import Order
+from gateway.routes.pages import Listing, keyset, to_listing
 from gateway.wire.multipart_form import MAX_OVERHEAD_BYTES, boundary_of, read_form
 from gateway.wire.openai_admin import parse_query
 from gateway.wire.openai_files import (
     FileDeleted,
     FileObject,
+    FilesQuery,
     FileUpload,
     read_upload,
     to_file_object,
@@ -43,14 +42,7 @@ FILE = FILES + "/{file_id:str}"
 OCTETS = "application/octet-stream"
 TAGS = ["Files"]
 USE = needs(SCOPE_INFERENCE)
-MAX_PAGE = 10_000
 Asked = Request[Principal, Any, Any]
-
-
-class FilesQuery(PageQuery):
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
-    order: Order = "desc"
-    purpose: Annotated[str, Meta(max_length=64)] | None = None
 
 
 @post(

@@ -17,26 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import sqlalchemy as sa
-from msgspec import Meta
 
 from gateway.tenancy import pages
-from gateway.tenancy.pages import DEFAULT_LIMIT, MAX_LIMIT, Order
+from gateway.wire.page_query import PageQuery as PageQuery
 
-Cursor = Annotated[str, Meta(min_length=1, max_length=200)]
-Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
 T = TypeVar("T")
-
-
-class PageQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`?after=ID&limit=20&order=asc`."""
-
-    after: Cursor | None = None
-    limit: Limit = DEFAULT_LIMIT
-    order: Order = "asc"
 
 
 class Listing(msgspec.Struct, Generic[T], frozen=True, kw_only=True):

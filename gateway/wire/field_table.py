@@ -17,7 +17,8 @@ from typing import Literal
 import msgspec
 from msgspec import inspect
 
-from gateway.wire.surfaces import FORWARDED, SURFACES, Surface
+from gateway.wire.field_surface import Surface
+from gateway.wire.surfaces import FORWARDED, SURFACES
 
 Treatment = Literal["honoured", "refused", "ignored"]
 INTRODUCTION = """\

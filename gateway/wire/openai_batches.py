@@ -13,13 +13,19 @@ from msgspec import Meta
 
 from gateway.batches.batches import Batch
 from gateway.batches.states import Status
+from gateway.tenancy.pages import Order
 from gateway.wire.openai_files import ExpirySeconds
 from gateway.wire.openai_organization import to_unix, to_unix_or_none
+from gateway.wire.page_query import PageQuery
 
 MAX_METADATA = 16
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
 BatchMetadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)]
+
+
+class BatchesQuery(PageQuery):
+    order: Order = "desc"
 
 
 class OutputExpiresAfter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

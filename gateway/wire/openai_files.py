@@ -14,7 +14,9 @@ from msgspec import Meta
 from gateway.files.files import BATCH, File, Purpose
 from gateway.files.uploads import MAX_EXPIRY_S, MIN_EXPIRY_S
 from gateway.fleet.errors import BadField
+from gateway.tenancy.pages import Order
 from gateway.wire.openai_organization import to_unix, to_unix_or_none
+from gateway.wire.page_query import PageQuery
 from gateway.wire.refusals import to_bad_value
 
 BATCH_EXPIRY_S = 30 * 86_400
@@ -22,6 +24,15 @@ BATCH_EXPIRY_S = 30 * 86_400
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 ExpirySeconds = Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 Content = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+
+
+MAX_PAGE = 10_000
+
+
+class FilesQuery(PageQuery):
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
+    order: Order = "desc"
+    purpose: Annotated[str, Meta(max_length=64)] | None = None
 
 
 class FileUpload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,30 +7,16 @@ refusals, without indices: `messages[].content[].type`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import msgspec
-
 from gateway.wire import anthropic, responses
 from gateway.wire.anthropic import MessagesRequest
+from gateway.wire.batch_surfaces import BATCH_SURFACES
+from gateway.wire.field_surface import Surface
 from gateway.wire.openai import NOT_YET, ChatCompletionRequest
 from gateway.wire.openai_completions import CompletionRequest
 from gateway.wire.openai_embeddings import EmbeddingRequest
 from gateway.wire.openai_forward import BILLED_OTHERWISE
 from gateway.wire.responses import ResponseRequest
 from gateway.wire.tokenizing import DetokenizeRequest, TokenizeRequest
-
-
-class Surface(msgspec.Struct, frozen=True, kw_only=True):
-    title: str
-    body: type[msgspec.Struct]
-    ignored: Mapping[str, str]
-    """Path to why."""
-    notes: Mapping[str, str]
-    """Path to what is to be known."""
-    refused_values: Mapping[str, frozenset[str]]
-    """Of honoured fields: values that a vendor knows and that are refused by name."""
-
 
 CHAT = Surface(
     title="POST /v1/chat/completions, of our engine's models",
@@ -239,6 +225,9 @@ DETOKENIZE = Surface(
     notes={},
     refused_values={},
 )
-SURFACES = (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE, MESSAGES)
+SURFACES = (
+    *(CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE, MESSAGES),
+    *BATCH_SURFACES,
+)
 FORWARDED = BILLED_OTHERWISE
 """Of an upstream's model: refused, and why."""
