@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.journeys.reports import PICO, costs_pico, eventually
@@ -94,6 +97,21 @@ class Customer:
         eventually(lambda: costs_pico(self.client), self.paid_pico - refunded)
 
 
+def told_causes(stack: Stack) -> dict[str, int]:
+    """By the cache report, which workers write every ten seconds."""
+    page = httpx.get(
+        f"{stack.base_url}/v1/organization/cache_report",
+        params={"start_time": int(time.time()) - 86_400},
+        headers={"authorization": f"Bearer {stack.credentials['admin_key']}"},
+    ).json()
+    found: Counter[str] = Counter()
+    for bucket in page["data"]:
+        for result in bucket["results"]:
+            found.update(result["causes"])
+    begun_anew = found.pop("first") + found.pop("restarted")
+    return {name: number for name, number in found.items() if number} | {"begun anew": begun_anew}
+
+
 def test_what_is_paid_to_be_kept_is_read_or_paid_back(stack: Stack) -> None:
     customer, kept = Customer(stack), text("quick brown fox", 80)
     wrote = customer.ask(kept, keep=True)
@@ -118,6 +136,8 @@ def test_what_is_paid_to_be_kept_is_read_or_paid_back(stack: Stack) -> None:
     customer.expect(("evicted", premium), ("engine_lost", premium))
     assert customer.ask(kept, keep=True) == again
     customer.expect(("evicted", premium), ("engine_lost", premium), (None, None))
+    expected = {"begun anew": 2, "intact": 2, "evicted": 1, "unmarked": 6}
+    eventually(lambda: told_causes(stack), expected, timeout_s=30)
     stack.wait_booked()
     assert "The books balance" in stack.run("reconcile")
     metric = "tollgate_cache_leases_total"
