@@ -36,8 +36,8 @@ CHAT = Surface(
     },
     notes={
         "prompt_cache_key": "where several serve a model, the requests of an organization that name"
-        " the same go to the same, as long as that is no busier than others; the cache report has it"
-        " as the name of a prefix",
+        " the same go to the same, as long as that is no busier than others; the cache report names"
+        " a prefix by it",
         "store": "true is refused: nothing is stored",
         "stream_options.include_obfuscation": "true is refused: chunks are not padded",
         "max_completion_tokens": "both may be given if they are equal",

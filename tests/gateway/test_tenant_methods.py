@@ -125,7 +125,8 @@ def methods() -> frozenset[str]:
             if not inspect.isclass(kind) or kind.__module__ != each.name:
                 continue
             own = {k: f for k, f in vars(kind).items() if inspect.isfunction(f)}
-            held = takes_connection(own["__init__"]) if "__init__" in own else is_held(kind)
+            made = kind.__init__  # be it a base's
+            held = takes_connection(made) if inspect.isfunction(made) else is_held(kind)
             found |= {
                 f"{each.name.removeprefix('gateway.')}.{name}.{method}"
                 for method, function in own.items()
