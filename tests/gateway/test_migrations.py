@@ -21,6 +21,7 @@ import gateway.files.tables
 import gateway.responses.tables
 import gateway.tenancy.member_tables
 import gateway.tenancy.tables
+import gateway.vault.tables
 import gateway.webhooks.tables
 from migrations.runner import MigrationError, migrate
 
@@ -29,6 +30,7 @@ ROOMS = (
     gateway.batches.tables.metadata,
     gateway.cache_rows.metadata,
     gateway.files.tables.metadata,
+    gateway.vault.tables.metadata,
     gateway.webhooks.tables.metadata,
     billing.tables.metadata,
     billing.invoices.tables.metadata,

@@ -38,12 +38,14 @@ from gateway.auth.revocations import Announcement
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.secret import Secret, SecretKey
 from gateway.tenancy.errors import LastOwner, NameTaken, NotFound
+from gateway.vault.envelope import Vault
+from gateway.vault.errors import CannotOpen
 from gateway.wire.openai_audit import AuditLogsQuery
 from tests.gateway.two_tenants import ALICE, IDS, MALLORY, id_of, populate, rows_of_alice
 
 Verb = Callable[..., Awaitable[Any]]
 
-ROOMS = ("tenancy", "auth", "audit", "webhooks", "files", "batches")
+ROOMS = ("tenancy", "auth", "audit", "webhooks", "files", "batches", "vault")
 SYSTEM = {
     "audit.log.record": "in the transaction of a verb, about what that found",
     "audit.log.record_for_both": "in the transaction of a verb, about what that found",
@@ -114,6 +116,7 @@ SYSTEM = {
     "webhooks.deliveries.end_attempt": "of the delivery that it is given",
     "webhooks.deliveries.lease": "the sender serves all tenants",
     "webhooks.deliveries.sweep": "of what is old, whosever it was",
+    "vault.credentials.rewrap_credentials": "the installation's secret seals for all tenants",
     "webhooks.outbox.fan_out": "the sender serves all tenants",
 }
 """Verbs that are no tenant's, and whose they are."""
@@ -136,6 +139,7 @@ VALUES: dict[str, object] = {
         default_role="reader",
         project_id=id_of("projects"),
     ),
+    "Vault": Vault(SECRET),
     "action": "project.created",
     "actor": Actor(kind="system", id="test"),
     "amr": ["pwd"],
@@ -171,9 +175,11 @@ VALUES: dict[str, object] = {
     "secret": SECRET,
     "state": "taken over",
     "target": "x",
+    "upstream": id_of("upstream_credentials", "upstream"),
     "url": "https://taken.example/over",
     "user_ids": [id_of("users")],
     "values": {"name": "taken over"},
+    "version": 1,
     "wanted": {"tokens_per_minute": 1},
     "witness": NOWHERE,
 }
@@ -312,5 +318,5 @@ async def test_with_ones_own_ids_the_same_call_finds_something(
         await run_first(db, name)
     try:
         await call(name, db, redis, org=ALICE)
-    except (LastOwner, NameTaken):
+    except (LastOwner, NameTaken, CannotOpen):
         pass  # it found what it is about

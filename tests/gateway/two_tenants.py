@@ -51,6 +51,7 @@ LITERALS_OF = {
     ("reratings", "lines"): "'[]'",
     ("service_accounts", "project_role"): "'owner'",
     ("service_accounts", "role"): "'owner'",
+    ("upstream_credentials", "kind"): "'static'",
     ("users", "role"): "'owner'",
 }
 """By table and column, where a verb needs a certain one."""
@@ -183,6 +184,7 @@ IDS = {
     "batch_id": id_of("batches"),
     "cap_id": id_of("spend_caps"),
     "client_id": id_of("oauth_clients"),
+    "credential_id": id_of("upstream_credentials"),
     "delivery_id": id_of("webhook_deliveries"),
     "endpoint_id": id_of("webhook_endpoints"),
     "file_id": id_of("files"),

@@ -1,0 +1,72 @@
+"""Two tenants with a user each, and workers' pools."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.audit.log import COMMAND_LINE
+from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
+from gateway.secret import Secret, SecretKey
+from gateway.tenancy.orgs import create_org
+from gateway.tenancy.users import create_user
+
+
+def a_secret(*ids: str) -> Secret:
+    """The first of `ids` is the current one."""
+    return Secret(
+        version=1,
+        keys=tuple(
+            SecretKey(id=each, secret=base64.b64encode(each.encode() * 32).decode()) for each in ids
+        ),
+    )
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    org_id: str
+    user_id: str
+    colleague_id: str
+
+
+class Tenants(msgspec.Struct, frozen=True):
+    alice: Tenant
+    mallory: Tenant
+
+
+@pytest.fixture
+async def tenants(db: AsyncEngine) -> Tenants:
+    made = []
+    async with db.begin() as conn:
+        for name in ("alice", "mallory"):
+            org = await create_org(conn, name=name, actor=COMMAND_LINE)
+            users = [
+                await create_user(
+                    conn,
+                    org_id=org.id,
+                    email=f"{each}@{name}.example",
+                    name=each,
+                    role="developer",
+                    actor=COMMAND_LINE,
+                )
+                for each in ("one", "two")
+            ]
+            made.append(Tenant(org.id, users[0].id, users[1].id))
+    return Tenants(*made)
+
+
+@pytest.fixture
+async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_engine(postgres_url, role=ROLE_TENANT)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+async def system_pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_engine(postgres_url, role=ROLE_SYSTEM)
+    yield engine
+    await engine.dispose()
