@@ -95,9 +95,7 @@ def test_order_says_nothing(one: ToolCall, rules: Any, state: CallState, random:
 
 
 @given(calls, rule_sets(), states, rule_sets())
-def test_a_deny_more_never_loosens(
-    one: ToolCall, rules: Any, state: CallState, more: Any
-) -> None:
+def test_a_deny_more_never_loosens(one: ToolCall, rules: Any, state: CallState, more: Any) -> None:
     before = decide(one, rules, state).effect
     for rule in more:
         if rule.effect == "deny":
