@@ -7,6 +7,7 @@ key.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -52,6 +53,8 @@ RESULTS = "/results"
 JSON_LINES = "application/x-jsonl"
 TAGS = ["Messages"]
 USE = needs(SCOPE_INFERENCE)
+READ_AT_ONCE_BYTES = 16 * 1024
+"""Of a body of small requests it keeps the event loop for some milliseconds."""
 KEPT_FOR = timedelta(seconds=DEFAULT_EXPIRY_S)
 Asked = Request[Principal, Any, Any]
 
@@ -129,9 +132,12 @@ async def take(
         size_bytes += len(piece)
         if size_bytes > most_bytes:
             raise RequestEntityTooLarge
-        lines = b"".join(line + b"\n" for line in reader.feed(piece))
-        if lines:
-            await upload.write(lines)
+        for begin in range(0, len(piece), READ_AT_ONCE_BYTES):
+            part = piece[begin : begin + READ_AT_ONCE_BYTES]
+            lines = b"".join(line + b"\n" for line in reader.feed(part))
+            if lines:
+                await upload.write(lines)
+            await asyncio.sleep(0)
     reader.end()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -135,7 +136,7 @@ def test_one_that_was_deleted_is_gone_with_its_results(ours: Anthropic) -> None:
         assert missing.value.type == "not_found_error"
 
 
-async def test_the_async_client_pages_both_ways_and_cancels(worker: Running) -> None:
+async def test_the_async_client_pages_both_ways_reads_deletes_and_cancels(worker: Running) -> None:
     key = worker.everything
     async with AsyncAnthropic(base_url=worker.url, api_key=key, max_retries=0) as client:
         batches = client.messages.batches
@@ -155,6 +156,14 @@ async def test_the_async_client_pages_both_ways_and_cancels(worker: Running) -> 
             *newest[2:4],
             *newest[:2],
         ]
+        deadline = time.monotonic() + TIMEOUT_S
+        while (await batches.retrieve(made[0])).processing_status != "ended":
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        (only,) = [each async for each in await batches.results(made[0])]
+        is_theirs(only)
+        assert (only.custom_id, only.result.type) == ("a", "succeeded")
+        is_theirs(await batches.delete(made[0]))
         many = await batches.create(requests=[request(f"r{n}") for n in range(200)])
         cancelled = await batches.cancel(many.id)
         is_theirs(cancelled)
