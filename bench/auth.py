@@ -97,7 +97,7 @@ async def application(folder: Path) -> AsyncIterator[tuple[Litestar, Settings, C
             "TOLLGATE_REDIS_URL": embedded.redis_url(home),
         }
         settings = load({"home": folder, "config": config}, urls)
-        assert settings.database_url is not None
+        assert settings.database_url is not None and settings.redis_url is not None
         credentials = await prepare(
             settings, settings.database_url, settings.redis_url, "http://127.0.0.1/v1"
         )
@@ -172,7 +172,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def a_handler(opt: dict[str, Any]) -> BaseRouteHandler:
-    handler: Any = BaseRouteHandler("/", opt=opt)
+    handler: BaseRouteHandler = BaseRouteHandler("/", opt=opt)
     return handler
 
 
@@ -251,7 +251,7 @@ def summary(times: list[float]) -> dict[str, float]:
 
 def show(result: dict[str, Any]) -> bool:
     """Side by side; False where a bound is broken."""
-    good = result["queries"] == 0
+    good: bool = result["queries"] == 0
     key_us = result["API key"]["median_us"]
     print(f"{'':<22}{'median us':>10}{'best':>8}{'bound':>8}{'x API key':>11}")
     for name in (FLOOR, *BOUNDS_US):

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -53,12 +53,15 @@ OWN_PROCESS = ("vllm",)
 MEASURES = ("prefill 512", "decode 1", "decode 8", "decode 32", "mixed")
 
 
+Dtype = Literal["float32", "bfloat16"]
+
+
 class Engine(Protocol):
     def run(self, requests: Sequence[Request]) -> None: ...
 
 
 class Ours:
-    def __init__(self, folder: Path, dtype: str, **asked: Any) -> None:
+    def __init__(self, folder: Path, dtype: Dtype, **asked: Any) -> None:
         started = time.perf_counter()
         self.core = EngineCore(
             EngineConfig(
@@ -259,7 +262,7 @@ def main() -> None:
     result["load_average"] = [os.getloadavg()[0]]
     for model in arguments.models:
         shape = SMALL_15M if model == "15M" else SMOLLM2_135M
-        dtype = "bfloat16" if model == "bfloat16" else "float32"
+        dtype: Dtype = "bfloat16" if model == "bfloat16" else "float32"
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             build_checkpoint(folder, shape, dtype)

@@ -240,9 +240,10 @@ def value(result: Mapping[str, Any], side: str, figure: Figure) -> float | None:
     found: Any = result[side]
     for name in figure.path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
-    if figure.added and found is not None and side != "straight":
-        found -= value(result, "straight", figure) or 0.0
-    return found
+    figured: float | None = found
+    if figure.added and figured is not None and side != "straight":
+        figured -= value(result, "straight", figure) or 0.0
+    return figured
 
 
 def table(result: Mapping[str, Any]) -> str:

@@ -163,7 +163,8 @@ class Watch:
     """Lines of MONITOR that are calls of the limiter's scripts."""
 
     def __init__(self, url: str) -> None:
-        self._connection = redis.Redis.from_url(url).connection_pool.get_connection()
+        pool: Any = redis.Redis.from_url(url).connection_pool
+        self._connection = pool.get_connection()
         self._connection.send_command("MONITOR")
         self._connection.read_response()
         self._file = self._connection._sock.makefile("rb")

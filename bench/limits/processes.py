@@ -96,7 +96,8 @@ async def _run(url: str, folder: Path, scenario: Scenario) -> Outcome:
     paths = [folder / f"{scenario.concurrency}-{number}.jsonl" for number in range(NUM_PROCESSES)]
     with ExitStack() as stack:
         started = [stack.enter_context(subprocess.Popen(command(url, p, scenario))) for p in paths]
-        stack.callback(lambda: [each.kill() for each in started])
+        for each in started:
+            stack.callback(each.kill)
         await until_ready(started, paths)
         await redis.set(GO, 1)
         await asyncio.sleep(scenario.killed_after_s)
@@ -158,8 +159,14 @@ async def head_start(redis: Redis) -> int:
     who = Principal(
         org_id=ORG, project_id="p", key_id="k", key_hint="", scopes=frozenset(), org_plan=DAY
     )
-    sizes = {"input_tokens": HEAD_START, "max_output_tokens": 0}
-    admission = await limiter.admit(who, "m", **sizes, lease_id="head start", lane="batch")
+    admission = await limiter.admit(
+        who,
+        "m",
+        input_tokens=HEAD_START,
+        max_output_tokens=0,
+        lease_id="head start",
+        lane="batch",
+    )
     if not isinstance(admission, Admission):
         raise RuntimeError("the bucket of the day is not empty")
     await limiter.settle(admission, Units(input_tokens=HEAD_START))
@@ -192,7 +199,8 @@ async def recover(redis: Redis, dead: Story) -> tuple[dict[str, int], dict[str, 
 
     await asyncio.gather(*(settle(name, each.used) for name, each in dead.requests.items()))
     # What was killed between its admission and its first line ran nowhere.
-    for lease_id in await redis.zrange(org_keys(ORG)[0], 0, -1):
+    left: Any = await redis.zrange(org_keys(ORG)[0], 0, -1)
+    for lease_id in left:
         await settle(lease_id.decode(), Units())
     await limiter.close()
     return unknown, found
