@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import wire
 from bench.gateway import FIGURES, KINDS, SIDES, value
 from bench.record import RESULTS
 
@@ -36,17 +37,17 @@ def run(module: str, *arguments: str, small: str = "--dry") -> str:
 
 
 def test_the_gateway_in_front_of_an_upstream() -> None:
-    *lines, last = run("bench.gateway", "--seconds", "0.5").splitlines()
+    *lines, last = run("bench.gateway", "--seconds", "0.2").splitlines()
     for figure in FIGURES:
         figures = r"(?: +(?:[0-9,.-]+)){4} "
         assert any(re.match(re.escape(figure.title) + figures, line) for line in lines), lines
     result = json.loads(last)
-    assert result["seconds_each"] == 0.5
+    assert result["seconds_each"] == 0.2
     for side in SIDES:
         for kind in KINDS:
             closed = result[side][kind]["closed"]
             assert closed["requests"] > 0 and closed["errors"] == 0
-        assert result[side]["whole"]["opened"]["requests"] == 10
+        assert result[side]["whole"]["opened"]["requests"] == 4
     assert all(value(result, "gateway", figure) is not None for figure in FIGURES)
     assert value(result, "gateway", FIGURES[3]) > 0
 
@@ -64,6 +65,16 @@ def test_the_cache_report() -> None:
     assert re.search(r"^cached +[0-9.]+ +[0-9.]+ +10$", "\n".join(table), re.MULTILINE)
     result = json.loads(last)
     assert result["cached"]["best_us"] > result["empty call"]["best_us"] > 0
+
+
+def test_the_wire() -> None:
+    result = wire.run(num_chunks=8, rounds=1)
+    tables = wire.shown(result).splitlines()
+    assert set(result["chunk_us"]) == {"chat", "completions", "responses", "messages"}
+    assert len(result["request_us"]) == 9
+    for row, found in (result["chunk_us"] | result["request_us"]).items():
+        assert all(figure > 0 for figure in found.values())
+        assert any(line.startswith(f"{row} ") for line in tables)
 
 
 def test_the_time_to_the_first_token() -> None:
