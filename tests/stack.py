@@ -67,10 +67,7 @@ class Stack:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> Stack:
-        home = Home(self.home)
-        if not home.postgres.exists():
-            home.create()
-            shutil.copytree(Home(Path(migrated().name)).postgres, home.postgres)
+        with_cluster(Home(self.home))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(),
@@ -239,10 +236,17 @@ class Stack:
         return done.stdout
 
 
+def with_cluster(home: Home) -> None:
+    """As a first start leaves it, which takes longer than all else: made, unless it has been."""
+    if not home.postgres.exists():
+        home.create()
+        shutil.copytree(Home(Path(migrated().name)).postgres, home.postgres)
+
+
 @cache
 def migrated() -> tempfile.TemporaryDirectory[str]:
-    """A home with a cluster that has the newest schema and no row, which takes a first start longer
-    than all else: made once in a process, and gone with it."""
+    """A home with a cluster that has the newest schema and no row: made once in a process, and gone
+    with it."""
     folder = tempfile.TemporaryDirectory(prefix="tgm-", dir="/tmp")
     home = Home(Path(folder.name))
     home.create()

@@ -1,5 +1,6 @@
 """kill -9 of each part under load: what was acknowledged is billed once, nothing twice, nothing
-lost."""
+lost. What comes back is the next test's: first those that count every token since the engine's
+start, then those that end an engine."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import httpx
 import psutil
@@ -24,6 +27,25 @@ HUNG_AFTER_S = 4.0
 IMPATIENT = f"[engine]\nstep_timeout_s = {HUNG_AFTER_S}\n"
 FRESH_CONNECTIONS = 20
 REVOKED_WITHIN_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """Of one worker, which knows the key once it was asked: then it needs no Postgres."""
+    with running() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Stack]:
+    with running(workers=2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Stack]:
+    with running(config=IMPATIENT) as started:
+        yield started
 
 
 async def balance(stack: Stack) -> None:
@@ -57,8 +79,14 @@ def check_given_up(streams: list[Seen]) -> None:
         assert seen.error is not None and seen.error["type"] == "server_error"
 
 
+async def errors(stack: Stack) -> list[Any]:
+    """Events of what was given up, the oldest first."""
+    return await stack.sql("SELECT output FROM usage_events WHERE finish = 'error' ORDER BY id")
+
+
 async def test_a_killed_postgres_costs_no_request_and_no_event(stack: Stack) -> None:
     rng, seen = random.Random(4), []
+    before = await billed(stack, "usage")
     async with client(stack) as http:
         seen.append(await read_stream(http, words(rng), max_tokens=10))
 
@@ -76,11 +104,65 @@ async def test_a_killed_postgres_costs_no_request_and_no_event(stack: Stack) -> 
     assert all(one.done and one.status == 200 for one in seen)
     stack.wait("Postgres is back", lambda: bool(stack.pids("postgres", "-D")))
     await balance(stack)
-    assert await billed(stack, "usage") == sum(one.completion_tokens or 0 for one in seen)
+    assert await billed(stack, "usage") - before == sum(one.completion_tokens or 0 for one in seen)
+
+
+async def test_a_rolling_restart_under_load_drops_no_stream(pair: Stack) -> None:
+    rng = random.Random(6)
+    before = set(pair.pids("gateway", "worker"))
+    assert pair.process is not None
+
+    seen: list[Seen] = []
+
+    async def load() -> None:
+        while not replaced.is_set():
+            async with client(pair) as http:
+                seen.append(await read_stream(http, words(rng), max_tokens=60))
+
+    replaced = asyncio.Event()
+    clients = [asyncio.create_task(load()) for _ in range(6)]
+    await asyncio.sleep(2)
+    pair.process.send_signal(signal.SIGHUP)
+    are_new = lambda: not before & set(pair.pids("gateway", "worker"))  # noqa: E731
+    await asyncio.to_thread(pair.wait, "all workers are new", are_new, 60.0)
+    replaced.set()
+    await asyncio.gather(*clients)
+    assert len(seen) > 6
+    # A connection that was accepted and let go before it carried a request is no stream: every
+    # HTTP client repeats what was never sent, the official SDK among them.
+    begun = [one for one in seen if one.status]
+    assert [one for one in begun if not one.done] == []
+    assert len(seen) - len(begun) <= len(before), "at most one such race for each worker that left"
+    await balance(pair)
+
+
+async def test_a_revoked_key_is_refused_within_a_second_by_every_worker(pair: Stack) -> None:
+    made = pair.run("keys", "create", "--name", "short-lived")
+    key = next(word for word in made.split() if word.startswith("sk-tg-"))
+
+    async def statuses() -> set[int]:
+        """Of as many fresh connections at once, so that both workers get some."""
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(limits=limits) as fresh:
+            headers = {"authorization": f"Bearer {key}"}
+            ask = partial(fresh.get, f"{pair.base_url}/v1/models", headers=headers)
+            answers = await asyncio.gather(*(ask() for _ in range(FRESH_CONNECTIONS)))
+        return {answer.status_code for answer in answers}
+
+    assert await statuses() == {200}
+    (row,) = (line for line in pair.run("keys", "list").splitlines() if "short-lived" in line)
+    key_id = next(word for word in row.split() if word.startswith("key_"))
+    pair.run("keys", "revoke", key_id)
+    revoked_at = time.monotonic()
+    while True:
+        asked_at = time.monotonic()
+        if (found := await statuses()) == {401}:
+            break
+        assert asked_at - revoked_at < REVOKED_WITHIN_S, found
 
 
 async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(stack: Stack) -> None:
-    rng = random.Random(5)
+    rng, before = random.Random(5), len(await errors(stack))
     async with client(stack) as http:
         _, _, lost = await signal_amid_streams(stack, http, rng, signal.SIGKILL)
         away = await http.post(
@@ -97,84 +179,9 @@ async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(sta
         model="penny", messages=[{"role": "user", "content": "Hi"}], max_tokens=5
     ).usage
     await asyncio.to_thread(wait_idle, stack)
-    rows = await stack.sql("SELECT finish, output FROM usage_events WHERE finish = 'error'")
+    rows = (await errors(stack))[before:]
     assert len(rows) == 4 and all(row.output > 0 for row in rows)
     assert stack.run("reconcile") == "The books balance.\n", "what the dead one had counted, too"
-
-
-async def test_a_hung_engine_is_given_up_killed_and_replaced() -> None:
-    """SIGSTOP closes no socket and ends no process: only its silence tells."""
-    rng = random.Random(8)
-    with running(config=IMPATIENT) as stack:
-        async with client(stack) as http:
-            engine, stopped, lost = await signal_amid_streams(stack, http, rng, signal.SIGSTOP)
-            noticed_s = time.monotonic() - stopped
-            ready = await http.get("/health/ready")
-            away = await http.post(
-                "/v1/chat/completions", json=body("Hi", max_tokens=5, stream=False)
-            )
-        assert HUNG_AFTER_S * 0.8 < noticed_s < HUNG_AFTER_S + 3
-        check_given_up(lost)
-        assert ready.status_code == 503 and ready.json()["missing"] == ["replicas"]
-        assert away.status_code == 503
-        assert int(away.headers["retry-after"]) >= 1
-        stack.wait("the hung one is gone", lambda: engine not in stack.pids("-m engine --"))
-        assert time.monotonic() - stopped > 1.5 * HUNG_AFTER_S, "it had its chance to go on"
-        stack.wait_ready()
-        (successor,) = stack.pids("-m engine --")
-        assert (
-            stack.client(max_retries=0)
-            .chat.completions.create(
-                model="penny", messages=[{"role": "user", "content": "Hi"}], max_tokens=5
-            )
-            .usage
-        )
-        await asyncio.to_thread(wait_idle, stack)
-        rows = await stack.sql("SELECT output FROM usage_events WHERE finish = 'error'")
-        assert len(rows) == 4 and all(row.output > 0 for row in rows)
-        await check_books(stack)
-        assert stack.pids("-m engine --") == [successor]
-
-
-async def test_an_engine_that_goes_on_in_time_is_not_killed() -> None:
-    """Its clients were given up; what it generated for them beyond their bill is the house's."""
-    rng = random.Random(9)
-    with running(config=IMPATIENT) as stack:
-        async with client(stack) as http:
-            engine, _, lost = await signal_amid_streams(stack, http, rng, signal.SIGSTOP)
-            os.kill(engine, signal.SIGCONT)
-        assert all(seen.error is not None for seen in lost)
-        stack.wait_ready()
-        assert stack.pids("-m engine --") == [engine]
-        await balance(stack)
-
-
-@pytest.mark.parametrize("stack", [2], indirect=True)
-async def test_a_rolling_restart_under_load_drops_no_stream(stack: Stack) -> None:
-    rng = random.Random(6)
-    before = set(stack.pids("gateway", "worker"))
-    assert stack.process is not None
-
-    seen: list[Seen] = []
-
-    async def load() -> None:
-        while time.monotonic() < until:
-            async with client(stack) as http:
-                seen.append(await read_stream(http, words(rng), max_tokens=60))
-
-    until = time.monotonic() + 15
-    clients = [asyncio.create_task(load()) for _ in range(6)]
-    await asyncio.sleep(2)
-    stack.process.send_signal(signal.SIGHUP)
-    await asyncio.gather(*clients)
-    assert len(seen) > 6
-    # A connection that was accepted and let go before it carried a request is no stream: every
-    # HTTP client repeats what was never sent, the official SDK among them.
-    begun = [one for one in seen if one.status]
-    assert [one for one in begun if not one.done] == []
-    assert len(seen) - len(begun) <= len(before), "at most one such race for each worker that left"
-    stack.wait("all workers are new", lambda: not before & set(stack.pids("gateway", "worker")))
-    await balance(stack)
 
 
 def test_a_killed_parent_leaves_nothing_behind_after_the_next_start(stack: Stack) -> None:
@@ -192,27 +199,45 @@ def test_a_killed_parent_leaves_nothing_behind_after_the_next_start(stack: Stack
     assert again.choices[0].message.role == first.choices[0].message.role
 
 
-@pytest.mark.parametrize("stack", [2], indirect=True)
-async def test_a_revoked_key_is_refused_within_a_second_by_every_worker(stack: Stack) -> None:
-    made = stack.run("keys", "create", "--name", "short-lived")
-    key = next(word for word in made.split() if word.startswith("sk-tg-"))
+async def test_an_engine_that_goes_on_in_time_is_not_killed(impatient: Stack) -> None:
+    """Its clients were given up; what it generated for them beyond their bill is the house's."""
+    rng, stack = random.Random(9), impatient
+    async with client(stack) as http:
+        engine, _, lost = await signal_amid_streams(stack, http, rng, signal.SIGSTOP)
+        os.kill(engine, signal.SIGCONT)
+    assert all(seen.error is not None for seen in lost)
+    stack.wait_ready()
+    assert stack.pids("-m engine --") == [engine]
+    await balance(stack)
 
-    async def statuses() -> set[int]:
-        """Of as many fresh connections at once, so that both workers get some."""
-        limits = httpx.Limits(max_keepalive_connections=0)
-        async with httpx.AsyncClient(limits=limits) as fresh:
-            headers = {"authorization": f"Bearer {key}"}
-            ask = partial(fresh.get, f"{stack.base_url}/v1/models", headers=headers)
-            answers = await asyncio.gather(*(ask() for _ in range(FRESH_CONNECTIONS)))
-        return {answer.status_code for answer in answers}
 
-    assert await statuses() == {200}
-    (row,) = (line for line in stack.run("keys", "list").splitlines() if "short-lived" in line)
-    key_id = next(word for word in row.split() if word.startswith("key_"))
-    stack.run("keys", "revoke", key_id)
-    revoked_at = time.monotonic()
-    while True:
-        asked_at = time.monotonic()
-        if (found := await statuses()) == {401}:
-            break
-        assert asked_at - revoked_at < REVOKED_WITHIN_S, found
+async def test_a_hung_engine_is_given_up_killed_and_replaced(impatient: Stack) -> None:
+    """SIGSTOP closes no socket and ends no process: only its silence tells."""
+    rng, stack = random.Random(8), impatient
+    before = len(await errors(stack))
+    async with client(stack) as http:
+        engine, stopped, lost = await signal_amid_streams(stack, http, rng, signal.SIGSTOP)
+        noticed_s = time.monotonic() - stopped
+        ready = await http.get("/health/ready")
+        away = await http.post("/v1/chat/completions", json=body("Hi", max_tokens=5, stream=False))
+    assert HUNG_AFTER_S * 0.8 < noticed_s < HUNG_AFTER_S + 3
+    check_given_up(lost)
+    assert ready.status_code == 503 and ready.json()["missing"] == ["replicas"]
+    assert away.status_code == 503
+    assert int(away.headers["retry-after"]) >= 1
+    stack.wait("the hung one is gone", lambda: engine not in stack.pids("-m engine --"))
+    assert time.monotonic() - stopped > 1.5 * HUNG_AFTER_S, "it had its chance to go on"
+    stack.wait_ready()
+    (successor,) = stack.pids("-m engine --")
+    assert (
+        stack.client(max_retries=0)
+        .chat.completions.create(
+            model="penny", messages=[{"role": "user", "content": "Hi"}], max_tokens=5
+        )
+        .usage
+    )
+    await asyncio.to_thread(wait_idle, stack)
+    rows = (await errors(stack))[before:]
+    assert len(rows) == 4 and all(row.output > 0 for row in rows)
+    await check_books(stack)
+    assert stack.pids("-m engine --") == [successor]

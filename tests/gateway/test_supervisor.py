@@ -13,12 +13,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+
+from gateway.home import Home
+from tests.stack import with_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 90.0
@@ -49,6 +52,10 @@ class Up:
         self.launch(*flags)
         until(lambda: "Tollgate is ready" in self.said() or self.process.poll() is not None)
         assert self.process.poll() is None, self.said()
+
+    def runs(self) -> bool:
+        process = getattr(self, "process", None)
+        return process is not None and process.poll() is None
 
     def said(self) -> str:
         return self.output.read_text()
@@ -84,19 +91,48 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture
-def up() -> Iterator[Up]:
+@contextmanager
+def made() -> Iterator[Up]:
     folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
-    made = Up(folder)
-    yield made
-    process = getattr(made, "process", None)
-    if process is not None and process.poll() is None:
-        made.end()
+    up = Up(folder)
+    yield up
+    if up.runs():
+        up.end()
     shutil.rmtree(folder)
 
 
+@pytest.fixture
+def fresh() -> Iterator[Up]:
+    """Its first start makes everything."""
+    with made() as up:
+        yield up
+
+
+@pytest.fixture
+def up(fresh: Up) -> Up:
+    with_cluster(Home(fresh.home))
+    return fresh
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Up]:
+    """For who needs a running one, whatever it lived through. It may be ended."""
+    with made() as up:
+        with_cluster(Home(up.home))
+        yield up
+
+
+@pytest.fixture
+def running(kept: Up) -> Up:
+    """Of two workers."""
+    if not kept.runs():
+        kept.start("--workers", "2")
+    return kept
+
+
 @pytest.mark.slow
-def test_one_life(up: Up) -> None:
+def test_one_life(fresh: Up) -> None:
+    up = fresh
     up.start("--workers", "2")
     assert up.ready()
     path = up.home / "credentials.json"
@@ -139,8 +175,8 @@ def test_one_life(up: Up) -> None:
 
 
 @pytest.mark.slow
-def test_a_rolling_restart_refuses_nobody(up: Up) -> None:
-    up.start("--workers", "2")
+def test_a_rolling_restart_refuses_nobody(running: Up) -> None:
+    up = running
     before = up.pids("worker")
     up.process.send_signal(signal.SIGHUP)
     answers = []
@@ -154,11 +190,11 @@ def test_a_rolling_restart_refuses_nobody(up: Up) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_kill_9_leaves_is_gone_after_the_next_start(up: Up) -> None:
-    up.start()
+def test_what_a_kill_9_leaves_is_gone_after_the_next_start(running: Up) -> None:
+    up = running
     orphans = up.children()
     assert len(orphans) >= 3
-    worker = next(iter(up.pids("worker").values()))
+    (worker,) = up.pids("worker-0").values()
     os.kill(worker, signal.SIGSTOP)  # it cannot hear that its parent died, and holds the port
     up.process.kill()
     up.process.wait()
@@ -228,11 +264,11 @@ def gone(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_does_not_wait(up: Up) -> None:
+def test_a_second_ctrl_c_does_not_wait(running: Up) -> None:
     """A start that is interrupted twice while it waits for something that does not come."""
-    up.start()
-    (worker,) = up.pids("worker").values()
-    os.kill(worker, signal.SIGSTOP)  # it cannot drain
+    up = running
+    for worker in up.pids("worker").values():
+        os.kill(worker, signal.SIGSTOP)  # it cannot drain
     children = up.children()
     up.process.send_signal(signal.SIGINT)
     until(lambda: "Stopping." in up.said())
@@ -286,8 +322,9 @@ def test_a_port_in_use_is_one_line_and_starts_nothing(up: Up) -> None:
 
 
 @pytest.mark.slow
-def test_the_printed_examples_can_be_pasted(up: Up) -> None:
+def test_the_printed_examples_can_be_pasted(fresh: Up) -> None:
     """With penny, as a newcomer starts it; and what its cache holds is said."""
+    up = fresh
     up.config.write_text("[engine]\nnum_blocks = 700\n")
     up.start()
     first, curl, python = up.said().split("\n\n", 2)

@@ -44,9 +44,10 @@ def eventually(read: Callable[[], Any], expected: Any, timeout_s: float = 10.0) 
 
 
 def events(stack: Stack, model: str) -> list[Any]:
-    """This model's usage events, oldest first, once Postgres has all there are."""
+    """What was billed of this model, oldest first, once Postgres has all there is. What was made
+    for nobody (`waste`) comes when it comes."""
     stack.wait_metric("tollgate_spool_backlog_events", 0)
-    query = f"SELECT * FROM usage_events WHERE model = '{model}' ORDER BY id"
+    query = f"SELECT * FROM usage_events WHERE model = '{model}' AND kind = 'usage' ORDER BY id"
     return asyncio.run(stack.sql(query))
 
 
