@@ -47,7 +47,7 @@ HOUR_S = 3600
 MAX_ROWS = 8_192
 """Between two flushes, under 2 KiB each; of what comes then a key has one row an hour and model,
 and beyond twice as many its org has."""
-MAX_PLACES = 65_536
+MAX_PLACES = 16_384
 """Prefixes of which is known who had them last."""
 MAX_LOCATING = 2
 """Breaks at once of which is looked for the message that they lie in; of others it is not said."""

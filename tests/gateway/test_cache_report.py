@@ -282,6 +282,24 @@ def test_every_surface_says_how_much_was_cached(
     )
 
 
+@pytest.mark.parametrize(
+    ("surface", "message", "index"),
+    [(response, "input", 0), (message, "system", 0), (completion, None, None)],
+)
+def test_a_break_is_found_where_the_client_wrote_it(
+    customer: Customer,
+    surface: Callable[[Customer, str], Used],
+    message: str | None,
+    index: int | None,
+) -> None:
+    system = f"{surface.__name__} of {text('finch')}"
+    surface(customer, system)
+    surface(customer, system.replace("Line 15", "Row 15"))
+    [result] = customer.report("group_by[]=model")
+    found = [each for each in result["breaks"] if each["position"] > 128]
+    assert [(each["message"], each["message_index"]) for each in found] == [(message, index)]
+
+
 def test_of_an_upstream_it_is_what_that_counts(customer: Customer) -> None:
     for system in (text("heron"), text("heron") + "!", "short"):
         customer.client.chat.completions.create(
