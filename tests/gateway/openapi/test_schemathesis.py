@@ -58,6 +58,15 @@ LEFT_OUT = {
     "/schema/{path}": DOCUMENT,
 }
 """Routes that the document does not describe, and why."""
+VERBS = frozenset(
+    {
+        *("archive", "cancel", "finalize", "grant", "lift-suspension", "password-reset", "ping"),
+        *("redeliver", "revoke", "rotate"),
+    }
+)
+"""At the end of a path: what is done to what it names, without any word more."""
+BODYLESS = {"POST /oauth/userinfo"}
+"""OpenID Connect's, which takes what the GET takes."""
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -108,6 +117,17 @@ def test_no_route_is_left_out() -> None:
     assert {label.split(" ")[1] for label in left_out} == set(LEFT_OUT)
     assert set(operations) == set(routes()) - left_out
     assert set(guarded()) <= set(operations)
+
+
+def test_whatever_takes_a_body_says_which() -> None:
+    """All that is described is tried below, with such bodies and with others."""
+    bodyless = {
+        f"{method.upper()} {path}"
+        for path, by_method in document["paths"].items()
+        for method, said in by_method.items()
+        if method in ("post", "put", "patch") and "requestBody" not in said
+    }
+    assert {label for label in bodyless if label.rpartition("/")[2] not in VERBS} == BODYLESS
 
 
 def test_the_worker_serves_this_document(worker: Running) -> None:
