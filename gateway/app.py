@@ -67,7 +67,7 @@ from gateway.routes.counted import CLIENT_LEFT, OUTCOME, Counted
 from gateway.routes.envelope import REQUEST_ID, Envelope
 from gateway.routes.head import Head
 from gateway.routes.idempotency import Idempotent, claim_key
-from gateway.routes.problem import encode_face, spoken
+from gateway.routes.problem import asked_as, encode_face, spoken
 from gateway.routes.schema import complete, openapi_config
 from gateway.routes.straight import Straight
 from gateway.secret import Secret
@@ -157,13 +157,14 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     scope = request.scope
     if scope.get("state", {}).get(OUTCOME) == CLIENT_LEFT:
         return Response(b"", status_code=int(CLIENT_LEFT))  # the body never came; nobody reads this
-    face = spoken(to_face(error), scope["path"])
+    path = asked_as(scope["path"], scope["headers"])
+    face = spoken(to_face(error), path)
     headers = face.headers
     if isinstance(error, (AuthError, MissingScope)):
         headers = headers | protected_resources.challenged(request, error)
     if oauth_errors.speaks_oauth(scope["path"]):
         return oauth_errors.to_response(request, face, headers)
-    body, media_type = encode_face(face, scope["path"], scope.get("state", {}).get(REQUEST_ID))
+    body, media_type = encode_face(face, path, scope.get("state", {}).get(REQUEST_ID))
     return Response(body, status_code=face.status, headers=headers, media_type=media_type)
 
 

@@ -19,6 +19,7 @@ from gateway.routes.counted import MODEL
 from gateway.routes.generation import HEADERS, REFUSALS, generation
 from gateway.routes.media_types import EVENT_STREAM, JSON
 from gateway.routes.operations import describes
+from gateway.routes.problem import VERSION_HEADER
 from gateway.wire.anthropic import CountTokensRequest, MessagesRequest, MessageTokensCount
 from gateway.wire.anthropic_admin import AnthropicError, to_status
 from gateway.wire.anthropic_answer import AnthropicMessage
@@ -38,7 +39,6 @@ OLDEST_VERSION = "2023-06-01"
 takes out of a request (`temperature`) is honoured in each. Who names none gets the same: the
 official SDKs always do, and what a person types need not."""
 VERSION_PATTERN = "^20[0-9]{2}-[0-9]{2}-[0-9]{2}$"
-VERSION_HEADER = b"anthropic-version"
 VERSION_NAMED = Parameter(
     name=VERSION_HEADER.decode(),
     param_in="header",

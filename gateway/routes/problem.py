@@ -1,5 +1,6 @@
 """RFC 9457 problem details, which our own `/v1/admin/...` speaks; `/v1/organizations/...` and
-`/v1/messages` speak Anthropic's shape, all others OpenAI's.
+`/v1/messages` speak Anthropic's shape, `/v1/models` that too where its version is named, all others
+OpenAI's.
 
 Above: `app.refuse`, `reply`. Below: `gateway.errors`, whose one table says what an error is; here
 it is only written otherwise. A handler has nothing to do: it raises what `gateway.errors` knows.
@@ -15,6 +16,7 @@ who would rather not take a URN apart, the field that is to blame, and what a cr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
 
 import msgspec
@@ -27,7 +29,8 @@ from gateway.wire.anthropic_admin import to_anthropic_error, to_status
 MEDIA_TYPE = "application/problem+json"
 OURS = "/v1/admin"
 ANTHROPIC = ("/v1/organizations/", "/v1/messages/")
-MESSAGES = "/v1/messages"
+MESSAGES, MODELS = "/v1/messages", "/v1/models"
+VERSION_HEADER = b"anthropic-version"
 ERROR_EVENT = b"error"
 BLANK = "about:blank"
 """The type of what its status says already (RFC 9457, 4.2.1)."""
@@ -50,6 +53,17 @@ def speaks_problems(path: str) -> bool:
 
 def speaks_anthropic(path: str) -> bool:
     return path == MESSAGES or path.startswith(ANTHROPIC)
+
+
+def speaks_both(path: str) -> bool:
+    return path == MODELS or path.startswith(MODELS + "/")
+
+
+def asked_as(path: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The path whose shape a refusal has."""
+    if speaks_both(path) and any(name == VERSION_HEADER for name, _ in headers):
+        return MESSAGES
+    return path
 
 
 def to_problem(face: Face, request_id: str | None) -> Problem:

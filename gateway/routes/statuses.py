@@ -28,7 +28,14 @@ from gateway.routes.operations import (
     JsonSchema,
     content,
 )
-from gateway.routes.problem import MEDIA_TYPE, Problem, speaks_anthropic, speaks_problems
+from gateway.routes.problem import (
+    MEDIA_TYPE,
+    MESSAGES,
+    Problem,
+    speaks_anthropic,
+    speaks_both,
+    speaks_problems,
+)
 from gateway.wire.anthropic_admin import OVERLOADED, AnthropicError, to_status
 from gateway.wire.oauth import OAuthErrorBody
 
@@ -68,7 +75,10 @@ def refuse(operation: Operation, handler: HTTPRouteHandler, method: str, path: s
         parameters = [each for each in parameters if each.name != IDEMPOTENCY_KEY.name]
         parameters.append(IDEMPOTENCY_KEY)
     operation.parameters = [*parameters] or None
-    those = {spoken_status(each, path) for each in statuses(operation, handler, method, path)}
+    said = set(statuses(operation, handler, method, path))
+    those = {spoken_status(each, path) for each in said}
+    if speaks_both(path):
+        those |= {spoken_status(each, MESSAGES) for each in said}
     for status in sorted(those):
         responses.setdefault(str(status), refusal(status, path))
 
@@ -113,6 +123,8 @@ def refusal(status: int, path: str) -> OpenAPIResponse:
         kind, media_type = Problem, MEDIA_TYPE
     elif speaks_anthropic(path):
         kind = AnthropicError
+    elif speaks_both(path):
+        kind = (ErrorEnvelope, AnthropicError)
     elif path == AUTHORIZATION_PATH:
         kind, media_type = str, HTML
     elif path.startswith(OAUTH):
