@@ -1,0 +1,284 @@
+"""A person's yes to one call, and to nothing else.
+
+An approval is bound to tenant, caller, server, the pin of the tool, the digest of the arguments,
+the version of the rules, a time and a nonce. It is used once: by one call, with that call's
+continuations (multi round-trip requests, MCP 2026-07-28). Whatever of the binding is other by
+then, it is of no use.
+
+    pending -> approved -> used
+       |          `-----> expired
+       |-> denied
+       `-> expired
+
+The transitions are pure. `Approvals` makes them over an `ApprovalStore`, which writes a row and its
+audit event together and only if nobody was faster. `MemoryApprovals` is one for tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+from mcp_bridge.canonical import digest
+from mcp_bridge.errors import ApprovalRefused
+
+ApprovalState = Literal["pending", "approved", "denied", "used", "expired"]
+Happened = Literal["approval.requested", "approval.decided", "approval.used", "approval.expired"]
+Refused = Literal[
+    "unknown", "pending", "denied", "expired", "used", "other_call", "own_request", "decided"
+]
+
+MAX_TTL_S = 24 * 3600
+MAX_PENDING = 1_000
+"""Of one org: who floods the queue is refused, not everybody else's requests forgotten."""
+MAX_ATTEMPTS = 8
+
+
+class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """The call that an approval is about."""
+
+    org_id: str
+    caller: str
+    server: str
+    pin: str
+    """Digest of the pinned tool."""
+    arguments_digest: str
+    policy_version: str
+
+    def key(self) -> str:
+        return digest(msgspec.to_builtins(self))
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """One request and what became of it; times are seconds since the epoch."""
+
+    id: str
+    call: ApprovedCall
+    nonce: str
+    requested_at_s: float
+    expires_at_s: float
+    state: ApprovalState = "pending"
+    decided_by: str = ""
+    used_by: str = ""
+    """Id of the call that used it: its continuations may come again."""
+
+
+class ApprovalEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """For the audit log: one a transition. Arguments are there as their digest only."""
+
+    event: Happened
+    approval_id: str
+    org_id: str
+    at_s: float
+    actor: str
+    state: ApprovalState
+    call: ApprovedCall
+
+
+class Moved(msgspec.Struct, frozen=True):
+    approval: Approval
+    event: ApprovalEvent
+
+
+Outcome = Moved | Refused
+
+
+def arguments_digest(arguments: Mapping[str, object]) -> str:
+    """What an approval knows of the arguments. NotCanonical."""
+    return digest(arguments)
+
+
+def requested(
+    call: ApprovedCall, *, approval_id: str, nonce: str, now_s: float, ttl_s: float
+) -> Moved:
+    """A new request. ApprovalRefused for a time to live of nothing or more than a day."""
+    if not 0 < ttl_s <= MAX_TTL_S:
+        raise ApprovalRefused(f"an approval lives up to {MAX_TTL_S} s, not {ttl_s}")
+    approval = Approval(
+        id=approval_id, call=call, nonce=nonce, requested_at_s=now_s, expires_at_s=now_s + ttl_s
+    )
+    return moved(approval, "approval.requested", now_s, call.caller)
+
+
+def moved(approval: Approval, event: Happened, now_s: float, actor: str) -> Moved:
+    return Moved(
+        approval,
+        ApprovalEvent(
+            event=event,
+            approval_id=approval.id,
+            org_id=approval.call.org_id,
+            at_s=now_s,
+            actor=actor,
+            state=approval.state,
+            call=approval.call,
+        ),
+    )
+
+
+def expired(approval: Approval, now_s: float) -> Moved | None:
+    """The transition that time has made, if it has."""
+    if approval.state not in ("pending", "approved") or now_s < approval.expires_at_s:
+        return None
+    late = msgspec.structs.replace(approval, state="expired")
+    return moved(late, "approval.expired", now_s, "")
+
+
+def decided(approval: Approval, *, approve: bool, by: str, now_s: float) -> Outcome:
+    """Yes or no by `by`, once. Who asks does not answer: an agent that holds its own key would
+    approve itself."""
+    late = expired(approval, now_s)
+    if late is not None:
+        return late
+    if approval.state != "pending":
+        return "expired" if approval.state == "expired" else "decided"
+    if by == approval.call.caller:
+        return "own_request"
+    state: ApprovalState = "approved" if approve else "denied"
+    answered = msgspec.structs.replace(approval, state=state, decided_by=by)
+    return moved(answered, "approval.decided", now_s, by)
+
+
+def used(
+    approval: Approval, call: ApprovedCall, *, nonce: str, call_id: str, now_s: float
+) -> Outcome:
+    """Spends it on `call_id`. Asked again for that call it is spent already, and says so by
+    Moved without another event's worth of change: the same approval, for its continuation."""
+    if approval.call != call or approval.nonce != nonce:
+        return "other_call"
+    if approval.state == "used":
+        return (
+            moved(approval, "approval.used", now_s, call.caller)
+            if (approval.used_by == call_id)
+            else "used"
+        )
+    late = expired(approval, now_s)
+    if late is not None:
+        return late
+    if approval.state != "approved":
+        return approval.state
+    spent = msgspec.structs.replace(approval, state="used", used_by=call_id)
+    return moved(spent, "approval.used", now_s, call.caller)
+
+
+class ApprovalStore(Protocol):
+    """Rows by org and id. Each write is one transaction with its audit event."""
+
+    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> bool:
+        """False when the org has `max_pending` pending already."""
+
+    async def get(self, org_id: str, approval_id: str) -> Approval | None: ...
+
+    async def waiting(self, org_id: str, key: str, now_s: float) -> Approval | None:
+        """The pending or approved one of a call (`ApprovedCall.key`) that has not expired."""
+
+    async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
+        """Writes `after` if the row still is `before`; False when it is not."""
+
+
+class Approvals:
+    """The queue of one process; everything it knows is in the store."""
+
+    def __init__(
+        self,
+        store: ApprovalStore,
+        *,
+        now_s: Callable[[], float],
+        new_id: Callable[[], str],
+        new_nonce: Callable[[], str],
+    ) -> None:
+        self.store = store
+        self.now_s = now_s
+        self.new_id = new_id
+        self.new_nonce = new_nonce
+
+    async def ask(self, call: ApprovedCall, *, ttl_s: float) -> Approval:
+        """The request for `call`: the one that waits already, or a new one. ApprovalRefused when
+        MAX_PENDING of the org wait."""
+        now = self.now_s()
+        waiting = await self.store.waiting(call.org_id, call.key(), now)
+        if waiting is not None:
+            return waiting
+        new = requested(
+            call, approval_id=self.new_id(), nonce=self.new_nonce(), now_s=now, ttl_s=ttl_s
+        )
+        if not await self.store.insert(call.org_id, new, max_pending=MAX_PENDING):
+            raise ApprovalRefused(f"{MAX_PENDING} requests wait for approval already")
+        return new.approval
+
+    async def decide(
+        self, org_id: str, approval_id: str, *, approve: bool, by: str
+    ) -> Approval | Refused:
+        """The decided approval, or why it is none of that."""
+        outcome = await self.move(
+            org_id, approval_id, lambda one, now: decided(one, approve=approve, by=by, now_s=now)
+        )
+        return "expired" if late(outcome) else outcome
+
+    async def use(
+        self, approval_id: str, call: ApprovedCall, *, nonce: str, call_id: str
+    ) -> Approval | Refused:
+        """The spent approval, of this call alone, or why there is none."""
+        outcome = await self.move(
+            call.org_id,
+            approval_id,
+            lambda one, now: used(one, call, nonce=nonce, call_id=call_id, now_s=now),
+        )
+        return "expired" if late(outcome) else outcome
+
+    async def move(
+        self, org_id: str, approval_id: str, step: Callable[[Approval, float], Outcome]
+    ) -> Approval | Refused:
+        for _ in range(MAX_ATTEMPTS):
+            before = await self.store.get(org_id, approval_id)
+            if before is None:
+                return "unknown"
+            outcome = step(before, self.now_s())
+            if not isinstance(outcome, Moved) or outcome.approval == before:
+                return before if isinstance(outcome, Moved) else outcome
+            if await self.store.replace(org_id, before, outcome):
+                return outcome.approval
+        raise ApprovalRefused("the approval changes faster than it can be used")
+
+
+def late(outcome: Approval | Refused) -> bool:
+    return isinstance(outcome, Approval) and outcome.state == "expired"
+
+
+class MemoryApprovals:
+    """An ApprovalStore in memory, with the events that it would have logged."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], Approval] = {}
+        self.events: list[ApprovalEvent] = []
+
+    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> bool:
+        pending = [
+            one for (org, _), one in self.rows.items() if org == org_id and one.state == "pending"
+        ]
+        if len(pending) >= max_pending:
+            return False
+        self.rows[org_id, new.approval.id] = new.approval
+        self.events.append(new.event)
+        return True
+
+    async def get(self, org_id: str, approval_id: str) -> Approval | None:
+        await asyncio.sleep(0)  # as where there is a network between: others come in between
+        return self.rows.get((org_id, approval_id))
+
+    async def waiting(self, org_id: str, key: str, now_s: float) -> Approval | None:
+        for (org, _), one in self.rows.items():
+            if org == org_id and one.call.key() == key and now_s < one.expires_at_s:
+                if one.state in ("pending", "approved"):
+                    return one
+        return None
+
+    async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
+        await asyncio.sleep(0)
+        if self.rows.get((org_id, before.id)) != before:
+            return False
+        self.rows[org_id, before.id] = after.approval
+        self.events.append(after.event)
+        return True
