@@ -38,6 +38,8 @@ class MessageBatchesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     before_id: BatchCursor | None = None
     after_id: BatchCursor | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = PAGE
+    beta: bool | None = None
+    """Older SDKs say so of their beta namespace, whose batches are the same."""
 
 
 class MessageBatchCounts(msgspec.Struct, frozen=True, kw_only=True):

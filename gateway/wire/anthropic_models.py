@@ -25,6 +25,8 @@ class ModelsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     before_id: str | None = None
     after_id: str | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = PAGE
+    beta: bool | None = None
+    """Older SDKs say so of their beta namespace, whose models are the same."""
 
 
 class AnthropicModel(msgspec.Struct, frozen=True, kw_only=True):

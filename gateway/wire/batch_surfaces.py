@@ -76,7 +76,7 @@ MESSAGE_BATCHES = Surface(
 MESSAGE_BATCH_LIST = Surface(
     title="GET /v1/messages/batches (query)",
     body=MessageBatchesQuery,
-    ignored={},
+    ignored={"beta": "an SDK's name for the same batches"},
     notes={
         "after_id": "those that are older",
         "before_id": "those that are newer, the nearest of them",

@@ -235,3 +235,24 @@ def test_a_body_beyond_the_bounds_is_not_read(
 def post(worker: Running, content: bytes) -> httpx.Response:
     headers = {"x-api-key": worker.everything, "content-type": "application/json"}
     return httpx.post(worker.url + BATCHES, content=content, headers=headers, timeout=TIMEOUT_S)
+
+
+def test_the_sdks_beta_namespace_speaks_to_the_same_batches(
+    worker: Running, ours: Anthropic
+) -> None:
+    """Older SDKs say so in every query."""
+    batches = ours.beta.messages.batches
+    made = batches.create(requests=[request("a")], betas=["message-batches-2024-09-24"])
+    until_ended(ours, ours.messages.batches.retrieve(made.id))
+    found = batches.retrieve(made.id)
+    is_theirs(found)
+    (only,) = batches.results(made.id)
+    is_theirs(only)
+    assert only.result.type == "succeeded" and extras(only.result.message) == []
+    listed = batches.list(limit=1)
+    assert [each.id for each in listed.data] == [made.id]
+    headers = {"x-api-key": worker.everything, "anthropic-version": "2023-06-01"}
+    for path in (BATCHES, f"{BATCHES}/{made.id}", f"{BATCHES}/{made.id}/results", "/v1/models"):
+        answer = httpx.get(f"{worker.url}{path}?beta=true", headers=headers, timeout=TIMEOUT_S)
+        assert answer.status_code == 200, answer.text
+    is_theirs(batches.delete(made.id))
