@@ -26,6 +26,7 @@
     tenancy: InvalidField              400     invalid_request_error   (null)
     tenancy: NotFound                  404     invalid_request_error   not_found
     audit: CredentialInAudit           400     invalid_request_error   (null)
+    encrypted_at_rest: UnknownSecret   410     invalid_request_error   content_unreadable
     signing_keys: TooSoon              409     invalid_request_error   too_soon
     tenancy: Conflict                  409     invalid_request_error   its own
     tenancy: NotAllowed                403     invalid_request_error   insufficient_permissions
@@ -52,6 +53,7 @@ from billing.errors import InvoicingConflict, InvoicingError, NoInvoice, ReportQ
 from billing.money import format_usd
 from billing.spool import SpoolError
 from gateway.audit.errors import CredentialInAudit
+from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
 from gateway.auth.signing_keys import TooSoon
 from gateway.credential_forms import without_credentials
@@ -184,6 +186,7 @@ IN_BACKGROUND_S = 10.0
 """What is asked to wait for one to end."""
 LACKS_SCOPE = "This credential lacks a scope that this needs."
 HOLDS_CREDENTIAL = "it holds a credential"
+UNREADABLE = "This can no longer be read: the secret that it was sealed under was removed."
 DEADLINE = DEADLINE_HEADER.decode()
 
 
@@ -472,6 +475,9 @@ def allow_of(error: Exception) -> dict[str, str]:
 
 
 def from_anything(error: Exception) -> Face:
+    if isinstance(error, UnknownSecret):
+        log.error("what is asked for was sealed under the secret %s, which was removed", error)
+        return face(410, UNREADABLE, INVALID, code="content_unreadable")
     if getattr(getattr(error, "orig", None), "sqlstate", None) in UNSTORABLE:
         return face(400, "The request names something with a NUL character in it.", INVALID)
     status = getattr(error, "status_code", 500)

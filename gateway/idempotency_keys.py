@@ -193,6 +193,13 @@ class IdempotencyKeys:
         async with tenant(self._db, claim.org_id) as conn:
             await self._keep(conn, claim, kept)
 
+    async def keep_within(self, conn: AsyncConnection, claim: Claim, answer: Answer) -> None:
+        """In the transaction that makes what is answered: neither is there without the other.
+
+        Raises: RequestInFlight, where another request has taken the claim over."""
+        if not await self._keep(conn, claim, answer):
+            raise RequestInFlight
+
     async def let_go(self, claim: Claim) -> None:
         """It has failed, and nobody was billed: it can be repeated."""
         async with tenant(self._db, claim.org_id) as conn:
@@ -204,11 +211,14 @@ class IdempotencyKeys:
         async with tenant(self._db, claim.org_id) as conn:
             await conn.execute(renewed.values(claimed_at=sa.func.now()))
 
-    async def _keep(self, conn: AsyncConnection, claim: Claim, answer: Answer) -> None:
+    async def _keep(self, conn: AsyncConnection, claim: Claim, answer: Answer) -> bool:
+        """Whether the claim is still this request's."""
         kept = {"status": answer.status, "response": self._seal(claim, answer)}
         stored = sa.update(table).where(claim.is_mine).values(**kept, secret_id=self._current)
-        if (await conn.execute(stored)).rowcount == 0:
-            log.warning("an idempotency key was taken over while its request ran")
+        if (await conn.execute(stored)).rowcount == 1:
+            return True
+        log.warning("an idempotency key was taken over while its request ran")
+        return False
 
     async def sweep(self) -> int:
         """Delete what has expired; returns how many."""

@@ -23,7 +23,7 @@ from gateway.errors import to_face
 from gateway.inference import Desk, start
 from gateway.responses.created import Created
 from gateway.responses.kept import Kept, Owner
-from gateway.responses.running import RunningRows
+from gateway.responses.running import RunningRows, Within
 from gateway.tasks import end
 
 log = logging.getLogger(__name__)
@@ -59,11 +59,13 @@ class Background:
         if self._rounds is not None:
             await end(self._rounds)
 
-    async def run(self, created: Created) -> bytes:
-        """The answer as it stands: queued. Raises: TooManyInBackground."""
+    async def run(self, created: Created, *, within: Within | None = None) -> bytes:
+        """The answer as it stands: queued. `within`: what stands or falls with it.
+
+        Raises: TooManyInBackground, what `within` raises; then nothing runs."""
         response = created.encoder.response
         kept = Kept.of(created.given, response)
-        await self._rows.add(created.owner, response, kept)
+        await self._rows.add(created.owner, response, kept, within=within)
         follow = self._follow(created)
         task = asyncio.create_task(follow, name=f"background {response.id}")
         self._followers.add(task)

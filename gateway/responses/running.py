@@ -8,7 +8,8 @@ so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.db import tenant
 from gateway.fleet.errors import BadField
 from gateway.responses.errors import TooManyInBackground
@@ -26,11 +28,16 @@ from gateway.responses.tables import owned
 from gateway.responses.tables import responses as table
 from gateway.wire.responses_answer import Response, ResponseError, Status
 
+log = logging.getLogger(__name__)
+
 MAX_IN_BACKGROUND = 100
 """Of an org, at once."""
 GIVEN_UP_AT_A_TIME = 100
 RUNS = ("queued", "in_progress")
 LOST = ResponseError("server_error", "The gateway that worked on this response has stopped.")
+
+Within = Callable[[AsyncConnection, bytes], Awaitable[None]]
+"""Is given the transaction that adds a response, and its answer."""
 
 _response_decoder = msgspec.json.Decoder(Response)
 
@@ -38,8 +45,10 @@ _response_decoder = msgspec.json.Decoder(Response)
 class RunningRows(KeptRows):
     """One per process."""
 
-    async def add(self, owner: Owner, response: Response, kept: Kept) -> None:
-        """Raises: TooManyInBackground."""
+    async def add(
+        self, owner: Owner, response: Response, kept: Kept, *, within: Within | None = None
+    ) -> None:
+        """`within`: what stands or falls with it. Raises: TooManyInBackground, what that raises."""
         runs = sa.select(sa.func.count()).select_from(table)
         runs = runs.where(table.c.org_id == owner.org_id, table.c.status.in_(RUNS))
         row = {
@@ -59,6 +68,8 @@ class RunningRows(KeptRows):
             if (await conn.execute(runs)).scalar_one() >= MAX_IN_BACKGROUND:
                 raise TooManyInBackground(MAX_IN_BACKGROUND)
             await conn.execute(insert(table).values(**row))
+            if within is not None:
+                await within(conn, kept.answer)
 
     async def change(self, owner: Owner, response: Response, kept: Kept) -> None:
         """Of whoever runs it; nothing, where it does not run any more. One that was answered is
@@ -108,7 +119,12 @@ class RunningRows(KeptRows):
         async with self._system_db.begin() as conn:
             rows = (await conn.execute(found)).all()
             for row in rows:
-                await self._end(conn, row, "failed", LOST)
+                try:
+                    await self._end(conn, row, "failed", LOST)
+                except UnknownSecret as error:
+                    log.error("%s was sealed under the removed secret %s", row.id, error)
+                    ended = sa.update(table).where(table.c.id == row.id).values(status="failed")
+                    await conn.execute(ended)
         return len(rows)
 
     async def _end(

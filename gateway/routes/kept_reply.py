@@ -77,7 +77,19 @@ async def once(
 
     Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown.
     """
-    keys = services(request).idempotency_keys
+    claim, known = await claim_once(request, key, body)
+    if known is not None:
+        return Replayed(known)
+    return KeptReply(begin(), claim, services(request).idempotency_keys)
+
+
+async def claim_once(
+    request: Request[Principal, Any, Any], key: str, body: bytes
+) -> tuple[Claim, Answer | None]:
+    """And what it was answered before, if it was.
+
+    Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown.
+    """
     claim = Claim(
         org_id=request.user.org_id,
         principal=principal_of(request.user),
@@ -87,11 +99,11 @@ async def once(
         generates=True,
     )
     try:
-        known = await keys.claim(claim)
+        known = await services(request).idempotency_keys.claim(claim)
     except DATABASE_ERRORS as error:
         log.warning("an idempotency key cannot be claimed (%s)", type(error).__name__)
         raise KeyUnknown from None
-    return KeptReply(begin(), claim, keys) if known is None else Replayed(known)
+    return claim, known
 
 
 class Replayed:

@@ -5,6 +5,7 @@ Above: `app`. Below: `generation`, `gateway.responses`, the structs of `wire`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -14,19 +15,22 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 from msgspec import Meta
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.db import DATABASE_ERRORS
 from gateway.errors import Face, to_face
 from gateway.fleet.errors import BadField
+from gateway.idempotency_keys import Answer
 from gateway.inference import start
 from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.responses.created import Created
 from gateway.responses.creation import count_input, create
 from gateway.responses.kept import Owner, to_json
 from gateway.routes.access import HotRoute, needs, services
 from gateway.routes.body import plain_body
 from gateway.routes.counted import MODEL
-from gateway.routes.generation import HEADERS, REFUSALS, hear
-from gateway.routes.idempotency import HEADER
-from gateway.routes.kept_reply import once
+from gateway.routes.generation import HEADERS, REFUSALS, Heard, hear
+from gateway.routes.kept_reply import Replayed, claim_once, once
 from gateway.routes.media_types import EVENT_STREAM, JSON
 from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.reply import Reply
@@ -107,13 +111,9 @@ async def create_response(request: Asked) -> ASGIApp:
     found = services(request)
     heard = await hear(request)
     created = await create(found.desk, found.responses, heard.asker, heard.body)
-    if created.in_background and heard.key is not None:
-        message = f"'{HEADER}' is not supported beside 'background': retrieve the response."
-        raise BadField(message, param=HEADER, detail="Not supported beside 'background'.")
     if created.in_background:
         heard.asker.principal.check_served()
-        queued = await found.responses.background.run(created)
-        return ASGIResponse(body=queued, media_type=JSON, status_code=200)
+        return await in_background(request, heard, created)
 
     def begin() -> Reply:
         return Reply(
@@ -124,6 +124,31 @@ async def create_response(request: Asked) -> ASGIApp:
         )
 
     return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)
+
+
+async def in_background(request: Asked, heard: Heard, created: Created) -> ASGIApp:
+    """What an `Idempotency-Key` keeps is the queued response: a retry names the same one, whatever
+    has become of it. Raises: TooManyInBackground, what `claim_once` raises."""
+    found = services(request)
+    if heard.key is None:
+        queued = await found.responses.background.run(created)
+        return ASGIResponse(body=queued, media_type=JSON, status_code=200)
+    claim, known = await claim_once(request, heard.key, heard.body)
+    if known is not None:
+        return Replayed(known)
+
+    async def keep(conn: AsyncConnection, answer: bytes) -> None:
+        headers = [(b"content-type", JSON.encode())]
+        kept = Answer(status=200, headers=headers, body=answer)
+        await found.idempotency_keys.keep_within(conn, claim, kept)
+
+    try:
+        queued = await found.responses.background.run(created, within=keep)
+    except BaseException:
+        with suppress(*DATABASE_ERRORS):  # its claim ends by itself, where it cannot be let go of
+            await found.idempotency_keys.let_go(claim)
+        raise
+    return ASGIResponse(body=queued, media_type=JSON, status_code=200)
 
 
 def fail(encoder: ResponseEncoder, face: Face) -> bytes:

@@ -232,6 +232,27 @@ async def test_what_nobody_works_on_any_more_has_failed(
     assert (await stage.answer(response_id)) == found
 
 
+async def test_one_whose_secret_was_removed_is_given_up_as_well(
+    stage: Stage, begin: Begin, db: AsyncEngine
+) -> None:
+    """And keeps nobody else from it."""
+    replica = ScriptedReplica(length=9, hangs_after=2)
+    office, worker, gone = await begin(replica)
+    other = await stage.begin(office, worker)
+    for each in (gone, other):
+        await stage.until(each, "in_progress")
+    assert worker._rounds is not None
+    worker._rounds.cancel()  # it is frozen
+    old = sa.func.now() - sa.text("interval '1 minute'")
+    async with db.begin() as conn:
+        await conn.execute(sa.update(table).values(beat_at=old))
+        await conn.execute(sa.update(table).where(table.c.id == gone).values(secret_id="removed"))
+    assert await worker._rows.give_up(1.0) == 2
+    async with db.connect() as conn:
+        assert set(await conn.scalars(sa.select(table.c.status))) == {"failed"}
+    assert (await stage.answer(other))["status"] == "failed"
+
+
 async def test_an_org_has_so_many_at_once(
     stage: Stage, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

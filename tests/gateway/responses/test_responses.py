@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from gateway.responses import running
 from tests.gateway.openapi.running import Running
 from tests.journeys.sdk_shapes import extras, said_in
 
@@ -191,6 +192,32 @@ def test_in_the_background_it_ends_by_itself(client: OpenAI) -> None:
     for beside in ({"stream": True}, {"store": False}):
         with pytest.raises(openai.BadRequestError):
             client.responses.create(**ASKED, input="x", background=True, **beside)
+
+
+def test_in_the_background_it_is_made_once(client: OpenAI) -> None:
+    once = {"Idempotency-Key": "background"}
+    asked = {**ASKED, "background": True, "extra_headers": once}
+    first = client.responses.with_raw_response.create(**asked, input="Hello")
+    again = client.responses.with_raw_response.create(**asked, input="Hello")
+    assert "idempotent-replayed" not in first.headers
+    assert again.headers["idempotent-replayed"] == "true"
+    assert first.parse().to_dict() == again.parse().to_dict()
+    assert first.parse().status == "queued"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**asked, input="Something else")
+    assert caught.value.code == "idempotency_key_reused"
+
+
+def test_what_was_not_added_in_the_background_lets_go_of_its_key(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {**ASKED, "background": True, "extra_headers": {"Idempotency-Key": "full"}}
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "MAX_IN_BACKGROUND", 0)
+        with pytest.raises(openai.RateLimitError):
+            client.responses.create(**asked, input="Hello")
+    made = client.responses.with_raw_response.create(**asked, input="Hello")
+    assert "idempotent-replayed" not in made.headers
 
 
 def test_input_is_counted_as_it_is_billed(client: OpenAI) -> None:

@@ -9,8 +9,9 @@ import sqlalchemy as sa
 from cryptography.exceptions import InvalidTag
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.encrypted_at_rest import Cipher
+from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
+from gateway.errors import UNREADABLE, to_face
 from gateway.fleet.errors import BadField
 from gateway.responses import store as responses_store
 from gateway.responses.conversations import ConversationStore
@@ -111,6 +112,20 @@ async def test_it_is_sealed_and_bound_to_its_place(store: ResponseStore, db: Asy
         await conn.execute(moved.values(content=rows["secretword"].content))
     with pytest.raises(InvalidTag):
         await store.find(MINE, "r2")
+
+
+async def test_what_a_removed_secret_sealed_says_so(
+    store: ResponseStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    await keep(store, "old")
+    store._cipher = Cipher(Secret(version=1, keys=(SecretKey(id="2", secret="B" * 44),)), "t")
+    for ask in (store.find, store.context):
+        with pytest.raises(UnknownSecret) as caught:
+            await ask(MINE, "old")
+        face = to_face(caught.value)
+        assert (face.status, face.body.code) == (410, "content_unreadable")
+        assert face.body.message == UNREADABLE
+    assert "secret 1," in caplog.text
 
 
 async def test_what_is_continued_comes_in_order(store: ResponseStore) -> None:
