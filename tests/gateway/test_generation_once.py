@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from tests.gateway.auth.browsing import live_app, new_browser
 from tests.gateway.auth.conftest import ACTOR, Tenant, make_tenant
 from tests.gateway.fleet.scripted_upstream import Exchange, Upstream, completion, good_stream
 
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+ASKED: dict[str, Any] = {CHAT: {}, RESPONSES: {}, MESSAGES: {"max_tokens": 9}}
+OTHERS = (RESPONSES, MESSAGES)
 BOOK = """
 [[price]]
 model = "big"
@@ -55,13 +58,16 @@ class World:
         else:
             await exchange.answer(completion())
 
-    async def ask(self, key: str | None = "k", *, says: str = "hi", **body: Any) -> httpx.Response:
-        asked = {"model": "big", "messages": [{"role": "user", "content": says}], **body}
+    async def ask(
+        self, key: str | None = "k", *, says: str = "hi", path: str = CHAT, **body: Any
+    ) -> httpx.Response:
+        asked = {"model": "big", **ASKED[path], **body}
+        asked["input" if path == RESPONSES else "messages"] = [{"role": "user", "content": says}]
         headers = {"authorization": f"Bearer {self.key}"}
         if key is not None:
             headers["idempotency-key"] = key
         async with new_browser(self.app) as http:
-            return await http.post(CHAT, json=asked, headers=headers)
+            return await http.post(path, json=asked, headers=headers)
 
     @property
     def num_asked(self) -> int:
@@ -164,6 +170,43 @@ async def test_meanwhile_it_is_in_flight_and_another_body_is_another_request(wor
     assert (await first).status_code == 200
     assert (await world.ask(says="something else")).status_code == 400
     assert world.num_asked == len(await world.events()) == 1
+
+
+async def test_other_surfaces_answer_once_as_well(world: World) -> None:
+    """Each with keys of its own: whole and streamed, as it was first, on one bill."""
+    for number, (path, stream) in enumerate(product(OTHERS, (False, True)), 1):
+        key = f"{path} {stream}".replace(" ", "-")
+        first = await world.ask(key, path=path, stream=stream)
+        again = await world.ask(key, path=path, stream=stream)
+        assert first.status_code == again.status_code == 200, first.text
+        assert (again.content, again.headers["content-type"]) == (
+            first.content,
+            first.headers["content-type"],
+        )
+        assert ("event-stream" in again.headers["content-type"]) is stream
+        assert "idempotent-replayed" not in first.headers
+        assert again.headers["idempotent-replayed"] == "true"
+        other = await world.ask(key, path=path, says="something else", stream=stream)
+        assert other.status_code == 400 and "Idempotency-Key" in other.text
+        assert world.num_asked == len(await world.events()) == number
+
+
+async def test_other_surfaces_say_as_well_that_it_is_in_flight(world: World) -> None:
+    for number, (path, stream) in enumerate(product(OTHERS, (False, True)), 1):
+        key = f"{path} {stream}".replace(" ", "-")
+        world.gate.clear()
+        first = asyncio.create_task(world.ask(key, path=path, stream=stream))
+        async with asyncio.timeout(5):
+            while world.num_asked < number:
+                await asyncio.sleep(0.01)
+        busy = await world.ask(key, path=path, stream=stream)
+        assert busy.status_code == 409 and "retry-after" in busy.headers
+        assert ("error" in busy.json()) and (busy.json().get("type") == "error") is (
+            path == MESSAGES
+        )
+        world.gate.set()
+        assert (await first).status_code == 200
+        assert world.num_asked == len(await world.events()) == number
 
 
 async def test_what_failed_and_was_billed_nothing_lets_go_of_its_key(world: World) -> None:
