@@ -210,7 +210,7 @@ async def open_services(
     report = start_cache_report(stack, system_db)
     desk = to_desk(settings, secret, fleet, limiter, spool, price_book, tasks, report.note)
     kept = open_responses(settings, stack, desk, secret, db, system_db)
-    files = open_files(settings, stack, db, system_db)
+    files = open_files(settings, stack, secret, db, system_db)
     batches = open_batches(settings, stack, desk, kept, telemetry, db, system_db, files, on_booked)
     stack.push_async_callback(drain, desk, 0)
     return Services(

@@ -432,7 +432,8 @@ def fetch_models(settings: Settings, *, weights: bool) -> Settings:
 
 
 def check_models(settings: Settings) -> None:
-    """Raises: SettingsError if a model's or an adapter's folder or an upstream's key is missing."""
+    """Raises: SettingsError if a model's or an adapter's folder, or a key of an upstream or of the
+    file store, is missing."""
     from gateway.settings import read_secret
 
     for model in settings.models:
@@ -446,3 +447,6 @@ def check_models(settings: Settings) -> None:
         for replica in model.replicas:
             if replica.api_key_env is not None:
                 read_secret(replica.api_key_env)
+    if (store := settings.file_store) is not None:
+        read_secret(store.access_key_env, "file_store.access_key_env")
+        read_secret(store.secret_key_env, "file_store.secret_key_env")

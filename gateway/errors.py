@@ -26,6 +26,8 @@
     tenancy: InvalidField              400     invalid_request_error   (null)
     tenancy: NotFound                  404     invalid_request_error   not_found
     audit: CredentialInAudit           400     invalid_request_error   (null)
+    files: ContentLost                 410     invalid_request_error   content_lost
+    files: FilesError                  503     server_error            service_unavailable
     encrypted_at_rest: UnknownSecret   410     invalid_request_error   content_unreadable
     signing_keys: TooSoon              409     invalid_request_error   too_soon
     tenancy: Conflict                  409     invalid_request_error   its own
@@ -45,7 +47,6 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import ClassVar
 
 import msgspec
 
@@ -56,7 +57,9 @@ from gateway.audit.errors import CredentialInAudit
 from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
 from gateway.auth.signing_keys import TooSoon
+from gateway.conflicts import RequestConflict
 from gateway.credential_forms import without_credentials
+from gateway.files.errors import ContentLost, FilesError
 from gateway.fleet.errors import (
     BadField,
     ContextTooLong,
@@ -94,63 +97,6 @@ RETRY_LATER_S = 1.0
 
 class EncodedBody(Exception):
     """A request body in a content coding: nothing is decompressed here."""
-
-
-class RequestConflict(Exception):
-    """What a client said about the state, in a header, does not hold.
-
-    RequestConflict
-    ├── PreconditionFailed    the thing is no longer the one that If-Match names
-    ├── RequestInFlight       the first request with this Idempotency-Key has not ended
-    ├── OtherRequest          this Idempotency-Key was another request's
-    │   └── OtherBody         the same, of a generation
-    ├── KeyUnknown            Postgres does not say whose it was
-    └── AnswerLost            that request was carried out; what it answered is gone
-    """
-
-    status: ClassVar[int] = 409
-    code: ClassVar[str]
-    message: ClassVar[str]
-    param: ClassVar[str] = "Idempotency-Key"
-    retry: ClassVar[bool] = False
-
-
-class PreconditionFailed(RequestConflict):
-    status = 412
-    code = "precondition_failed"
-    message = "It has been changed since: read it again, and send its new ETag in 'If-Match'."
-    param = "If-Match"
-
-
-class RequestInFlight(RequestConflict):
-    code = "idempotency_in_flight"
-    message = "A request with this 'Idempotency-Key' has not ended yet; try again shortly."
-    retry = True
-
-
-class OtherRequest(RequestConflict):
-    status = 422
-    code = "idempotency_key_reused"
-    message = "This 'Idempotency-Key' was used for another request."
-
-
-class OtherBody(OtherRequest):
-    status = 400
-
-
-class KeyUnknown(RequestConflict):
-    status = 503
-    code = "service_unavailable"
-    message = "Whether this 'Idempotency-Key' was used before cannot be known at the moment."
-    retry = True
-
-
-class AnswerLost(RequestConflict):
-    code = "idempotency_answer_lost"
-    message = (
-        "The request with this 'Idempotency-Key' was carried out, but its answer was lost: look for"
-        " what it made."
-    )
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -457,6 +403,15 @@ def refused(refusal: Refusal) -> Face:
     return face(429, message, refusal.kind, code="rate_limit_exceeded", headers=headers)
 
 
+def from_files(error: FilesError) -> Face:
+    if isinstance(error, ContentLost):
+        log.error("the content of a file is lost: %s", error)
+        message = "The content of this file is lost."
+        return face(410, message, INVALID, code="content_lost", param="file_id")
+    log.warning("file store: %s", error)
+    return unavailable("The store of files cannot be reached at the moment.")
+
+
 UNSTORABLE = frozenset({"22021", "22P05"})
 """Postgres' codes for a text with a NUL, which it has no place for: in a path or a body where
 nothing else has said what the text must be like."""
@@ -475,6 +430,8 @@ def allow_of(error: Exception) -> dict[str, str]:
 
 
 def from_anything(error: Exception) -> Face:
+    if isinstance(error, FilesError):
+        return from_files(error)
     if isinstance(error, UnknownSecret):
         log.error("what is asked for was sealed under the secret %s, which was removed", error)
         return face(410, UNREADABLE, INVALID, code="content_unreadable")

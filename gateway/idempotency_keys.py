@@ -35,8 +35,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.rounds import Unforeseen
 from billing.superseded import supersede
 from gateway.audit.tables import entries, heads
+from gateway.conflicts import AnswerLost, OtherBody, OtherRequest, RequestInFlight
 from gateway.db import tenant
-from gateway.errors import AnswerLost, OtherBody, OtherRequest, RequestInFlight
 from gateway.secret import Secret
 from gateway.tenancy.tables import idempotency_keys as table
 

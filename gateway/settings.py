@@ -40,6 +40,7 @@ from gateway.settings_file import (
     DrainTimeout,
     File,
     FileBytes,
+    FileStoreConfig,
     LogLevel,
     Port,
     PublicUrl,
@@ -110,6 +111,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Of the input of one batch."""
     batch_concurrency: Concurrency = 16
     """Requests of batches that one worker has under way."""
+    file_store: FileStoreConfig | None = None
+    """Where the content of new files goes. None: to Postgres."""
     log_level: LogLevel = "info"
 
     @property
@@ -177,11 +180,12 @@ def restore(path: Path) -> Settings:
     return msgspec.json.decode(path.read_bytes(), type=Settings, dec_hook=decode_path)
 
 
-def read_secret(variable: str) -> str:
-    """The value of the environment variable an operator named. Raises: SettingsError if unset."""
+def read_secret(variable: str, field: str = "api_key_env") -> str:
+    """The value of the environment variable an operator named in `field`. Raises: SettingsError if
+    unset."""
     value = os.environ.get(variable, "")
     if not value:
-        raise SettingsError(f"api_key_env: the environment variable {variable} is not set")
+        raise SettingsError(f"{field}: the environment variable {variable} is not set")
     return value
 
 
@@ -284,6 +288,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         max_batch_lines=file.max_batch_lines,
         max_batch_bytes=file.max_batch_bytes,
         batch_concurrency=file.batch_concurrency,
+        file_store=file.file_store,
         log_level=file.log_level,
     )
 

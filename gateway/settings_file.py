@@ -27,7 +27,11 @@ URL_PATTERN = r"^https?://[^/\s]+"
 PUBLIC_URL_PATTERN = r"^https?://[^/\s?#@\\]+$"
 REDIS_PATTERN = r"^(redis|rediss|unix)://."
 ADDRESS_PATTERN = r"^(unix:.+|tcp:.+:\d+)$"
+BUCKET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}$"
+PREFIX_PATTERN = r"^([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){0,7})?$"
 IN_WORDS = {
+    repr(BUCKET_PATTERN): "the name of a bucket",
+    repr(PREFIX_PATTERN): "names of letters, digits, '.', '_' and '-', with '/' between them",
     repr(ADAPTER_PATTERN): "a name of 1 to 128 characters, without '='",
     repr(URL_PATTERN): "a URL such as 'http://127.0.0.1:9100/v1'",
     repr(PUBLIC_URL_PATTERN): "a URL without a path such as 'https://gateway.example.com'",
@@ -51,6 +55,10 @@ DrainTimeout = Annotated[float, Meta(ge=0, le=3600)]
 StalledReader = Annotated[float, Meta(ge=1, le=3600)]
 ResponseDays = Annotated[float, Meta(gt=0, le=3650)]
 FileBytes = Annotated[int, Meta(ge=1, le=1024**4)]
+BucketName = Annotated[str, Meta(pattern=BUCKET_PATTERN)]
+ObjectPrefix = Annotated[str, Meta(pattern=PREFIX_PATTERN)]
+StoreTimeout = Annotated[float, Meta(ge=0.1, le=600)]
+PartBytes = Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)]
 BatchLines = Annotated[int, Meta(ge=1, le=1_000_000)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -121,6 +129,27 @@ class WrittenPlan(Strict, frozen=True, kw_only=True):
     price_list: ListName | None = None
 
 
+class FileStoreConfig(Strict, frozen=True, kw_only=True):
+    """`[file_store]`: an S3-compatible store for the content of files."""
+
+    bucket: BucketName
+    endpoint: Url | None = None
+    """None: Amazon's of the region."""
+    region: Name = "us-east-1"
+    prefix: ObjectPrefix = "tollgate"
+    """Before the names of all objects."""
+    access_key_env: Name = "AWS_ACCESS_KEY_ID"
+    secret_key_env: Name = "AWS_SECRET_ACCESS_KEY"
+    """Environment variables that hold the credentials."""
+    path_style: bool = True
+    """The bucket stands in the path of a URL; else in the name of its host."""
+    connect_timeout_s: StoreTimeout = 5.0
+    timeout_s: StoreTimeout = 30.0
+    """Of one request with all its repetitions begun."""
+    part_bytes: PartBytes = 4 * 1024 * 1024
+    """Of one object; each open upload and each reader holds one in memory."""
+
+
 class Scalars(Strict, frozen=True, kw_only=True):
     """What may stand in the file, the environment and the flags alike."""
 
@@ -155,6 +184,7 @@ class File(Scalars, frozen=True, kw_only=True):
     max_batch_lines: BatchLines = 50_000
     max_batch_bytes: FileBytes = 200 * 1024 * 1024
     batch_concurrency: Concurrency = 16
+    file_store: FileStoreConfig | None = None
     log_level: LogLevel = "info"
 
 

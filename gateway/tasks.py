@@ -56,10 +56,14 @@ class Flusher(ABC):
 
     async def close(self) -> None:
         """Writes what is left, if Postgres takes it in time."""
+        await self.stop()
+        await self.flush()
+
+    async def stop(self) -> None:
+        """What is left is left."""
         if self._flushing is not None:
             await end(self._flushing)
             self._flushing = None
-        await self.flush()
 
     @abstractmethod
     async def flush(self) -> None:

@@ -39,6 +39,9 @@ class Cipher:
         data = nonce + self._keys[self._current].encrypt(nonce, plain, context)
         return Sealed(secret_id=self._current, data=data)
 
+    def knows(self, secret_id: str) -> bool:
+        return secret_id in self._keys
+
     def open(self, data: bytes, context: bytes, secret_id: str) -> bytes:
         """Raises: UnknownSecret; cryptography's InvalidTag where the content was tampered with."""
         if secret_id not in self._keys:

@@ -65,6 +65,9 @@ async def finish(db: AsyncEngine, files: FileStore, batch: Batch, holder: str) -
                 text = to_line(batch.id, line)
             assert upload is not None
             await upload.write(text)
+        for upload in (output, errors):
+            if upload is not None:
+                await upload.close()
         async with tenant(db, batch.org_id) as conn:
             await _end(conn, closed, holder, output, errors)
     except BaseException:
@@ -174,7 +177,6 @@ class TakenOver(Exception):
 
 
 async def _finish_file(conn: AsyncConnection, batch: Batch, upload: Upload, name: str) -> None:
-    await upload.close()
     await upload.finish(
         conn,
         purpose=MESSAGE_RESULTS if shape_of(batch.endpoint) == "anthropic" else BATCH_OUTPUT,

@@ -7,6 +7,7 @@ one that a crash cut off is validated anew from its beginning.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.batches.batches import Batch
 from gateway.batches.lines_in import (
     Line,
@@ -26,9 +28,12 @@ from gateway.batches.lines_in import (
 from gateway.batches.states import after_validation, shape_of
 from gateway.batches.tables import batch_lines, batches
 from gateway.db import tenant
+from gateway.files.errors import ContentLost
 from gateway.files.files import File, drop_file, get_file
 from gateway.files.store import FileStore
 from gateway.tenancy.errors import NotFound
+
+log = logging.getLogger(__name__)
 
 INSERTED_AT_ONCE = 200
 AnyReader = Reader | RequestsReader
@@ -119,6 +124,10 @@ async def _insert_all(
         await _insert(conn, batch, found)
     except TooLong as error:
         reader.refuse_long(error.number, bounds.max_line_bytes)
+    except (ContentLost, UnknownSecret) as error:
+        log.error("the input of %s cannot be read: %s", batch.id, error)
+        message = "The content of the input file is lost."
+        reader.errors.append(LineError(code="file_lost", message=message))
 
 
 async def _insert(conn: AsyncConnection, batch: Batch, lines: Sequence[Line]) -> None:

@@ -1,8 +1,8 @@
 """Where the bytes of files are. In Postgres: rows of some hundred kilobytes, each written and read
 in a transaction of its own, so that a slow client holds neither memory nor a connection.
 
-Above: `store`. Below: `tables`. Knows nothing of a file but its id and whose it is; that it is
-wholly there says its row.
+Above: `store`. Below: `tables`. Beside it `s3_contents`. Knows nothing of a file but its id and
+whose it is; that it is wholly there, and in which place, says its row.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gateway.db import tenant
 from gateway.files.tables import file_chunks
 from gateway.tenancy.errors import NotFound
 
+PLACE = "postgres"
 CHUNK_BYTES = 512 * 1024
 """Of one row."""
 
@@ -33,19 +34,27 @@ class Writer(Protocol):
 
 
 class Contents(Protocol):
+    @property
+    def place(self) -> str:
+        """What rows call it."""
+        ...
+
     def writer(self, org_id: str, file_id: str) -> Writer: ...
 
     def read(self, org_id: str, file_id: str) -> AsyncIterator[bytes]:
-        """From the first byte to the last; of a file that is not there: nothing."""
+        """From the first byte to the last. Raises: FilesError."""
         ...
 
     async def delete(self, org_id: str, file_id: str) -> None:
-        """Whatever is there of it. Idempotent."""
+        """Whatever is there of it. Idempotent. Raises: FilesError."""
         ...
 
 
 class PostgresContents:
-    """`db`: of a role that acts as the tenant which a transaction names."""
+    """`db`: of a role that acts as the tenant which a transaction names. Of a file that is not
+    there it reads nothing."""
+
+    place = PLACE
 
     def __init__(self, db: AsyncEngine, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._db, self._chunk_bytes = db, chunk_bytes

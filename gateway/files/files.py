@@ -39,6 +39,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     filename: str
     size_bytes: int
+    stored_in: str
+    """The place of its content."""
     created_at: datetime
     expires_at: datetime | None
 
@@ -124,17 +126,18 @@ async def drop_file(conn: AsyncConnection, *, org_id: str, project_id: str, file
 _END = sa.text(f"""
     UPDATE files SET deleted_at = coalesce(deleted_at, now()) WHERE id IN (
         SELECT id FROM files
-        WHERE deleted_at IS NOT NULL OR expires_at <= now()
-            OR uploading_since < now() - interval '{STALE_UPLOAD_S} seconds'
+        WHERE stored_in = :place AND (deleted_at IS NOT NULL OR expires_at <= now()
+            OR uploading_since < now() - interval '{STALE_UPLOAD_S} seconds')
         ORDER BY id LIMIT {SWEEP_BATCH} FOR UPDATE SKIP LOCKED)
     RETURNING org_id, id
 """)
 _FORGET = sa.text("DELETE FROM files WHERE id = :file_id AND deleted_at IS NOT NULL")
 
 
-async def end_files(conn: AsyncConnection) -> list[Ended]:
-    """Some that are nobody's any more, and that nobody can finish from now on."""
-    return [Ended(row.org_id, row.id) for row in await conn.execute(_END)]
+async def end_files(conn: AsyncConnection, place: str) -> list[Ended]:
+    """Some of that place that are nobody's any more, and that nobody can finish from now on."""
+    found = await conn.execute(_END, {"place": place})
+    return [Ended(row.org_id, row.id) for row in found]
 
 
 async def forget_file(conn: AsyncConnection, ended: Ended) -> None:

@@ -1,20 +1,21 @@
 """Files with their content: begun, read, and swept once they ended.
 
 Above: `routes.files`, `batches`; `app` starts and closes the sweeping. Below: `uploads`, `files`
-(rows), `contents` (bytes). A crash between rows and bytes leaves content without a file, never a
-file without content: a row goes after what it stands for.
+(rows), `contents` and `s3_contents` (bytes). A crash between rows and bytes leaves content without
+a file, never a file without content: a row goes after what it stands for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.db import DATABASE_ERRORS
 from gateway.files.contents import Contents
+from gateway.files.errors import FilesError, FileStoreUnknown
 from gateway.files.files import SWEEP_BATCH, File, end_files, forget_file
 from gateway.files.uploads import FileTooLarge, Upload, begin_upload
 from gateway.tasks import Flusher
@@ -26,7 +27,8 @@ SWEEP_TIMEOUT_S = 10.0
 
 
 class FileStore(Flusher):
-    """One per process. `db` acts as the tenant, `system_db` sees all."""
+    """One per process. `db` acts as the tenant, `system_db` sees all. `contents`: of new files;
+    `others`: of those that were made when something else was configured."""
 
     def __init__(
         self,
@@ -36,10 +38,12 @@ class FileStore(Flusher):
         contents: Contents,
         max_file_bytes: int,
         max_org_bytes: int,
+        others: Sequence[Contents] = (),
     ) -> None:
         super().__init__("sweep files", SWEEP_INTERVAL_S)
         self._db, self._system_db = db, system_db
         self._contents = contents
+        self._by_place = {each.place: each for each in (contents, *others)}
         self.max_file_bytes, self._max_org_bytes = max_file_bytes, max_org_bytes
 
     async def begin(self, org_id: str, project_id: str, *, most_bytes: int | None = None) -> Upload:
@@ -67,22 +71,29 @@ class FileStore(Flusher):
         )
 
     def read(self, file: File) -> AsyncIterator[bytes]:
-        return self._contents.read(file.org_id, file.id)
+        """It raises FilesError, UnknownSecret. Raises: FileStoreUnknown."""
+        found = self._by_place.get(file.stored_in)
+        if found is None:
+            raise FileStoreUnknown(file.id, f"its content is in {file.stored_in}")
+        return found.read(file.org_id, file.id)
 
     async def flush(self) -> None:
-        try:
-            async with asyncio.timeout(SWEEP_TIMEOUT_S):
-                while await self.sweep() == SWEEP_BATCH:
-                    continue
-        except DATABASE_ERRORS as error:
-            log.warning("files are swept later (%s)", type(error).__name__)
+        for place in self._by_place:
+            try:
+                async with asyncio.timeout(SWEEP_TIMEOUT_S):
+                    while await self.sweep(place) == SWEEP_BATCH:
+                        continue
+            except (*DATABASE_ERRORS, FilesError) as error:
+                log.warning("files in %s are swept later (%s)", place, type(error).__name__)
 
-    async def sweep(self) -> int:
-        """Delete what ended; how many. What two gateways delete at once is deleted once."""
+    async def sweep(self, place: str | None = None) -> int:
+        """Delete what ended in a place, None: where new files go; how many. What two gateways
+        delete at once is deleted once. Raises: FilesError; the rest is left for the next time."""
+        contents = self._contents if place is None else self._by_place[place]
         async with self._system_db.begin() as conn:
-            ended = await end_files(conn)
+            ended = await end_files(conn, contents.place)
         for each in ended:
-            await self._contents.delete(each.org_id, each.file_id)
+            await contents.delete(each.org_id, each.file_id)
             async with self._system_db.begin() as conn:
                 await forget_file(conn, each)
         return len(ended)

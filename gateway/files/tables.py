@@ -2,6 +2,7 @@
 
 A file belongs to a project. It is there from the moment when all of it is (`uploading_since` is
 null) until it expires or `deleted_at` is set; then its content is swept, and its row with it.
+`stored_in` says where that is: what is configured later is for later files.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ files = sa.Table(
     sa.Column("purpose", sa.Text, nullable=False),
     sa.Column("filename", sa.Text, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("stored_in", sa.Text, nullable=False, server_default="postgres"),
     _now("created_at"),
     _moment("expires_at"),
     _moment("uploading_since"),

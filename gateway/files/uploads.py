@@ -133,6 +133,7 @@ async def begin_upload(
             purpose="",
             filename="",
             size_bytes=most_bytes,
+            stored_in=contents.place,
             uploading_since=sa.func.now(),
         )
         await conn.execute(begun)

@@ -7,21 +7,53 @@ from contextlib import AsyncExitStack
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.files.contents import PostgresContents
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.files.contents import Contents, PostgresContents
 from gateway.files.store import FileStore
-from gateway.settings import Settings
+from gateway.secret import Secret
+from gateway.settings import Settings, read_secret
 
 
 def open_files(
-    settings: Settings, stack: AsyncExitStack, db: AsyncEngine, system_db: AsyncEngine
+    settings: Settings,
+    stack: AsyncExitStack,
+    secret: Secret,
+    db: AsyncEngine,
+    system_db: AsyncEngine,
 ) -> FileStore:
+    """Raises: SettingsError, where a credential of the store is not there."""
+    rows = PostgresContents(db)
+    elsewhere = open_s3(settings, stack, secret, system_db)
     files = FileStore(
         db=db,
         system_db=system_db,
-        contents=PostgresContents(db),
+        contents=elsewhere or rows,
+        others=() if elsewhere is None else (rows,),
         max_file_bytes=settings.max_file_bytes,
         max_org_bytes=settings.max_org_file_bytes,
     )
     files.start()
     stack.push_async_callback(files.close)
     return files
+
+
+def open_s3(
+    settings: Settings, stack: AsyncExitStack, secret: Secret, system_db: AsyncEngine
+) -> Contents | None:
+    config = settings.file_store
+    if config is None:
+        return None
+    from gateway.files.s3_contents import PURPOSE, S3Contents  # loads obstore: who has no store,
+    from gateway.files.strays import Strays  # and its bucket, needs neither
+
+    contents = S3Contents(
+        config,
+        access_key=read_secret(config.access_key_env, "file_store.access_key_env"),
+        secret_key=read_secret(config.secret_key_env, "file_store.secret_key_env"),
+        cipher=Cipher(secret, PURPOSE),
+    )
+    stack.callback(contents.close)
+    strays = Strays(system_db, contents)
+    strays.start()
+    stack.push_async_callback(strays.stop)
+    return contents

@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 from litestar import Request, Response
 
-from gateway.errors import PreconditionFailed
+from gateway.conflicts import PreconditionFailed
 from gateway.fleet.errors import BadField
 from gateway.routes.media_types import JSON
 

@@ -31,7 +31,8 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.errors import AnswerLost, unavailable
+from gateway.conflicts import AnswerLost
+from gateway.errors import unavailable
 from gateway.fleet.errors import BadField
 from gateway.idempotency_keys import CLAIM, HANDLER_TIMEOUT_S, Answer, Claim
 from gateway.principal import Principal

@@ -32,8 +32,8 @@ from litestar import Request
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy.exc import SQLAlchemyError
 
+from gateway.conflicts import KeyUnknown
 from gateway.db import DATABASE_ERRORS
-from gateway.errors import KeyUnknown
 from gateway.fleet.errors import BadField
 from gateway.idempotency_keys import ALIVE_S, Answer, Claim, IdempotencyKeys
 from gateway.principal import Principal

@@ -28,8 +28,8 @@ from gateway import idempotency_keys
 from gateway.app import refuse
 from gateway.audit.log import record
 from gateway.audit.tables import entries
+from gateway.conflicts import AnswerLost
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
-from gateway.errors import AnswerLost
 from gateway.idempotency_keys import Answer, Claim, IdempotencyKeys
 from gateway.principal import Principal
 from gateway.routes import idempotency

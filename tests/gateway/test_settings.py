@@ -165,6 +165,18 @@ GOOD = "QUJD" * 11
 MODEL = '[[model]]\nname = "m"\n'
 ADAPTED = MODEL + "path = 'a'\n[[model.adapter]]\n"
 MISTAKES = [
+    ("[file_store]", "tollgate.toml: file_store.bucket: missing"),
+    ("[file_store]\nbucket = 'a/b'", "tollgate.toml: file_store.bucket: expected the name of a"),
+    ("[file_store]\nbucket = 'b'\nprefix = '../c'", "tollgate.toml: file_store.bucket: "),
+    (
+        "[file_store]\nbucket = 'bb'\nprefix = '../c'",
+        "tollgate.toml: file_store.prefix: expected n",
+    ),
+    (
+        "[file_store]\nbucket = 'bb'\npart_bytes = 1",
+        "file_store.part_bytes: expected `int` >= 1024",
+    ),
+    ("[file_store]\nbucket = 'bb'\nsecret = 'x'", "tollgate.toml: file_store.secret: unknown key"),
     ("prot = 1", "tollgate.toml: prot: unknown key"),
     ('port = "x"', "tollgate.toml: port: expected `int`, got `str`"),
     ("port = 70000", "tollgate.toml: port: expected `int` <= 65535"),
@@ -327,9 +339,11 @@ def test_database_urls_as_people_write_them(scheme: str) -> None:
 
 
 def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
-    write("trusted_proxies = ['10.0.0.0/8', '::1']\n" + FROM_THE_ISSUE + "\n")
+    store = "[file_store]\nbucket = 'b-1'\nprefix = 'a/b'\npath_style = false\n"
+    write("trusted_proxies = ['10.0.0.0/8', '::1']\n" + FROM_THE_ISSUE + "\n" + store)
     found = load({}, {"TOLLGATE_REDIS_URL": "redis://:secret@h:1/0"})
     assert found.trusted_proxies == ("10.0.0.0/8", "::1")
+    assert found.file_store is not None and found.file_store.prefix == "a/b"
     path = tmp_path / "settings.json"
     for _ in range(2):
         save(found, path)

@@ -34,8 +34,8 @@ from gateway.auth.passwords import Passwords
 from gateway.auth.peppers import Peppers
 from gateway.auth.sessions import Seals, Session
 from gateway.auth.throttle import Throttle
+from gateway.conflicts import OtherRequest, RequestInFlight
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
-from gateway.errors import OtherRequest, RequestInFlight
 from gateway.fleet.errors import BadField
 from gateway.idempotency_keys import Answer, Claim, IdempotencyKeys, answer_keys
 from gateway.responses.conversations import ConversationStore
@@ -98,6 +98,7 @@ SYSTEM = {
     "files.contents.PostgresContents.writer": "asks nobody",
     "files.contents.PostgresWriter.write": "of the upload that was begun",
     "files.store.FileStore.read": "of the file that it is given",
+    "files.strays.Strays.look": "of objects and files, whosever they are",
     "files.uploads.Upload.finish": "of the upload that was begun",
     "files.uploads.Upload.write": "of the upload that was begun",
     "limits.ceilings.Ceilings.note": "of the request that was admitted",
@@ -313,6 +314,16 @@ async def keep_answer(stage: Stage) -> object:
     return await claim_is_there(stage)
 
 
+async def keep_answer_within(stage: Stage) -> object:
+    answer = Answer(status=200, headers=[], body=b"mine")
+    try:
+        async with tenant(stage.pool, stage.org) as conn:
+            await stage.keys.keep_within(conn, own_claim(stage), answer)
+    except RequestInFlight:
+        return None
+    return await claim_is_there(stage)
+
+
 async def renew_claim(stage: Stage) -> object:
     await stage.keys.renew(own_claim(stage))
     return await claim_is_there(stage)
@@ -435,6 +446,7 @@ TRIED: dict[str, Work] = {
     "files.store.FileStore.begin_output": begin_output,
     "idempotency_keys.Claim.check": check_claim,
     "idempotency_keys.IdempotencyKeys.keep": keep_answer,
+    "idempotency_keys.IdempotencyKeys.keep_within": keep_answer_within,
     "idempotency_keys.IdempotencyKeys.let_go": let_go,
     "idempotency_keys.IdempotencyKeys.renew": renew_claim,
     "idempotency_keys.IdempotencyKeys.claim": claim_key,

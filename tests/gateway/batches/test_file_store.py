@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import obstore
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
@@ -14,14 +15,18 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
+from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.files.contents import PostgresContents
 from gateway.files.files import STALE_UPLOAD_S, File, delete_file, get_file
+from gateway.files.s3_contents import S3Contents
 from gateway.files.store import FileStore
 from gateway.files.tables import file_chunks, files
 from gateway.files.uploads import FileTooLarge, Upload
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.wire.multipart_form import Form, boundary_of, read_form
+from tests.gateway.batches.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, config
+from tests.gateway.responses.test_store import SECRET
 from tests.gateway.whole_app import Tenant, make_tenant
 
 CHUNK_BYTES, MAX_FILE_BYTES, MAX_ORG_BYTES = 10, 100, 250
@@ -32,18 +37,42 @@ async def owner(postgres_url: str) -> Tenant:
     return await make_tenant(postgres_url, "acme", is_operator=True)
 
 
-@pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[FileStore]:
+@pytest.fixture(params=["postgres", "s3"])
+async def store(postgres_url: str, request: pytest.FixtureRequest) -> AsyncIterator[FileStore]:
+    """The same of both places."""
     pools = [create_engine(postgres_url, role=role) for role in (ROLE_TENANT, ROLE_SYSTEM)]
+    rows = PostgresContents(pools[0], chunk_bytes=CHUNK_BYTES)
+    objects: S3Contents | None = None
+    if request.param == "s3":
+        server: ObjectStore = request.getfixturevalue("object_store")
+        where = config(server.port, server.bucket(), part_bytes=CHUNK_BYTES)
+        objects = S3Contents(
+            where, access_key=ACCESS_KEY, secret_key=SECRET_KEY, cipher=Cipher(SECRET, "files")
+        )
     yield FileStore(
         db=pools[0],
         system_db=pools[1],
-        contents=PostgresContents(pools[0], chunk_bytes=CHUNK_BYTES),
+        contents=objects or rows,
         max_file_bytes=MAX_FILE_BYTES,
         max_org_bytes=MAX_ORG_BYTES,
     )
+    if objects is not None:
+        objects.close()
     for pool in pools:
         await pool.dispose()
+
+
+async def num_pieces(db: AsyncEngine, store: FileStore) -> int:
+    """Rows or objects."""
+    contents = store._contents
+    if isinstance(contents, S3Contents):
+        return len(await asyncio.to_thread(list_paths, contents))
+    return await rows(db, file_chunks)
+
+
+def list_paths(contents: S3Contents) -> list[str]:
+    pages = obstore.list(contents._store)
+    return [each["path"] for page in pages for each in page]
 
 
 async def finish(db: AsyncEngine, upload: Upload, expires_after_s: int | None = None) -> File:
@@ -140,7 +169,7 @@ async def test_what_has_ended_is_swept_with_its_content(
             await get_file(conn, **where, file_id=ended.id)
     assert await store.sweep() == 1
     assert await store.sweep() == 0
-    assert (await rows(db, files), await rows(db, file_chunks)) == (1, 1)
+    assert (await rows(db, files), await num_pieces(db, store)) == (1, 1)
     assert await whole(store, kept) == b"others"
 
 

@@ -1,4 +1,5 @@
-"""Files by the official SDK, on a running worker: what goes in comes out, to its project alone."""
+"""Files by the official SDK, on a running worker with their bytes in rows and with a store of
+objects: what goes in comes out, to its project alone."""
 
 from __future__ import annotations
 
@@ -16,6 +17,14 @@ from gateway.files.uploads import MIN_EXPIRY_S
 from gateway.wire.openai_files import ANCHOR, BATCH_EXPIRY_S, SECONDS
 from tests.gateway.openapi.running import TIMEOUT_S, Running
 from tests.journeys.sdk_shapes import extras
+
+
+@pytest.fixture(scope="module", params=["worker_in_rows", "worker_with_store"])
+def worker(request: pytest.FixtureRequest) -> Running:
+    """The same, wherever the bytes are."""
+    found = request.getfixturevalue(request.param)
+    return found if isinstance(found, Running) else found[0]
+
 
 LARGE = bytes(range(256)) * (CHUNK_BYTES // 100)
 """Several rows of it."""

@@ -386,9 +386,16 @@ class Running:
 
 @contextmanager
 def running(
-    folder: Path, postgres_url: str, redis_url: str, *, core: FakeCore | None = None, near: str = ""
+    folder: Path,
+    postgres_url: str,
+    redis_url: str,
+    *,
+    core: FakeCore | None = None,
+    near: str = "",
+    more: str = "",
 ) -> Iterator[Running]:
-    """`core`, `near`: of its engine, and what else the configuration says of its model."""
+    """`core`, `near`: of its engine, and what else the configuration says of its model; `more`: of
+    all else."""
     listener = socket.create_server(("127.0.0.1", 0))
     ready, done = threading.Event(), threading.Event()
     found: list[Running] = []
@@ -401,7 +408,8 @@ def running(
         config = folder / "tollgate.toml"
         (folder / "book.toml").write_text(BOOK)
         where = f"http://127.0.0.1:{far.sockets[0].getsockname()[1]}/v1"
-        config.write_text(CONFIG.format(root=ROOT, folder=folder, upstream=where, near=near))
+        written = CONFIG.format(root=ROOT, folder=folder, upstream=where, near=near)
+        config.write_text(written + more)
         engine = EngineServer(core or FakeCore(vocab_size=VOCAB_SIZE), f"unix:{folder}/engine.sock")
         await engine.start()
         environ = {
