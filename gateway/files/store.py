@@ -77,6 +77,12 @@ class FileStore(Flusher):
             raise FileStoreUnknown(file.id, f"its content is in {file.stored_in}")
         return found.read(file.org_id, file.id)
 
+    async def open(self, file: File) -> AsyncIterator[bytes]:
+        """As `read`, once its first bytes are there: what is away or lost is told before anything
+        is answered. Raises: FilesError, UnknownSecret."""
+        pieces = self.read(file)
+        return _following(await anext(pieces, b""), pieces)
+
     async def flush(self) -> None:
         for place in self._by_place:
             try:
@@ -97,3 +103,9 @@ class FileStore(Flusher):
             async with self._system_db.begin() as conn:
                 await forget_file(conn, each)
         return len(ended)
+
+
+async def _following(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in pieces:
+        yield piece

@@ -6,7 +6,6 @@ file is in memory. A file is its project's: whoever has a key of that may read a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
@@ -124,22 +123,14 @@ async def retrieve(request: Asked, file_id: FromPath[str]) -> Response[bytes]:
     operation_class=describes(said={200: {OCTETS: str}}),
 )
 async def content(request: Asked, file_id: FromPath[str]) -> Stream:
-    """Headers go out once its first bytes are there."""
     found = await _find(request, file_id)
-    pieces = services(request).files.read(found)
-    first = await anext(pieces, b"")
+    pieces = await services(request).files.open(found)
     headers = {
         "content-length": str(found.size_bytes),
         "content-disposition": f"attachment; filename*=UTF-8''{quote(found.filename, safe='')}",
         "x-content-type-options": "nosniff",
     }
-    return Stream(following(first, pieces), media_type=OCTETS, headers=headers)
-
-
-async def following(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for piece in pieces:
-        yield piece
+    return Stream(pieces, media_type=OCTETS, headers=headers)
 
 
 @delete(

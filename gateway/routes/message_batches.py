@@ -233,7 +233,8 @@ async def results(request: Asked, message_batch_id: FromPath[str]) -> Stream:
     names_version(request)
     file = await results_of(request, await find(request, message_batch_id))
     headers = {"content-length": str(file.size_bytes), "x-content-type-options": "nosniff"}
-    return Stream(services(request).files.read(file), media_type=JSON_LINES, headers=headers)
+    pieces = await services(request).files.open(file)
+    return Stream(pieces, media_type=JSON_LINES, headers=headers)
 
 
 async def results_of(request: Asked, batch: Batch) -> File:
