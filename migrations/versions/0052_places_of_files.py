@@ -1,15 +1,15 @@
 """Where the content of a file is: in rows, or on the store that was configured when it was made.
 
-Revision ID: 0051
-Revises: 0050
+Revision ID: 0052
+Revises: 0051
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0051"
-down_revision = "0050"
+revision = "0052"
+down_revision = "0051"
 branch_labels = None
 depends_on = None
 
