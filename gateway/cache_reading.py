@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.report_window import WIDTH_S, Window, window_of
 from billing.tables import EPOCH, to_moment
 from billing.usage_report import OpenRows
-from gateway.cache_rows import MAX_BREAKS, Break
+from gateway.cache_rows import EXAMPLE, MAX_BREAKS, Break
 from gateway.fleet.cache_outcome import CAUSES, CacheCause
 
 CacheGroup = Literal["project_id", "api_key_id", "model", "prefix"]
@@ -164,7 +164,7 @@ async def _breaks(conn: AsyncConnection, query: _Query, values: Values) -> ByGro
         ), merged AS (
             SELECT {query.groups}, sum((one->>'uncached_tokens')::bigint)::bigint AS cost,
                 sum((one->>'requests')::bigint)::bigint AS requests,
-                (array_agg(one ORDER BY one ? 'message' DESC, one->'at' DESC))[1] AS example
+                {EXAMPLE.format(each="one")} AS example
             FROM found JOIN told_apart USING ({query.groups}), jsonb_array_elements(breaks) AS one
             GROUP BY {query.groups}, one->>'cause', one->>'position'
         ), ranked AS (

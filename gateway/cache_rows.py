@@ -61,6 +61,15 @@ class Break(msgspec.Struct, kw_only=True, omit_defaults=True):
     message_index: int | None = None
     role: str | None = None
 
+    def merge(self, other: Break) -> None:
+        self.requests += other.requests
+        self.uncached_tokens += other.uncached_tokens
+        if other.at > self.at:
+            self.at, self.request_id = other.at, other.request_id
+        if self.message is None:
+            self.message, self.role = other.message, other.role
+            self.message_index = other.message_index
+
 
 class Counted(msgspec.Struct, kw_only=True):
     num_requests: int = 0
@@ -94,8 +103,7 @@ class Counted(msgspec.Struct, kw_only=True):
             if entry is None:
                 self.breaks[place] = msgspec.structs.replace(each)
             else:
-                entry.requests += each.requests
-                entry.uncached_tokens += each.uncached_tokens
+                entry.merge(each)
         if len(self.breaks) > 2 * MAX_BREAKS:
             self.breaks = costliest(self.breaks)
 
@@ -126,6 +134,12 @@ cache_report = sa.Table(
 """As its migration makes it."""
 _GROUP = "org, project, key, model, hour"
 _ID = f"{_GROUP}, prefix_kind, prefix"
+EXAMPLE = """
+    (array_agg({each} ORDER BY {each} ? 'message' DESC, {each}->'at' DESC))[1]
+    || (array_agg({each} ORDER BY {each}->'at' DESC))[1]
+"""
+"""Of several breaks of one cause and position, in SQL: the latest, in the message that the latest
+lies in of which that is known."""
 _MERGED = f"""(
     SELECT coalesce(jsonb_agg(one ORDER BY cost DESC), '[]') FROM (
         SELECT one, cost,
@@ -134,7 +148,7 @@ _MERGED = f"""(
         FROM (
             SELECT max((each->>'at')::float8) AS latest,
                 sum((each->>'uncached_tokens')::bigint) AS cost,
-                (array_agg(each ORDER BY each ? 'message' DESC, each->'at' DESC))[1]
+                {EXAMPLE.format(each="each")}
                 || jsonb_build_object(
                     'requests', sum((each->>'requests')::bigint),
                     'uncached_tokens', sum((each->>'uncached_tokens')::bigint)

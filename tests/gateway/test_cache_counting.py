@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
@@ -42,9 +43,11 @@ def a_note(
     at: float = HOUR,
     tokens: int = 100,
     cached: int = 32,
+    request_id: str = "req_1",
     **others: Any,
 ) -> CacheNote:
     attempt = an_attempt(f"{key}{position}", key=key, org=org, admitted_at=at)
+    attempt = msgspec.structs.replace(attempt, request_id=request_id)
     outcome = None
     if cause is not None:
         outcome = CacheOutcome(cause=cause, position=position, prefix=prefix)
@@ -206,6 +209,37 @@ async def test_embeddings_take_no_part(db: AsyncEngine) -> None:
     report.note(CacheNote(attempt=attempt, usage=MeteredUsage(embedding_input=7)))
     await report.flush()
     assert await column(db, "1") == []
+
+
+async def test_an_example_is_the_latest_with_the_message_that_is_known(db: AsyncEngine) -> None:
+    """In one flush, over several, and of several groups."""
+
+    async def locate(_: int) -> MessagePlace | None:
+        return MessagePlace("messages[1]", 1, "user")
+
+    async def read() -> tuple[str, float, str | None]:
+        page = await read_cache_report(
+            partial(tenant, db), org_id="org_a", start_time=int(HOUR), end_time=int(HOUR) + 3600
+        )
+        [[row]] = page.rows.values()
+        [found] = row.breaks
+        assert (found.message_index, found.role) == (1, "user")
+        return found.request_id, found.at, found.message
+
+    now = 100.0
+    report = CacheReport(db, wall_clock=lambda: now)
+    for name, place in (("req_1", locate), ("req_2", None)):
+        report.note(a_note(request_id=name, locate=place))
+        now += 1.0
+    await report.flush()
+    assert await read() == ("req_2", 101.0, "messages[1]")
+    report.note(a_note(request_id="req_3"))
+    await report.flush()
+    assert await read() == ("req_3", 102.0, "messages[1]")
+    now += 1.0
+    report.note(a_note(request_id="req_4", prefix="bb"))
+    await report.flush()
+    assert await read() == ("req_4", 103.0, "messages[1]")
 
 
 async def test_only_so_many_breaks_are_located(db: AsyncEngine) -> None:
