@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.types.responses import Response, response_create_params
+from openai.types.responses import Response
 
 from gateway.fleet.errors import BadField, UnsupportedField
 from gateway.fleet.replica import CallDelta, MeteredUsage, TextDelta, TokenInfo, TokenTop
-from gateway.wire.field_table import rows
 from gateway.wire.from_responses import own_items, read_response, to_generate
-from gateway.wire.request import ChatPrompt, GenerateRequest
+from gateway.wire.request import ChatPrompt
 from gateway.wire.responses_answer import begun
 from gateway.wire.responses_items import FunctionCall, Item, Message, Reasoning, Text
-from gateway.wire.surfaces import RESPONSES
 from gateway.wire.to_responses import ResponseEncoder
+from tests.gateway.wire.test_field_table import read_responses as read
 from tests.gateway.wire.test_to_openai import sdk
 from tests.journeys.sdk_shapes import extras, said_in
 
@@ -28,12 +27,6 @@ INFO = TokenInfo(
     "a\n", -0.5, [97, 10], [TokenTop("a\n", -0.5, [97, 10]), TokenTop("ü", -2.0, [195])]
 )
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-TOP = {row.path: row.treatment for row in rows(RESPONSES) if "." not in row.path}
-
-
-def read(**fields: Any) -> GenerateRequest:
-    request = read_response(json.dumps({"model": "m", "input": "hello", **fields}).encode())
-    return to_generate(request, own_items(request, {}))
 
 
 def prompt(**fields: Any) -> ChatPrompt:
@@ -47,78 +40,6 @@ def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
 
 
 # ---- what is read
-
-
-HONOURED: dict[str, Any] = {
-    "model": "other",
-    "input": "bye",
-    "instructions": "be brief",
-    "tools": [TOOL],
-    "text": {"format": {"type": "json_object"}},
-    "reasoning": {"effort": "low"},
-    "max_output_tokens": 5,
-    "temperature": 0,
-    "top_p": 0.5,
-    "include": ["message.output_text.logprobs"],
-    "stream": True,
-    "service_tier": "flex",
-    "seed": 1,
-    "stop": ["x"],
-    "top_k": 5,
-    "min_p": 0.5,
-    "prompt_cache_key": "k",
-}
-BESIDE: dict[str, tuple[dict[str, Any], Any]] = {
-    "tool_choice": ({"tools": [TOOL]}, "required"),
-    "parallel_tool_calls": ({"tools": [TOOL]}, False),
-    "top_logprobs": ({"include": ["message.output_text.logprobs"]}, 3),
-}
-ELSEWHERE: dict[str, Any] = {
-    "store": False,
-    "background": True,
-    "conversation": "conv_1",
-    "previous_response_id": "resp_1",
-    "truncation": "disabled",
-    "max_tool_calls": 3,
-    "metadata": {"a": "b"},
-    "user": "u",
-    "safety_identifier": "u",
-}
-"""What the model knows nothing of."""
-
-
-def test_every_field_is_tried_here() -> None:
-    known = {path for path, treatment in TOP.items() if treatment != "refused"}
-    assert known == {*HONOURED, *BESIDE, *ELSEWHERE, "stream_options"}
-
-
-def test_every_field_of_openais_is_known() -> None:
-    theirs = response_create_params.ResponseCreateParamsBase.__annotations__.keys() | {"stream"}
-    assert theirs <= TOP.keys()
-
-
-@pytest.mark.parametrize("name", HONOURED)
-def test_what_is_honoured_changes_the_request(name: str) -> None:
-    assert read(**{name: HONOURED[name]}) != read()
-
-
-@pytest.mark.parametrize("name", BESIDE)
-def test_what_is_honoured_beside_others_changes_the_request(name: str) -> None:
-    others, value = BESIDE[name]
-    assert read(**others, **{name: value}) != read(**others)
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_is_not_the_models_changes_nothing_of_what_it_is_asked(name: str) -> None:
-    assert read(**{name: ELSEWHERE[name]}) == read()
-
-
-@pytest.mark.parametrize("name", [path for path, said in TOP.items() if said == "refused"])
-def test_what_is_refused_is_refused_by_its_name(name: str) -> None:
-    for value in (True, "x", {}, [], 0):
-        with pytest.raises(BadField) as caught:
-            read(**{name: value})
-        assert caught.value.param == name
 
 
 @pytest.mark.parametrize(
