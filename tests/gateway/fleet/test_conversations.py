@@ -3,10 +3,7 @@ answered, its stream adds up to the whole and every token counts, or refused by 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -14,21 +11,10 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from engine.chat_template import ChatTemplate
-from engine.fake import FakeCore, FakeEngine
-from engine.protocol import EngineRequest
-from engine.tokenizer import Tokenizer
-from gateway.fleet.engine_replica import EngineReplica
-from gateway.fleet.errors import BadField
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import MeteredUsage, TextDelta
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import GenerateRequest, Heading
-from gateway.wire.to_openai import to_openai
+from gateway.routes.chat import CHAT
+from tests.gateway.fleet.both_ways import asked_both_ways
 from tests.journeys.sdk_shapes import said
-
-PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"
-TOKENIZER, TEMPLATE = Tokenizer.load(PENNY), ChatTemplate.load(PENNY)
 
 TEXT = st.text(st.sampled_from("aü 😀\n<|im_end|>{}\"'"), max_size=12)
 PARTS = st.lists(st.builds(lambda text: {"type": "text", "text": text}, TEXT), max_size=2)
@@ -103,26 +89,6 @@ ANSWER = st.lists(
 ).map("".join)
 
 
-class Answer:
-    """What one request got, and what it used."""
-
-    def __init__(self, request: GenerateRequest) -> None:
-        encoder = to_openai(request, Heading(id="chatcmpl-1", created=1))
-        self.encoder, self.body = encoder, b""
-        self.usage: MeteredUsage | None = None
-        self.finished = False
-
-    async def run(self, replica: EngineReplica, request: GenerateRequest) -> bytes:
-        prepared = await replica.prepare(request)
-        async with aclosing(replica.stream(prepared, attempt_id="a", cache_salt="")) as stream:
-            async for event in stream:
-                assert all(isinstance(item, TextDelta) for item in event.items)
-                self.body += self.encoder.encode(event.items)
-                self.usage, self.finished = event.usage, event.finished
-        assert self.finished and self.usage is not None
-        return self.body + self.encoder.finish(self.usage)
-
-
 def chunks(answer: bytes) -> Iterator[ChatCompletionChunk]:
     *events, done, rest = answer.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -137,38 +103,11 @@ def chunks(answer: bytes) -> Iterator[ChatCompletionChunk]:
 async def test_a_conversation_is_answered_or_refused_by_name(
     threads: PrepareThreads, fields: dict[str, Any], answer: str
 ) -> None:
-    ids = TOKENIZER.encode(answer)
-
-    def respond(request: EngineRequest, index: int) -> Iterator[int]:
-        return iter(ids)
-
-    answers: list[bytes] = []
-    used: list[MeteredUsage] = []
-    for stream in (True, False):
-        core = FakeCore(vocab_size=TOKENIZER.vocab_size, respond=respond)
-        replica = EngineReplica(
-            name="penny",
-            client=FakeEngine(core),
-            tokenizer=TOKENIZER,
-            template=TEMPLATE,
-            threads=threads,
-        )
-        try:
-            body = json.dumps({"model": "penny", "stream": stream, **fields}).encode()
-            request = from_openai(body, "engine")
-            got = Answer(request)
-            answers.append(await got.run(replica, request))
-        except BadField as error:
-            assert (error.param or "").split("[")[0].split(".")[0] in fields
-            return
-        assert got.usage is not None
-        used.append(got.usage)
-        generated = core.status().generated_tokens
-        assert got.usage.output + got.usage.wasted_output == generated
-    streamed, whole = answers
+    found = await asked_both_ways(CHAT, threads, fields, answer)
+    if found is None:
+        return
     state = ChatCompletionStreamState[Any]()
-    for chunk in chunks(streamed):
+    for chunk in chunks(found.streamed):
         state.handle_chunk(chunk)
-    found = ChatCompletion.model_validate_json(whole)
-    assert said(state.current_completion_snapshot) == said(found)
-    assert used[0] == used[1]
+    whole = ChatCompletion.model_validate_json(found.whole)
+    assert said(state.current_completion_snapshot) == said(whole)

@@ -5,23 +5,16 @@ token counts, or it is refused by a field of it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import aclosing
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.fake import FakeCore, FakeEngine
-from engine.protocol import EngineRequest
-from gateway.fleet.engine_replica import EngineReplica
-from gateway.fleet.errors import BadField
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import MeteredUsage
-from gateway.wire.from_anthropic import from_anthropic, from_count_tokens
-from gateway.wire.request import GenerateRequest, Heading
-from gateway.wire.to_anthropic import to_anthropic, to_opening
-from tests.gateway.fleet.test_conversations import ANSWER, TEMPLATE, TEXT, TOKENIZER, without_none
+from gateway.routes.messages import MESSAGES
+from gateway.wire.from_anthropic import from_count_tokens
+from tests.gateway.fleet.both_ways import asked_both_ways
+from tests.gateway.fleet.test_conversations import ANSWER, TEXT, without_none
 from tests.gateway.wire.test_to_anthropic import read_stream, read_whole
 from tests.journeys.sdk_shapes import extras, said_by
 
@@ -109,26 +102,6 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-class Answer:
-    def __init__(self, request: GenerateRequest) -> None:
-        heading = Heading(id="msg_1", created=1)
-        self.encoder, self.opening = to_anthropic(request, heading), to_opening(request, heading)
-        self.body = b""
-        self.usage: MeteredUsage | None = None
-
-    async def run(self, replica: EngineReplica, request: GenerateRequest) -> bytes:
-        prepared = await replica.prepare(request)
-        async with aclosing(replica.stream(prepared, attempt_id="a", cache_salt="")) as stream:
-            async for event in stream:
-                assert event.usage is not None
-                if self.opening is not None:
-                    self.body, self.opening = self.opening(event.usage), None
-                self.body += self.encoder.encode(event.items)
-                self.usage = event.usage
-        assert event.finished and self.usage is not None
-        return self.body + self.encoder.finish(self.usage)
-
-
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -136,37 +109,13 @@ class Answer:
 async def test_a_conversation_is_answered_or_refused_by_name(
     threads: PrepareThreads, fields: dict[str, Any], answer: str
 ) -> None:
-    ids = TOKENIZER.encode(answer)
-
-    def respond(request: EngineRequest, index: int) -> Iterator[int]:
-        return iter(ids)
-
-    answers: list[bytes] = []
-    for stream in (True, False):
-        core = FakeCore(vocab_size=TOKENIZER.vocab_size, respond=respond)
-        replica = EngineReplica(
-            name="penny",
-            client=FakeEngine(core),
-            tokenizer=TOKENIZER,
-            template=TEMPLATE,
-            threads=threads,
-            cache_contract="explicit",
-        )
-        try:
-            body = json.dumps({"model": "penny", "stream": stream, **fields}).encode()
-            request = from_anthropic(body, "engine")
-            got = Answer(request)
-            answers.append(await got.run(replica, request))
-        except BadField as error:
-            assert (error.param or "").split("[")[0].split(".")[0] in fields
-            return
-        assert got.usage is not None
-        assert got.usage.output + got.usage.wasted_output == core.status().generated_tokens
-        without = ("max_tokens", "stop_sequences")
-        counted = {name: value for name, value in fields.items() if name not in without}
-        asked = from_count_tokens(json.dumps({"model": "penny", **counted}).encode())
-        assert await replica.count(asked) == got.usage.prompt_tokens
-    streamed, whole = answers
-    message = read_whole(whole)
+    found = await asked_both_ways(MESSAGES, threads, fields, answer, contract="explicit")
+    if found is None:
+        return
+    without = ("max_tokens", "stop_sequences")
+    counted = {name: value for name, value in fields.items() if name not in without}
+    asked = from_count_tokens(json.dumps({"model": "penny", **counted}).encode())
+    assert await found.replica.count(asked) == found.usage.prompt_tokens
+    message = read_whole(found.whole)
     assert extras(message) == []
-    assert said_by(read_stream(streamed)) == said_by(message)
+    assert said_by(read_stream(found.streamed)) == said_by(message)

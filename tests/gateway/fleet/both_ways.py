@@ -1,0 +1,92 @@
+"""One conversation before penny's own template and tokenizer and an engine without a model, asked
+both ways: what its answers are in bytes, and that all its tokens count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
+from engine.chat_template import ChatTemplate
+from engine.fake import FakeCore, FakeEngine
+from engine.protocol import EngineRequest
+from engine.tokenizer import Tokenizer
+from gateway.calls import Surface
+from gateway.fleet.engine_replica import EngineReplica
+from gateway.fleet.errors import BadField
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.replica import MeteredUsage
+from gateway.wire.request import GenerateRequest, Heading
+
+PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"
+TOKENIZER, TEMPLATE = Tokenizer.load(PENNY), ChatTemplate.load(PENNY)
+
+
+class BothWays(msgspec.Struct, frozen=True, kw_only=True):
+    whole: bytes
+    streamed: bytes
+    replica: EngineReplica
+    usage: MeteredUsage
+
+
+async def asked_both_ways(
+    surface: Surface,
+    threads: PrepareThreads,
+    fields: dict[str, Any],
+    answer: str,
+    *,
+    contract: ContractName = DEFAULT_CONTRACT,
+) -> BothWays | None:
+    """None: it is refused, by the name of one of its fields."""
+    ids = TOKENIZER.encode(answer)
+
+    def respond(request: EngineRequest, index: int) -> Iterator[int]:
+        return iter(ids)
+
+    answers: list[bytes] = []
+    used: list[MeteredUsage] = []
+    for stream in (True, False):
+        core = FakeCore(vocab_size=TOKENIZER.vocab_size, respond=respond)
+        replica = EngineReplica(
+            name="penny",
+            client=FakeEngine(core),
+            tokenizer=TOKENIZER,
+            template=TEMPLATE,
+            threads=threads,
+            cache_contract=contract,
+        )
+        body = json.dumps({"model": "penny", "stream": stream, **fields}).encode()
+        try:
+            said, usage = await answered(surface, replica, surface.read(body, "engine"))
+        except BadField as error:
+            assert (error.param or "").split("[")[0].split(".")[0] in fields
+            return None
+        answers.append(said)
+        used.append(usage)
+        assert usage.output + usage.wasted_output == core.status().generated_tokens
+    assert used[0] == used[1]
+    return BothWays(streamed=answers[0], whole=answers[1], replica=replica, usage=used[0])
+
+
+async def answered(
+    surface: Surface, replica: EngineReplica, request: GenerateRequest
+) -> tuple[bytes, MeteredUsage]:
+    """Raises: BadField."""
+    heading = Heading(id=surface.id_prefix + "1", created=1)
+    encoder = surface.encoder(request, heading)
+    opening = surface.opening and surface.opening(request, heading)
+    prepared = await replica.prepare(request)
+    body = b""
+    async with aclosing(replica.stream(prepared, attempt_id="a", cache_salt="")) as stream:
+        async for event in stream:
+            assert event.usage is not None
+            if opening is not None:
+                body, opening = opening(event.usage), None
+            body += encoder.encode(event.items)
+    assert event.finished and event.usage is not None
+    return body + encoder.finish(event.usage), event.usage
