@@ -1,0 +1,201 @@
+"""Finding tools in a catalogue that is too large to show: `tools.search` and `tools.call`.
+
+A catalogue costs its tokens with every request. Up to a bound it is listed; beyond it clients see
+two tools instead, one that searches and one that calls what was found, under the same validation
+and policy. Texts are ranked by BM25 (`bm25s`) and, where an embedding is at hand, by meaning; the
+two rankings are fused by reciprocal rank (Cormack et al., SIGIR 2009).
+
+Embedding and counting of tokens are callables of whoever builds the index. Who asks finds what
+they may see only: `visible` is asked for each tool.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from mcp_bridge.canonical import walk
+from mcp_bridge.names import MAX_ALIAS_CHARS
+from mcp_bridge.pinning import Pin
+from mcp_bridge.validation import Problem
+
+Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
+CountTokens = Callable[[str], int]
+
+SEARCH = "tools.search"
+CALL = "tools.call"
+MAX_TOOLS = 20_000
+MAX_QUERY_CHARS = 1_000
+MAX_TEXT_CHARS = 4_096
+MAX_RESULTS = 50
+DEFAULT_RESULTS = 10
+FUSION_OFFSET = 60
+"""Of reciprocal rank fusion, as its authors have it."""
+
+INSIDE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-z])(?=\d)")
+"""Where a word begins inside `camelCase` and `HTTPServer2`."""
+WORD = re.compile(r"[^\W_]+")
+
+DESCRIPTORS: tuple[Mapping[str, Any], ...] = (
+    {
+        "name": SEARCH,
+        "title": "Search tools",
+        "description": "Finds tools by what they do; answers names and input schemas.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "minLength": 1, "maxLength": MAX_QUERY_CHARS},
+                "limit": {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS},
+            },
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+        "annotations": {"readOnlyHint": True, "openWorldHint": False},
+    },
+    {
+        "name": CALL,
+        "title": "Call a tool",
+        "description": f"Calls a tool that {SEARCH} has found, with arguments by its input schema.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 1, "maxLength": MAX_ALIAS_CHARS},
+                "arguments": {"type": "object"},
+            },
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    },
+)
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A tool under its alias."""
+
+    alias: str
+    pin: Pin
+
+
+class CatalogueCost(msgspec.Struct, frozen=True):
+    """Tokens of a catalogue, and of each tool by its alias."""
+
+    tokens: int
+    by_tool: Mapping[str, int]
+
+
+class Found(msgspec.Struct, frozen=True):
+    alias: str
+    score: float
+    pin: Pin
+
+
+def catalogue_cost(tools: Iterable[Listed], count: CountTokens) -> CatalogueCost:
+    """What a model pays for the listing, by whoever counts its tokens."""
+    by_tool = {tool.alias: count(tool.pin.body.decode()) for tool in tools}
+    return CatalogueCost(sum(by_tool.values()), by_tool)
+
+
+def to_be_searched(cost: CatalogueCost, max_tokens: int) -> bool:
+    """Whether DESCRIPTORS stand in for a catalogue of this cost."""
+    return cost.tokens > max_tokens
+
+
+def meant(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | Problem:
+    """(alias, arguments) of a `tools.call` that conforms to its schema. It calls no other
+    meta-tool: what it does is decided, validated and billed as the tool that it names."""
+    alias = str(arguments["name"])
+    if alias in (SEARCH, CALL):
+        return Problem("/name", "not", f"{alias} is called by its own name")
+    return alias, arguments.get("arguments", {})
+
+
+def words(text: str) -> list[str]:
+    """Words of a text, those inside `snake_case` and `camelCase` too, in lower case."""
+    return WORD.findall(INSIDE.sub(" ", text).lower())
+
+
+def text_of(tool: Listed) -> str:
+    """What is searched: the names, then every string of the tool, bounded."""
+    texts: list[str] = [tool.alias.replace("__", " ")]
+    size = 0
+    for parts, value in walk(tool.pin.value()):
+        said = [str(parts[-1])] if parts and isinstance(parts[-1], str) else []
+        said += [value] if isinstance(value, str) else []
+        texts += said
+        size += sum(map(len, said))
+        if size > MAX_TEXT_CHARS:
+            break
+    return " ".join(texts)[:MAX_TEXT_CHARS]
+
+
+class ToolIndex:
+    """The search over one catalogue; built once for each that is pinned."""
+
+    def __init__(
+        self, tools: Sequence[Listed], ranker: Any, embed: Embed | None, vectors: Any
+    ) -> None:
+        self.tools = tools
+        self.ranker = ranker
+        self.embed = embed
+        self.vectors = vectors
+
+    @classmethod
+    async def built(cls, tools: Sequence[Listed], embed: Embed | None = None) -> ToolIndex:
+        """The index of at most MAX_TOOLS."""
+        assert len(tools) <= MAX_TOOLS
+        texts = [text_of(tool) for tool in tools]
+        corpus = [words(text) or ["-"] for text in texts]
+        vectors = normalized(await embed(texts)) if embed and texts else None
+        return cls(tools, ranker_of(corpus) if corpus else None, embed, vectors)
+
+    async def search(
+        self,
+        query: str,
+        *,
+        limit: int = DEFAULT_RESULTS,
+        visible: Callable[[str], bool] = lambda alias: True,
+    ) -> tuple[Found, ...]:
+        """The best tools of those that are `visible`, best first. `query` up to MAX_QUERY_CHARS
+        and `limit` up to MAX_RESULTS count."""
+        query = query[:MAX_QUERY_CHARS]
+        shown = [at for at, tool in enumerate(self.tools) if visible(tool.alias)]
+        if not shown:
+            return ()
+        known = [word for word in words(query) if word in self.ranker.vocab_dict]
+        rankings: list[list[int]] = []
+        if known:
+            scores = self.ranker.get_scores(known)
+            rankings.append(ranked(shown, scores))
+        if self.embed is not None:
+            wanted = normalized(await self.embed([query]))[0]
+            rankings.append(ranked(shown, self.vectors @ wanted))
+        fused: dict[int, float] = {}
+        for ranking in rankings:
+            for place, at in enumerate(ranking):
+                fused[at] = fused.get(at, 0.0) + 1 / (FUSION_OFFSET + place + 1)
+        best = sorted(fused, key=lambda at: (-fused[at], self.tools[at].alias))
+        chosen = best[: max(1, min(limit, MAX_RESULTS))]
+        return tuple(Found(self.tools[at].alias, fused[at], self.tools[at].pin) for at in chosen)
+
+
+def ranked(shown: list[int], scores: Any) -> list[int]:
+    """Places of what has a score at all, best first."""
+    return sorted((at for at in shown if scores[at] > 0), key=lambda at: (-scores[at], at))
+
+
+def ranker_of(corpus: list[list[str]]) -> Any:
+    import bm25s  # with numba beside it half a second: for those who have large catalogues
+
+    ranker = bm25s.BM25()
+    ranker.index(corpus, show_progress=False)
+    return ranker
+
+
+def normalized(vectors: Sequence[Sequence[float]]) -> Any:
+    import numpy as np
+
+    found = np.asarray(vectors, dtype=np.float32)
+    return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)

@@ -1,0 +1,109 @@
+"""A large catalogue is searched, by who may see what, and said what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from mcp_types import Tool
+
+from mcp_bridge.pinning import pin_of
+from mcp_bridge.search import (
+    CALL,
+    DESCRIPTORS,
+    SEARCH,
+    Listed,
+    ToolIndex,
+    catalogue_cost,
+    meant,
+    to_be_searched,
+    words,
+)
+from mcp_bridge.validation import Problem, check, compile_schema
+
+
+def listed(alias: str, description: str, **properties: str) -> Listed:
+    schema = {
+        "type": "object",
+        "properties": {k: {"description": v} for k, v in properties.items()},
+    }
+    name = alias.split("__")[1]
+    return Listed(
+        alias, pin_of("tool", {"name": name, "description": description, "inputSchema": schema})
+    )
+
+
+TOOLS = [
+    listed("mail__send_email", "Sends an e-mail.", to="address of the recipient"),
+    listed("mail__list_emails", "Lists mails of a folder, newest first."),
+    listed("files__readFile", "Reads a file from disk.", path="where it is"),
+    listed("git__commit", "Records changes to the repository."),
+    listed("wetter__vorhersage", "Wettervorhersage für einen Ort."),
+]
+
+
+async def found(query: str, **options: object) -> list[str]:
+    index = await ToolIndex.built(TOOLS)
+    return [one.alias for one in await index.search(query, **options)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("send an email", "mail__send_email"),
+        ("read file", "files__readFile"),
+        ("recipient address", "mail__send_email"),
+        ("repository", "git__commit"),
+        ("für", "wetter__vorhersage"),
+    ],
+)
+async def test_the_tool_that_is_meant_comes_first(query: str, first: str) -> None:
+    assert (await found(query))[0] == first
+
+
+async def test_who_asks_finds_what_they_may_see() -> None:
+    assert "mail__send_email" not in await found("send email", visible=lambda a: "send" not in a)
+    assert await found("send email", visible=lambda a: False) == []
+    assert await found("zzz") == [] == await found("")
+    assert len(await found("a file of the mail", limit=1)) == 1
+
+
+async def test_nothing_is_found_in_nothing() -> None:
+    assert await (await ToolIndex.built([])).search("x") == ()
+
+
+async def test_meaning_finds_what_words_do_not() -> None:
+    async def embed(texts: Sequence[str]) -> list[list[float]]:
+        return [[float("commit" in t or "version control" in t), 0.1] for t in texts]
+
+    index = await ToolIndex.built(TOOLS, embed)
+    assert (await index.search("version control"))[0].alias == "git__commit"
+    assert await found("version control") == []
+
+
+def test_words_inside_names_are_words() -> None:
+    assert words("readFile list_emails HTTPServer2 für") == [
+        "read", "file", "list", "emails", "http", "server", "2", "für",
+    ]  # fmt: skip
+
+
+def test_the_cost_of_a_catalogue_is_counted_and_bounds_it() -> None:
+    cost = catalogue_cost(TOOLS, lambda text: len(text) // 4)
+    assert cost.tokens == sum(cost.by_tool.values()) and set(cost.by_tool) == {
+        tool.alias for tool in TOOLS
+    }
+    assert to_be_searched(cost, cost.tokens - 1) and not to_be_searched(cost, cost.tokens)
+
+
+def test_the_meta_tools_are_tools() -> None:
+    assert [Tool.model_validate(one).name for one in DESCRIPTORS] == [SEARCH, CALL]
+    schemas = [compile_schema(one["inputSchema"]) for one in DESCRIPTORS]
+    assert check(schemas[0], {"query": "x", "limit": 3}) == ()
+    assert check(schemas[0], {"query": ""})[0].path == "/query"
+    assert check(schemas[1], {"name": "a__b", "arguments": []})[0].path == "/arguments"
+
+
+def test_a_meta_call_names_a_tool_and_no_meta_tool() -> None:
+    assert meant({"name": "a__b", "arguments": {"x": 1}}) == ("a__b", {"x": 1})
+    assert meant({"name": "a__b"}) == ("a__b", {})
+    assert isinstance(meant({"name": CALL, "arguments": {}}), Problem)
