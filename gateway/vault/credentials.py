@@ -52,7 +52,8 @@ class UpstreamCredential(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     names: list[str]
     version: int
-    """With other values this is higher: what was started with the old ones is to be ended."""
+    """Higher whenever somebody gives other values: what was started with the old ones is to be
+    ended. Fresh tokens of the same consent change nothing of it."""
     expires_at: datetime | None
     """Of an access token."""
     refused_at: datetime | None
@@ -213,6 +214,29 @@ async def delete_credential(
         before=described(gone),
     )
     return gone
+
+
+async def refresh_credential(
+    conn: AsyncConnection,
+    vault: Vault,
+    *,
+    org_id: str,
+    credential_id: str,
+    version: int,
+    values: Mapping[str, str],
+    expires_at: datetime | None,
+) -> bool:
+    """Newer tokens of the same consent: its version stays, and no entry is made. False: it has
+    other values now. Raises: InvalidField."""
+    check_values(values)
+    context = context_of(org_id, credential_id, version)
+    envelope = vault.seal(msgspec.json.encode(dict(values)), context)
+    changed = sa.update(credentials).where(
+        *_is(org_id, credential_id), credentials.c.version == version
+    )
+    row: dict[str, Any] = {"names": sorted(values), "expires_at": expires_at, "refused_at": None}
+    row |= {"updated_at": sa.func.now(), **msgspec.structs.asdict(envelope)}
+    return (await conn.execute(changed.values(**row))).rowcount == 1
 
 
 async def mark_refused(

@@ -51,6 +51,7 @@ from gateway.wire.responses_items import Message
 from tests.gateway.batches.tried import begin_file, begin_output, delete_content, read_content
 from tests.gateway.test_tenant_verbs import FOREIGN_KEY, SECRET
 from tests.gateway.two_tenants import ALICE, MALLORY, id_of, populate, rows_of_alice
+from tests.gateway.vault.tried import find_token
 
 CONNECTIONS = ("AsyncConnection", "AsyncEngine")
 NOW = datetime.now(tz=UTC)
@@ -112,6 +113,10 @@ SYSTEM = {
     "responses.conversations.ConversationStore.append_if_there": "in the same way",
     "responses.running.RunningRows.beat": "of those that this worker runs, whosever they are",
     "responses.running.RunningRows.give_up": "of those that nobody runs, whosever they were",
+    "vault.oauth.Consents.finish": "of the consent that its sealed state holds",
+    "vault.oauth.Consents.read": "asks nobody",
+    "vault.oauth.Consents.start": "asks nobody",
+    "vault.oauth.UpstreamTokens.exchanged": "asks nobody",
     "webhooks.sender.Sender.attempt": "of the delivery that it is given",
 }
 """Methods that are no tenant's, and whose they are."""
@@ -446,6 +451,7 @@ TRIED: dict[str, Work] = {
     "files.contents.PostgresContents.read": read_content,
     "files.store.FileStore.begin": begin_file,
     "files.store.FileStore.begin_output": begin_output,
+    "vault.oauth.UpstreamTokens.access_token": find_token,
     "idempotency_keys.Claim.check": check_claim,
     "idempotency_keys.IdempotencyKeys.keep": keep_answer,
     "idempotency_keys.IdempotencyKeys.keep_within": keep_answer_within,

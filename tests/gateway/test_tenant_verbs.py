@@ -148,6 +148,7 @@ VALUES: dict[str, object] = {
     "contents": SimpleNamespace(writer=lambda *_: None),
     "email": "taken@over.example",
     "event_types": ["budget.threshold_reached"],
+    "expires_at": None,
     "field": "x",
     "fields": {"description": "taken over"},
     "changes": {"name": "taken over"},

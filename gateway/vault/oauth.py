@@ -1,0 +1,368 @@
+"""The gateway as an OAuth client of its upstreams: consent, tokens that do not end, exchanges.
+
+Above: routes, and whoever asks an upstream. Below: `token_endpoint`, `credentials`. A token is
+refreshed by one worker, behind the lock of its row: an authorization server that rotates refresh
+tokens takes a second use of one for a theft, and ends the consent (RFC 9700, 4.14.2). In a process
+one call asks for all that wait, and goes on when they leave: what it gets is the only token left.
+What is sent is the upstream's own credential, or what we have signed for it; the one that the
+caller has shown us is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from authlib.common.urls import add_params_to_uri
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
+from cryptography.exceptions import InvalidTag
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.audit.log import Actor
+from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
+from gateway.auth.external_login import digest
+from gateway.auth.peppers import random_secret
+from gateway.db import tenant
+from gateway.lru import Lru
+from gateway.vault.credentials import (
+    OpenCredential,
+    UpstreamCredential,
+    mark_refused,
+    open_credential,
+    put_credential,
+    refresh_credential,
+)
+from gateway.vault.envelope import Vault
+from gateway.vault.errors import ConsentNeeded, IssuerUnavailable, NoCredential, SignInRefused
+from gateway.vault.token_endpoint import Refused, TokenEndpoint, Tokens, UpstreamClient
+
+STATE_PURPOSE = "upstream-consent-state"
+SIGN_IN_S = 600.0
+"""From the first redirect to the last."""
+REFRESH_BEFORE_S = 60.0
+"""A token that ends within it is not begun with."""
+EXCHANGED_S = 300.0
+"""So long, at most, an exchanged token is used again."""
+MAX_EXCHANGED = 10_000
+MAX_REFRESHING = 256
+"""Tokens that are asked for at once, by one process."""
+MAX_AT_ONCE = 4
+"""Of those hold a connection to Postgres."""
+MAX_STATE_LENGTH = 6_144
+MAX_CODE_LENGTH = 2_048
+
+log = logging.getLogger(__name__)
+
+Mint = Callable[[], Awaitable[str]]
+"""Signs a JWT about the user, for the upstream's authorization server alone."""
+
+
+class Consent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a state holds: who began it, for whom."""
+
+    org_id: str
+    upstream: str
+    user_id: str | None
+    """Whose the credential will be; None: the tenant's."""
+    began: str
+    code_verifier: str
+    browser: str
+    """The digest of the browser's cookie."""
+    expires_at: float
+
+
+class UpstreamToken(msgspec.Struct, frozen=True, kw_only=True):
+    access_token: str
+    credential_set: str
+
+    def __repr__(self) -> str:
+        return f"UpstreamToken({self.credential_set!r})"
+
+
+class Consents:
+    """Begin and end of a consent. `redirect_uri`: ours, registered with each upstream.
+    `wall_clock`: Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        vault: Vault,
+        endpoint: TokenEndpoint,
+        states: Cipher,
+        redirect_uri: str,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._db = db
+        self._vault = vault
+        self._endpoint = endpoint
+        self._states = states
+        self._redirect_uri = redirect_uri
+        self._wall_clock = wall_clock
+
+    def start(
+        self,
+        client: UpstreamClient,
+        *,
+        org_id: str,
+        upstream: str,
+        user_id: str | None,
+        began: str,
+        browser: str,
+    ) -> str:
+        """Where to send the browser with the cookie `browser`, in which `began` (an id) is signed
+        in. Raises: SignInRefused."""
+        if client.authorization_endpoint is None:
+            raise SignInRefused(upstream, "it has no authorization endpoint")
+        consent = Consent(
+            org_id=org_id,
+            upstream=upstream,
+            user_id=user_id,
+            began=began,
+            code_verifier=random_secret(),
+            browser=digest(browser),
+            expires_at=self._wall_clock() + SIGN_IN_S,
+        )
+        asked = {
+            "response_type": "code",
+            "client_id": client.client_id,
+            "redirect_uri": self._redirect_uri,
+            "state": self._seal(consent),
+            "code_challenge": create_s256_code_challenge(consent.code_verifier),
+            "code_challenge_method": "S256",
+            "scope": client.scope,
+            "resource": client.resource,
+        }
+        pairs = [(name, value) for name, value in asked.items() if value is not None]
+        url: str = add_params_to_uri(client.authorization_endpoint, pairs)
+        return url
+
+    def read(self, state: str, *, org_id: str, began: str, browser: str) -> Consent:
+        """Of whom it is, before the client is known. Raises: SignInRefused, for what was begun by
+        somebody else, elsewhere or too long ago."""
+        secret_id, _, data = state.rpartition(".")
+        try:
+            if len(state) > MAX_STATE_LENGTH:
+                raise ValueError("too long")
+            sealed = base64.b64decode(data, altchars=b"-_", validate=True)
+            plain = self._states.open(sealed, STATE_PURPOSE.encode(), secret_id)
+        except (ValueError, binascii.Error, InvalidTag, UnknownSecret):
+            raise SignInRefused("upstream", "a state that is not ours") from None
+        consent = msgspec.json.decode(plain, type=Consent)
+        same = consent.org_id == org_id and consent.began == began
+        if not same or not hmac.compare_digest(consent.browser, digest(browser)):
+            raise SignInRefused(consent.upstream, "begun elsewhere")
+        if self._wall_clock() >= consent.expires_at:
+            raise SignInRefused(consent.upstream, "begun too long ago")
+        return consent
+
+    async def finish(
+        self, consent: Consent, client: UpstreamClient, answer: Mapping[str, str], actor: Actor
+    ) -> UpstreamCredential:
+        """What came back with the browser: a code, which is redeemed and kept.
+
+        Raises: SignInRefused, IssuerUnavailable, InvalidField.
+        """
+        upstream = consent.upstream
+        if client.issuer is not None and answer.get("iss", client.issuer) != client.issuer:
+            raise SignInRefused(upstream, "an answer of another issuer")  # RFC 9207
+        code = answer.get("code", "")
+        if "error" in answer or not 1 <= len(code) <= MAX_CODE_LENGTH:
+            raise SignInRefused(upstream, "it did not say yes")
+        found = await self._endpoint.redeem(
+            upstream,
+            client,
+            code=code,
+            verifier=consent.code_verifier,
+            redirect_uri=self._redirect_uri,
+        )
+        if isinstance(found, Refused):
+            raise SignInRefused(upstream, f"its code is not taken: {found.error}")
+        async with tenant(self._db, consent.org_id) as conn:
+            return await put_credential(
+                conn,
+                self._vault,
+                org_id=consent.org_id,
+                upstream=upstream,
+                user_id=consent.user_id,
+                values=client.to_values() | tokens_to_values(found),
+                actor=actor,
+                kind="oauth",
+                expires_at=ends_at(found, self._wall_clock()),
+            )
+
+    def _seal(self, consent: Consent) -> str:
+        sealed = self._states.seal(msgspec.json.encode(consent), STATE_PURPOSE.encode())
+        return f"{sealed.secret_id}.{base64.urlsafe_b64encode(sealed.data).decode()}"
+
+
+class UpstreamTokens:
+    """One per process; to be closed. `db`: the tenants' pool. `wall_clock`: Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        vault: Vault,
+        endpoint: TokenEndpoint,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._db = db
+        self._vault = vault
+        self._endpoint = endpoint
+        self._wall_clock = wall_clock
+        self._asking: dict[tuple[str, ...], asyncio.Task[UpstreamToken]] = {}
+        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
+        self._exchanged: Lru[tuple[str, ...], tuple[UpstreamToken, float]] = Lru(MAX_EXCHANGED)
+
+    async def close(self) -> None:
+        """What is being asked for is waited for: it may be the only token left."""
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+
+    async def access_token(
+        self, *, org_id: str, upstream: str, user_id: str | None, refused: str | None = None
+    ) -> UpstreamToken:
+        """The user's own or the tenant's, good for a while. refused: a token that the upstream has
+        just answered 401 to; if it is still the one that is kept it is refreshed.
+
+        Raises: NoCredential, ConsentNeeded, IssuerUnavailable, CannotOpen.
+        """
+        async with tenant(self._db, org_id) as conn:
+            found = await open_credential(
+                conn, self._vault, org_id=org_id, upstream=upstream, user_id=user_id
+            )
+        usable = self._usable(upstream, found, refused)
+        if usable is not None:
+            return usable
+        assert found is not None
+        credential = found.credential
+        key = ("refresh", org_id, credential.id, refused or "")
+
+        async def ask() -> UpstreamToken:
+            return await self._refresh(org_id, upstream, credential.user_id, refused)
+
+        try:
+            return await self._once(key, upstream, ask)
+        except IssuerUnavailable:
+            ends = credential.expires_at
+            if refused is None and ends is not None and ends.timestamp() > self._wall_clock():
+                return _token(credential, found.values["access_token"])  # it lasts a little yet
+            raise
+
+    async def exchanged(
+        self, client: UpstreamClient, mint: Mint, *, org_id: str, upstream: str, user_id: str
+    ) -> UpstreamToken:
+        """A token that the upstream's server gives for what we sign about the user; kept for some
+        minutes. Raises: ConsentNeeded, IssuerUnavailable, what `mint` raises."""
+        key = ("exchange", org_id, upstream, user_id, digest(repr(client.to_values())))
+        known = self._exchanged.get(key)
+        if known is not None and self._wall_clock() < known[1]:
+            return known[0]
+
+        async def ask() -> UpstreamToken:
+            found = await self._endpoint.exchange(upstream, client, await mint())
+            if isinstance(found, Refused):
+                raise ConsentNeeded(upstream, f"it gives no token for the user: {found.error}")
+            lives_s = min(found.expires_in or EXCHANGED_S, EXCHANGED_S + REFRESH_BEFORE_S)
+            set_ = f"exchanged.{digest(repr(key))[:32]}"
+            token = UpstreamToken(access_token=found.access_token, credential_set=set_)
+            self._exchanged.put(key, (token, self._wall_clock() + lives_s - REFRESH_BEFORE_S))
+            return token
+
+        return await self._once(key, upstream, ask)
+
+    async def _once(
+        self,
+        key: tuple[str, ...],
+        upstream: str,
+        ask: Callable[[], Coroutine[Any, Any, UpstreamToken]],
+    ) -> UpstreamToken:
+        """One asks for all; who is cancelled leaves the others what it brings."""
+        task = self._asking.get(key)
+        if task is None:
+            if len(self._asking) >= MAX_REFRESHING:
+                raise IssuerUnavailable(upstream, "too many tokens are asked for already")
+            task = self._asking[key] = asyncio.create_task(ask())
+            task.add_done_callback(lambda done: self._answered(key, done))
+        return await asyncio.shield(task)
+
+    def _answered(self, key: tuple[str, ...], task: asyncio.Task[UpstreamToken]) -> None:
+        del self._asking[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("no token of an upstream: %s", error)
+
+    async def _refresh(
+        self, org_id: str, upstream: str, user_id: str | None, refused: str | None
+    ) -> UpstreamToken:
+        """What the server says is decided upon once it is committed."""
+        async with self._turns, tenant(self._db, org_id) as conn:
+            found = await open_credential(
+                conn, self._vault, org_id=org_id, upstream=upstream, user_id=user_id, lock=True
+            )
+            usable = self._usable(upstream, found, refused)
+            if usable is not None:
+                return usable  # another worker was faster
+            assert found is not None
+            credential, values = found.credential, dict(found.values)
+            said = await self._endpoint.refresh(
+                upstream, UpstreamClient.from_values(values), values["refresh_token"]
+            )
+            id_, version = credential.id, credential.version
+            if isinstance(said, Tokens):
+                await refresh_credential(
+                    conn,
+                    self._vault,
+                    org_id=org_id,
+                    credential_id=id_,
+                    version=version,
+                    values=values | tokens_to_values(said),
+                    expires_at=ends_at(said, self._wall_clock()),
+                )
+            else:
+                await mark_refused(conn, org_id=org_id, credential_id=id_, version=version)
+        if isinstance(said, Refused):
+            raise ConsentNeeded(upstream, f"its owner has to sign in there again: {said.error}")
+        return _token(credential, said.access_token)
+
+    def _usable(
+        self, upstream: str, found: OpenCredential | None, refused: str | None
+    ) -> UpstreamToken | None:
+        """None: it is to be refreshed, and can be. Raises: NoCredential, ConsentNeeded."""
+        if found is None or found.credential.kind != "oauth":
+            raise NoCredential(upstream, "nobody has signed in there")
+        credential, values = found.credential, found.values
+        if credential.refused_at is not None:
+            raise ConsentNeeded(upstream, "its owner has to sign in there again")
+        ends = credential.expires_at
+        lasts = ends is None or ends.timestamp() - self._wall_clock() > REFRESH_BEFORE_S
+        if lasts and values["access_token"] != refused:
+            return _token(credential, values["access_token"])
+        if "refresh_token" not in values:
+            raise ConsentNeeded(upstream, "its token has ended, and there is none to refresh it")
+        return None
+
+
+def _token(credential: UpstreamCredential, access_token: str) -> UpstreamToken:
+    return UpstreamToken(access_token=access_token, credential_set=credential.credential_set)
+
+
+def tokens_to_values(tokens: Tokens) -> dict[str, str]:
+    """A server that sends no new refresh token leaves the old one (RFC 6749, 6)."""
+    values = {"access_token": tokens.access_token}
+    return values | (
+        {} if tokens.refresh_token is None else {"refresh_token": tokens.refresh_token}
+    )
+
+
+def ends_at(tokens: Tokens, now: float) -> datetime | None:
+    if tokens.expires_in is None:
+        return None
+    return datetime.fromtimestamp(now, tz=UTC) + timedelta(seconds=tokens.expires_in)

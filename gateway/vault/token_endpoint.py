@@ -1,0 +1,171 @@
+"""What an upstream's authorization server is asked, and what of its answer is of use.
+
+Above: `oauth`. Below: `gateway.egress`. RFC 6749 (sections 4.1.3, 5, 6), RFC 8707 (`resource`) and
+RFC 8693 (section 2). Knows no tenant and no table. It has no parameter for the token that the
+caller showed us: that one is nobody else's to see.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.auth.external_login import basic
+from gateway.egress import Egress, EgressError
+from gateway.tenancy.errors import InvalidField
+from gateway.vault.errors import IssuerUnavailable
+
+MAX_ANSWER_BYTES = 64 * 1024
+MAX_LIFETIME_S = 366 * 24 * 3600.0
+TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]{1,8192}=*", re.ASCII)
+"""RFC 6750, 2.1."""
+OPAQUE = re.compile(r"[\x20-\x7e]{1,8192}", re.ASCII)
+"""RFC 6749, appendix A.17."""
+FINAL = frozenset(("invalid_grant", "invalid_client", "unauthorized_client", "invalid_target"))
+"""Errors that asking again does not mend: somebody has to consent, or to mend the client."""
+
+EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
+ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
+JWT = "urn:ietf:params:oauth:token-type:jwt"
+
+
+class UpstreamClient(msgspec.Struct, frozen=True, kw_only=True):
+    """What we are at an upstream's authorization server. Endpoints are asked through the egress,
+    wherever they lie."""
+
+    token_endpoint: str
+    client_id: str
+    authorization_endpoint: str | None = None
+    client_secret: str | None = None
+    auth_method: Literal["client_secret_basic", "client_secret_post"] = "client_secret_basic"
+    """Where there is a secret."""
+    issuer: str | None = None
+    """Compared with `iss` of what comes back (RFC 9207)."""
+    scope: str | None = None
+    resource: str | None = None
+    """The upstream: its tokens are for nobody else."""
+
+    def __repr__(self) -> str:
+        return f"UpstreamClient({self.client_id!r})"
+
+    def to_values(self) -> dict[str, str]:
+        """For the vault, beside the tokens."""
+        return {k: v for k, v in msgspec.structs.asdict(self).items() if v is not None}
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, str]) -> UpstreamClient:
+        fields = {name: values[name] for name in cls.__struct_fields__ if name in values}
+        return msgspec.convert(fields, cls)
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """A good answer. RFC 6749, 5.1."""
+
+    access_token: str
+    token_type: str
+    expires_in: float | None = None
+    refresh_token: str | None = None
+    issued_token_type: str | None = None
+
+    def __repr__(self) -> str:
+        return "Tokens(...)"
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that means no, for good. RFC 6749, 5.2."""
+
+    error: str
+
+
+class TokenEndpoint:
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+
+    async def redeem(
+        self, upstream: str, client: UpstreamClient, *, code: str, verifier: str, redirect_uri: str
+    ) -> Tokens | Refused:
+        """An authorization code (RFC 6749, 4.1.3; RFC 7636). Raises: IssuerUnavailable."""
+        form = {"grant_type": "authorization_code", "code": code, "code_verifier": verifier}
+        form |= {"redirect_uri": redirect_uri, **_named(resource=client.resource)}
+        return await self._ask(upstream, client, form)
+
+    async def refresh(
+        self, upstream: str, client: UpstreamClient, refresh_token: str
+    ) -> Tokens | Refused:
+        """RFC 6749, 6. Raises: IssuerUnavailable."""
+        form = {"grant_type": "refresh_token", "refresh_token": refresh_token}
+        form |= _named(resource=client.resource)
+        return await self._ask(upstream, client, form)
+
+    async def exchange(
+        self, upstream: str, client: UpstreamClient, assertion: str
+    ) -> Tokens | Refused:
+        """assertion: a JWT that we have signed about the user for this one server (RFC 8693, 2.1).
+
+        Raises: IssuerUnavailable.
+        """
+        form = {
+            "grant_type": EXCHANGE,
+            "subject_token": assertion,
+            "subject_token_type": JWT,
+            "requested_token_type": ACCESS_TOKEN,
+            **_named(resource=client.resource, scope=client.scope),
+        }
+        found = await self._ask(upstream, client, form)
+        if isinstance(found, Tokens) and found.issued_token_type not in (None, ACCESS_TOKEN):
+            raise IssuerUnavailable(upstream, "it issued a token of another type")
+        return found
+
+    async def _ask(
+        self, upstream: str, client: UpstreamClient, form: Mapping[str, str]
+    ) -> Tokens | Refused:
+        headers: dict[str, str] = {}
+        sent = dict(form)
+        if client.client_secret is None:
+            sent["client_id"] = client.client_id
+        elif client.auth_method == "client_secret_basic":
+            headers["authorization"] = basic(client.client_id, client.client_secret)
+        else:
+            sent |= {"client_id": client.client_id, "client_secret": client.client_secret}
+        try:
+            found = await self._egress.post_form(
+                client.token_endpoint, sent, headers=headers, max_body_bytes=MAX_ANSWER_BYTES
+            )
+            said = found.json_object()
+        except EgressError as error:
+            raise IssuerUnavailable(upstream, f"no answer: {type(error).__name__}") from error
+        if found.status == 200:
+            return _good(upstream, said)
+        code = said.get("error")
+        if 400 <= found.status < 500 and isinstance(code, str) and code in FINAL:
+            return Refused(error=code)
+        raise IssuerUnavailable(upstream, f"no tokens, status {found.status}")
+
+
+def _good(upstream: str, said: dict[str, Any]) -> Tokens:
+    try:
+        tokens = msgspec.convert(said, Tokens, strict=False)
+    except msgspec.ValidationError:
+        raise IssuerUnavailable(upstream, "an answer that is none") from None
+    if TOKEN.fullmatch(tokens.access_token) is None or tokens.token_type.lower() != "bearer":
+        raise IssuerUnavailable(upstream, "its token is no bearer token")
+    if tokens.refresh_token is not None and OPAQUE.fullmatch(tokens.refresh_token) is None:
+        raise IssuerUnavailable(upstream, "its refresh token is none")
+    if tokens.expires_in is not None and not 0 < tokens.expires_in <= MAX_LIFETIME_S:
+        raise IssuerUnavailable(upstream, "its token is for no time that can be")
+    return tokens
+
+
+def _named(**values: str | None) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def check_client(client: UpstreamClient) -> None:
+    """Raises: InvalidField. Where its endpoints may lie, the egress says when they are asked."""
+    for field in ("client_id", "client_secret", "scope", "resource", "issuer"):
+        value = getattr(client, field)
+        if value is not None and OPAQUE.fullmatch(value) is None:
+            raise InvalidField(field, "must be 1 to 8192 printable ASCII characters")

@@ -1,0 +1,40 @@
+"""What `test_tenant_methods` tries of the vault: its methods, with the ids of Alice."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.egress import Egress
+from gateway.vault.envelope import Vault
+from gateway.vault.errors import CannotOpen, NoCredential
+from gateway.vault.oauth import UpstreamTokens
+from gateway.vault.token_endpoint import TokenEndpoint
+from tests.gateway.two_tenants import id_of
+from tests.gateway.vault.conftest import a_secret
+
+
+class Stage(Protocol):
+    pool: AsyncEngine
+    org: str
+
+
+async def find_token(stage: Stage) -> Any:
+    """Whoever finds Alice's finds that it is sealed under no secret of ours."""
+    egress = Egress()
+    tokens = UpstreamTokens(
+        db=stage.pool, vault=Vault(a_secret("one")), endpoint=TokenEndpoint(egress)
+    )
+    try:
+        return await tokens.access_token(
+            org_id=stage.org,
+            upstream=id_of("upstream_credentials", "upstream"),
+            user_id=id_of("users"),
+        )
+    except CannotOpen:
+        return "found"
+    except NoCredential:
+        return None
+    finally:
+        egress.close()
