@@ -57,6 +57,7 @@ from gateway.inference import Desk, drain
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
 from gateway.limits.refused_caps import RefusedCaps
+from gateway.mcp_door import open_mcp
 from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.responses.wiring import open_responses
@@ -150,6 +151,8 @@ def begin_drain(services: Services, timeout_s: float) -> None:
     and a worker that gives way to another one makes nobody think that the gateway leaves."""
     asyncio.get_running_loop().call_later(LAST_REQUEST_S, services.readiness.begin_drain)
     services.batches.leave()
+    if services.mcp is not None:
+        services.mcp.begin_drain()
     services.desk.tasks.spawn(drain(services.desk, timeout_s), name="drain")
 
 
@@ -191,7 +194,7 @@ async def open_services(
     leases = CacheLeases(system_db, store, settings.models, telemetry.cache_leases_became)
     on_booked = both(leases.booked, limiter.counters.book)
     shipper = start_shipper(stack, spool, system_db, settlement, on_booked)
-    start_agreement(settings, stack, system_db, store)
+    start_bookkeeping(settings, stack, system_db, store)
     auth = await open_auth(
         stack,
         issuer=settings.issuer,
@@ -201,7 +204,6 @@ async def open_services(
         secret=secret,
         allow_loopback=settings.egress_to_loopback,
     )
-    start_invoicer(stack, system_db, store)
     webhooks = open_webhooks(
         stack, secret, system_db, telemetry, allow_loopback=settings.egress_to_loopback
     )
@@ -234,6 +236,7 @@ async def open_services(
         webhooks=webhooks,
         files=files,
         batches=batches,
+        mcp=await open_mcp(settings, stack, secret, store),
         cache_report=report,
         trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),
@@ -291,10 +294,11 @@ def start_shipper(
     return shipper
 
 
-def start_agreement(
+def start_bookkeeping(
     settings: Settings, stack: AsyncExitStack, system_db: AsyncEngine, store: redis.asyncio.Redis
 ) -> None:
     start_superseded(stack, system_db, store)
+    start_invoicer(stack, system_db, store)
     start_daily_agreement(stack, Home(settings.home), settings.models, system_db)
 
 

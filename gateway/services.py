@@ -26,6 +26,7 @@ from gateway.files.store import FileStore
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.idempotency_keys import IdempotencyKeys
 from gateway.inference import Desk
+from gateway.mcp_door import McpDoor
 from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.responses.wiring import Responses
@@ -67,6 +68,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     files: FileStore
     batches: BatchRunner
     cache_report: CacheReport
+    mcp: McpDoor | None = None
+    """None: no servers are configured."""
     trusted_proxies: Networks = Networks()
     started_at: int
     """Unix seconds."""

@@ -50,6 +50,7 @@ from gateway.settings_file import (
     SettingsError,
     StalledReader,
     Workers,
+    WrittenMcpServer,
     WrittenModel,
     WrittenPlan,
     decode_path,
@@ -114,6 +115,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     file_store: FileStoreConfig | None = None
     """Where the content of new files goes. None: to Postgres."""
     log_level: LogLevel = "info"
+    mcp_servers: tuple[WrittenMcpServer, ...] = ()
+    """Behind /mcp, for every org."""
 
     @property
     def issuer(self) -> str:
@@ -257,6 +260,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         if file.public_url is not None:
             _check_public_url(file.public_url)
         _check_trusted_proxies(file.trusted_proxies)
+        _check_mcp_servers(file.mcp.servers)
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     shipped = sorted((PACKAGE_ROOT / "billing" / "price_books").glob("*.toml"))
@@ -290,6 +294,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         batch_concurrency=file.batch_concurrency,
         file_store=file.file_store,
         log_level=file.log_level,
+        mcp_servers=tuple(file.mcp.servers),
     )
 
 
@@ -329,6 +334,13 @@ def _check_trusted_proxies(ranges: list[str]) -> None:
             read_network(each)
         except ValueError as error:
             raise SettingsError(f"trusted_proxies[{position}]: {error}") from None
+
+
+def _check_mcp_servers(servers: list[WrittenMcpServer]) -> None:
+    names = [each.name for each in servers]
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise SettingsError(f"mcp.servers[{position}].name: {name!r} stands there twice")
 
 
 def _check_redis_url(url: str) -> None:

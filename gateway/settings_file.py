@@ -26,6 +26,7 @@ ADAPTER_PATTERN = r"^[^=]{1,128}$"
 URL_PATTERN = r"^https?://[^/\s]+"
 PUBLIC_URL_PATTERN = r"^https?://[^/\s?#@\\]+$"
 REDIS_PATTERN = r"^(redis|rediss|unix)://."
+MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}$"
 ADDRESS_PATTERN = r"^(unix:.+|tcp:.+:\d+)$"
 BUCKET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}$"
 PREFIX_PATTERN = r"^([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){0,7})?$"
@@ -36,6 +37,7 @@ IN_WORDS = {
     repr(URL_PATTERN): "a URL such as 'http://127.0.0.1:9100/v1'",
     repr(PUBLIC_URL_PATTERN): "a URL without a path such as 'https://gateway.example.com'",
     repr(REDIS_PATTERN): "a URL such as 'redis://127.0.0.1:6379/0'",
+    repr(MCP_PATTERN): "1 to 24 of a-z, 0-9 and single hyphens between them",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
 }
 AdapterName = Annotated[str, Meta(pattern=ADAPTER_PATTERN)]
@@ -43,6 +45,7 @@ AdapterName = Annotated[str, Meta(pattern=ADAPTER_PATTERN)]
 Url = Annotated[str, Meta(pattern=URL_PATTERN)]
 PublicUrl = Annotated[str, Meta(pattern=PUBLIC_URL_PATTERN, max_length=255)]
 RedisUrl = Annotated[str, Meta(pattern=REDIS_PATTERN)]
+McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
 Weight = Annotated[int, Meta(ge=1, le=1000)]
@@ -150,6 +153,20 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
     """Of one object; each open upload and each reader holds one in memory."""
 
 
+class WrittenMcpServer(Strict, frozen=True, kw_only=True):
+    """`[[mcp.servers]]`: one that the operator vouches for, asked where its URL says."""
+
+    name: McpName
+    url: Url
+    namespace: McpName | None = None
+
+
+class WrittenMcp(Strict, frozen=True, kw_only=True):
+    """`[mcp]`."""
+
+    servers: Annotated[list[WrittenMcpServer], Meta(max_length=64)] = []
+
+
 class Scalars(Strict, frozen=True, kw_only=True):
     """What may stand in the file, the environment and the flags alike."""
 
@@ -173,6 +190,7 @@ class File(Scalars, frozen=True, kw_only=True):
     engine: EngineOptions = EngineOptions()
     deadlines: LaneDeadlines = LaneDeadlines()
     """By lane, for the first token."""
+    mcp: WrittenMcp = WrittenMcp()
     price_books: list[Path] = []
     trusted_proxies: list[str] = []
     max_body_bytes: BodyBytes = 16 * 1024 * 1024

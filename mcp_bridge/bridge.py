@@ -79,6 +79,12 @@ class Bridge:
         await self.relay.start()
         self._sweeper = asyncio.get_running_loop().create_task(self.modern.sweep_forever())
 
+    def begin_drain(self) -> None:
+        """Streams that wait for something to change end, so that their clients open them elsewhere;
+        calls go on."""
+        self.legacy.begin_drain()
+        self.modern.begin_drain()
+
     async def close(self) -> None:
         """What is under way ends by name."""
         if self._sweeper is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -33,15 +33,16 @@ from mcp_bridge.protocol.rpc import (
     Message,
     RpcError,
 )
+from mcp_bridge.rebinding import Allowed
 from mcp_bridge.relay import OwnerGone
 from mcp_bridge.sessions import Session
 from mcp_bridge.streams import RETRY_MS, Stream, event_id, read_event_id
 
 log = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Scope = Any
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
 Headers = list[tuple[str, str]]
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -71,15 +72,29 @@ class Door:
         self._open = 0
 
     async def serve(
-        self, caller: Caller, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
+        self,
+        caller: Caller,
+        namespace: str | None,
+        allowed: Allowed,
+        pages: Collection[str],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
+        """`pages`: origins that the tenant lets in, beside our own."""
         headers: Headers = [
             (name.decode("latin-1").lower(), value.decode("latin-1"))
             for name, value in scope["headers"]
         ]
+        found = self._bridge.endpoint(caller.org_id, namespace)
+        endpoint = found or Endpoint(key="", upstreams=(), keeps_names=False)
         visit = Visit(self._bridge, caller, endpoint, headers, receive, send)
         self._open += 1
         try:
+            named = dict(headers)
+            allowed.check(named.get("host"), named.get("origin"), pages)
+            if found is None:
+                raise RpcError(INVALID_REQUEST, "No such namespace", status=404)
             if self._open > MAX_OPEN:
                 raise RpcError(INTERNAL_ERROR, "Too many requests are open", status=503)
             await visit.serve(scope["method"])

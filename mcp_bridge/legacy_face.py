@@ -86,6 +86,10 @@ class LegacyFace:
         relay.handlers[ENDED] = self._take_ended
         relay.handlers[CHANGED] = self._take_changed
 
+    def begin_drain(self) -> None:
+        for session_id in list(self._listening):
+            self._leave(session_id)
+
     async def close(self) -> None:
         tasks = [*self._calls.values(), *self._tasks]
         for task in tasks:

@@ -100,7 +100,11 @@ class ModernFace:
         self._info = info
         self._held: dict[str, Held] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._drains = asyncio.Event()
         relay.servers[RESUME] = self._resume_for_another
+
+    def begin_drain(self) -> None:
+        self._drains.set()
 
     async def close(self) -> None:
         for held in list(self._held.values()):
@@ -349,7 +353,7 @@ class ModernFace:
     async def _listen(
         self, reach: Reach, subscription: rpc.RequestId, params: dict[str, Any], emit: Emit
     ) -> dict[str, Any]:
-        """Until the client leaves."""
+        """Until the client leaves, or this worker does."""
         wanted = as_object(params.get("notifications"))
         granted: dict[str, Any] = {}
         pending: asyncio.Queue[Message] = asyncio.Queue(MAX_HELD)
@@ -367,11 +371,21 @@ class ModernFace:
             acknowledged.release()
 
         async with asyncio.TaskGroup() as group:
-            for upstream, described in followed:
-                open_ = modern_changes if described.modern else legacy_changes
+            following = [
                 group.create_task(
-                    follow(upstream, opener(open_, upstream, reach.envelope, wanted), take)
+                    follow(
+                        upstream,
+                        opener(
+                            modern_changes if described.modern else legacy_changes,
+                            upstream,
+                            reach.envelope,
+                            wanted,
+                        ),
+                        take,
+                    )
                 )
+                for upstream, described in followed
+            ]
             try:
                 async with asyncio.timeout(ACKNOWLEDGE_S):
                     for _ in followed:
@@ -383,8 +397,18 @@ class ModernFace:
                 {"notifications": dict(granted), "_meta": {SUBSCRIPTION_META: subscription}},
             )
             await emit(said)
-            while True:
-                await emit(await pending.get())
+            passing = group.create_task(self._pass_on(pending, emit))
+            await self._drains.wait()
+            passing.cancel()
+            for task in following:
+                task.cancel()
+        return to_modern_result(
+            "subscriptions/listen", {"_meta": {SUBSCRIPTION_META: subscription}}, self._info
+        )
+
+    async def _pass_on(self, pending: asyncio.Queue[Message], emit: Emit) -> None:
+        while True:
+            await emit(await pending.get())
 
 
 Open = Callable[[Upstream, Envelope, dict[str, Any]], AsyncGenerator[Message]]

@@ -1,9 +1,10 @@
-"""/mcp/{org}: the MCP endpoint of an org, as a protected resource. Its tools come later; who may
-call them is decided from now on.
+"""/mcp/{org}: the MCP endpoint of an org, as a protected resource; and /mcp/{org}/{project} and
+/mcp/{org}/{project}/{namespace}, parts of it. /mcp alone is that of the credential's org.
 
-Above: `app`. Below: `auth.guards`, `protected_resources`. A token is good here when it
-was issued for this very URL, for somebody of this very org. Every refusal says, in its
-`WWW-Authenticate`, where a client finds out how to get a token that is.
+Above: `app`. Below: `auth.guards`, `protected_resources`, `mcp_door`. A token is good here when it
+was issued for the endpoint of this very org, for somebody of it; at /mcp also one for the whole
+installation. Every refusal says, in its `WWW-Authenticate`, where a client finds out how to get a
+token that is. Where no servers are configured every method is unknown.
 """
 
 from __future__ import annotations
@@ -15,18 +16,26 @@ from litestar import Request, Response, delete, get, post
 from litestar.connection import ASGIConnection
 from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.auth.errors import InvalidToken
 from gateway.auth.policy import SCOPE_MCP_CALL
 from gateway.errors import to_face
+from gateway.mcp_door import McpDoor
 from gateway.principal import Principal
-from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, needs
+from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, needs, services
 from gateway.routes.body import plain_body
 from gateway.routes.media_types import JSON
 from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.protected_resources import challenged, public_url
 
-PATH = "/mcp/{org_id:str}"
+ROOT = "/mcp"
+PATHS = [
+    ROOT,
+    ROOT + "/{org_id:str}",
+    ROOT + "/{org_id:str}/{project_id:str}",
+    ROOT + "/{org_id:str}/{project_id:str}/{namespace:str}",
+]
 METHODS_UNKNOWN_ARE_404_FROM = "2026-07-28"
 """The revision of the protocol in which an unknown method has a status of its own."""
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
@@ -57,10 +66,22 @@ async def check_audience(
     """An API key is for all that is its org's; a token is for what it names. Raises:
     InvalidToken."""
     principal = connection.user
-    path = connection.scope["path"].removesuffix("/")
-    meant = principal.kind == "key" or public_url(connection) + path in principal.audiences
-    if not meant or path != f"/mcp/{principal.org_id}":
+    base, (org_id, project_id, _) = public_url(connection), parts_of(connection)
+    good = {f"{base}/mcp/{principal.org_id}"} | ({base} if org_id is None else set())
+    meant = principal.kind == "key" or not good.isdisjoint(principal.audiences)
+    if not meant or org_id not in (None, principal.org_id):
         raise InvalidToken("issued for another resource")
+    if project_id not in (None, principal.project_id):
+        raise InvalidToken("issued for another project")
+
+
+def parts_of(
+    connection: ASGIConnection[Any, Any, Any, Any],
+) -> tuple[str | None, str | None, str | None]:
+    """Of the path: org, project and namespace."""
+    found = connection.scope["path"].removesuffix("/").removeprefix(ROOT).split("/")[1:]
+    org_id, project_id, namespace = [*found, None, None, None][:3]
+    return org_id, project_id, namespace
 
 
 def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
@@ -73,7 +94,7 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
 
 
 GUARDED: dict[str, Any] = {
-    "path": PATH,
+    "path": PATHS,
     "opt": {**needs(SCOPE_MCP_CALL), AUDIENCE: ANY_AUDIENCE},  # `check_audience` is stricter
     "guards": [check_audience],
     "exception_handlers": {Exception: refuse},
@@ -91,7 +112,32 @@ GUARDED: dict[str, Any] = {
         said={202: {}, 400: {JSON: RpcAnswer}, 404: {JSON: RpcAnswer}},
     ),
 )
-async def call(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def call(request: Request[Principal, Any, Any]) -> ASGIApp:
+    door = services(request).mcp
+    if door is not None:
+        return await through(door, request)
+    return (await refuse_method(request)).to_asgi_response(None, request)
+
+
+async def through(door: McpDoor, request: Request[Principal, Any, Any]) -> ASGIApp:
+    """An answer that takes its own time, and says itself what it is."""
+    principal, (_, _, namespace) = request.user, parts_of(request)
+    principal.check_served()
+    origin = request.headers.get("origin")
+    pages: set[str] = set()
+    if origin is not None and principal.org_id in await services(request).cors_origins.orgs_of(
+        origin
+    ):
+        pages = {origin}
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await door.serve(principal, namespace, pages, scope, receive, send)
+
+    return answer
+
+
+async def refuse_method(request: Request[Principal, Any, Any]) -> Response[bytes]:
+    """Of an installation that has no servers to ask."""
     try:
         message = msgspec.json.decode(await plain_body(request), type=Call)
     except msgspec.ValidationError:
@@ -110,22 +156,34 @@ def rpc_error(status: int, id: str | int | None, code: int, message: str) -> Res
     return Response(body, status_code=status, media_type=JSON)
 
 
-NOT_OFFERED = describes(status=405, answer=ErrorEnvelope)
+OFFERED = describes(
+    answer=None, said={404: {JSON: RpcAnswer}, 405: {JSON: ErrorEnvelope}, 400: {JSON: RpcAnswer}}
+)
 
 
-@get(**GUARDED, summary="Not offered: there is no stream to listen to", operation_class=NOT_OFFERED)
-async def listen(request: Request[Principal, Any, Any]) -> None:
-    raise MethodNotAllowedException(headers={"allow": "POST"})
+@get(
+    **GUARDED,
+    summary="What servers say outside of requests, as a stream, to a session of the older era",
+    operation_class=OFFERED,
+)
+async def listen(request: Request[Principal, Any, Any]) -> ASGIApp:
+    door = services(request).mcp
+    if door is None:
+        raise MethodNotAllowedException(headers={"allow": "POST"})
+    return await through(door, request)
 
 
 @delete(
     **GUARDED,
     status_code=200,
-    summary="Not offered: there is no session to end",
-    operation_class=NOT_OFFERED,
+    summary="End a session of the older era",
+    operation_class=OFFERED,
 )
-async def end_session(request: Request[Principal, Any, Any]) -> None:
-    raise MethodNotAllowedException(headers={"allow": "POST"})
+async def end_session(request: Request[Principal, Any, Any]) -> ASGIApp:
+    door = services(request).mcp
+    if door is None:
+        raise MethodNotAllowedException(headers={"allow": "POST"})
+    return await through(door, request)
 
 
 routes = [call, listen, end_session]

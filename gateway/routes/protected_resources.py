@@ -30,6 +30,7 @@ from gateway.routes.operations import describes
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.orgs import get_org
 
+MCP_ROOT = "/mcp/"
 HEADERS = {"cache-control": "public, max-age=3600"}
 
 
@@ -47,7 +48,9 @@ def challenged(
     path = request.scope["path"].removesuffix("/")
     if path == API_PATH or path.startswith(API_PATH + "/"):
         path = API_PATH
-    elif find_metadata(path, "") is None:
+    elif path.startswith(MCP_ROOT):
+        path = "/".join(path.split("/")[:3])  # parts of an org's endpoint are that resource
+    if find_metadata(path, "") is None:
         path = ""
     if isinstance(error, MissingScope):
         scope = error.scope

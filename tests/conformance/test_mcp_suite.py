@@ -1,11 +1,13 @@
-"""The public conformance suite's server scenarios: before the fixture server itself, and before it
-behind the bridge, for clients and servers of the same era and of each other's.
+"""The public conformance suite's server scenarios: before the fixture server itself, before it
+behind a whole gateway, and behind the bridge alone for clients and servers of the same era and of
+each other's.
 
 `make mcp-conformance` installs the suite (npm) and runs this; without it there is nothing to run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -17,6 +19,7 @@ import pytest
 from tests.conformance.world import KIT, KITTED, NODE
 from tests.mcp_bridge.conftest import all_eras, bridge_redis_url
 from tests.mcp_bridge.processes import LEGACY, MODERN, Eras, running
+from tests.stack import running as running_stack
 
 __all__ = ["all_eras", "bridge_redis_url"]
 
@@ -26,6 +29,16 @@ REQUIREMENTS = KIT / "@modelcontextprotocol" / "conformance" / "requirements"
 SCORED = {LEGACY: 30, MODERN: 37}
 """Scenarios of each revision."""
 TIMEOUT_S = 240
+CONFIG = """
+[[model]]
+name = "b"
+upstream = "http://127.0.0.1:1/v1"
+
+[[mcp.servers]]
+name = "fixture"
+url = "URL"
+namespace = "identity"
+"""
 
 
 def required(revision: str) -> set[str]:
@@ -71,6 +84,23 @@ def fixture_url() -> Iterator[str]:
 @pytest.mark.parametrize("revision", [LEGACY, MODERN])
 def test_the_fixture_server_passes(fixture_url: str, revision: str, tmp_path: Path) -> None:
     assert failing(fixture_url, revision, tmp_path) == {}
+
+
+@pytest.fixture(scope="module")
+def gateway_url(fixture_url: str) -> Iterator[str]:
+    """The identity namespace of a gateway of two workers, behind who adds the token."""
+    with running_stack(config=CONFIG.replace("URL", fixture_url), workers=2) as stack:
+        ((org_id, project_id),) = asyncio.run(stack.sql("SELECT org_id, id FROM projects"))
+        to = f"{stack.base_url}/mcp/{org_id}/{project_id}/identity"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TOKEN", stack.create_key("--scope", "mcp:call"))
+            with running(("token_proxy", "--to", to)) as (proxy,):
+                yield proxy.url
+
+
+@pytest.mark.parametrize("revision", [LEGACY, MODERN])
+def test_the_gateway_passes(gateway_url: str, revision: str, tmp_path: Path) -> None:
+    assert failing(gateway_url, revision, tmp_path) == {}
 
 
 @pytest.mark.parametrize("revision", [LEGACY, MODERN])

@@ -64,7 +64,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Litestar:
     home: Path = tmp_path_factory.mktemp("home")
     made = create_app(load({"home": home, "public_url": PUBLIC_URL}, {}))
     made.state.services = SimpleNamespace(
-        telemetry=Telemetry(models=[]), authenticator=Doorkeeper()
+        telemetry=Telemetry(models=[]), authenticator=Doorkeeper(), mcp=None
     )
     return made
 

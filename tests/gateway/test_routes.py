@@ -97,6 +97,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Litestar:
     made.state.services = SimpleNamespace(
         telemetry=Telemetry(models=[]),
         authenticator=Doorkeeper(),
+        mcp=None,
         desk=SimpleNamespace(fleet=Fleet([]), deadlines=LaneDeadlines()),
     )
     return made

@@ -190,6 +190,13 @@ MISTAKES = [
     ("[engine]\ndtype = 'float8'", "tollgate.toml: engine.dtype: invalid enum value 'float8'"),
     ("trusted_proxies = ['10.0.0.1/8']", "trusted_proxies[0]: 10.0.0.1/8 has host bits set"),
     ("trusted_proxies = ['::1', 'lb']", "trusted_proxies[1]: 'lb' does not appear to be an IP"),
+    ("[mcp]\nserver = []", "tollgate.toml: mcp.server: unknown key"),
+    ("[[mcp.servers]]\nname = 'A'\nurl = 'http://h'", "mcp.servers[0].name: expected 1 to 24 of"),
+    ("[[mcp.servers]]\nname = 'a'\nurl = 'h'", "mcp.servers[0].url: expected a URL such as"),
+    (
+        "[[mcp.servers]]\nname = 'a'\nurl = 'http://h'\n" * 2,
+        "mcp.servers[1].name: 'a' stands there twice",
+    ),
     ("price_books = [1]", "tollgate.toml: price_books[0]: expected a path"),
     ("redis_url = '127.0.0.1'", "redis_url: expected a URL such as 'redis://"),
     ("database_url = 'mysql://h/d'", "tollgate.toml: database_url: Postgres only, not 'mysql'"),
@@ -340,10 +347,12 @@ def test_database_urls_as_people_write_them(scheme: str) -> None:
 
 def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
     store = "[file_store]\nbucket = 'b-1'\nprefix = 'a/b'\npath_style = false\n"
-    write("trusted_proxies = ['10.0.0.0/8', '::1']\n" + FROM_THE_ISSUE + "\n" + store)
+    server = "[[mcp.servers]]\nname = 'a'\nurl = 'http://h/mcp'\n"
+    write("trusted_proxies = ['10.0.0.0/8', '::1']\n" + FROM_THE_ISSUE + "\n" + store + server)
     found = load({}, {"TOLLGATE_REDIS_URL": "redis://:secret@h:1/0"})
     assert found.trusted_proxies == ("10.0.0.0/8", "::1")
     assert found.file_store is not None and found.file_store.prefix == "a/b"
+    assert found.mcp_servers[0].url == "http://h/mcp"
     path = tmp_path / "settings.json"
     for _ in range(2):
         save(found, path)

@@ -108,6 +108,7 @@ OTHER_TOOLS = (
     "test_trigger_prompt_change",
     "test_trigger_resource_update",
     "test_count_calls",
+    "test_headers",
 )
 
 DEFAULTS_SCHEMA = {

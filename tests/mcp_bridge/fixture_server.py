@@ -95,6 +95,7 @@ class Fixture:
             "test_trigger_prompt_change": self.prompts_changed,
             "test_trigger_resource_update": self.resource_changed,
             "test_count_calls": self.count,
+            "test_headers": self.headers,
         }
 
     # What it has.
@@ -332,6 +333,9 @@ class Fixture:
             needed = {"requiredCapabilities": {"sampling": {}}}
             raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, "Needs sampling", needed)
         return [text("It can sample.")]
+
+    async def headers(self, ctx: Any, params: Any, arguments: Any) -> Any:
+        return [text(json.dumps(dict(ctx.request.headers)))]
 
     async def count(self, ctx: Any, params: Any, arguments: Any) -> Any:
         """How often it was called with this key; with `wait`, once somebody has answered."""

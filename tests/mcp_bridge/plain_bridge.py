@@ -14,8 +14,6 @@ from redis.asyncio import Redis
 from mcp_bridge.bridge import Bridge
 from mcp_bridge.caller import Caller
 from mcp_bridge.door import Door
-from mcp_bridge.protocol import rpc
-from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.rebinding import Allowed
 from mcp_bridge.upstream import ServerConfig
 
@@ -48,17 +46,8 @@ def application(redis_url: str, servers: list[str]) -> Any:
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         who = headers.get("x-caller", "alice")
         caller = Caller(org_id="org_" + who, project_id="proj_1", subject=who, client="c")
-        try:
-            allowed.check(headers.get("host"), headers.get("origin"))
-        except RpcError as error:
-            start = {"type": "http.response.start", "status": 403, "headers": []}
-            await send(start)
-            body = rpc.encode(rpc.failure(None, error))
-            await send({"type": "http.response.body", "body": body})
-            return
-        bridge = found["bridge"]
-        endpoint = bridge.endpoint(caller.org_id)
-        await Door(bridge).serve(caller, endpoint, scope, receive, send)
+        door = Door(found["bridge"])
+        await door.serve(caller, None, allowed, (), scope, receive, send)
 
     return asgi
 

@@ -352,6 +352,9 @@ class Running:
     def make_price_list(self, *_: Any) -> str:
         return "default"
 
+    def make_namespace(self, *_: Any) -> str:
+        return "identity"
+
     def make_kid(self, *_: Any) -> str:
         kid: str = self.services.authority.keys.ring.active.kid
         return kid

@@ -1,0 +1,94 @@
+"""The MCP bridge in this gateway: who calls, in its words; and what it needs of us.
+
+Above: `app`, `routes.mcp`. Below: `mcp_bridge`, which is loaded where servers are configured: its
+checks are pydantic's, which nothing else here needs. The operator's own servers are dialled as they
+are configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AsyncExitStack
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from litestar.types import Receive, Scope, Send
+from redis.asyncio import Redis
+
+from gateway.principal import Principal
+from gateway.secret import Secret
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from mcp_bridge.bridge import Bridge
+    from mcp_bridge.caller import Caller
+    from mcp_bridge.rebinding import Allowed
+
+STATE_PURPOSE = "mcp-request-state"
+NAME = "tollgate"
+
+
+class McpDoor:
+    def __init__(self, bridge: Bridge, allowed: Allowed) -> None:
+        from mcp_bridge.door import Door
+
+        self._bridge, self._allowed = bridge, allowed
+        self._door = Door(bridge)
+
+    def begin_drain(self) -> None:
+        self._bridge.begin_drain()
+
+    async def serve(
+        self,
+        principal: Principal,
+        namespace: str | None,
+        pages: Collection[str],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """`pages`: the origins that may call in this org's name."""
+        await self._door.serve(
+            to_caller(principal), namespace, self._allowed, pages, scope, receive, send
+        )
+
+
+def to_caller(principal: Principal) -> Caller:
+    from mcp_bridge.caller import Caller
+
+    return Caller(
+        org_id=principal.org_id,
+        project_id=principal.project_id,
+        subject=principal.user_id or principal.service_account_id or principal.key_id,
+        client=principal.client_id or principal.key_id,
+    )
+
+
+async def open_mcp(
+    settings: Settings, stack: AsyncExitStack, secret: Secret, redis: Redis
+) -> McpDoor | None:
+    if not settings.mcp_servers:
+        return None
+    from mcp_bridge.bridge import Bridge
+    from mcp_bridge.rebinding import Allowed
+    from mcp_bridge.upstream import ServerConfig
+
+    bridge = Bridge(
+        [
+            ServerConfig(name=each.name, url=each.url, namespace=each.namespace)
+            for each in settings.mcp_servers
+        ],
+        redis,
+        [key.derive(STATE_PURPOSE) for key in secret.keys],
+        info={"name": NAME, "version": own_version()},
+    )
+    await bridge.start()
+    stack.push_async_callback(bridge.close)
+    return McpDoor(bridge, Allowed(public_url=settings.issuer))
+
+
+def own_version() -> str:
+    try:
+        return version(NAME)
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,182 @@
+"""The bridge behind a whole gateway of two workers: who is let in where, and both eras there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import httpx2
+import msgspec
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.mcp_bridge.fixture_data import PLAIN
+from tests.mcp_bridge.processes import (
+    ACCEPT,
+    ERAS,
+    LegacyClient,
+    Process,
+    last_of,
+    modern,
+    running,
+)
+from tests.stack import Stack
+from tests.stack import running as running_stack
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning"),
+]
+CONFIG = """
+[[model]]
+name = "b"
+upstream = "http://127.0.0.1:1/v1"
+
+[[mcp.servers]]
+name = "old"
+url = "OLD"
+namespace = "identity"
+
+[[mcp.servers]]
+name = "new"
+url = "NEW"
+namespace = "second"
+"""
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    stack: Stack
+    servers: list[Process]
+    key: str
+    org_id: str
+    project_id: str
+
+    @property
+    def whole(self) -> str:
+        return f"{self.stack.base_url}/mcp/{self.org_id}"
+
+    @property
+    def identity(self) -> str:
+        return f"{self.whole}/{self.project_id}/identity"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with running(*(("fixture_server", "--era", era) for era in ERAS)) as servers:
+        config = CONFIG.replace("OLD", servers[0].url).replace("NEW", servers[1].url)
+        with running_stack(config=config, workers=2) as stack:
+            key = stack.create_key("--scope", "mcp:call")
+            found = asyncio.run(stack.sql("SELECT org_id, id FROM projects"))
+            yield World(
+                stack=stack,
+                servers=servers,
+                key=key,
+                org_id=found[0][0],
+                project_id=found[0][1],
+            )
+
+
+@asynccontextmanager
+async def client_of(world: World, url: str, mode: Any) -> AsyncIterator[Client]:
+    headers = {"authorization": f"Bearer {world.key}"}
+    async with httpx2.AsyncClient(headers=headers, timeout=20) as http:
+        async with Client(streamable_http_client(url, http_client=http), mode=mode) as client:
+            yield client
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_one_url_has_every_server(world: World, mode: str) -> None:
+    """Each page is of one server; each name begins with its server's."""
+    async with client_of(world, world.whole, mode) as client:
+        names: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            names += [tool.name for tool in page.tools]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        for server in ("old", "new"):
+            assert {f"{server}__{name}" for name in PLAIN} <= set(names)
+            found = await client.call_tool(f"{server}__test_simple_text", {})
+            assert found.content[0].text.startswith("This is a simple")  # type: ignore[union-attr]
+        prompt = await client.get_prompt("new__test_simple_prompt")
+        assert prompt.messages
+        assert (await client.read_resource("test://static-text")).contents
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_namespace_of_one_keeps_names(world: World, mode: str) -> None:
+    async with client_of(world, world.identity, mode) as client:
+        found = await client.call_tool("test_simple_text", {})
+        assert not found.is_error
+
+
+async def test_the_bare_path_is_the_credentials_orgs(world: World, http: httpx.AsyncClient) -> None:
+    message, headers = modern("tools/call", {"name": "new__test_simple_text", "arguments": {}})
+    headers["authorization"] = f"Bearer {world.key}"
+    answer = await http.post(f"{world.stack.base_url}/mcp", json=message, headers=headers)
+    assert not last_of(answer)["result"].get("isError")
+
+
+async def test_a_session_is_of_one_endpoint(world: World, http: httpx.AsyncClient) -> None:
+    http.headers["authorization"] = f"Bearer {world.key}"
+    client = await LegacyClient.open(http, world.identity)
+    assert "result" in await client.ask(world.identity, "ping")
+    elsewhere = await client.send(world.whole, {"jsonrpc": "2.0", "id": 1, "method": "ping"})
+    assert elsewhere.status_code == 404
+
+
+async def test_nobody_else_is_let_in(world: World, http: httpx.AsyncClient) -> None:
+    """With a way to find out how, wherever the path leads."""
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    inference = world.stack.create_key("--scope", "inference")
+    other = world.whole[:-1] + ("0" if world.whole[-1] != "0" else "1")
+    for url, key, status in (
+        (world.whole, None, 401),
+        (world.identity, None, 401),
+        (world.whole, "wrong", 401),
+        (world.whole, inference, 403),
+        (other, world.key, 401),
+        (f"{world.whole}/proj_other/identity", world.key, 401),
+        (f"{world.whole}/{world.project_id}/nothing", world.key, 404),
+    ):
+        headers = {**ACCEPT} if key is None else {**ACCEPT, "authorization": f"Bearer {key}"}
+        answer = await http.post(url, json=message, headers=headers)
+        assert answer.status_code == status, (url, answer.text)
+        if status in (401, 403):
+            path = "/".join(httpx.URL(url).path.split("/")[:3])
+            metadata = f"/.well-known/oauth-protected-resource{path}"
+            assert metadata in answer.headers["www-authenticate"]
+
+
+async def test_a_page_of_another_origin_is_not_let_in(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    message, headers = modern("server/discover")
+    headers["authorization"] = f"Bearer {world.key}"
+    for more, status in (
+        ({"origin": "http://evil.example.com"}, 403),
+        ({"host": "evil.example.com"}, 403),
+        ({"origin": f"http://localhost:{world.stack.port}"}, 200),
+    ):
+        answer = await http.post(world.whole, json=message, headers={**headers, **more})
+        assert answer.status_code == status
+
+
+async def test_the_callers_token_stays_here(world: World, http: httpx.AsyncClient) -> None:
+    """Servers get their own credentials, and of the request its message alone."""
+    assert world.key not in "".join(str(each) for each in await seen_by_server(world, http))
+
+
+async def seen_by_server(world: World, http: httpx.AsyncClient) -> list[Any]:
+    message, headers = modern("tools/call", {"name": "new__test_headers", "arguments": {}})
+    headers |= {"authorization": f"Bearer {world.key}", "cookie": "a=b", "x-own": "canary"}
+    answer = await http.post(world.whole, json=message, headers=headers)
+    seen = msgspec.json.decode(last_of(answer)["result"]["content"][0]["text"])
+    assert "mcp-method" in seen and not {"authorization", "cookie", "x-own"} & set(seen)
+    return [seen]
