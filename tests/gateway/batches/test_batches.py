@@ -184,8 +184,10 @@ def test_other_surfaces_are_asked_in_the_same_way(
 
 def test_a_response_of_a_batch_is_kept_and_can_be_continued(client: OpenAI) -> None:
     """One that a line cannot be is refused by its name, as the same request is without a batch."""
+    before = client.responses.create(model="near", input="first", max_output_tokens=16)
     bodies: dict[str, Any] = {
         "kept": {},
+        "continues": {"previous_response_id": before.id},
         "not kept": {"store": False},
         "background": {"background": True},
         "conversation": {"conversation": "conv_1"},
@@ -212,7 +214,11 @@ def test_a_response_of_a_batch_is_kept_and_can_be_continued(client: OpenAI) -> N
         found[name] = Response.model_validate(each["response"]["body"])
         assert extras(found[name]) == []
         assert found[name].usage is not None and found[name].service_tier == "default"
-    assert found.keys() == {"kept", "not kept"}
+    assert found.keys() == {"kept", "continues", "not kept"}
+    longer, short = found["continues"], found["kept"]
+    assert longer.previous_response_id == before.id
+    assert longer.usage is not None and short.usage is not None
+    assert longer.usage.input_tokens > short.usage.input_tokens, "it was shown what came before"
     assert client.responses.retrieve(found["kept"].id).output_text == found["kept"].output_text
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(found["not kept"].id)
