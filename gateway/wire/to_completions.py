@@ -149,7 +149,9 @@ class CompletionStream:
 def to_choice(item: Item, written: dict[int, Written]) -> CompletionChoice:
     """What an item adds to its choice."""
     assert isinstance(item, PromptEcho | TextDelta)
-    place = written.setdefault(item.index, Written())
+    place = written.get(item.index)
+    if place is None:  # a decoder is not made for each chunk
+        place = written[item.index] = Written()
     if isinstance(item, PromptEcho):
         return CompletionChoice(
             index=item.index, text=item.text, logprobs=place.of_echo(item), finish_reason=None

@@ -12,6 +12,7 @@ events none is made.
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -175,7 +176,7 @@ class ResponseEncoder:
         if logprobs:
             at.logprobs += logprobs
         if self._stream and (text or logprobs):
-            shown = events.to_event_logprobs(logprobs or [])
+            shown = events.to_event_logprobs(logprobs) if logprobs else []
             self._send(events.TextDelta(**self._about(at), delta=text, logprobs=shown))
 
     def _call(self, call: CallDelta) -> None:
@@ -258,11 +259,17 @@ class ResponseEncoder:
         return number
 
     def _send(self, event: events.Event) -> None:
-        name = type(event).__struct_config__.tag
-        assert isinstance(name, str)
-        self._out.append(sse.encode(_encode(event), name.encode()))
+        self._out += (opening_of(type(event)), _encode(event), sse.END)
 
     def _taken(self) -> bytes:
         out = b"".join(self._out)
         self._out.clear()
         return out
+
+
+@cache
+def opening_of(kind: type[events.Event]) -> bytes:
+    """What stands before an event's data, which is JSON of one line."""
+    name = kind.__struct_config__.tag
+    assert isinstance(name, str)
+    return b"event: %b\n%b" % (name.encode(), sse.DATA)
