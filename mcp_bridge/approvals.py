@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from mcp_bridge.canonical import digest
+from mcp_bridge.canonical import beyond, digest, pointer, walk
 from mcp_bridge.errors import ApprovalRefused
 
 ApprovalState = Literal["pending", "approved", "denied", "used", "expired"]
@@ -87,8 +87,21 @@ Outcome = Moved | Refused
 
 
 def arguments_digest(arguments: Mapping[str, object]) -> str:
-    """What an approval knows of the arguments. NotCanonical."""
-    return digest(arguments)
+    """What an approval knows of the arguments. NotCanonical.
+
+    Ids of 64 bits are common in arguments and not in RFC 8785: such numbers are written as text,
+    and beside them where they stand, so that no text can pass for one.
+    """
+    large = [pointer(parts) for parts, one in walk(arguments) if beyond(one)]
+    return digest([with_texts(arguments), large])
+
+
+def with_texts(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: with_texts(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_texts(inner) for inner in value]
+    return f"{value:x}" if isinstance(value, int) and beyond(value) else value
 
 
 def requested(

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 import msgspec
 
-from mcp_bridge.canonical import pointer
+from mcp_bridge.canonical import pointer, walk
 from mcp_bridge.errors import SchemaRefused
 
 Parts = tuple[str | int, ...]
@@ -47,6 +47,11 @@ PUBLISHED = ("https://json-schema.org/draft/", "http://json-schema.org/draft-")
 """What the validator has built in: the dialects' own schemas."""
 
 PUBLISHED_WORK = 200
+MULTIPLE_WORK = 20
+"""Of `multipleOf`, which divides exactly, however far apart the two numbers are."""
+LITERALS_PER_WORK = 200
+"""Values of an `enum` or `const` that are compared in the time of one subschema."""
+
 MAX_SUBSCHEMAS = 5_000
 MAX_SCHEMA_DEPTH = 48
 MAX_VALUE_DEPTH = 64
@@ -213,6 +218,7 @@ def nodes_of(schema: Schema, documents: Documents) -> list[Node]:
     number(schema, (), documents.root_base)
     while waiting:
         one, node = waiting.pop()
+        node.fixed += own_work(one)
         node.again = "unevaluatedProperties" in one or "unevaluatedItems" in one
         for how, step, child in children(one):
             inner = based(child, node.base, documents.old)
@@ -224,6 +230,13 @@ def nodes_of(schema: Schema, documents: Documents) -> list[Node]:
             if at is not None and at not in node.in_place:
                 node.in_place.append(at)
     return nodes
+
+
+def own_work(schema: Schema) -> int:
+    """What a subschema's own keywords cost beyond those of a plain one."""
+    literals = sum(1 for key in ("enum", "const") if key in schema for _ in walk(schema[key]))
+    multiple = MULTIPLE_WORK if "multipleOf" in schema else 0
+    return literals // LITERALS_PER_WORK + multiple
 
 
 def referred(one: Schema, node: Node, documents: Documents) -> Iterator[tuple[Schema, Parts, str]]:

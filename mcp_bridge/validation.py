@@ -50,8 +50,11 @@ OLD = ("http://json-schema.org/draft-07/schema", "http://json-schema.org/draft-0
 MAX_SCHEMA_BYTES = 256 << 10
 MAX_VALUE_BYTES = 4 << 20
 MAX_VALUE_NODES = 50_000
-MAX_WORK = 2_000_000
-"""Subschemas tried for one value at most, a tenth of a second or so."""
+MAX_NUMBER_BITS = 1_024
+MAX_WORK = 500_000
+"""Subschemas tried for one value at most: a quarter of a second where each is a slow one."""
+CHARS_PER_VALUE = 256
+"""Of text, which patterns read, in the time of one more value."""
 MAX_LOCATED_WORK = 50_000
 """Up to here it is also said where a value is wrong: that costs a hundred times as much."""
 LITERALS_PER_WORK = 10
@@ -59,12 +62,13 @@ MAX_PROBLEMS = 16
 MAX_MESSAGE_CHARS = 300
 REGEX_BYTES = 256 << 10
 """Of a compiled regular expression, which bounds the time that a character takes."""
+KILLABLE_REGEX_BYTES = 4 << 20
 BACKTRACK_LIMIT = 10_000_000
 MAX_COMPILED = 4_096
 
 LINEAR = jsonschema_rs.RegexOptions(size_limit=REGEX_BYTES, dfa_size_limit=1 << 20)
 BACKTRACKING = jsonschema_rs.FancyRegexOptions(
-    backtrack_limit=BACKTRACK_LIMIT, size_limit=REGEX_BYTES, dfa_size_limit=1 << 20
+    backtrack_limit=BACKTRACK_LIMIT, size_limit=KILLABLE_REGEX_BYTES, dfa_size_limit=1 << 20
 )
 
 
@@ -162,7 +166,10 @@ def build(
 
 
 def refused(error: jsonschema_rs.ValidationError) -> SchemaRefused:
-    return SchemaRefused(pointer(tuple(error.instance_path)), sentence(error))
+    path = pointer(tuple(error.instance_path))
+    if 'not a "regex"' in error.message:
+        return SchemaRefused(path, "a pattern that is no regular expression, or too large a one")
+    return SchemaRefused(path, sentence(error))
 
 
 def sentence(error: jsonschema_rs.ValidationError) -> str:
@@ -177,10 +184,10 @@ def check(compiled: Compiled, value: object) -> tuple[Problem, ...]:
     sizes = measured(value)
     if isinstance(sizes, Problem):
         return (sizes,)
-    nodes, depth = sizes
+    values, depth, chars = sizes
     if depth > compiled.cost.deepest:
         return (Problem("", "schema", f"nests deeper than {compiled.cost.deepest} here"),)
-    work = nodes * compiled.cost.at(depth)
+    work = (values + chars // CHARS_PER_VALUE) * compiled.cost.at(depth)
     if work > MAX_WORK:
         return (Problem("", "schema", f"takes more than {MAX_WORK} checks by this schema"),)
     if compiled.validator.is_valid(value):
@@ -191,8 +198,8 @@ def check(compiled: Compiled, value: object) -> tuple[Problem, ...]:
     return tuple(problem_of(error) for _, error in zip(range(MAX_PROBLEMS), errors, strict=False))
 
 
-def measured(value: object) -> tuple[int, int] | Problem:
-    """(values, depth) of a JSON value, or what is wrong with its size."""
+def measured(value: object) -> tuple[int, int, int] | Problem:
+    """(values, depth, characters) of a JSON value, or what is wrong with its size."""
     nodes = depth = size = 0
     try:
         for parts, one in walk(value):
@@ -200,13 +207,17 @@ def measured(value: object) -> tuple[int, int] | Problem:
             depth = max(depth, len(parts))
             size += len(one) if isinstance(one, str) else 1
             size += sum(map(len, one)) if isinstance(one, dict) else 0
+            if isinstance(one, int) and one.bit_length() > MAX_NUMBER_BITS:
+                return Problem(
+                    pointer(parts), "type", f"a number of more than {MAX_NUMBER_BITS} bits"
+                )
             if nodes > MAX_VALUE_NODES or size > MAX_VALUE_BYTES:
                 return Problem(
                     "", "schema", f"more than {MAX_VALUE_NODES} values or {MAX_VALUE_BYTES} bytes"
                 )
     except (NotCanonical, TypeError) as error:
         return Problem("", "schema", str(error)[:MAX_MESSAGE_CHARS])
-    return nodes, depth
+    return nodes, depth, size
 
 
 def problem_of(error: jsonschema_rs.ValidationError) -> Problem:

@@ -98,6 +98,15 @@ async def test_arguments_that_differ_anywhere_have_another_digest() -> None:
     )
 
 
+def test_numbers_of_64_bits_are_told_apart_from_each_other_and_from_text() -> None:
+    number = 2**63 + 1
+    digests = {
+        arguments_digest({"id": one})
+        for one in (number, number + 1, -number, f"{number:x}", str(number), [number])
+    }
+    assert len(digests) == 6
+
+
 async def test_who_asks_does_not_answer() -> None:
     queue = Queue()
     one = await queue.asked()

@@ -204,6 +204,14 @@ def test_what_has_no_name_is_unpinnable_and_takes_nothing_with_it(value: object)
     assert [one.path for one in offer.unpinnable] == ["/name", "/x"]
 
 
+def test_instructions_are_text_and_offers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotPinnable, match="text"):
+        pin_of("instructions", {"a": 1})
+    monkeypatch.setattr("mcp_bridge.pinning.MAX_OFFERED", 1)
+    with pytest.raises(NotPinnable, match="more than 1 things"):
+        offer_of([("tool", TOOL), ("prompt", TOOL)])
+
+
 def test_the_diff_is_by_path_and_shows_what_hides() -> None:
     new = copy.deepcopy(TOOL)
     new["description"] += "\u200b\U000e0069"
