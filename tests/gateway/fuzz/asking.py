@@ -89,7 +89,7 @@ class Asker:
         good = [each for each in answers if each.status == 200]
         if meant.shape == "left" or any(map(is_in_background, good)):
             return
-        strict = meant.body.get("model") == self.model
+        strict = meant.body.get("model", self.model) == self.model
         for each in good:
             read = speaking.check_stream if each.is_stream else speaking.check_whole
             read(meant, each, strict=strict)
@@ -124,7 +124,8 @@ class Asker:
         text = json.dumps(body)
         for mark, kept in self.kept.items():
             text = text.replace(json.dumps(mark), json.dumps(kept))
-        return msgspec.structs.replace(asked, body=json.loads(text))
+        path = asked.path.replace(CONVERSATION, self.kept[CONVERSATION])
+        return msgspec.structs.replace(asked, path=path, body=json.loads(text))
 
     def keep_anew(self) -> None:
         """What requests continue, which would outgrow the context."""

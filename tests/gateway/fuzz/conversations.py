@@ -25,15 +25,18 @@ from tests.gateway.fuzz.openai_bodies import (
     CHAT,
     CHAT_MESSAGES,
     COMPLETION,
+    CONVERSATION,
     EMBEDDING,
     IDS,
     INPUT,
+    ITEMS,
     PROMPT,
     RESPONSE,
     TOKENIZED,
 )
 from tests.gateway.fuzz.texts import (
     JUNK,
+    METADATA,
     RAW_MARKS,
     TEXT,
     Fields,
@@ -63,6 +66,7 @@ class SurfaceOf(msgspec.Struct, frozen=True, kw_only=True):
     needed: Fields
     options: Fields
     streams: bool = True
+    has_model: bool = True
 
 
 SURFACES: Mapping[str, SurfaceOf] = {
@@ -106,6 +110,20 @@ SURFACES: Mapping[str, SurfaceOf] = {
         options=RESPONSE,
         streams=False,
     ),
+    "conversations": SurfaceOf(
+        path="/v1/conversations",
+        needed={"items": ITEMS},
+        options={"metadata": METADATA},
+        streams=False,
+        has_model=False,
+    ),
+    "items of one": SurfaceOf(
+        path=f"/v1/conversations/{CONVERSATION}/items",
+        needed={"items": ITEMS},
+        options={},
+        streams=False,
+        has_model=False,
+    ),
 }
 MODEL = st.sampled_from(["near"] * 12 + ["far"] * 2 + ["nobody", ""])
 FIELD_NAMES = sorted({name for each in SURFACES.values() for name in (*each.needed, *each.options)})
@@ -125,7 +143,7 @@ def bodies(draw: st.DrawFn, surface: SurfaceOf) -> dict[str, Any]:
     named = st.sampled_from(sorted(surface.options)) if surface.options else st.nothing()
     names = draw(st.lists(named, max_size=min(MOST_OPTIONS, len(surface.options))))
     chosen = {name: surface.options[name] for name in dict.fromkeys(names)}
-    found = {"model": draw(MODEL)}
+    found = {"model": draw(MODEL)} if surface.has_model else {}
     for name, values in {**surface.needed, **chosen}.items():
         found[name] = draw(values)
     return deepcopy(found)  # what was sampled is many bodies' own

@@ -187,6 +187,7 @@ UNKNOWN_ITEMS: tuple[Any, ...] = (
     {"type": "hologram"},
     {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
 )
+MESSAGE_ITEM = {"role": "user", "content": "hi"}
 ITEM = st.one_of(
     built(
         lambda text: {"role": "user", "content": text}, CONTENT.filter(lambda c: isinstance(c, str))
@@ -224,6 +225,7 @@ ITEM = st.one_of(
     ),
     st.sampled_from(UNKNOWN_ITEMS),
 )
+ITEMS = st.lists(ITEM, max_size=3) | st.lists(st.just(MESSAGE_ITEM), max_size=21)
 RESPONSE_TOOL = built(lambda function: {"type": "function", **function}, FUNCTION)
 NAMED_FUNCTION = {"type": "function", "name": "f"}
 RESPONSE: Fields = {

@@ -100,6 +100,12 @@ def check_whole(asked: Asked, answer: Answer, *, strict: bool) -> Any:
     elif asked.surface == "input_tokens":
         with sdk(answer.content, "application/json") as client:
             found = client.responses.input_tokens.count(model="m")
+    elif asked.surface == "conversations":
+        with sdk(answer.content, "application/json") as client:
+            found = client.conversations.create()
+    elif asked.surface == "items of one":
+        with sdk(answer.content, "application/json") as client:
+            found = client.conversations.items.create("x", items=[])
     elif asked.surface == "messages":
         found = read_whole(answer.content)
     elif asked.surface == "embeddings":
