@@ -3,7 +3,7 @@
 Look-around and back references need backtracking, which can take for ever on a short text. Such a
 schema is checked in a child, one value at a time, in a bounded number of seconds; then the child
 is killed and the call fails by name. The child limits its own processor time and memory, too, so
-that it ends when nobody is left to kill it. It has no environment and opens no file or socket.
+that it ends when nobody is left to kill it. Its environment is where modules are, nothing more.
 
 Frames on its pipes: four bytes of length, big endian, and JSON. Above: `validation.problems`.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -298,6 +299,23 @@ async def test_a_process_that_takes_long_is_killed_and_the_next_value_is_checked
     monkeypatch.setattr(killable_module, "MAX_WAITING", 0)
     with pytest.raises(ValidationTimedOut, match="too many"):
         await problems(quick, "a", killable)
+
+
+async def test_who_stops_waiting_leaves_no_process_in_the_middle(
+    killable: KillableValidator,
+) -> None:
+    slow = compile_schema({"items": {"pattern": r"^(?=a)(a|a)*(a|a)*(a|a)*\1b$"}})
+    quick = compile_schema({"pattern": "^(?=a)"})
+    assert await problems(quick, "a", killable) == ()
+    first = killable.child
+    task = asyncio.create_task(problems(slow, ["a" * 30] * 2_000, killable))
+    while killable.waiting == 0:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert first is not None and first.returncode is not None and killable.waiting == 0
+    assert (await problems(quick, "b", killable))[0].keyword == "pattern"
 
 
 OUTPUT = compile_schema({"type": "object", "properties": {"n": {"type": "integer"}}})
