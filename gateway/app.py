@@ -151,6 +151,7 @@ def begin_drain(services: Services, timeout_s: float) -> None:
     and a worker that gives way to another one makes nobody think that the gateway leaves."""
     asyncio.get_running_loop().call_later(LAST_REQUEST_S, services.readiness.begin_drain)
     services.batches.leave()
+    services.responses.background.leave()
     if services.mcp is not None:
         services.mcp.begin_drain()
     services.desk.tasks.spawn(drain(services.desk, timeout_s), name="drain")

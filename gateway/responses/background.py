@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.rounds import Unforeseen
 from gateway.db import DATABASE_ERRORS
 from gateway.delivery import Delivery
 from gateway.errors import to_face
-from gateway.inference import Desk, start
+from gateway.inference import Desk, NotAccepting, start
 from gateway.responses.created import Created
+from gateway.responses.events import EventLog, EventRows
 from gateway.responses.kept import Kept, Owner
 from gateway.responses.running import RunningRows, Within
 from gateway.tasks import end
@@ -36,28 +40,46 @@ ENDING_TRIES = 30
 ENDING_PAUSE_S = 1.0
 """How often, and after which pause, the end of one is tried to be written: it is on the bill."""
 CLOSE_TIMEOUT_S = 5.0
+EVENTS_INTERVAL_S = 0.25
+"""Of all that this worker runs the events are written together, so often."""
+MAX_FOLLOWERS = 256
+"""Streams of events that one process has open."""
 
 
 class Background:
-    def __init__(self, desk: Desk, rows: RunningRows) -> None:
+    def __init__(self, desk: Desk, rows: RunningRows, events: EventRows) -> None:
         self._desk = desk
         self._rows = rows
+        self._events = events
+        self._logs: dict[str, EventLog] = {}
+        self._writes = asyncio.Lock()
+        """Events come to their table in order, and before their response has ended."""
+        self._num_followers = 0
+        self._is_leaving = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
         self._followers: set[asyncio.Task[None]] = set()
         self._running: dict[str, Delivery] = {}
         self._rounds: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._rounds = asyncio.create_task(self._beat_forever(), name="background responses")
+        self._writing = asyncio.create_task(self._write_forever(), name="background events")
+
+    def leave(self) -> None:
+        """Who follows one here goes on elsewhere."""
+        self._is_leaving.set()
 
     async def close(self) -> None:
         """After what runs was drained: each writes its end."""
+        self.leave()
         if self._followers:
             _, late = await asyncio.wait(self._followers, timeout=CLOSE_TIMEOUT_S)
             for task in late:
                 log.warning("%s is left to be recovered", task.get_name())
                 await end(task)
-        if self._rounds is not None:
-            await end(self._rounds)
+        for round_ in (self._rounds, self._writing):
+            if round_ is not None:
+                await end(round_)
 
     async def run(self, created: Created, *, within: Within | None = None) -> bytes:
         """The answer as it stands: queued. `within`: what stands or falls with it.
@@ -78,6 +100,26 @@ class Background:
         self.abandon(response_id)
         return answer
 
+    async def follow(self, owner: Owner, response_id: str, after: int = -1) -> AsyncIterator[bytes]:
+        """Events behind that one, as they come, wherever it runs.
+
+        Raises: NotFound, BadField, NotAccepting.
+        """
+        if self._num_followers >= MAX_FOLLOWERS or self._is_leaving.is_set():
+            raise NotAccepting
+        found = self._events.follow(owner, response_id, after, self._is_leaving)
+        await anext(found)
+        return self._counted(found)
+
+    async def _counted(self, found: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        self._num_followers += 1
+        try:
+            async for each in found:
+                if each:
+                    yield each
+        finally:
+            self._num_followers -= 1
+
     def abandon(self, response_id: str) -> None:
         """Cancelled: at once, where it runs here."""
         delivery = self._running.get(response_id)
@@ -93,29 +135,61 @@ class Background:
         encoder = created.encoder
         response_id = encoder.response.id
         delivery = self._running[response_id] = start(self._desk, created.call)
+        told = self._logs[response_id] = EventLog(created.owner, response_id)
+        has_begun = False
         try:
-            while await delivery.next() is not None:
-                if encoder.response.status == "queued":
-                    encoder.become("in_progress")
-                    await self._write(created, tries=1)
+            while (chunk := await delivery.next()) is not None:
+                told.add(chunk)
+                if not has_begun:
+                    has_begun = True
+                    await self._say_that_it_runs(created)
         except Exception as error:
             face = to_face(error)
-            encoder.fail(status=face.status, message=face.body.message)
+            told.add(encoder.fail(status=face.status, message=face.body.message))
         finally:
-            del self._running[response_id]
+            del self._running[response_id], self._logs[response_id]
         if encoder.response.status in ENDED:  # else it was cancelled, and says so already
-            await self._write(created, tries=ENDING_TRIES)
+            await self._end(created, told)
 
-    async def _write(self, created: Created, *, tries: int) -> None:
+    async def _say_that_it_runs(self, created: Created) -> None:
+        """Unless it has ended by now, which is said with its last events."""
         response = created.encoder.response
-        for left in reversed(range(tries)):
+        if response.status not in ENDED:
             try:
-                await self._rows.change(created.owner, response, Kept.of(created.given, response))
+                kept = Kept.of(created.given, response)
+                await self._rows.change(created.owner, response, kept)
+            except DATABASE_ERRORS as error:
+                log.warning("%s: not written (%s)", response.id, type(error).__name__)
+
+    async def _end(self, created: Created, told: EventLog) -> None:
+        response = created.encoder.response
+        kept = Kept.of(created.given, response)
+        async with self._writes:  # behind what is being written of it
+            some = told.take()
+
+        async def add(conn: AsyncConnection) -> None:
+            if some is not None:
+                await self._events.add(conn, some)
+
+        for left in reversed(range(ENDING_TRIES)):
+            try:
+                await self._rows.change(created.owner, response, kept, before=add)
                 return
             except DATABASE_ERRORS as error:
                 log.warning("%s: not written (%s)", response.id, type(error).__name__)
             if left:
                 await asyncio.sleep(ENDING_PAUSE_S)
+
+    async def _write_forever(self) -> None:
+        unforeseen = Unforeseen(log, "background events were not written")
+        while True:
+            await asyncio.sleep(EVENTS_INTERVAL_S)
+            with unforeseen:
+                try:
+                    async with self._writes:
+                        await self._events.write(list(self._logs.values()))
+                except DATABASE_ERRORS as error:
+                    log.warning("background events wait (%s)", type(error).__name__)
 
     async def _beat_forever(self) -> None:
         unforeseen = Unforeseen(log, "background responses were not looked after")

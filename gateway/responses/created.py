@@ -20,3 +20,5 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
     given: tuple[Item, ...]
     """What it adds to what it continues."""
     in_background: bool
+    is_streamed: bool = False
+    """Whoever asks follows it."""

@@ -59,6 +59,7 @@ async def create(desk: Desk, responses: Responses, asker: Asker, body: bytes) ->
         owner=owner,
         given=given,
         in_background=bool(request.background),
+        is_streamed=bool(request.stream),
     )
     if request.background or not (keeps or request.conversation):
         return created

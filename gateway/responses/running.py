@@ -39,6 +39,8 @@ LOST = ResponseError("server_error", "The gateway that worked on this response h
 Within = Callable[[AsyncConnection, bytes], Awaitable[None]]
 """Is given the transaction that adds a response, and its answer."""
 
+Before = Callable[[AsyncConnection], Awaitable[None]]
+
 _response_decoder = msgspec.json.Decoder(Response)
 
 
@@ -71,13 +73,17 @@ class RunningRows(KeptRows):
             if within is not None:
                 await within(conn, kept.answer)
 
-    async def change(self, owner: Owner, response: Response, kept: Kept) -> None:
+    async def change(
+        self, owner: Owner, response: Response, kept: Kept, *, before: Before | None = None
+    ) -> None:
         """Of whoever runs it; nothing, where it does not run any more. One that was answered is
-        added to its conversation."""
+        added to its conversation. `before`: what is written with it, while it still runs."""
         values = {"status": response.status, **sealed(self._cipher, owner, response.id, kept)}
         changed = sa.update(table).where(*owned(table, owner), table.c.id == response.id)
         changed = changed.where(table.c.status.in_(RUNS)).values(**values)
         async with tenant(self._db, owner.org_id) as conn:
+            if before is not None:
+                await before(conn)
             runs = (await conn.execute(changed)).rowcount == 1
             if runs and response.status in CAN_BE_CONTINUED and response.conversation is not None:
                 added_to = response.conversation.id

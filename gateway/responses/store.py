@@ -30,6 +30,7 @@ from gateway.fleet.errors import BadField
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.kept import Kept, Owner, decode, encode
 from gateway.responses.tables import owned
+from gateway.responses.tables import response_events as events
 from gateway.responses.tables import responses as table
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import projects
@@ -43,6 +44,8 @@ MAX_CONTINUED = 1000
 """Responses, one behind the other."""
 MAX_CONTINUED_BYTES = 16 * 1024 * 1024
 CAN_BE_CONTINUED = ("completed", "incomplete")
+EVENTS_LIFETIME_S = 24 * 3600
+"""Of what was streamed in the background; the answer stays."""
 SWEEP_INTERVAL_S = 600.0
 SWEEP_BATCH = 500
 
@@ -138,6 +141,9 @@ class ResponseStore(KeptRows):
     async def sweep(self) -> int:
         """Delete what has expired and nobody continues, and what stood in a project before it was
         to keep nothing; returns how many."""
+        old_events = sa.func.now() - timedelta(seconds=EVENTS_LIFETIME_S)
+        async with self._system_db.begin() as conn:
+            await conn.execute(sa.delete(events).where(events.c.created_at < old_events))
         swept = 0
         later = table.alias("later")
         is_continued = sa.exists().where(

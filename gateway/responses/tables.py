@@ -57,6 +57,20 @@ conversation_items = sa.Table(
     sa.Column("secret_id", sa.Text, nullable=False),
 )
 
+response_events = sa.Table(
+    "response_events",
+    metadata,
+    sa.Column("response_id", sa.Text, primary_key=True),
+    sa.Column("first_number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("org_id", sa.Text, nullable=False),
+    sa.Column("last_number", sa.BigInteger, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Column("secret_id", sa.Text, nullable=False),
+    sa.Column(
+        "created_at", sa.TIMESTAMP(timezone=True), nullable=False, server_default=sa.func.now()
+    ),
+)
+
 
 def owned(table: sa.Table, owner: Owner) -> tuple[sa.ColumnElement[bool], ...]:
     """The rows of a project."""

@@ -14,6 +14,7 @@ from gateway.auth.encrypted_at_rest import Cipher
 from gateway.inference import Desk
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
+from gateway.responses.events import EventRows
 from gateway.responses.running import RunningRows
 from gateway.responses.store import PURPOSE, ResponseStore
 from gateway.secret import Secret
@@ -54,7 +55,14 @@ def open_responses(
         cipher=cipher,
         lifetime_s=lifetime_s,
     )
-    background = Background(desk, rows)
+    events = EventRows(
+        db=db,
+        system_db=system_db,
+        conversations=conversations,
+        cipher=cipher,
+        lifetime_s=lifetime_s,
+    )
+    background = Background(desk, rows, events)
     background.start()
     stack.push_async_callback(background.close)
     return Responses(store=store, conversations=conversations, background=background)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath
+from litestar.response import Stream
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 from msgspec import Meta
@@ -30,6 +31,7 @@ from gateway.routes.access import HotRoute, needs, services
 from gateway.routes.body import plain_body
 from gateway.routes.counted import MODEL
 from gateway.routes.generation import HEADERS, REFUSALS, Heard, hear
+from gateway.routes.idempotency import REPLAYED
 from gateway.routes.kept_reply import Replayed, claim_once, once
 from gateway.routes.media_types import EVENT_STREAM, JSON
 from gateway.routes.operations import ErrorEnvelope, describes
@@ -64,7 +66,12 @@ class RetrieveQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] = []
     stream: bool = False
     include_obfuscation: bool = False
-    starting_after: int | None = None
+    starting_after: Annotated[int, Meta(ge=0)] | None = None
+    """With `stream`: the number of the event behind which it goes on."""
+
+
+class Named(msgspec.Struct):
+    id: str
 
 
 class ItemsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -132,10 +139,12 @@ async def in_background(request: Asked, heard: Heard, created: Created) -> ASGIA
     found = services(request)
     if heard.key is None:
         queued = await found.responses.background.run(created)
-        return ASGIResponse(body=queued, media_type=JSON, status_code=200)
+        return await shown(request, created, queued)
     claim, known = await claim_once(request, heard.key, heard.body)
-    if known is not None:
+    if known is not None and not created.is_streamed:
         return Replayed(known)
+    if known is not None:
+        return await shown(request, created, known.body, dict([REPLAYED]))
 
     async def keep(conn: AsyncConnection, answer: bytes) -> None:
         headers = [(b"content-type", JSON.encode())]
@@ -148,7 +157,30 @@ async def in_background(request: Asked, heard: Heard, created: Created) -> ASGIA
         with suppress(*DATABASE_ERRORS):  # its claim ends by itself, where it cannot be let go of
             await found.idempotency_keys.let_go(claim)
         raise
-    return ASGIResponse(body=queued, media_type=JSON, status_code=200)
+    return await shown(request, created, queued)
+
+
+async def shown(
+    request: Asked, created: Created, queued: bytes, headers: dict[bytes, bytes] | None = None
+) -> ASGIApp:
+    """As it stands, or, where it is to be streamed, as it becomes: who leaves comes back to
+    `GET /v1/responses/{response_id}?stream=true`."""
+    if not created.is_streamed:
+        return ASGIResponse(body=queued, media_type=JSON, status_code=200)
+    response_id = msgspec.json.decode(queued, type=Named).id
+    extra = {name.decode(): value.decode() for name, value in (headers or {}).items()}
+    stream = await followed(request, response_id, -1, extra)
+    return stream.to_asgi_response(None, request)
+
+
+async def followed(
+    request: Asked, response_id: str, after: int, headers: dict[str, str] | None = None
+) -> Stream:
+    """Raises: NotFound, BadField, NotAccepting."""
+    background = services(request).responses.background
+    events = await background.follow(Owner.of(request.user), response_id, after)
+    sent = {"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})}
+    return Stream(events, media_type=EVENT_STREAM, headers=sent)
 
 
 def fail(encoder: ResponseEncoder, face: Face) -> bytes:
@@ -171,13 +203,18 @@ def to_own_face(error: Exception) -> Face:
     RESPONSE,
     opt=NEEDED,
     tags=TAGS,
-    summary="A response that is kept, as it was answered",
-    operation_class=describes(query=RetrieveQuery, answer=responses_answer.Response),
+    summary="A response that is kept, as it was answered, or its events from one on",
+    operation_class=describes(
+        query=RetrieveQuery, answer=responses_answer.Response, said={200: ANSWERS}
+    ),
 )
-async def retrieve(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: Asked, response_id: FromPath[str]) -> Response[bytes] | Stream:
     query = parse_query(request.url.query, RetrieveQuery)
     if query.stream:
-        raise unsupported("stream", "not supported: it is answered whole")
+        if query.include_obfuscation:
+            raise unsupported("include_obfuscation", "not supported: events are not padded")
+        after = -1 if query.starting_after is None else query.starting_after
+        return await followed(request, response_id, after)
     if query.starting_after is not None:
         raise BadField(
             "The 'starting_after' parameter is only allowed when 'stream' is enabled.",

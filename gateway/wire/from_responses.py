@@ -64,8 +64,6 @@ def check(request: ResponseRequest) -> None:
             raise unsupported(
                 "stream_options.include_obfuscation", "not supported: events are not padded"
             )
-    if request.background and request.stream:
-        raise unsupported("stream", "not supported together with 'background': poll it")
     if request.conversation is not None and request.previous_response_id is not None:
         raise BadField(
             "Give one of 'conversation' and 'previous_response_id'.", param="conversation"

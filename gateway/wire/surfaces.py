@@ -159,8 +159,8 @@ RESPONSES = Surface(
         "previous_response_id": "one that was answered and is kept, of the same project",
         "conversation": "its items come before `input`; both and the answer are added to it,"
         " stored or not",
-        "background": "true: it runs by itself, is found by its id, and can be cancelled; not with"
-        " `stream`, nor where nothing is stored",
+        "background": "true: it runs by itself, is found by its id, streamed from any event on, and"
+        " can be cancelled; not where nothing is stored",
         "store": "kept, sealed, for the time that the operator sets, unless it is false or the"
         " project keeps nothing (`zero_retention`)",
         "service_tier": "`fast` is `priority`; what was served stands in the answer",

@@ -35,7 +35,6 @@ from gateway.wire.responses_answer import (
     IncompleteDetails,
     Response,
     ResponseError,
-    Status,
     to_usage,
 )
 from gateway.wire.responses_items import (
@@ -133,12 +132,10 @@ class ResponseEncoder:
         self._send(kind(sequence_number=self._next(), response=self.response))
         return self._taken()
 
-    def become(self, status: Status) -> None:
-        """Before anything of it is there."""
-        self.response = msgspec.structs.replace(self.response, status=status)
-
     def fail(self, *, status: int, message: str) -> bytes:
-        """The end of a stream that had begun."""
+        """The end of a stream, of one in the background also of one that had not begun."""
+        if self._sequence_number == 0:
+            self._begin()
         code: ErrorCode = "rate_limit_exceeded" if status == 429 else "server_error"
         self._close("incomplete")
         self.response = msgspec.structs.replace(
@@ -244,6 +241,9 @@ class ResponseEncoder:
             self._next()
             return
         self._send(events.Created(sequence_number=self._next(), response=self.response))
+        if self.response.status == "queued":
+            self._send(events.Queued(sequence_number=self._next(), response=self.response))
+            self.response = msgspec.structs.replace(self.response, status="in_progress")
         self._send(events.InProgress(sequence_number=self._next(), response=self.response))
 
     def _about(self, at: Writing) -> dict[str, Any]:

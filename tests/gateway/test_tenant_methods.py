@@ -49,6 +49,7 @@ from gateway.wire.responses import ResponseRequest
 from gateway.wire.responses_answer import Response, begun
 from gateway.wire.responses_items import Message
 from tests.gateway.batches.tried import begin_file, begin_output, delete_content, read_content
+from tests.gateway.responses.tried import follow_events
 from tests.gateway.test_tenant_verbs import FOREIGN_KEY, SECRET
 from tests.gateway.two_tenants import ALICE, MALLORY, id_of, populate, rows_of_alice
 from tests.gateway.vault.tried import find_token
@@ -111,6 +112,8 @@ SYSTEM = {
     "settlement.Settlement.recovered": "bills what a spool holds, whosever it was",
     "responses.conversations.ConversationStore.append": "in the transaction of who has looked",
     "responses.conversations.ConversationStore.append_if_there": "in the same way",
+    "responses.events.EventRows.add": "of what this worker runs",
+    "responses.events.EventRows.write": "of what this worker runs",
     "responses.running.RunningRows.beat": "of those that this worker runs, whosever they are",
     "responses.running.RunningRows.give_up": "of those that nobody runs, whosever they were",
     "vault.oauth.Consents.finish": "of the consent that its sealed state holds",
@@ -427,6 +430,7 @@ TRIED: dict[str, Work] = {
     "responses.conversations.ConversationStore.update": found(
         lambda stage: stage.conversations.update(whose(stage), CONVERSATION, {})
     ),
+    "responses.events.EventRows.follow": found(follow_events),
     "responses.running.RunningRows.add": found(add_running),
     "responses.running.RunningRows.cancel": found(
         lambda stage: stage.running.cancel(whose(stage), RESPONSE)

@@ -18,18 +18,21 @@ from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.errors import BadField, ReplicaLost
 from gateway.ids import uuid7
-from gateway.inference import Call
+from gateway.inference import Call, NotAccepting
 from gateway.lanes import Turn
 from gateway.principal import Principal
 from gateway.responses import background as module
+from gateway.responses import events as events_module
 from gateway.responses import running
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.created import Created
 from gateway.responses.errors import TooManyInBackground
+from gateway.responses.events import EventRows
 from gateway.responses.kept import Owner
 from gateway.responses.running import RunningRows
 from gateway.responses.store import ResponseStore
+from gateway.responses.tables import response_events
 from gateway.responses.tables import responses as table
 from gateway.telemetry import RequestMeter
 from gateway.tenancy.tables import orgs, projects
@@ -62,7 +65,8 @@ class Stage:
 
     def worker(self, office: Office) -> Background:
         rows = RunningRows(**self.pools, lifetime_s=LIFETIME_S)
-        made = Background(office.desk, rows)
+        events = EventRows(**self.pools, lifetime_s=LIFETIME_S)
+        made = Background(office.desk, rows, events)
         made.start()
         self.workers.append(made)
         return made
@@ -251,6 +255,113 @@ async def test_one_whose_secret_was_removed_is_given_up_as_well(
     async with db.connect() as conn:
         assert set(await conn.scalars(sa.select(table.c.status))) == {"failed"}
     assert (await stage.answer(other))["status"] == "failed"
+
+
+async def followed(
+    stage: Stage, worker: Background, response_id: str, after: int = -1
+) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    async with asyncio.timeout(10):
+        async for some in await worker.follow(stage.owner, response_id, after):
+            for each in some.split(b"\n\n")[:-1]:
+                name, data = each.split(b"\n")
+                events.append(json.loads(data.removeprefix(b"data: ")))
+                assert events[-1]["type"] == name.removeprefix(b"event: ").decode()
+    assert [each["sequence_number"] for each in events] == [
+        after + 1 + index for index in range(len(events))
+    ]
+    return events
+
+
+async def kept_events(stage: Stage, response_id: str, number: int) -> None:
+    """Until so many are."""
+    last = sa.select(sa.func.max(response_events.c.last_number))
+    last = last.where(response_events.c.response_id == response_id)
+    async with asyncio.timeout(10):
+        while True:
+            async with stage.db.connect() as conn:
+                if (await conn.scalar(last) or 0) >= number:
+                    return
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "lost"])
+async def test_its_events_are_followed_from_another_worker(
+    stage: Stage, begin: Begin, db: AsyncEngine, ends: str
+) -> None:
+    """While it runs, and to its end, whatever that is."""
+    replica = ScriptedReplica(length=9, hangs_after=2)
+    office, worker, response_id = await begin(replica)
+    other = stage.worker(office)
+    following = asyncio.create_task(followed(stage, other, response_id))
+    await kept_events(stage, response_id, 6)
+    if ends == "cancelled":
+        await other.cancel(stage.owner, response_id)
+    else:
+        assert worker._rounds is not None and other._rounds is not None
+        worker._rounds.cancel()
+        old = sa.func.now() - sa.text("interval '1 minute'")
+        async with db.begin() as conn:
+            await conn.execute(sa.update(table).values(beat_at=old))
+        assert await other._rows.give_up(1.0) == 1
+    events = await following
+    assert [each["type"] for each in events[:3]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    said = "".join(each.get("delta", "") for each in events)
+    assert said == "w1 w2 "
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"] == await stage.answer(response_id)
+    again = await followed(stage, worker, response_id, 4)
+    assert again == events[5:]
+
+
+async def test_of_its_events_the_newest_are_kept_and_then_its_end_alone(
+    stage: Stage, begin: Begin, db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "MAX_BYTES", 100)
+    monkeypatch.setattr(module, "EVENTS_INTERVAL_S", 0.001)
+    _, worker, response_id = await begin(ScriptedReplica(length=9, hangs_after=8))
+    await kept_events(stage, response_id, 12)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while True:
+            async with db.connect() as conn:
+                first = await conn.scalar(sa.select(sa.func.min(response_events.c.first_number)))
+            if first:
+                break
+            await asyncio.sleep(0.01)
+    with pytest.raises(BadField) as caught:
+        await worker.follow(stage.owner, response_id, first - 2)
+    assert caught.value.param == "starting_after" and f"from number {first} on" in str(caught.value)
+    await worker.cancel(stage.owner, response_id)
+    assert (await followed(stage, worker, response_id, first - 1))[-1]["type"] == "response.failed"
+    async with db.begin() as conn:
+        old = sa.func.now() - sa.text("interval '25 hours'")
+        await conn.execute(sa.update(response_events).values(created_at=old))
+    await stage.store.sweep()
+    [event] = await followed(stage, worker, response_id)
+    assert event["response"] == await stage.answer(response_id)
+
+
+async def test_who_follows_goes_on_elsewhere_when_a_worker_leaves(
+    stage: Stage, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office, worker, response_id = await begin(ScriptedReplica(length=9, hangs_after=2))
+    other = stage.worker(office)
+    await kept_events(stage, response_id, 6)
+    following = await other.follow(stage.owner, response_id)
+    assert (await anext(following)).startswith(b"event: response.created")
+    other.leave()
+    async with asyncio.timeout(5):
+        assert [each async for each in following if b"response.failed" in each] == []
+    with pytest.raises(NotAccepting):
+        await other.follow(stage.owner, response_id)
+    monkeypatch.setattr(module, "MAX_FOLLOWERS", 0)
+    with pytest.raises(NotAccepting):
+        await worker.follow(stage.owner, response_id)
 
 
 async def test_an_org_has_so_many_at_once(

@@ -189,9 +189,64 @@ def test_in_the_background_it_ends_by_itself(client: OpenAI) -> None:
     assert client.responses.cancel(made.id).to_dict() == found.to_dict(), "it has ended"
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(whole.id)
-    for beside in ({"stream": True}, {"store": False}):
-        with pytest.raises(openai.BadRequestError):
-            client.responses.create(**ASKED, input="x", background=True, **beside)
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(**ASKED, input="x", background=True, store=False)
+
+
+def test_in_the_background_its_events_are_followed_from_any_of_them_on(client: OpenAI) -> None:
+    with client.responses.create(**ASKED, input="Hello", background=True, stream=True) as stream:
+        events = [each.to_dict() for each in stream]
+    names = [each["type"] for each in events]
+    assert names[:3] == ["response.created", "response.queued", "response.in_progress"]
+    assert names[-1] == "response.incomplete"
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    answer = events[-1]["response"]
+    assert isinstance(answer, dict)
+    assert client.responses.retrieve(answer["id"]).to_dict() == answer
+    assert [each["response"]["status"] for each in events[:3]] == [  # type: ignore[index]
+        "queued",
+        "queued",
+        "in_progress",
+    ]
+    text = "".join(str(each.get("delta", "")) for each in events)
+    assert text == client.responses.retrieve(answer["id"]).output_text
+    for after in (None, 0, 4, len(events) - 2, len(events) - 1, 1000):
+        asked = {} if after is None else {"starting_after": after}
+        found = client.responses.retrieve(
+            answer["id"], stream=True, include=["message.output_text.logprobs"], **asked
+        )
+        following = events[(-1 if after is None else after) + 1 :]
+        assert [each.to_dict() for each in found] == following
+    with client.responses.stream(response_id=answer["id"], starting_after=2) as resumed:
+        assert [each.type for each in resumed] == names[3:]
+
+
+def test_what_cannot_be_followed_is_refused_by_name(client: OpenAI, worker: Running) -> None:
+    whole = client.responses.create(**ASKED, input="Hello")
+    background = client.responses.create(**ASKED, input="Hello", background=True)
+    for response_id, asked, param in (
+        (whole.id, {}, "stream"),
+        (background.id, {"starting_after": -1}, "starting_after"),
+        (background.id, {"include_obfuscation": True}, "include_obfuscation"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.retrieve(response_id, stream=True, **asked)  # type: ignore[call-overload]
+        assert caught.value.param == param
+    with pytest.raises(openai.BadRequestError):
+        client.responses.retrieve(background.id, extra_query={"starting_after": 3})
+    with to_client(worker, neighbour(worker)) as other, pytest.raises(openai.NotFoundError):
+        other.responses.retrieve(background.id, stream=True)
+
+
+def test_in_the_background_it_is_streamed_once(client: OpenAI) -> None:
+    """A retry of a stream follows the response that was made."""
+    once = {"Idempotency-Key": "streamed"}
+    asked = {**ASKED, "background": True, "stream": True, "extra_headers": once}
+    found = [
+        [each.to_dict() for each in client.responses.create(**asked, input="Hello")]
+        for _ in range(2)
+    ]
+    assert found[0] == found[1]
 
 
 def test_in_the_background_it_is_made_once(client: OpenAI) -> None:

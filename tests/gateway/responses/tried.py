@@ -1,0 +1,33 @@
+"""What `test_tenant_methods` tries of events that are followed, with the ids of Alice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.responses.conversations import ConversationStore
+from gateway.responses.events import EventRows
+from gateway.responses.kept import Owner
+from tests.gateway.test_tenant_verbs import SECRET
+from tests.gateway.two_tenants import id_of
+
+
+class Stage(Protocol):
+    pool: AsyncEngine
+    org: str
+    conversations: ConversationStore
+
+
+async def follow_events(stage: Stage) -> object:
+    rows = EventRows(
+        db=stage.pool,
+        system_db=stage.pool,
+        conversations=stage.conversations,
+        cipher=Cipher(SECRET, "test"),
+        lifetime_s=60.0,
+    )
+    owner = Owner(stage.org, id_of("projects"))
+    return await anext(rows.follow(owner, id_of("responses"), -1, asyncio.Event()))
