@@ -49,6 +49,7 @@ from gateway.wire.responses import ResponseRequest
 from gateway.wire.responses_answer import Response, begun
 from gateway.wire.responses_items import Message
 from tests.gateway.batches.tried import begin_file, begin_output, delete_content, read_content
+from tests.gateway.no_tenants_methods import SYSTEM
 from tests.gateway.responses.tried import follow_events
 from tests.gateway.test_tenant_verbs import FOREIGN_KEY, SECRET
 from tests.gateway.two_tenants import ALICE, MALLORY, id_of, populate, rows_of_alice
@@ -58,71 +59,6 @@ CONNECTIONS = ("AsyncConnection", "AsyncEngine")
 NOW = datetime.now(tz=UTC)
 ME = Actor(kind="user", id=id_of("users", org=MALLORY))
 HERE = Where(address=None, device_cookie=None, request_id=None)
-SYSTEM = {
-    "auth.access_tokens.AccessTokens.authenticate": "of the token that is shown",
-    "auth.access_tokens.AccessTokens.changed": "of what was announced: it forgets",
-    "auth.access_tokens.AccessTokens.verify": "of the token that is shown",
-    "auth.api_keys.Authenticator.authenticate": "of the key that is shown",
-    "auth.api_keys.Authenticator.hashes": "asks nobody",
-    "auth.authority.Authority.narrowed_resources": "asks nobody",
-    "auth.client_authentication.ClientAuthentication.authenticate": "of the client that proves it",
-    "auth.clients.Clients.find": "by what a form says, before the tenant is known",
-    "auth.clients.Clients.find_registered": "by who has the registration token",
-    "auth.clients.Clients.has_secret": "by who has the secret, before the tenant is known",
-    "auth.cors_origins.CorsOrigins.orgs_of": "a preflight names no tenant",
-    "auth.external_login.ExternalLogin.finish": "of the issuer that its sealed state names",
-    "auth.external_login.ExternalLogin.logins_of": "of a snapshot of all issuers, by their org",
-    "auth.external_login.ExternalLogin.start": "of the issuer on a login page, which is public",
-    "auth.last_used.LastUsed.note": "of the key that was shown",
-    "auth.login.Login.by_password": "by the name of an org, before the tenant is known",
-    "auth.passkeys.Passkeys.register": "of the session and the browser that it is given",
-    "auth.passkeys.Passkeys.sign_in": "of the passkey that signs",
-    "auth.passkeys.Passkeys.sign_in_options": "asks nobody",
-    "auth.refresh_tokens.RefreshTokens.child": "of the token that it is given",
-    "auth.refresh_tokens.RefreshTokens.find": "by who has the token, before the tenant is known",
-    "auth.refresh_tokens.RefreshTokens.first": "of the grant that it is given",
-    "auth.refresh_tokens.RefreshTokens.rotate": "of the token that it is given",
-    "auth.revocations.Announcement.revoke": "of what its caller has found in its org",
-    "auth.revocations.Denylist.denies": "of the token that is shown",
-    "auth.signing_keys.KeyRing.verifier": "signing keys are of the whole installation",
-    "auth.signing_keys.KeyRing.withdraw": "signing keys are of the whole installation",
-    "batches.ending.LineEnder.end": "of the line that its runner leased",
-    "batches.ending.LineEnder.waste": "of the line that its runner leased",
-    "books.PostgresBooks.batch_tokens": "of a scope that the limiter found with the request",
-    "books.PostgresBooks.booked": "of the events that this gateway has shipped, whosever they were",
-    "books.PostgresBooks.spent": "of counters that the limiter found with the request",
-    "books.PostgresBooks.top_up": "of a counter that the limiter found with the request",
-    "cache_leases.CacheLeases.asked": "of the attempt that asks",
-    "cache_leases.CacheLeases.booked": "of the events that this gateway has shipped",
-    "cache_leases.CacheLeases.heard": "of the attempt that an engine names",
-    "cache_leases.CacheLeases.watch": "engines are of the whole installation",
-    "cache_report.CacheReport.note": "of the attempt that it is given",
-    "files.contents.PostgresContents.writer": "asks nobody",
-    "files.contents.PostgresWriter.write": "of the upload that was begun",
-    "files.store.FileStore.open": "of the file that it is given",
-    "files.store.FileStore.read": "of the file that it is given",
-    "files.store.FileStore.sweep": "of files that have ended, whosever they were",
-    "files.strays.Strays.look": "of objects and files, whosever they are",
-    "files.uploads.Upload.finish": "of the upload that was begun",
-    "files.uploads.Upload.write": "of the upload that was begun",
-    "limits.ceilings.Ceilings.note": "of the request that was admitted",
-    "limits.refused_caps.RefusedCaps.note": "of the request that was refused",
-    "settlement.Settlement.left": "settles what a spool holds, whosever it was",
-    "settlement.Settlement.orphaned": "bills what engines counted, whosever it was",
-    "settlement.Settlement.recovered": "bills what a spool holds, whosever it was",
-    "responses.conversations.ConversationStore.append": "in the transaction of who has looked",
-    "responses.conversations.ConversationStore.append_if_there": "in the same way",
-    "responses.events.EventRows.add": "of what this worker runs",
-    "responses.events.EventRows.write": "of what this worker runs",
-    "responses.running.RunningRows.beat": "of those that this worker runs, whosever they are",
-    "responses.running.RunningRows.give_up": "of those that nobody runs, whosever they were",
-    "vault.oauth.Consents.finish": "of the consent that its sealed state holds",
-    "vault.oauth.Consents.read": "asks nobody",
-    "vault.oauth.Consents.start": "asks nobody",
-    "vault.oauth.UpstreamTokens.exchanged": "asks nobody",
-    "webhooks.sender.Sender.attempt": "of the delivery that it is given",
-}
-"""Methods that are no tenant's, and whose they are."""
 
 
 @cache
