@@ -220,39 +220,40 @@ async def test_nobody_gives_or_takes_more_than_he_has(here: World) -> None:
     assert (await here.call("GET", KEYS, None)).status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"scopes": []}, "scopes"),
-        ({"scopes": ["openid"]}, "scopes"),
-        ({"plan": "none"}, "plan"),
-        ({"plan": "a\x00"}, "plan"),
-        ({"project_id": None}, "project"),
-        ({"project_id": "proj_none"}, "project"),
-        ({"user_id": "user_none"}, "user_id"),
-        ({"expires_at": 1}, "expires_at"),
-        ({"expires_at": 10**15}, "expires_at"),
-        ({"expires_at": "soon"}, "expires_at"),
-        ({"models": []}, "models"),
-        ({"ip_ranges": ["10.0.0.1/8"]}, "ip_ranges"),
-        ({"ip_ranges": "10.0.0.0/8"}, "ip_ranges"),
-        ({"tokens_per_minute": -1}, "tokens_per_minute"),
-        ({"model_limits": {"m": {"tokens_per_minute": -1}}}, "model_limits.tokens_per_minute"),
-        ({"model_limits": {"m": {"tokens_per_minute": 10**13}}}, "model_limits.tokens_per_minute"),
-        ({"model_limits": {"m": {"weight": 1}}}, "model_limits.weight"),
-        ({"model_limits": {"m": 9}}, "model_limits"),
-        ({"model_limits": {"": {"tokens_per_minute": 1}}}, "model_limits"),
-        ({"secret": "mine"}, "secret"),
-        ({"lane": "interactive"}, "lane"),
-        ({"lane": 1}, "lane"),
-    ],
-)
-async def test_a_mistake_is_named(here: World, fields: dict[str, Any], param: str) -> None:
-    body = {"name": "k", "project_id": here.acme.project_id, **fields}
-    answer = await here.call("POST", KEYS, here.acme.admin, body)
-    assert answer.status_code in (400, 404), answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["param"] == param
+MISTAKES: list[Any] = [
+    ({"scopes": []}, "scopes"),
+    ({"scopes": ["openid"]}, "scopes"),
+    ({"plan": "none"}, "plan"),
+    ({"plan": "a\x00"}, "plan"),
+    ({"project_id": None}, "project"),
+    ({"project_id": "proj_none"}, "project"),
+    ({"user_id": "user_none"}, "user_id"),
+    ({"expires_at": 1}, "expires_at"),
+    ({"expires_at": 10**15}, "expires_at"),
+    ({"expires_at": "soon"}, "expires_at"),
+    ({"models": []}, "models"),
+    ({"ip_ranges": ["10.0.0.1/8"]}, "ip_ranges"),
+    ({"ip_ranges": "10.0.0.0/8"}, "ip_ranges"),
+    ({"tokens_per_minute": -1}, "tokens_per_minute"),
+    ({"model_limits": {"m": {"tokens_per_minute": -1}}}, "model_limits.tokens_per_minute"),
+    ({"model_limits": {"m": {"tokens_per_minute": 10**13}}}, "model_limits.tokens_per_minute"),
+    ({"model_limits": {"m": {"weight": 1}}}, "model_limits.weight"),
+    ({"model_limits": {"m": 9}}, "model_limits"),
+    ({"model_limits": {"": {"tokens_per_minute": 1}}}, "model_limits"),
+    ({"secret": "mine"}, "secret"),
+    ({"lane": "interactive"}, "lane"),
+    ({"lane": 1}, "lane"),
+]
+
+
+async def test_a_mistake_is_named(here: World, subtests: pytest.Subtests) -> None:
+    for fields, param in MISTAKES:
+        with subtests.test(fields=fields, param=param):
+            body = {"name": "k", "project_id": here.acme.project_id, **fields}
+            answer = await here.call("POST", KEYS, here.acme.admin, body)
+            assert answer.status_code in (400, 404), answer.text
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["param"] == param
 
 
 async def test_a_repeated_request_makes_one_key_and_shows_it_again(here: World) -> None:

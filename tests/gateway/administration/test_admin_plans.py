@@ -141,27 +141,26 @@ async def test_a_repeated_request_makes_one_plan(world: World) -> None:
     assert len(await actions(world)) == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"name": "a b"}, "name"),
-        ({"name": ""}, "name"),
-        ({"name": "a\n"}, "name"),
-        ({}, "name"),
-        ({"name": "x", "tokens_per_minute": -1}, "tokens_per_minute"),
-        ({"name": "x", "tokens_per_minute": 2**60}, "tokens_per_minute"),
-        ({"name": "x", "tokens_per_minute": "1"}, "tokens_per_minute"),
-        ({"name": "x", "lane": "fast"}, "lane"),
-        ({"name": "x", "price_list": "cheap"}, "price_list"),
-        ({"name": "x", "in_settings": True}, "in_settings"),
-    ],
-)
-async def test_a_bad_plan_is_refused_by_name(
-    world: World, body: dict[str, Any], param: str
-) -> None:
-    refused = await world.call("POST", "/v1/admin/plans", body)
-    assert refused.status_code == 400 and refused.json()["param"] == param
-    assert refused.headers["content-type"] == "application/problem+json"
+BAD_PLANS: list[Any] = [
+    ({"name": "a b"}, "name"),
+    ({"name": ""}, "name"),
+    ({"name": "a\n"}, "name"),
+    ({}, "name"),
+    ({"name": "x", "tokens_per_minute": -1}, "tokens_per_minute"),
+    ({"name": "x", "tokens_per_minute": 2**60}, "tokens_per_minute"),
+    ({"name": "x", "tokens_per_minute": "1"}, "tokens_per_minute"),
+    ({"name": "x", "lane": "fast"}, "lane"),
+    ({"name": "x", "price_list": "cheap"}, "price_list"),
+    ({"name": "x", "in_settings": True}, "in_settings"),
+]
+
+
+async def test_a_bad_plan_is_refused_by_name(world: World, subtests: pytest.Subtests) -> None:
+    for body, param in BAD_PLANS:
+        with subtests.test(body=body, param=param):
+            refused = await world.call("POST", "/v1/admin/plans", body)
+            assert refused.status_code == 400 and refused.json()["param"] == param
+            assert refused.headers["content-type"] == "application/problem+json"
 
 
 async def test_what_is_not_there_is_not_found(world: World) -> None:
