@@ -61,6 +61,7 @@ def to_caller(principal: Principal) -> Caller:
         project_id=principal.project_id,
         subject=principal.user_id or principal.service_account_id or principal.key_id,
         client=principal.client_id or principal.key_id,
+        keeps_nothing=principal.zero_retention,
     )
 
 

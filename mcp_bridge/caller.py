@@ -13,6 +13,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str
     subject: str
     client: str
+    keeps_nothing: bool = False
+    """Of what it asks and is answered nothing stays: a stream that it loses is lost."""
 
     @property
     def principal(self) -> str:

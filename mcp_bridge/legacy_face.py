@@ -110,6 +110,7 @@ class LegacyFace:
             version=version,
             capabilities=as_object(params.get("capabilities")),
             info=as_object(params.get("clientInfo")),
+            keeps_nothing=caller.keeps_nothing,
         )
         try:
             session = await self._sessions.open(caller, about)

@@ -63,6 +63,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     capabilities: dict[str, Any]
     info: dict[str, Any] | None = None
+    keeps_nothing: bool = False
 
 
 class Session(msgspec.Struct, kw_only=True):

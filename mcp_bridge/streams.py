@@ -41,7 +41,8 @@ class Stream:
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._number = FIRST
         self._kept = 0
-        self._keeps = session.about.version >= RESUMABLE_FROM
+        about = session.about
+        self._keeps = about.version >= RESUMABLE_FROM and not about.keeps_nothing
         self._has_reader = True
         self._lock = asyncio.Lock()
 

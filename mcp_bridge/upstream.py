@@ -325,6 +325,7 @@ class Upstream:
                 raise SessionEnded
             if answer.status >= 400:
                 raise Unreachable(self.name, f"status_{answer.status}")
+            await answer.body()  # or the connection could not be used again
 
     async def end(self, session: UpstreamSession) -> None:
         """As far as it lets us: one that is gone, or keeps none, has nothing to end."""
@@ -333,9 +334,9 @@ class Upstream:
         try:
             async with (
                 self._setting_up(),
-                self.ask("DELETE", None, legacy_headers(session)),
+                self.ask("DELETE", None, legacy_headers(session)) as answer,
             ):
-                pass
+                await answer.body()
         except Unreachable:
             return
 
