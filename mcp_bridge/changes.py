@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-from mcp_bridge.exchanges import LegacyExchange, SessionSource, result_of
+from mcp_bridge.exchanges import SessionSource
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import Message, RpcError
@@ -82,10 +82,7 @@ async def legacy_changes(
     try:
         granted = honoured(wanted, described.capabilities)
         for uri in granted.get("resourceSubscriptions", ()):
-            subscribing = LegacyExchange(
-                upstream, Fixed(session), "resources/subscribe", {"uri": uri}, {}
-            )
-            await result_of(subscribing)
+            await upstream.request(session, "resources/subscribe", {"uri": uri})
         acknowledged = False
         async with aclosing(session_changes(upstream, Fixed(session))) as found:
             async for message in found:

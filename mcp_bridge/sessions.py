@@ -8,6 +8,7 @@ Each request reads its session once; an idle one is forgotten.
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 import time
 from typing import Any
@@ -18,7 +19,9 @@ from redis.asyncio import Redis
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import INVALID_REQUEST, RequestId, RpcError
-from mcp_bridge.upstream import Upstream, UpstreamSession
+from mcp_bridge.upstream import SessionEnded, Upstream, UpstreamSession
+
+log = logging.getLogger(__name__)
 
 SESSION_TTL_S = 1800
 """Since it was used last."""
@@ -275,7 +278,20 @@ class OfSession:
         if stands is None:
             raise RpcError(INVALID_REQUEST, "The session has ended", status=404)
         self._session.upstreams[upstream.name] = stands
+        if ended is not None and stands == fresh:
+            await self._tell(upstream, stands)
         return stands
+
+    async def _tell(self, upstream: Upstream, fresh: UpstreamSession) -> None:
+        """What the client had told the session that a server forgot."""
+        told = [("resources/subscribe", {"uri": uri}) for uri in sorted(self._session.uris)]
+        if self._session.level is not None:
+            told.append(("logging/setLevel", {"level": self._session.level}))
+        for method, params in told:
+            try:
+                await upstream.request(fresh, method, params)
+            except (RpcError, SessionEnded) as error:
+                log.info("mcp: %s: %s is not told: %s", upstream.name, method, type(error).__name__)
 
 
 class Shared:

@@ -318,6 +318,19 @@ class Upstream:
             return as_object(found.get("result"))
         raise Unreachable(self.name, "no_answer")
 
+    async def request(
+        self, session: UpstreamSession, method: str, params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The result of a request that is answered at once. Raises: RpcError, SessionEnded."""
+        message = rpc.request(self.next_id(), method, params)
+        async with (
+            self._setting_up(),
+            self.ask("POST", message, legacy_headers(session)) as answer,
+        ):
+            if answer.status == 404 and session.id is not None:
+                raise SessionEnded
+            return await self._one_result(answer)
+
     async def notify(self, session: UpstreamSession, message: Message) -> None:
         """A notification, or our answer to what it asked. Raises: SessionEnded, Unreachable."""
         async with self.ask("POST", message, legacy_headers(session)) as answer:

@@ -42,6 +42,8 @@ class Server:
         self.answer, self.modern = answer, modern
         self.calls: list[dict[str, Any]] = []
         self.sessions = 0
+        self.capabilities: dict[str, Any] = {"tools": {}}
+        self.bridge: Any = None
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -60,13 +62,13 @@ class Server:
     async def reply(self, writer: asyncio.StreamWriter, message: Any, head: str) -> None:
         method = message.get("method", "")
         if method == "server/discover" and self.modern:
-            result: Any = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+            result: Any = {"supportedVersions": ["2026-07-28"], "capabilities": self.capabilities}
             writer.write(whole({"jsonrpc": "2.0", "id": message["id"], "result": result}))
         elif method == "server/discover":
             writer.write(whole({"jsonrpc": "2.0", "id": None, "error": {}}, status=b"400 Bad"))
         elif method == "initialize":
             self.sessions += 1
-            result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+            result = {"protocolVersion": "2025-11-25", "capabilities": self.capabilities}
             given = b"mcp-session-id: s%d\r\n" % self.sessions
             answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
             writer.write(whole(answer, given))
@@ -87,6 +89,7 @@ async def bridged(
     config = ServerConfig(name="s", url=f"http://127.0.0.1:{port}/mcp", namespace="identity")
     bridge = Bridge([config], store, KEYS, info={"name": "t", "version": "1"})
     await bridge.start()
+    server.bridge = bridge
     door, allowed = Door(bridge), Allowed(public_url="http://localhost")
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
@@ -201,6 +204,59 @@ async def test_a_session_that_a_server_forgot_is_made_anew_and_the_call_sent_the
             assert found["result"]["content"][0]["text"] == "done"
     ids = [call["id"] for call in server.calls]
     assert len(ids) == 3 and ids[1] == ids[2]
+
+
+async def test_what_a_forgotten_session_was_told_the_next_one_is(
+    redis: redis.asyncio.Redis,
+) -> None:
+    def forgetful(server: Server, writer: Any, message: Any) -> bytes:
+        if message["method"] == "tools/call" and server.sessions == 2:
+            return b"HTTP/1.1 404 Gone\r\ncontent-length: 0\r\n\r\n"
+        return whole(result("done", message["id"]))
+
+    server = Server(forgetful, modern=False)
+    server.capabilities |= {"resources": {"subscribe": True}, "logging": {}}
+    async with bridged(redis, server) as client:
+        session = await LegacyClient.open(client, "/mcp")
+        await session.ask("/mcp", "resources/subscribe", {"uri": "a:b"})
+        await session.ask("/mcp", "logging/setLevel", {"level": "info"})
+        found = await session.ask("/mcp", "tools/call", CALL)
+        assert found["result"]["content"][0]["text"] == "done"
+    again = [call["method"] for call in server.calls if "session-id: s3" in call["head"]]
+    assert again == ["resources/subscribe", "logging/setLevel", "tools/call"]
+
+
+async def test_who_waits_for_changes_is_sent_away_when_a_worker_leaves(
+    redis: redis.asyncio.Redis,
+) -> None:
+    """And a call that is under way is not."""
+    going = asyncio.Event()
+
+    async def slow(server: Server, writer: Any, message: Any) -> bytes:
+        if message["method"] != "tools/call":
+            said = {"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged"}
+            writer.write(OK + SSE + b"\r\ndata: " + msgspec.json.encode(said) + b"\n\n")
+            going.set()
+            await asyncio.Event().wait()
+        await going.wait()
+        return whole(result("done", message["id"]))
+
+    server = Server(slow)
+    async with bridged(redis, server) as client:
+        session = await LegacyClient.open(client, "/mcp")
+        calling = asyncio.create_task(ask_modern(client, "/mcp", "tools/call", CALL))
+        filter_ = {"notifications": {"toolsListChanged": True}}
+        listening = asyncio.create_task(
+            ask_modern(client, "/mcp", "subscriptions/listen", filter_, id=5)
+        )
+        hearing = asyncio.create_task(client.get("/mcp", headers=session.headers))
+        while len(server.calls) < 3:
+            await asyncio.sleep(0.01)
+        server.bridge.begin_drain()
+        meta = (await listening)["result"]["_meta"]
+        assert meta["io.modelcontextprotocol/subscriptionId"] == 5
+        assert (await hearing).status_code == 200
+        assert "result" in await calling
 
 
 async def test_one_that_asks_without_end_is_left(redis: redis.asyncio.Redis) -> None:
