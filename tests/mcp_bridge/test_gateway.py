@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +22,7 @@ from tests.mcp_bridge.processes import (
     ERAS,
     LegacyClient,
     Process,
+    ask_modern,
     last_of,
     modern,
     running,
@@ -180,3 +183,33 @@ async def seen_by_server(world: World, http: httpx.AsyncClient) -> list[Any]:
     seen = msgspec.json.decode(last_of(answer)["result"]["content"][0]["text"])
     assert "mcp-method" in seen and not {"authorization", "cookie", "x-own"} & set(seen)
     return [seen]
+
+
+async def test_sessions_and_continuations_outlive_all_workers(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    http.headers["authorization"] = f"Bearer {world.key}"
+    session = await LegacyClient.open(http, world.identity)
+    call = {"name": "new__test_input_required_result_request_state", "arguments": {}}
+    first = (await ask_modern(http, world.whole, "tools/call", call))["result"]
+    before = set(world.stack.pids("gateway", "worker"))
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+
+    def are_new() -> bool:
+        found = set(world.stack.pids("gateway", "worker"))
+        return len(found) == 2 and not found & before
+
+    await asyncio.to_thread(world.stack.wait, "all are new", are_new)
+    await asyncio.to_thread(world.stack.wait_ready)
+    async with httpx.AsyncClient(headers=http.headers, timeout=20) as again:
+        session.http = again
+        found = await session.ask(world.identity, "tools/call", {"name": "test_simple_text"})
+        assert "result" in found
+        params = {
+            **call,
+            "requestState": first["requestState"],
+            "inputResponses": {"confirm": {"action": "accept", "content": {"ok": True}}},
+        }
+        second = await ask_modern(again, world.whole, "tools/call", params)
+        assert "state-ok" in second["result"]["content"][0]["text"]
