@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpcore
 import msgspec
 
+from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.protocol import rpc, sse
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
@@ -170,6 +171,7 @@ class Upstream:
         self.name = config.name
         self._info = info
         self._pool = pool
+        self.breaker = Breaker(config.name)
         self._ids = 0
         self._described: Described | None = None
         self._describing: asyncio.Lock = asyncio.Lock()
@@ -212,6 +214,7 @@ class Upstream:
             sent["content-length"] = str(len(content))
         read_s = None if endless else READ_TIMEOUT_S
         limits = {"connect": CONNECT_TIMEOUT_S, "read": read_s, "write": WRITE_TIMEOUT_S}
+        attempt, is_open = self._attempt(), True
         try:
             async with self._pool.stream(
                 method,
@@ -220,9 +223,24 @@ class Upstream:
                 content=content,
                 extensions={"timeout": {**limits, "pool": CONNECT_TIMEOUT_S}},
             ) as response:
+                failure = f"status_{response.status}" if response.status >= 500 else None
+                self.breaker.report(attempt, failure=failure)
+                is_open = False
                 yield Answer(self.name, response, endless=endless)
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+            if is_open:
+                self.breaker.report(attempt, failure=type(error).__name__)
+                is_open = False
             raise Unreachable(self.name, type(error).__name__) from error
+        finally:
+            if is_open:
+                self.breaker.give_up(attempt)
+
+    def _attempt(self) -> Attempt:
+        try:
+            return self.breaker.attempt()
+        except UpstreamResting as error:
+            raise Unreachable(self.name, "resting") from error
 
     @asynccontextmanager
     async def _setting_up(self) -> AsyncIterator[None]:
@@ -230,6 +248,7 @@ class Upstream:
             async with asyncio.timeout(SETUP_TIMEOUT_S):
                 yield
         except TimeoutError:
+            self.breaker.report(self._attempt(), failure="timeout")
             raise Unreachable(self.name, "timeout") from None
 
     # What it is.

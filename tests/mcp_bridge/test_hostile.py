@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
+from bench.ports import free_port
 from mcp_bridge import exchanges, sessions, upstream
 from mcp_bridge.bridge import BadServer, Bridge, check_servers
 from mcp_bridge.caller import Caller
@@ -82,12 +83,15 @@ class Server:
 
 @asynccontextmanager
 async def bridged(
-    store: redis.asyncio.Redis, server: Server, **caller: Any
+    store: redis.asyncio.Redis,
+    server: Server,
+    others: Sequence[ServerConfig] = (),
+    **caller: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     listening = await asyncio.start_server(server.handle, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     config = ServerConfig(name="s", url=f"http://127.0.0.1:{port}/mcp", namespace="identity")
-    bridge = Bridge([config], store, KEYS, info={"name": "t", "version": "1"})
+    bridge = Bridge([*others, config], store, KEYS, info={"name": "t", "version": "1"})
     await bridge.start()
     server.bridge = bridge
     door, allowed = Door(bridge), Allowed(public_url="http://localhost")
@@ -224,6 +228,38 @@ async def test_what_a_forgotten_session_was_told_the_next_one_is(
         assert found["result"]["content"][0]["text"] == "done"
     again = [call["method"] for call in server.calls if "session-id: s3" in call["head"]]
     assert again == ["resources/subscribe", "logging/setLevel", "tools/call"]
+
+
+async def test_a_dead_server_is_left_alone_and_the_others_are_there(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After three tries; one that hangs, as one that refuses."""
+    monkeypatch.setattr(upstream, "SETUP_TIMEOUT_S", 0.05)
+    tried = 0
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tried
+        tried += 1
+        await reader.read()
+        writer.close()
+
+    hanging = await asyncio.start_server(hang, "127.0.0.1", 0)
+    dead = f"http://127.0.0.1:{hanging.sockets[0].getsockname()[1]}/mcp"
+    closed = ServerConfig(name="closed", url=f"http://127.0.0.1:{free_port()}/mcp")
+    tools = {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]}
+    server = Server(
+        lambda _, __, message: whole({"jsonrpc": "2.0", "id": message["id"], "result": tools})
+    )
+    others = [ServerConfig(name="hangs", url=dead), closed]
+    async with hanging, bridged(redis, server, others=others) as client:
+        for _ in range(5):
+            first = await ask_modern(client, "/mcp", "tools/list")
+            assert [tool["name"] for tool in first["result"]["tools"]] == ["s__t"]
+        for name in ("hangs", "closed"):
+            params = {"name": f"{name}__t", "arguments": {}}
+            found = await ask_modern(client, "/mcp", "tools/call", params)
+            assert found["error"]["data"] == {"server": name, "reason": "resting"}
+    assert tried == 3
 
 
 async def test_who_waits_for_changes_is_sent_away_when_a_worker_leaves(
