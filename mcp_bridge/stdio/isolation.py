@@ -121,6 +121,7 @@ class OwnUid:
         assert cell.lease is not None
         try:
             end_all(cell.lease.uid)
+            cell.lease.mark(used=False)
         finally:
             cell.lease.release()
 
@@ -187,8 +188,9 @@ class Unprotected:
 
 
 def chosen(name: IsolationName, uids: Path) -> Isolation:
-    """`auto`: another uid where we are root, else bubblewrap. uids: the folder for `UidLeases`.
-    It blocks for as long as a trial takes.
+    """`auto`: another uid where we are root, else bubblewrap. uids: the folder for `UidLeases`, of
+    all gateways of this host, whatever their home: two that know nothing of each other would give
+    one uid twice, and end each other's servers. It blocks for as long as a trial takes.
 
     Raises: CannotIsolate, where there is neither.
     """

@@ -1,6 +1,6 @@
 """A server as a process: started within its bounds, and ended with all that it started.
 
-Above: `transport`. Below: `isolation`, `launch_spec`, asyncio's pipes. Knows bytes, not messages.
+Above: `transport`. Below: `isolation`, `launch_spec`, asyncio's streams. Knows bytes, not messages.
 A server is the leader of a session and process group of its own. When it leaves, its group is
 killed while its pid is still ours (a zombie keeps it), then what its cell still holds, then its
 folder is removed: nothing outlives `stop`, and nobody who is cancelled while it waits changes that.
@@ -13,13 +13,14 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from asyncio.streams import StreamReaderProtocol
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -38,7 +39,10 @@ STDIN_GRACE_S = 2.0
 """After its stdin was closed, which is how the protocol asks a server to leave."""
 TERM_GRACE_S = 2.0
 KILL_WAIT_S = 5.0
+GROUP_LOOKS, LOOK_AGAIN_S = 100, 0.005
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+Ends = tuple[socket.socket, socket.socket, socket.socket]
 
 log = logging.getLogger(__name__)
 
@@ -82,21 +86,21 @@ class ServerProcess:
         """For the operator who asks what is wrong; it may hold anything."""
         return self._tail.decode(errors="replace")
 
-    async def open_pipes(self) -> None:
-        """Once, before anything else."""
+    async def open(self, ends: Ends) -> None:
+        """Once, before anything else. `ends`: of stdin, stdout and stderr, ours from now on."""
         loop = asyncio.get_running_loop()
-        popen = self._popen
-        assert popen.stdin is not None and popen.stdout is not None and popen.stderr is not None
-        self._out, _ = await loop.connect_read_pipe(
-            lambda: StreamReaderProtocol(self.stdout), popen.stdout
+        stdin, stdout, stderr = ends
+        unread = asyncio.StreamReader(limit=READ_BYTES)
+        transport, protocol = await loop.create_unix_connection(
+            lambda: StreamReaderProtocol(unread), sock=stdin
         )
-        self._err, _ = await loop.connect_read_pipe(
-            lambda: StreamReaderProtocol(self._stderr), popen.stderr
+        self.stdin = asyncio.StreamWriter(transport, protocol, unread, loop)
+        self._out, _ = await loop.create_unix_connection(
+            lambda: StreamReaderProtocol(self.stdout), sock=stdout
         )
-        transport, protocol = await loop.connect_write_pipe(
-            lambda: StreamReaderProtocol(asyncio.StreamReader()), popen.stdin
+        self._err, _ = await loop.create_unix_connection(
+            lambda: StreamReaderProtocol(self._stderr), sock=stderr
         )
-        self.stdin = asyncio.StreamWriter(transport, protocol, None, loop)
         self._stderr_task = asyncio.create_task(self._read_stderr())
 
     async def stop(self) -> None:
@@ -121,6 +125,7 @@ class ServerProcess:
                     self._signal_group(number)
             else:
                 log.error("%s: process %d cannot be killed", self.upstream, self.pid)
+            await self._group_gone()
         finally:
             await _end(drain)
             await _end(self._stderr_task)
@@ -141,6 +146,16 @@ class ServerProcess:
             async with asyncio.timeout(timeout_s):
                 await self.exited.wait()
         return self.exited.is_set()
+
+    async def _group_gone(self) -> None:
+        """What was killed behind its leader has a moment to die: of a sandbox, all that is in it
+        does before its first process. Nothing is sent: the number may be another one's by now."""
+        for _ in range(GROUP_LOOKS):
+            try:
+                os.killpg(self.pid, 0)
+            except ProcessLookupError:
+                return
+            await asyncio.sleep(LOOK_AGAIN_S)
 
     def _on_exit(self) -> None:
         """The group first: reaped, its number could be another one's."""
@@ -252,7 +267,7 @@ class Launcher:
             cleaning.cell = cell
             if cell.uid is not None:
                 os.chown(folder, cell.uid, cell.uid)
-            process = self._spawn(spec, cell, folder, environment, cleaning)
+            process, ends = self._spawn(spec, cell, folder, environment, cleaning)
         except BaseException as error:
             if cleaning is None:
                 self._give_back(owner)
@@ -261,7 +276,7 @@ class Launcher:
             if isinstance(error, OSError):
                 raise StartFailed(spec.name, f"could not be started: {error.strerror}") from error
             raise
-        await process.open_pipes()
+        await process.open(ends)
         log.info("%s: process %d started", spec.name, process.pid)
         return process
 
@@ -272,21 +287,35 @@ class Launcher:
         folder: Path,
         environment: Mapping[str, str],
         cleaning: Cleaning,
-    ) -> ServerProcess:
-        """In the loop's own thread: the kernel counts the death of the thread that forks."""
+    ) -> tuple[ServerProcess, Ends]:
+        """In the loop's own thread: the kernel counts the death of the thread that forks.
+
+        Sockets, as libuv's own children have them, not pipes: uvloop closes a pipe's descriptor
+        twice, and the second time it may be what another thread has opened by then.
+        """
         own = dict.fromkeys(("HOME", "PWD", "TMPDIR"), str(folder))
-        popen = subprocess.Popen(
-            cell.argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            cwd=folder,
-            env={"PATH": PATH, "LANG": "C.UTF-8", **own, **environment},
-            start_new_session=True,
-            umask=0o077,
-        )
-        return ServerProcess(spec.name, popen, cleaning)
+        with ExitStack() as undone:
+            ours, theirs = [], []
+            for _ in range(3):
+                here, there = socket.socketpair()
+                ours.append(undone.enter_context(here))
+                theirs.append(undone.enter_context(there))
+            popen = subprocess.Popen(
+                cell.argv,
+                stdin=theirs[0].fileno(),
+                stdout=theirs[1].fileno(),
+                stderr=theirs[2].fileno(),
+                cwd=folder,
+                env={"PATH": PATH, "LANG": "C.UTF-8", **own, **environment},
+                start_new_session=True,
+                umask=0o077,
+            )
+            undone.pop_all()
+        for each in theirs:
+            each.close()
+        for each in ours:
+            each.setblocking(False)
+        return ServerProcess(spec.name, popen, cleaning), (ours[0], ours[1], ours[2])
 
     def _take(self, upstream: str, owner: Owner) -> None:
         if self.num_running >= self._max_processes:

@@ -1,4 +1,4 @@
-"""A server's pipes as the streams that the SDK's `ClientSession` takes.
+"""A server's stdin and stdout as the streams that the SDK's `ClientSession` takes.
 
 Above: whoever owns an upstream. Below: `process` and `framing`; anyio's memory streams and the
 SDK's message types. The SDK's `stdio_client` has the same face; this one caps a line, says by name

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import subprocess
+import time
 from pathlib import Path
 
 UID_FIRST = 1_900_000_000
@@ -21,11 +22,12 @@ UID_COUNT = 100_000
 MAX_OF_ONE_KEY = 16
 """Servers of one key that run at once, on one host."""
 COUNTER = "next"
-UNTIL_NOBODY = (
-    "left=50; while kill -KILL -1 2>/dev/null && [ $left -gt 0 ];"
-    " do left=$((left - 1)); sleep 0.01; done; exit 0"
-)
-"""What was killed is there until it has died, and longer where nobody reaps it."""
+USED = b" used"
+"""Behind a uid: who had it has not said that nothing of it is left."""
+EVERYBODY = "kill -KILL -1 2>/dev/null; exit 0"
+"""All that who says so may signal: all of its uid."""
+GONE_WITHIN_S = 0.5
+LOOK_AGAIN_S = 0.005
 KILL_TIMEOUT_S = 5.0
 
 
@@ -36,9 +38,17 @@ class NoUid(Exception):
 class UidLease:
     """A uid, ours until `release`."""
 
-    def __init__(self, uid: int, descriptor: int) -> None:
+    def __init__(self, uid: int, descriptor: int, *, used: bool) -> None:
         self.uid = uid
+        self.used = used
         self._descriptor: int | None = descriptor
+
+    def mark(self, *, used: bool) -> None:
+        """What the next holder finds, whether we are there then or not. Raises: OSError."""
+        assert self._descriptor is not None
+        text = b"%d" % self.uid + (USED if used else b"")
+        os.pwrite(self._descriptor, text.ljust(32), 0)
+        self.used = used
 
     def release(self) -> None:
         """Idempotent."""
@@ -65,19 +75,23 @@ class UidLeases:
         for number in range(MAX_OF_ONE_KEY):
             lease = self._open(self._folder / f"{name}-{number}")
             if lease is not None:
-                end_all(lease.uid)
+                if lease.used:
+                    end_all(lease.uid)
+                lease.mark(used=True)
                 return lease
         raise NoUid(f"{MAX_OF_ONE_KEY} servers of one owner run already")
 
     def sweep(self) -> int:
-        """End what gateways that died have left running; how many uids were looked at. Blocks."""
+        """End what gateways that died may have left running; of how many uids. It blocks."""
         looked = 0
         for path in sorted(self._folder.glob("*-*")):
             lease = self._open(path)
-            if lease is not None:
+            if lease is not None and lease.used:
                 end_all(lease.uid)
-                lease.release()
+                lease.mark(used=False)
                 looked += 1
+            if lease is not None:
+                lease.release()
         return looked
 
     def _open(self, path: Path) -> UidLease | None:
@@ -90,11 +104,11 @@ class UidLeases:
             return None
         try:
             written = os.pread(descriptor, 32, 0)
-            uid = int(written) if written else self._new(descriptor)
+            uid = int(written.split()[0]) if written.strip() else self._new(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        return UidLease(uid, descriptor)
+        return UidLease(uid, descriptor, used=USED in written)
 
     def _new(self, descriptor: int) -> int:
         """The counter moves before the uid is written: a crash between loses one, and gives none
@@ -139,10 +153,30 @@ def end_all(uid: int) -> None:
     """
     assert uid > 0
     subprocess.run(
-        ["setpriv", *as_uid(uid), "--", "/bin/sh", "-c", UNTIL_NOBODY],
+        ["setpriv", *as_uid(uid), "--", "/bin/sh", "-c", EVERYBODY],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         timeout=KILL_TIMEOUT_S,
         check=True,
     )
+    expires = time.monotonic() + GONE_WITHIN_S
+    while runs_as(uid) and time.monotonic() < expires:
+        time.sleep(LOOK_AGAIN_S)
+
+
+def runs_as(uid: int) -> list[int]:
+    """Processes of a uid that have not ended; kill(-1) itself does not tell."""
+    found = []
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if not entry.name.isdigit():
+                continue
+            try:
+                if entry.stat().st_uid == uid:
+                    state = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0]
+                    if state not in ("Z", "X"):
+                        found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found

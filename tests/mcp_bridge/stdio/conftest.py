@@ -12,6 +12,7 @@ import pytest
 from mcp_bridge.stdio.isolation import Bubblewrap, OwnUid, Unprotected
 from mcp_bridge.stdio.process import Launcher
 from mcp_bridge.stdio.uids import UidLeases, may_change_uid
+from tests.mcp_bridge.stdio.servers import FIRST_UID
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def launcher(scratch: Path) -> Launcher:
 def uid_launcher(scratch: Path) -> Launcher:
     if not may_change_uid():
         pytest.skip("only root starts servers under another uid")
-    leases = UidLeases(scratch / "uids", first=1_950_000_000)
+    leases = UidLeases(scratch / "uids", first=FIRST_UID)
     return Launcher(OwnUid(leases), scratch / "servers")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -37,6 +38,10 @@ def complain(size: int) -> str:
 
 server.run("stdio")
 """
+UIDS_OF_A_RUN = 64
+FIRST_UID = 1_000_000_000 + os.getpid() * UIDS_OF_A_RUN
+"""Of this process alone: what runs under a uid is ended as a whole, so tests that run at the same
+time have none in common."""
 OWNER = Owner(tenant="org_a", credential_set="none")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from mcp_bridge.stdio.errors import (
     BadLaunch,
@@ -24,11 +25,20 @@ from mcp_bridge.stdio.errors import (
 from mcp_bridge.stdio.isolation import OwnUid, Unprotected, chosen
 from mcp_bridge.stdio.launch_spec import FileDigest, LaunchSpec, ProcessLimits
 from mcp_bridge.stdio.process import Launcher, Owner, ServerProcess
-from mcp_bridge.stdio.uids import NoUid, UidLeases
-from tests.mcp_bridge.stdio.servers import OWNER, children, living, python_spec
+from mcp_bridge.stdio.uids import NoUid, UidLeases, runs_as
+from tests.mcp_bridge.stdio.servers import (
+    FIRST_UID,
+    OWNER,
+    UIDS_OF_A_RUN,
+    children,
+    living,
+    python_spec,
+)
 
 CYCLES = 1000
 AT_ONCE = 8
+LOOPS_OWN = 3
+"""Descriptors that a loop opens when it first needs them."""
 CAT = LaunchSpec(name="cat", command="/bin/cat")
 HIDES = """
 import os, sys, time
@@ -47,33 +57,51 @@ async def started(launcher: Launcher, spec: LaunchSpec, owner: Owner = OWNER) ->
     return await launcher.start(spec, owner, {})
 
 
-async def test_a_thousand_cycles_leave_no_orphan(launcher: Launcher, scratch: Path) -> None:
+async def cycles(launcher: Launcher, number: int) -> None:
     """Half of them leave when asked, half are killed while they run."""
     before = children()
     open_files = len(os.listdir("/proc/self/fd"))
-    left = iter(range(CYCLES))
+    left = iter(range(number))
 
     async def cycle() -> None:
-        for number in left:
+        for each in left:
             process = await started(launcher, CAT)
-            process.stdin.write(b"%d\n" % number)
-            assert await process.stdout.readline() == b"%d\n" % number
-            if number % 2:
+            process.stdin.write(b"%d\n" % each)
+            assert await process.stdout.readline() == b"%d\n" % each
+            if each % 2:
                 os.kill(process.pid, signal.SIGKILL)
             await process.stop()
-            assert process.returncode == (-signal.SIGKILL if number % 2 else 0)
+            assert process.returncode == (-signal.SIGKILL if each % 2 else 0)
 
     await asyncio.gather(*(cycle() for _ in range(AT_ONCE)))
     assert children() == before
-    assert len(os.listdir("/proc/self/fd")) == open_files
-    assert list((scratch / "servers").iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) <= open_files + LOOPS_OWN
     assert launcher.num_running == 0
+
+
+async def test_cycles_leave_no_orphan(launcher: Launcher, scratch: Path) -> None:
+    await cycles(launcher, 100)
+    assert list((scratch / "servers").iterdir()) == []
+
+
+def test_a_thousand_cycles_leave_no_orphan(scratch: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On the loop that gateways run, under uids where we may: eight servers and the threads that
+    clear up behind them open and close descriptors at the same time."""
+    leases = UidLeases(scratch / "uids", first=FIRST_UID)
+    isolation = OwnUid(leases) if os.geteuid() == 0 else Unprotected()
+    launcher = Launcher(isolation, scratch / "servers")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(cycles(launcher, CYCLES))
+    assert list((scratch / "servers").iterdir()) == []
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
+    assert not any(runs_as(FIRST_UID + number) for number in range(UIDS_OF_A_RUN))
 
 
 async def test_what_hides_in_a_session_of_its_own_is_found_by_its_uid(
     uid_launcher: Launcher,
 ) -> None:
-    mark = "hidden-from-the-group"
+    mark = f"hidden-from-the-group-{os.getpid()}"
     process = await started(uid_launcher, python_spec(HIDES.replace("MARK", repr(mark))))
     assert await process.stdout.readline() == b"hidden\n"
     assert any(line.endswith(mark) for line in living(mark))
@@ -82,7 +110,7 @@ async def test_what_hides_in_a_session_of_its_own_is_found_by_its_uid(
 
 
 async def test_what_hides_dies_with_the_sandbox(sandbox_launcher: Launcher) -> None:
-    mark = "hidden-in-the-sandbox"
+    mark = f"hidden-in-the-sandbox-{os.getpid()}"
     script = HIDES.replace("MARK", repr(mark))
     spec = LaunchSpec(name="script", command="/usr/bin/python3", args=("-c", script))
     if not os.path.exists(spec.command):
@@ -175,7 +203,7 @@ for path in ({str(public)!r}, {str(secret)!r}, "/proc/{os.getpid()}/environ"):
     written = await process.stdout.read()
     await process.stop()
     assert written.decode().splitlines() == [
-        "1950000000 ['mine'] 0o600",
+        f"{FIRST_UID} ['mine'] 0o600",
         "for all",
         "refused",
         "refused",
@@ -192,8 +220,8 @@ async def test_two_tenants_have_two_processes_and_two_uids(uid_launcher: Launche
         seen.setdefault(tenant, []).append(await process.stdout.readline())
         await process.stop()
     assert seen == {
-        "org_a": [b"1950000000 1950000000 []\n"] * 2,
-        "org_b": [b"1950000001 1950000001 []\n"] * 2,
+        "org_a": [b"%d %d []\n" % (FIRST_UID, FIRST_UID)] * 2,
+        "org_b": [b"%d %d []\n" % (FIRST_UID + 1, FIRST_UID + 1)] * 2,
     }
 
 
@@ -305,7 +333,7 @@ def test_a_machine_that_can_isolate_nothing_is_told_so(
 def test_uids_are_given_once_and_have_an_end(scratch: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root ends what runs under another uid")
-    first, second = (UidLeases(scratch / "uids", first=1_960_000_000, count=3) for _ in range(2))
+    first, second = (UidLeases(scratch / "uids", first=FIRST_UID, count=3) for _ in range(2))
     mine, same_key = first.take("a"), second.take("a")
     other = second.take("b")
     assert len({mine.uid, same_key.uid, other.uid}) == 3
@@ -322,7 +350,7 @@ def test_uids_are_given_once_and_have_an_end(scratch: Path) -> None:
 def test_what_a_dead_gateway_left_is_swept(scratch: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root ends what runs under another uid")
-    leases = UidLeases(scratch / "uids", first=1_970_000_000)
+    leases = UidLeases(scratch / "uids", first=FIRST_UID)
     lease = leases.take("a")
     left = subprocess.Popen(["setpriv", f"--reuid={lease.uid}", "--clear-groups", "sleep", "600"])
     while psutil.Process(left.pid).uids().real != lease.uid:
@@ -332,3 +360,4 @@ def test_what_a_dead_gateway_left_is_swept(scratch: Path) -> None:
     lease.release()
     assert leases.sweep() == 1
     assert left.wait(timeout=10) == -signal.SIGKILL
+    assert leases.sweep() == 0, "nothing of it is left"

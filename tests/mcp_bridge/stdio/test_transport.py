@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 
 import pytest
 from mcp.client.session import ClientSession
@@ -154,7 +155,8 @@ async def test_one_that_owes_an_answer_is_not_idle(launcher: Launcher) -> None:
 
 
 async def test_who_is_cancelled_leaves_nothing(launcher: Launcher) -> None:
-    script = "import sys, signal\nsignal.signal(15, signal.SIG_IGN)\nsys.stdin.read() # left-over-1"
+    mark = f"left-over-of-{os.getpid()}"
+    script = f"import sys, signal\nsignal.signal(15, signal.SIG_IGN)\nsys.stdin.read() # {mark}"
     transport = StdioTransport(launcher, python_spec(script), OWNER, {})
 
     async def hold() -> None:
@@ -167,5 +169,5 @@ async def test_who_is_cancelled_leaves_nothing(launcher: Launcher) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert living("left-over-1") == []
+    assert living(mark) == []
     assert launcher.num_running == 0
