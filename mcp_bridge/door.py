@@ -49,6 +49,8 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
 KEEPALIVE_S = 15.0
 """Of silence, after which a stream says that it is there."""
+STALLED_READER_S = 60.0
+"""For one that takes nothing: then its connection is closed."""
 MAX_QUEUED = 256
 MAX_OPEN = 4096
 """Requests and streams of one worker."""
@@ -63,7 +65,7 @@ SSE_HEADERS = [
 
 
 class Gone(Exception):
-    """The client left before its request was there."""
+    """The client left before its request was there, or takes nothing of what it gets."""
 
 
 class Door:
@@ -398,7 +400,11 @@ class Visit:
             self._started = True
             start = {"type": "http.response.start", "status": 200, "headers": SSE_HEADERS}
             await self._send(start)
-        await self._send({"type": "http.response.body", "body": frame, "more_body": more})
+        try:
+            async with asyncio.timeout(STALLED_READER_S):
+                await self._send({"type": "http.response.body", "body": frame, "more_body": more})
+        except TimeoutError:
+            raise Gone from None
 
     async def _reply(
         self,

@@ -15,14 +15,13 @@ import pytest
 import redis.asyncio
 
 from bench.ports import free_port
-from mcp_bridge import exchanges, sessions, upstream
+from mcp_bridge import door, exchanges, sessions, upstream
 from mcp_bridge.bridge import BadServer, Bridge, check_servers
 from mcp_bridge.caller import Caller
-from mcp_bridge.door import Door
 from mcp_bridge.errors import BridgeError, NameRefused
 from mcp_bridge.rebinding import Allowed
 from mcp_bridge.upstream import ServerConfig
-from tests.mcp_bridge.processes import ALL, LegacyClient, ask_modern
+from tests.mcp_bridge.processes import ALL, LegacyClient, ask_modern, modern
 
 KEYS = [b"k" * 32]
 CALL = {"name": "anything", "arguments": {}}
@@ -45,6 +44,8 @@ class Server:
         self.sessions = 0
         self.capabilities: dict[str, Any] = {"tools": {}}
         self.bridge: Any = None
+        self.serve: Any = None
+        self.left = asyncio.Event()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -94,12 +95,13 @@ async def bridged(
     bridge = Bridge([*others, config], store, KEYS, info={"name": "t", "version": "1"})
     await bridge.start()
     server.bridge = bridge
-    door, allowed = Door(bridge), Allowed(public_url="http://localhost")
+    made, allowed = door.Door(bridge), Allowed(public_url="http://localhost")
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         who = Caller(org_id="org_a", project_id="p", subject="s", client="c", **caller)
-        await door.serve(who, None, allowed, (), scope, receive, send)
+        await made.serve(who, None, allowed, (), scope, receive, send)
 
+    server.serve = asgi
     transport = httpx.ASGITransport(app=asgi)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -122,6 +124,19 @@ async def endless(server: Server, writer: asyncio.StreamWriter, message: Any) ->
     while not writer.is_closing():
         writer.write(said * 100)
         await writer.drain()
+    return b""
+
+
+async def progressing(server: Server, writer: asyncio.StreamWriter, message: Any) -> bytes:
+    writer.write(OK + SSE + b"\r\n")
+    said = b'data: {"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":1}}\n\n'
+    try:
+        while not writer.is_closing():
+            writer.write(said)
+            await writer.drain()
+            await asyncio.sleep(0)
+    finally:
+        server.left.set()
     return b""
 
 
@@ -260,6 +275,40 @@ async def test_a_dead_server_is_left_alone_and_the_others_are_there(
             found = await ask_modern(client, "/mcp", "tools/call", params)
             assert found["error"]["data"] == {"server": name, "reason": "resting"}
     assert tried == 3
+
+
+async def test_who_takes_nothing_is_given_up(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the server's endless answer with it."""
+    monkeypatch.setattr(door, "STALLED_READER_S", 0.05)
+    server = Server(progressing)
+    message, headers = modern("tools/call", CALL)
+    request = {"type": "http.request", "body": msgspec.json.encode(message)}
+    scope = {
+        "method": "POST",
+        "headers": [
+            (name.encode(), value.encode())
+            for name, value in {
+                **headers,
+                "host": "localhost",
+                "content-type": "application/json",
+            }.items()
+        ],
+    }
+    came = iter([request])
+
+    async def receive() -> Any:
+        return next(came, None) or await asyncio.Event().wait()
+
+    async def send(event: Any) -> None:
+        if event["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async with bridged(redis, server):
+        async with asyncio.timeout(5):
+            await server.serve(scope, receive, send)
+            await server.left.wait()
 
 
 async def test_who_waits_for_changes_is_sent_away_when_a_worker_leaves(
