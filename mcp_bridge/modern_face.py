@@ -61,6 +61,8 @@ MAX_HELD = 1024
 MAX_HELD_OF_ONE = 32
 """Of one principal."""
 SWEEP_S = 15.0
+GATHER_S = 0.02
+"""How long what a server of the older era asks is waited for, so that it goes out together."""
 ACKNOWLEDGE_S = 5.0
 """How long the servers have to say what they will tell of, before the client is told."""
 RESUME = "resume"
@@ -90,6 +92,8 @@ class Held(msgspec.Struct, kw_only=True):
     requests: dict[str, Message]
     answers: Answers
     expires_at: float
+    coming: asyncio.Task[Event] | None
+    """What it says next, where that is waited for already."""
 
 
 class ModernFace:
@@ -108,7 +112,7 @@ class ModernFace:
 
     async def close(self) -> None:
         for held in list(self._held.values()):
-            await end(held.exchange, held.events, "the gateway stops")
+            await end(held.exchange, held.events, "the gateway stops", held.coming)
         self._held.clear()
         await asyncio.gather(*self._ending, return_exceptions=True)
 
@@ -118,7 +122,7 @@ class ModernFace:
             for key, held in list(self._held.items()):
                 if held.expires_at < time.time():
                     del self._held[key]
-                    await end(held.exchange, held.events, "nobody answered in time")
+                    await end(held.exchange, held.events, "nobody answered in time", held.coming)
 
     async def answer(
         self,
@@ -214,33 +218,47 @@ class ModernFace:
         exchange: Exchange,
         events: AsyncGenerator[Event],
         emit: Emit,
+        coming: asyncio.Task[Event] | None = None,
     ) -> dict[str, Any]:
         """Until the result, or until the client is to answer. Raises: RpcError."""
-        rests = False
-        reason: str | None = None
+        rests, until, reason = False, 0.0, None
+        requests: dict[str, Message] = {}
         try:
-            async for event in events:
+            while coming is None or not requests or await is_there(coming, until):
+                event = await (anext(events) if coming is None else coming)
+                coming = None
                 if isinstance(event, Noted):
                     await self._note(asker.envelope, event.message, emit)
                 elif isinstance(event, Done):
                     return to_modern_result(asker.method, event.result, self._info)
+                elif isinstance(event, Asked) and not exchange.holds:
+                    return self._ask(asker, server, exchange, events, event, None)
                 elif isinstance(event, Asked):
-                    result = self._ask(asker, server, exchange, events, event)
-                    rests = exchange.holds
-                    return result
-            raise AssertionError("an exchange ends with a result or raises")
+                    until = until or time.monotonic() + GATHER_S
+                    requests |= event.requests
+                if requests:
+                    coming = asyncio.create_task(next_of(events))
+            result = self._ask(asker, server, exchange, events, Asked(requests), coming)
+            rests = True
+            return result
         except asyncio.CancelledError:
             reason = "the client left"
             raise
         finally:
             if reason is not None:
-                self._end_soon(exchange, events, reason)
+                self._end_soon(exchange, events, reason, coming)
             elif not rests:
-                await events.aclose()
+                await stop(events, coming)
 
-    def _end_soon(self, exchange: Exchange, events: AsyncGenerator[Event], reason: str) -> None:
+    def _end_soon(
+        self,
+        exchange: Exchange,
+        events: AsyncGenerator[Event],
+        reason: str,
+        coming: asyncio.Task[Event] | None,
+    ) -> None:
         """Outside of what was cancelled."""
-        task = asyncio.get_running_loop().create_task(end(exchange, events, reason))
+        task = asyncio.get_running_loop().create_task(end(exchange, events, reason, coming))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -262,6 +280,7 @@ class ModernFace:
         exchange: Exchange,
         events: AsyncGenerator[Event],
         asked: Asked,
+        coming: asyncio.Task[Event] | None,
     ) -> dict[str, Any]:
         expires_at = time.time() + TTL_S
         keys = tuple(asked.requests)
@@ -283,6 +302,7 @@ class ModernFace:
                 requests=asked.requests,
                 answers={},
                 expires_at=expires_at,
+                coming=coming,
             )
         )
 
@@ -344,9 +364,12 @@ class ModernFace:
         try:
             await held.exchange.answer(held.answers)
         except RpcError:
-            self._end_soon(held.exchange, held.events, "the answer could not be given")
+            said = "the answer could not be given"
+            self._end_soon(held.exchange, held.events, said, held.coming)
             raise
-        return await self._drive(held.asker, held.server, held.exchange, held.events, emit)
+        return await self._drive(
+            held.asker, held.server, held.exchange, held.events, emit, held.coming
+        )
 
     # Changes.
 
@@ -420,6 +443,31 @@ def opener(
     return lambda: open_(upstream, envelope, wanted)
 
 
-async def end(exchange: Exchange, events: AsyncGenerator[Event], reason: str) -> None:
+async def end(
+    exchange: Exchange,
+    events: AsyncGenerator[Event],
+    reason: str,
+    coming: asyncio.Task[Event] | None,
+) -> None:
     await exchange.cancel(reason)
+    await stop(events, coming)
+
+
+async def stop(events: AsyncGenerator[Event], coming: asyncio.Task[Event] | None) -> None:
+    """Who waits for the next event is done before nobody may."""
+    if coming is not None:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
     await events.aclose()
+
+
+async def next_of(events: AsyncGenerator[Event]) -> Event:
+    return await anext(events)
+
+
+async def is_there(coming: asyncio.Task[Event], until: float) -> bool:
+    """What else a server asks at once comes at once."""
+    left_s = until - time.monotonic()
+    if left_s > 0:
+        await asyncio.wait({coming}, timeout=left_s)
+    return left_s > 0 and coming.done()

@@ -238,16 +238,21 @@ class Fixture:
                 for key, each in given.items()
                 if key in asked
             }
-        answers: Answers = {}
-        for key, request in asked.items():
+
+        async def ask_one(request: dict[str, Any]) -> dict[str, Any]:
             kind, result = RESULTS[request["method"]]
             answered = await ctx.session.send_request(
                 kind.model_validate(request),
                 result,
                 metadata=ServerMessageMetadata(related_request_id=ctx.request_id),
             )
-            answers[key] = answered.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return answers
+            said: dict[str, Any] = answered.model_dump(
+                mode="json", by_alias=True, exclude_none=True
+            )
+            return said
+
+        answers = await asyncio.gather(*(ask_one(request) for request in asked.values()))
+        return dict(zip(asked, answers, strict=True))
 
     async def ask_rounds(self, ctx: Any, params: Any) -> Answers:
         rounds = [dict(each) for each in ROUNDS[params.name]]

@@ -21,7 +21,7 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.errors import BridgeError, NameRefused
 from mcp_bridge.rebinding import Allowed
 from mcp_bridge.upstream import ServerConfig
-from tests.mcp_bridge.processes import ALL, LegacyClient, ask_modern, modern
+from tests.mcp_bridge.processes import ALL, LegacyClient, ask_modern, messages_of, modern
 
 KEYS = [b"k" * 32]
 CALL = {"name": "anything", "arguments": {}}
@@ -443,3 +443,40 @@ def test_servers_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(error):
         check_servers(ServerConfig(name=n, url=url, namespace=space) for n, url, space in servers)
+
+
+async def test_what_is_asked_at_once_goes_out_together_and_nothing_said_between_is_lost(
+    redis: redis.asyncio.Redis,
+) -> None:
+    """Also what comes with it: a note is passed on, a result is the answer."""
+
+    async def asking(server: Server, writer: asyncio.StreamWriter, message: Any) -> bytes:
+        said: list[dict[str, Any]] = [
+            {"jsonrpc": "2.0", "id": "a", "method": "roots/list"},
+            {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}},
+            {"jsonrpc": "2.0", "id": "b", "method": "roots/list"},
+        ]
+        if message["params"]["name"] == "quick":
+            said.append(result("done already", message["id"]))
+        writer.write(OK + SSE + b"\r\n")
+        writer.write(b"".join(b"data: " + msgspec.json.encode(each) + b"\n\n" for each in said))
+        await writer.drain()
+        await server.left.wait()
+        return b"data: " + msgspec.json.encode(result("done", message["id"])) + b"\n\n"
+
+    server = Server(asking, modern=False)
+    async with bridged(redis, server) as client:
+        message, headers = modern("tools/call", CALL)
+        first = messages_of(await client.post("/mcp", json=message, headers=headers))
+        assert first[0]["method"] == "notifications/progress"
+        asked = first[1]["result"]["inputRequests"]
+        assert [each["method"] for each in asked.values()] == ["roots/list"] * 2
+        answers = dict.fromkeys(asked, {"roots": []})
+        state = first[1]["result"]["requestState"]
+        server.left.set()
+        params = {**CALL, "requestState": state, "inputResponses": answers}
+        done = await ask_modern(client, "/mcp", "tools/call", params)
+        assert done["result"]["content"][0]["text"] == "done"
+        at_once = {**CALL, "name": "quick"}
+        found = await ask_modern(client, "/mcp", "tools/call", at_once)
+        assert found["result"]["content"][0]["text"] == "done already"
