@@ -25,6 +25,7 @@ from gateway.cli_prices import prices
 from gateway.cli_reconcile import reconcile
 from gateway.cli_tenancy import all_orgs, orgs, projects, show_header
 from gateway.cli_users import users
+from gateway.cli_vault import vault
 from gateway.command import (
     FOLDER,
     JSON,
@@ -193,6 +194,7 @@ tollgate.add_command(billing)
 tollgate.add_command(orgs)
 tollgate.add_command(projects)
 tollgate.add_command(users)
+tollgate.add_command(vault)
 
 
 @tollgate.group()
