@@ -80,7 +80,7 @@ from gateway.limits.scripts import ScriptFailed
 from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
 from gateway.limits.verdicts import LimitKind, ScopeName
 from gateway.principal import Suspended
-from gateway.responses.errors import TooManyInBackground
+from gateway.responses.errors import TooManyAtOnce
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
     Conflict,
@@ -177,9 +177,7 @@ def to_face(error: Exception) -> Face:
             return from_auth(error)
         case RateLimited():
             return refused(error.refusal)
-        case (
-            Suspended() | UnpricedModel() | SpentUnknown() | ScriptFailed() | TooManyInBackground()
-        ):
+        case Suspended() | UnpricedModel() | SpentUnknown() | ScriptFailed() | TooManyAtOnce():
             return from_limits(error)
         case NotAccepting() | SpoolError():
             return unavailable("This gateway cannot take requests at the moment.")
@@ -331,11 +329,11 @@ PERIODS = {
 
 
 def from_limits(
-    error: Suspended | UnpricedModel | SpentUnknown | ScriptFailed | TooManyInBackground,
+    error: Suspended | UnpricedModel | SpentUnknown | ScriptFailed | TooManyAtOnce,
 ) -> Face:
     match error:
-        case TooManyInBackground():
-            message = f"This organization has {error.most} responses in the background already."
+        case TooManyAtOnce():
+            message = f"This organization has {error.most} {error.what} already."
             code, headers = "rate_limit_exceeded", retry_headers(IN_BACKGROUND_S)
             return face(429, message, "requests", code=code, headers=headers)
         case Suspended():

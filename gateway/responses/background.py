@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -25,6 +26,7 @@ from gateway.delivery import Delivery
 from gateway.errors import to_face
 from gateway.inference import Desk, NotAccepting, start
 from gateway.responses.created import Created
+from gateway.responses.errors import TooManyFollowed
 from gateway.responses.events import EventLog, EventRows
 from gateway.responses.kept import Kept, Owner
 from gateway.responses.running import RunningRows, Within
@@ -44,6 +46,8 @@ EVENTS_INTERVAL_S = 0.25
 """Of all that this worker runs the events are written together, so often."""
 MAX_FOLLOWERS = 256
 """Streams of events that one process has open."""
+MAX_FOLLOWERS_OF_ORG = 64
+"""Of these; so no org keeps others from theirs."""
 
 
 class Background:
@@ -54,7 +58,8 @@ class Background:
         self._logs: dict[str, EventLog] = {}
         self._writes = asyncio.Lock()
         """Events come to their table in order, and before their response has ended."""
-        self._num_followers = 0
+        self._followed_of: Counter[str] = Counter()
+        """By org."""
         self._is_leaving = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._followers: set[asyncio.Task[None]] = set()
@@ -87,8 +92,19 @@ class Background:
         Raises: TooManyInBackground, what `within` raises; then nothing runs."""
         response = created.encoder.response
         kept = Kept.of(created.given, response)
-        await self._rows.add(created.owner, response, kept, within=within)
-        follow = self._follow(created)
+        told = EventLog(created.owner, response.id)
+        told.add(created.encoder.open())
+        first = told.take()
+        assert first is not None
+
+        async def all_within(conn: AsyncConnection, answer: bytes) -> None:
+            await self._events.add(conn, first)
+            if within is not None:
+                await within(conn, answer)
+
+        await self._rows.add(created.owner, response, kept, within=all_within)
+        told.has_written(first)
+        follow = self._follow(created, told)
         task = asyncio.create_task(follow, name=f"background {response.id}")
         self._followers.add(task)
         task.add_done_callback(self._done)
@@ -100,25 +116,40 @@ class Background:
         self.abandon(response_id)
         return answer
 
-    async def follow(self, owner: Owner, response_id: str, after: int = -1) -> AsyncIterator[bytes]:
-        """Events behind that one, as they come, wherever it runs.
-
-        Raises: NotFound, BadField, NotAccepting.
-        """
-        if self._num_followers >= MAX_FOLLOWERS or self._is_leaving.is_set():
+    def check_followers(self, org_id: str) -> None:
+        """Whether one more may follow here. Raises: NotAccepting, TooManyFollowed."""
+        if self._followed_of.total() >= MAX_FOLLOWERS or self._is_leaving.is_set():
             raise NotAccepting
-        found = self._events.follow(owner, response_id, after, self._is_leaving)
-        await anext(found)
-        return self._counted(found)
+        if self._followed_of[org_id] >= MAX_FOLLOWERS_OF_ORG:
+            raise TooManyFollowed(MAX_FOLLOWERS_OF_ORG)
 
-    async def _counted(self, found: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        self._num_followers += 1
+    async def follow(
+        self, owner: Owner, response_id: str, after: int = -1, *, is_owed: bool = False
+    ) -> AsyncIterator[bytes]:
+        """Events behind that one, as they come, wherever it runs. `is_owed`: it was checked
+        whether they may be followed before the response was begun.
+
+        Raises: NotFound, BadField, NotAccepting, TooManyFollowed.
+        """
+        if not is_owed:
+            self.check_followers(owner.org_id)
+        events = self._events.follow(owner, response_id, after, self._is_leaving)
+        found = self._counted(owner.org_id, events)
+        await anext(found)
+        return found
+
+    async def _counted(self, org_id: str, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """From its first, empty piece on, which is taken at once: so it ends in any case."""
+        self._followed_of[org_id] += 1
         try:
-            async for each in found:
+            yield await anext(events)
+            async for each in events:
                 if each:
                     yield each
         finally:
-            self._num_followers -= 1
+            self._followed_of[org_id] -= 1
+            if not self._followed_of[org_id]:
+                del self._followed_of[org_id]
 
     def abandon(self, response_id: str) -> None:
         """Cancelled: at once, where it runs here."""
@@ -131,11 +162,11 @@ class Background:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed", task.get_name(), exc_info=error)
 
-    async def _follow(self, created: Created) -> None:
+    async def _follow(self, created: Created, told: EventLog) -> None:
         encoder = created.encoder
         response_id = encoder.response.id
         delivery = self._running[response_id] = start(self._desk, created.call)
-        told = self._logs[response_id] = EventLog(created.owner, response_id)
+        self._logs[response_id] = told
         has_begun = False
         try:
             while (chunk := await delivery.next()) is not None:

@@ -155,7 +155,7 @@ class EventRows(KeptRows):
         """
         await self._check(owner, response_id, after)
         yield b""
-        while not is_over.is_set():
+        while True:
             row, rows = await self._read(owner, response_id, after)
             if row is None:  # deleted meanwhile
                 return
@@ -166,6 +166,8 @@ class EventRows(KeptRows):
                 after = each.last_number
             if not rows and row.status not in RUNS:
                 yield await self._end(owner, row, after)
+                return
+            if is_over.is_set():
                 return
             if not rows:
                 with suppress(TimeoutError):

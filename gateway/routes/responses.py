@@ -39,6 +39,7 @@ from gateway.routes.reply import Reply
 from gateway.tenancy.pages import DEFAULT_LIMIT, MAX_LIMIT, Order
 from gateway.wire import responses_answer
 from gateway.wire.from_openai import peek
+from gateway.wire.openai import MAX_INT64
 from gateway.wire.openai_admin import parse_query
 from gateway.wire.refusals import unsupported
 from gateway.wire.responses import MAX_INCLUDES, Included, ResponseRequest
@@ -66,7 +67,7 @@ class RetrieveQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] = []
     stream: bool = False
     include_obfuscation: bool = False
-    starting_after: Annotated[int, Meta(ge=0)] | None = None
+    starting_after: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
     """With `stream`: the number of the event behind which it goes on."""
 
 
@@ -135,8 +136,10 @@ async def create_response(request: Asked) -> ASGIApp:
 
 async def in_background(request: Asked, heard: Heard, created: Created) -> ASGIApp:
     """What an `Idempotency-Key` keeps is the queued response: a retry names the same one, whatever
-    has become of it. Raises: TooManyInBackground, what `claim_once` raises."""
+    has become of it. Raises: TooManyAtOnce, NotAccepting, what `claim_once` raises."""
     found = services(request)
+    if created.is_streamed:  # or it would be run, and billed, for who hears nothing of it
+        found.responses.background.check_followers(request.user.org_id)
     if heard.key is None:
         queued = await found.responses.background.run(created)
         return await shown(request, created, queued)
@@ -169,16 +172,21 @@ async def shown(
         return ASGIResponse(body=queued, media_type=JSON, status_code=200)
     response_id = msgspec.json.decode(queued, type=Named).id
     extra = {name.decode(): value.decode() for name, value in (headers or {}).items()}
-    stream = await followed(request, response_id, -1, extra)
+    stream = await followed(request, response_id, -1, extra, is_owed=True)
     return stream.to_asgi_response(None, request)
 
 
 async def followed(
-    request: Asked, response_id: str, after: int, headers: dict[str, str] | None = None
+    request: Asked,
+    response_id: str,
+    after: int,
+    headers: dict[str, str] | None = None,
+    *,
+    is_owed: bool = False,
 ) -> Stream:
-    """Raises: NotFound, BadField, NotAccepting."""
+    """Raises: NotFound, BadField, NotAccepting, TooManyFollowed."""
     background = services(request).responses.background
-    events = await background.follow(Owner.of(request.user), response_id, after)
+    events = await background.follow(Owner.of(request.user), response_id, after, is_owed=is_owed)
     sent = {"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})}
     return Stream(events, media_type=EVENT_STREAM, headers=sent)
 

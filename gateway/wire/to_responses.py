@@ -99,14 +99,23 @@ class ResponseEncoder:
         self.response = response
         self._stream = stream
         self._sequence_number = 0
+        self._is_open = self._has_begun = False
         self._out: list[bytes] = []
         self._done: list[Item] = []
         self._open: Writing | None = None
         self._num_calls = 0
         self._finish_reason: FinishReason | None = None
 
+    def open(self) -> bytes:
+        """What a stream says before anything of it runs."""
+        self._is_open = True
+        self._send(events.Created(sequence_number=self._next(), response=self.response))
+        if self.response.status == "queued":
+            self._send(events.Queued(sequence_number=self._next(), response=self.response))
+        return self._taken()
+
     def encode(self, items: Items) -> bytes:
-        if self._sequence_number == 0:
+        if not self._has_begun:
             self._begin()
         for item in items:
             assert isinstance(item, TextDelta)
@@ -134,7 +143,7 @@ class ResponseEncoder:
 
     def fail(self, *, status: int, message: str) -> bytes:
         """The end of a stream, of one in the background also of one that had not begun."""
-        if self._sequence_number == 0:
+        if not self._has_begun:
             self._begin()
         code: ErrorCode = "rate_limit_exceeded" if status == 429 else "server_error"
         self._close("incomplete")
@@ -237,12 +246,12 @@ class ResponseEncoder:
     # ---- events
 
     def _begin(self) -> None:
+        self._has_begun = True
         if not self._stream:
-            self._next()
             return
-        self._send(events.Created(sequence_number=self._next(), response=self.response))
+        if not self._is_open:
+            self._out.append(self.open())
         if self.response.status == "queued":
-            self._send(events.Queued(sequence_number=self._next(), response=self.response))
             self.response = msgspec.structs.replace(self.response, status="in_progress")
         self._send(events.InProgress(sequence_number=self._next(), response=self.response))
 

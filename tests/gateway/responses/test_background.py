@@ -27,7 +27,7 @@ from gateway.responses import running
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.created import Created
-from gateway.responses.errors import TooManyInBackground
+from gateway.responses.errors import TooManyFollowed, TooManyInBackground
 from gateway.responses.events import EventRows
 from gateway.responses.kept import Owner
 from gateway.responses.running import RunningRows
@@ -35,6 +35,7 @@ from gateway.responses.store import ResponseStore
 from gateway.responses.tables import response_events
 from gateway.responses.tables import responses as table
 from gateway.telemetry import RequestMeter
+from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import orgs, projects
 from gateway.wire.from_responses import own_items, read_response, to_generate
 from gateway.wire.responses_answer import begun
@@ -359,9 +360,39 @@ async def test_who_follows_goes_on_elsewhere_when_a_worker_leaves(
         assert [each async for each in following if b"response.failed" in each] == []
     with pytest.raises(NotAccepting):
         await other.follow(stage.owner, response_id)
+    owed = await other.follow(stage.owner, response_id, is_owed=True)
+    assert (await anext(owed)).startswith(b"event: response.created")
     monkeypatch.setattr(module, "MAX_FOLLOWERS", 0)
     with pytest.raises(NotAccepting):
         await worker.follow(stage.owner, response_id)
+
+
+async def test_an_org_follows_so_many_at_once(
+    stage: Stage, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes in the same moment; who was refused, or has read none of it, holds no place."""
+    monkeypatch.setattr(module, "MAX_FOLLOWERS_OF_ORG", 2)
+    _, worker, response_id = await begin(ScriptedReplica(length=9, hangs_after=2))
+    with pytest.raises(NotFound):
+        await worker.follow(stage.owner, "resp_nowhere")
+    asked = (worker.follow(stage.owner, response_id) for _ in range(4))
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [each for each in found if isinstance(each, BaseException)]
+    assert [type(each) for each in refused] == [TooManyFollowed] * 2
+    for each in found:
+        if not isinstance(each, BaseException):
+            await each.aclose()  # type: ignore[attr-defined]
+    assert not worker._followed_of
+
+
+async def test_it_says_at_once_that_it_is_queued(stage: Stage, begin: Begin) -> None:
+    """Before any token: so whoever streams it knows its id."""
+    _, worker, response_id = await begin(ScriptedReplica(length=9, hangs_after=0))
+    following = await worker.follow(stage.owner, response_id)
+    async with asyncio.timeout(5):
+        some = await anext(following)
+    assert some.count(b"event: response.queued") == 1 and response_id.encode() in some
+    await worker.cancel(stage.owner, response_id)
 
 
 async def test_an_org_has_so_many_at_once(

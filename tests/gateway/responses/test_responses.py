@@ -9,9 +9,11 @@ from typing import Any
 
 import openai
 import pytest
+import sqlalchemy as sa
 from openai import AsyncOpenAI, OpenAI
 
-from gateway.responses import running
+from gateway.responses import background, running
+from gateway.responses.tables import responses as table
 from tests.gateway.openapi.running import Running
 from tests.journeys.sdk_shapes import extras, said_in
 
@@ -227,6 +229,7 @@ def test_what_cannot_be_followed_is_refused_by_name(client: OpenAI, worker: Runn
     for response_id, asked, param in (
         (whole.id, {}, "stream"),
         (background.id, {"starting_after": -1}, "starting_after"),
+        (background.id, {"starting_after": 2**63}, "starting_after"),
         (background.id, {"include_obfuscation": True}, "include_obfuscation"),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
@@ -273,6 +276,33 @@ def test_what_was_not_added_in_the_background_lets_go_of_its_key(
             client.responses.create(**asked, input="Hello")
     made = client.responses.with_raw_response.create(**asked, input="Hello")
     assert "idempotent-replayed" not in made.headers
+
+
+@pytest.mark.parametrize(
+    "bound, refusal",
+    [
+        ("MAX_FOLLOWERS", openai.InternalServerError),
+        ("MAX_FOLLOWERS_OF_ORG", openai.RateLimitError),
+    ],
+)
+def test_what_cannot_be_followed_is_not_begun(
+    client: OpenAI,
+    worker: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    bound: str,
+    refusal: type[openai.APIStatusError],
+) -> None:
+    """An SDK asks again after it, and would have two on its bill."""
+
+    async def num_kept() -> int:
+        async with worker.services.system_db.connect() as conn:
+            return await conn.scalar(sa.select(sa.func.count()).select_from(table)) or 0
+
+    before = worker.run(num_kept())
+    monkeypatch.setattr(background, bound, 0)
+    with pytest.raises(refusal):
+        client.responses.create(**ASKED, input="Hello", background=True, stream=True)
+    assert worker.run(num_kept()) == before
 
 
 def test_input_is_counted_as_it_is_billed(client: OpenAI) -> None:
