@@ -85,9 +85,10 @@ class EventLog:
 
     def put_back(self, some: Some) -> None:
         """What does not fit any more is dropped with its numbers."""
-        content = some.content
-        while len(content) > MAX_BYTES:
-            content = content[content.index(END) + len(END) :]
+        content, at = some.content, 0
+        while len(content) - at > MAX_BYTES:
+            at = content.index(END, at) + len(END)
+        content = content[at:]
         self._next = some.last + 1 - content.count(END)
         self._pending.insert(0, content)
 
@@ -105,7 +106,10 @@ _ADD = sa.text("""
         (response_id, org_id, first_number, last_number, content, secret_id)
     SELECT id, org_id, :first, :last, :content, :secret_id FROM responses
     WHERE id = :response_id AND org_id = :org_id AND status IN ('queued', 'in_progress')
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (response_id, first_number) DO UPDATE
+        SET last_number = EXCLUDED.last_number, content = EXCLUDED.content,
+            secret_id = EXCLUDED.secret_id
+        WHERE EXCLUDED.last_number > response_events.last_number
 """)
 
 
@@ -232,9 +236,11 @@ def of_it(owner: Owner, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def after_events(content: bytes, number: int) -> bytes:
+    """What stands behind so many of them."""
+    at = 0
     for _ in range(number):
-        content = content[content.index(END) + len(END) :]
-    return content
+        at = content.index(END, at) + len(END)
+    return content[at:]
 
 
 def ended(kept: Kept, number: int) -> bytes:

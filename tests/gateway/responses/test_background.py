@@ -395,6 +395,28 @@ async def test_it_says_at_once_that_it_is_queued(stage: Stage, begin: Begin) -> 
     await worker.cancel(stage.owner, response_id)
 
 
+async def test_what_was_written_and_not_heard_of_is_written_again_with_what_came(
+    stage: Stage, begin: Begin
+) -> None:
+    """A commit whose answer is lost."""
+    _, worker, response_id = await begin(ScriptedReplica(length=9, hangs_after=2))
+    await kept_events(stage, response_id, 6)
+    async with worker._writes:
+        log = worker._logs[response_id]
+        log.add(b"event: one\ndata: {}\n\n")
+        some = log.take()
+        assert some is not None
+        async with stage.pools["system_db"].begin() as conn:
+            await worker._events.add(conn, some)
+        log.put_back(some)
+        log.add(b"event: two\ndata: {}\n\n")
+        await worker._events.write([log])
+    following = await worker.follow(stage.owner, response_id, some.first - 1)
+    async with asyncio.timeout(5):
+        assert (await anext(following)).count(b"event: ") == 2
+    await worker.cancel(stage.owner, response_id)
+
+
 async def test_an_org_has_so_many_at_once(
     stage: Stage, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
