@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 
 from mcp_bridge.endpoint import Endpoint
 from mcp_bridge.errors import BridgeError
+from mcp_bridge.guard import Guard, LetsAllPass
 from mcp_bridge.legacy_face import LegacyFace
 from mcp_bridge.modern_face import ModernFace
 from mcp_bridge.names import checked_label
@@ -52,7 +53,8 @@ class BadServer(BridgeError):
 
 class Bridge:
     """`keys`: for what clients bring back, the newest first. `network`: who dials, and checks
-    where to; None: anywhere."""
+    where to; None: anywhere. `guard`: what is shown of what servers offer, and which calls go out;
+    None: all of it."""
 
     def __init__(
         self,
@@ -61,19 +63,20 @@ class Bridge:
         keys: Sequence[bytes],
         *,
         info: dict[str, Any],
+        guard: Guard | None = None,
         network: httpcore.AsyncNetworkBackend | None = None,
         trust: ssl.SSLContext | None = None,
     ) -> None:
         self._servers = check_servers(servers)
         self._network, self._trust = network, trust
-        self._info = info
+        self._info, self._guard = info, guard or LetsAllPass()
         self._upstreams: OrderedDict[tuple[str, str], Upstream] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self.sessions = Sessions(redis)
         self.relay = Relay(redis)
-        self.modern = ModernFace(self.sessions, self.relay, Sealer(keys), info)
-        self.legacy = LegacyFace(self.sessions, self.relay, info)
+        self.modern = ModernFace(self.sessions, self.relay, Sealer(keys), info, self._guard)
+        self.legacy = LegacyFace(self.sessions, self.relay, info, self._guard)
 
     async def start(self) -> None:
         await self.relay.start()

@@ -19,3 +19,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def principal(self) -> str:
         return "\n".join((self.org_id, self.project_id, self.subject, self.client))
+
+    @classmethod
+    def of(cls, principal: str) -> Caller:
+        org_id, project_id, subject, client = principal.split("\n")
+        return cls(org_id=org_id, project_id=project_id, subject=subject, client=client)

@@ -10,20 +10,25 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from mcp_bridge.caller import Caller
 from mcp_bridge.errors import NameRefused
 from mcp_bridge.exchanges import (
     MAX_PAGES,
+    Exchange,
     SessionSource,
     open_exchange,
     remember_schemas,
     result_of,
 )
+from mcp_bridge.guard import KIND_OF, Asking, Fetched, Guard, GuardedExchange
 from mcp_bridge.names import IDENTITY, SEPARATOR, SHORTENED, alias_of
+from mcp_bridge.pinning import MAX_OFFERED, Kind
 from mcp_bridge.protocol.eras import LISTS
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import (
@@ -41,6 +46,10 @@ NAMED = ("tools/list", "prompts/list")
 MAX_SHORTENED = 10_000
 """Names of one server that are remembered by what was made of them."""
 MAX_CURSOR_LENGTH = 4096
+MAX_PAGE = 1_000
+"""Of what was approved."""
+STALE_META = "tollgate/stale"
+"""Names servers that do not answer, of which what was approved is listed."""
 NEEDS = {"tools/list": "tools", "prompts/list": "prompts"}
 """What a server must have said that it has, to be asked for a list; all others are resources'."""
 
@@ -83,9 +92,17 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
     """How somebody's requests get to the servers of an endpoint."""
 
+    caller: Caller
     endpoint: Endpoint
     envelope: Envelope
     sessions: SessionSource
+    guard: Guard
+
+    async def described(self, upstream: Upstream) -> Described:
+        """Raises: RpcError, of a server that may not be dialled as of one that gives no answer."""
+        if not await self.guard.opens(self.caller, upstream):
+            raise Unreachable(upstream.name, "not_approved")
+        return await upstream.describe(self.envelope)
 
     async def describe(self) -> list[tuple[Upstream, Described]]:
         """Of those that answer. Raises: RpcError, where none does."""
@@ -93,7 +110,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         lost: RpcError | None = None
         for upstream in self.endpoint.upstreams:
             try:
-                found.append((upstream, await upstream.describe(self.envelope)))
+                found.append((upstream, await self.described(upstream)))
             except RpcError as error:
                 log.warning("mcp: %s: no answer to what it is: %s", upstream.name, error.data)
                 lost = error
@@ -105,13 +122,16 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         """With the instructions of the only server that there is."""
         found = await self.describe()
         can = server_capabilities([each.capabilities for _, each in found], legacy=legacy)
-        return can, found[0][1].instructions if len(found) == 1 else None
+        if len(found) != 1:
+            return can, None
+        upstream, described = found[0]
+        return can, await self.guard.instructions(self.caller, upstream, described.instructions)
 
     async def request(
         self, upstream: Upstream, method: str, params: dict[str, Any]
     ) -> dict[str, Any]:
         """The result of a request during which nothing is asked. Raises: RpcError."""
-        described = await upstream.describe(self.envelope)
+        described = await self.described(upstream)
         exchange = open_exchange(
             upstream,
             modern=described.modern,
@@ -129,7 +149,10 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         """A page. Of several servers each page is of one. Raises: RpcError."""
         if self.endpoint.keeps_names:
             upstream = self.endpoint.upstreams[0]
-            return self._renamed(upstream, method, await self.request(upstream, method, params))
+            shown = await self._shown(upstream, method, params.get("cursor"))
+            if shown is not None:
+                return shown
+            return self._passed_on(upstream, method, await self.request(upstream, method, params))
         index, cursor = read_cursor(params.get("cursor"))
         upstreams = self.endpoint.upstreams
         while index < len(upstreams):
@@ -159,13 +182,93 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     async def _page(
         self, upstream: Upstream, method: str, params: dict[str, Any], cursor: str | None
     ) -> dict[str, Any]:
-        described = await upstream.describe(self.envelope)
+        shown = await self._shown(upstream, method, cursor)
+        if shown is not None:
+            return shown
+        described = await self.described(upstream)
         if NEEDS.get(method, "resources") not in described.capabilities:
             return {LISTS[method]: []}
         if cursor is not None:
             params = {**params, "cursor": cursor}
-        page = self._renamed(upstream, method, await self.request(upstream, method, params))
+        page = self._passed_on(upstream, method, await self.request(upstream, method, params))
         return {**page, LISTS[method]: page.get(LISTS[method]) or []}
+
+    async def _shown(
+        self, upstream: Upstream, method: str, cursor: str | None
+    ) -> dict[str, Any] | None:
+        """A page of what was approved, behind the name that `cursor` is; None: as the server
+        says it. Raises: RpcError."""
+        shown = await self.guard.offered(self, upstream, method)
+        if shown is None:
+            return None
+        items = shown.items
+        if cursor is not None:
+            first = bisect_right(items, str(cursor), key=lambda item: str(item["name"]))
+            items = items[first:]
+        page = self._renamed(upstream, method, {LISTS[method]: items[:MAX_PAGE]})
+        if len(items) > MAX_PAGE:
+            page["nextCursor"] = items[MAX_PAGE - 1]["name"]
+        if shown.stale:
+            page["_meta"] = {STALE_META: [upstream.name]}
+        return page
+
+    def _passed_on(self, upstream: Upstream, method: str, page: dict[str, Any]) -> dict[str, Any]:
+        items = page.get(LISTS[method])
+        if isinstance(items, list):
+            page = {**page, LISTS[method]: self.guard.screened(upstream, method, items)}
+        return self._renamed(upstream, method, page)
+
+    async def fetch(self, upstream: Upstream) -> Fetched:
+        """Raises: RpcError."""
+        described = await self.described(upstream)
+        if not described.modern:
+            await self.sessions.get(upstream)  # one that begins now is not another change
+        generation = upstream.generation
+        things: list[tuple[Kind, object]] = []
+        for method in NAMED:
+            cursor: str | None = None
+            pages = MAX_PAGES if NEEDS[method] in described.capabilities else 0
+            for _ in range(pages):
+                params = {} if cursor is None else {"cursor": cursor}
+                page = await self.request(upstream, method, params)
+                found = page.get(LISTS[method])
+                things += [(KIND_OF[method], each) for each in as_list(found)]
+                cursor = page.get("nextCursor")
+                if len(things) > MAX_OFFERED:
+                    raise Unreachable(upstream.name, "too_much")
+                if not isinstance(cursor, str):
+                    break
+            else:
+                if pages:
+                    raise Unreachable(upstream.name, "too_much")
+        if described.instructions is not None:
+            things.append(("instructions", described.instructions))
+        return Fetched(tuple(things), generation)
+
+    async def open(
+        self,
+        upstream: Upstream,
+        method: str,
+        params: dict[str, Any],
+        *,
+        alias: str,
+        continues: str | None = None,
+    ) -> Exchange:
+        """A request that a client makes, `params` as it is at the server. `continues`: the state
+        that proves that it went out before. Raises: RpcError."""
+        described = await self.described(upstream)
+        exchange = open_exchange(
+            upstream,
+            modern=described.modern,
+            sessions=self.sessions,
+            envelope=self.envelope,
+            method=method,
+            params=params,
+        )
+        asking = Asking(
+            upstream=upstream, alias=alias, method=method, params=params, continues=continues
+        )
+        return GuardedExchange(exchange, self.guard, self, asking)
 
     def _renamed(self, upstream: Upstream, method: str, page: dict[str, Any]) -> dict[str, Any]:
         if method not in NAMED:
@@ -231,6 +334,10 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         if not found:
             raise RpcError(INVALID_PARAMS, "Resource not found", {"uri": uri})
         return found[-1]
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 ReachOf = Callable[[Endpoint], Reach]

@@ -26,8 +26,8 @@ from mcp_bridge.exchanges import (
     Exchange,
     Noted,
     Waiting,
-    open_exchange,
 )
+from mcp_bridge.guard import Guard
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import (
     FORWARDED,
@@ -73,8 +73,11 @@ Pending = tuple[str, asyncio.Future[Message]]
 
 
 class LegacyFace:
-    def __init__(self, sessions: Sessions, relay: Relay, info: dict[str, Any]) -> None:
-        self._sessions, self._relay, self._info = sessions, relay, info
+    def __init__(
+        self, sessions: Sessions, relay: Relay, info: dict[str, Any], guard: Guard
+    ) -> None:
+        self._sessions, self._relay = sessions, relay
+        self._info, self._guard = info, guard
         self._calls: dict[tuple[str, rpc.RequestId], asyncio.Task[None]] = {}
         self._by_principal: Counter[str] = Counter()
         self._pending: dict[str, Pending] = {}
@@ -144,7 +147,13 @@ class LegacyFace:
 
     def _reach(self, endpoint: Endpoint, session: Session) -> Reach:
         sessions = OfSession(self._sessions, session)
-        return Reach(endpoint=endpoint, envelope=session.envelope, sessions=sessions)
+        return Reach(
+            caller=Caller.of(session.about.principal),
+            endpoint=endpoint,
+            envelope=session.envelope,
+            sessions=sessions,
+            guard=self._guard,
+        )
 
     # Requests.
 
@@ -210,15 +219,7 @@ class LegacyFace:
         if method not in FORWARDED:
             raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
         upstream, own = await reach.target(method, params)
-        described = await upstream.describe(reach.envelope)
-        exchange = open_exchange(
-            upstream,
-            modern=described.modern,
-            sessions=reach.sessions,
-            envelope=reach.envelope,
-            method=method,
-            params=own,
-        )
+        exchange = await reach.open(upstream, method, own, alias=str(params.get("name")))
         return await self._drive(session, exchange, stream)
 
     async def _drive(self, session: Session, exchange: Exchange, stream: Stream) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from mcp_bridge.exchanges import (
     Event,
     Exchange,
     Noted,
-    open_exchange,
     tool_schema,
 )
+from mcp_bridge.guard import Guard
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.continuation import TTL_S, Continuation, Sealer, refused, request_digest
 from mcp_bridge.protocol.eras import (
@@ -98,10 +98,15 @@ class Held(msgspec.Struct, kw_only=True):
 
 class ModernFace:
     def __init__(
-        self, sessions: Sessions, relay: Relay, sealer: Sealer, info: dict[str, Any]
+        self,
+        sessions: Sessions,
+        relay: Relay,
+        sealer: Sealer,
+        info: dict[str, Any],
+        guard: Guard,
     ) -> None:
         self._sessions, self._relay, self._sealer = sessions, relay, sealer
-        self._info = info
+        self._info, self._guard = info, guard
         self._held: dict[str, Held] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._drains = asyncio.Event()
@@ -156,7 +161,13 @@ class ModernFace:
 
     def _reach(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> Reach:
         sessions = Shared(self._sessions, caller, envelope)
-        return Reach(endpoint=endpoint, envelope=envelope, sessions=sessions)
+        return Reach(
+            caller=caller,
+            endpoint=endpoint,
+            envelope=envelope,
+            sessions=sessions,
+            guard=self._guard,
+        )
 
     async def _discover(self, reach: Reach) -> dict[str, Any]:
         capabilities, instructions = await reach.capabilities(legacy=False)
@@ -169,10 +180,10 @@ class ModernFace:
         self, asker: Asker, reach: Reach, headers: list[tuple[str, str]], emit: Emit
     ) -> dict[str, Any]:
         upstream, params = await reach.target(asker.method, asker.params)
-        described = await upstream.describe(asker.envelope)
+        described = await reach.described(upstream)
         if asker.method == "tools/call":
             await self._check_headers(reach, upstream, described.modern, params, headers)
-        state = asker.params.get("requestState")
+        state, proven = asker.params.get("requestState"), None
         if asker.method in INTERACTIVE and state is not None:
             found = self._sealer.unseal(state, asker.caller.principal, asker.digest, time.time())
             if found.call is not None:
@@ -182,13 +193,13 @@ class ModernFace:
             params = {name: value for name, value in params.items() if name != "requestState"}
             if found.state is not None:
                 params["requestState"] = found.state
-        exchange = open_exchange(
+            proven = str(state)
+        exchange = await reach.open(
             upstream,
-            modern=described.modern,
-            sessions=reach.sessions,
-            envelope=asker.envelope,
-            method=asker.method,
-            params=params,
+            asker.method,
+            params,
+            alias=str(asker.params.get("name")),
+            continues=proven,
         )
         return await self._drive(asker, upstream.name, exchange, exchange.events(), emit)
 

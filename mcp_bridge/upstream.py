@@ -9,9 +9,9 @@ own. Redirects are not followed, and no content coding is asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpcore
@@ -56,14 +56,21 @@ DESCRIBED_S = 300.0
 ACCEPT = "application/json, text/event-stream"
 
 
+Trusted = Literal["pinned", "all"]
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`namespace`: the part of an endpoint's path that it is found under; in "identity" it keeps
-    its tools' names. `headers`: its own credentials."""
+    its tools' names. `headers`: its own credentials. `trust`: whether what it offers has to be
+    approved ("pinned") or the operator vouches for all of it. `taints`: after a result of it, tools
+    with side effects ask a person first."""
 
     name: str
     url: str
     namespace: str | None = None
     headers: Mapping[str, str] = {}
+    trust: Trusted = "pinned"
+    taints: bool = False
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,8 +108,16 @@ class Unreachable(RpcError):
 class Answer:
     """An answer whose head is there."""
 
-    def __init__(self, server: str, response: httpcore.Response, *, endless: bool = False) -> None:
+    def __init__(
+        self,
+        server: str,
+        response: httpcore.Response,
+        *,
+        endless: bool = False,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self._server, self._response, self._endless = server, response, endless
+        self._on_change = on_change
         self.status = response.status
         self.headers = {
             name.decode("latin-1").lower(): value.decode("latin-1")
@@ -156,9 +171,12 @@ class Answer:
 
     def _decode(self, body: bytes) -> Message:
         try:
-            return rpc.decode(body)
+            found = rpc.decode(body)
         except RpcError:
             raise Unreachable(self._server, "no_json_rpc") from None
+        if str(found.get("method")).endswith("/list_changed"):
+            self._on_change()
+        return found
 
 
 class Upstream:
@@ -179,6 +197,8 @@ class Upstream:
         """Of its tools, by name, as they were listed last: which arguments travel as headers."""
         self.shortened: dict[str, str] = {}
         """Names of it that clients cannot take, by what was made of them."""
+        self.generation = 0
+        """Another one whenever what it offers may be another: it said so, or a session began."""
         self._url = urlsplit(config.url)
 
     async def close(self) -> None:
@@ -226,7 +246,7 @@ class Upstream:
                 failure = f"status_{response.status}" if response.status >= 500 else None
                 self.breaker.report(attempt, failure=failure)
                 is_open = False
-                yield Answer(self.name, response, endless=endless)
+                yield Answer(self.name, response, endless=endless, on_change=self.changed)
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             if is_open:
                 self.breaker.report(attempt, failure=type(error).__name__)
@@ -266,6 +286,9 @@ class Upstream:
                         await self.end(session)
                 self._described = found
             return found
+
+    def changed(self) -> None:
+        self.generation += 1
 
     def forget(self) -> None:
         """What it is: it does not behave so."""
@@ -316,6 +339,7 @@ class Upstream:
             if version not in LEGACY_VERSIONS or len(id_ or "") > MAX_SESSION_ID_LENGTH:
                 raise Unreachable(self.name, "handshake")
             session = UpstreamSession(id=id_, version=version)
+            self.changed()
             await self.notify(session, rpc.notification("notifications/initialized"))
         described = Described(
             modern=False,

@@ -1,0 +1,155 @@
+"""What `trust` is told and tells: rules, what calls have been, and the record of each.
+
+Above: `trust`, and whoever keeps these in a database. Below: `policy`. `MemoryRules`, `MemoryCalls`
+and `MemoryRecords` are those for tests. Of arguments a record has the digest, of results nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.guard import Outcome
+from mcp_bridge.policy import ToolRule, checked_rules, policy_version
+
+ALLOWS_ALL = ToolRule(id="default", effect="allow")
+"""Of an org that has no rules: what was approved may be called."""
+
+
+class Rules(msgspec.Struct, frozen=True):
+    rules: tuple[ToolRule, ...]
+    version: str
+
+    @classmethod
+    def of(cls, rules: Iterable[ToolRule]) -> Rules:
+        """Raises: PolicyRefused."""
+        found = checked_rules(rules) or (ALLOWS_ALL,)
+        return cls(found, policy_version(found))
+
+
+class RuleSource(Protocol):
+    async def rules(self, org_id: str) -> Rules: ...
+
+
+class CallMemory(Protocol):
+    """What calls have been, between workers."""
+
+    async def take(
+        self, org_id: str, rules: Iterable[ToolRule], call_id: str
+    ) -> Mapping[str, int] | None:
+        """Counts a call under every rule that has a rate, or under none: then calls by the rules
+        that are full."""
+        ...
+
+    async def tainted_by(self, caller: Caller) -> tuple[str, ...]: ...
+
+    async def taint(self, caller: Caller, server: str) -> None: ...
+
+    async def once(self, org_id: str, key: str, ttl_s: float) -> bool:
+        """Whether this is the first time."""
+        ...
+
+
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as it is audited and billed: of arguments the digest, of results nothing."""
+
+    id: str
+    caller: Caller
+    server: str
+    tool: str
+    alias: str
+    pin: str
+    arguments_digest: str
+    rules: tuple[str, ...]
+    approval_id: str | None = None
+    continues: bool = False
+
+
+class Denial(msgspec.Struct, frozen=True, kw_only=True):
+    caller: Caller
+    server: str
+    name: str
+    reason: str
+    rules: tuple[str, ...] = ()
+
+
+class Records(Protocol):
+    async def listed(
+        self, caller: Caller, server: str, method: str, count: int, stale: bool
+    ) -> None: ...
+
+    async def denied(self, denial: Denial) -> None: ...
+
+    async def opened(self, call: CallRecord) -> None:
+        """Before anything goes out. Raises: RpcError, where it cannot be recorded."""
+        ...
+
+    async def closed(self, call: CallRecord, outcome: Outcome) -> None: ...
+
+
+class MemoryRules:
+    """A RuleSource in memory."""
+
+    def __init__(self, *rules: ToolRule) -> None:
+        self.now = Rules.of(rules)
+
+    async def rules(self, org_id: str) -> Rules:
+        return self.now
+
+
+class MemoryCalls:
+    """A CallMemory in memory; nothing in it ends."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+        self.taints: dict[str, list[str]] = {}
+        self.seen: set[tuple[str, str]] = set()
+
+    async def take(
+        self, org_id: str, rules: Iterable[ToolRule], call_id: str
+    ) -> Mapping[str, int] | None:
+        rated = [rule for rule in rules if rule.rate is not None]
+        counts = {rule.id: self.counts.get((org_id, rule.id), 0) for rule in rated}
+        if any(rule.rate and counts[rule.id] >= rule.rate.calls for rule in rated):
+            return counts
+        for rule in rated:
+            self.counts[org_id, rule.id] = counts[rule.id] + 1
+        return None
+
+    async def tainted_by(self, caller: Caller) -> tuple[str, ...]:
+        return tuple(self.taints.get(caller.principal, ()))
+
+    async def taint(self, caller: Caller, server: str) -> None:
+        self.taints.setdefault(caller.principal, []).append(server)
+
+    async def once(self, org_id: str, key: str, ttl_s: float) -> bool:
+        first = (org_id, key) not in self.seen
+        self.seen.add((org_id, key))
+        return first
+
+
+class MemoryRecords:
+    """Records in memory."""
+
+    def __init__(self) -> None:
+        self.lists: list[tuple[str, str, int, bool]] = []
+        self.denials: list[Denial] = []
+        self.calls: list[CallRecord] = []
+        self.ends: list[tuple[str, Outcome]] = []
+
+    async def listed(
+        self, caller: Caller, server: str, method: str, count: int, stale: bool
+    ) -> None:
+        self.lists.append((server, method, count, stale))
+
+    async def denied(self, denial: Denial) -> None:
+        self.denials.append(denial)
+
+    async def opened(self, call: CallRecord) -> None:
+        self.calls.append(call)
+
+    async def closed(self, call: CallRecord, outcome: Outcome) -> None:
+        self.ends.append((call.id, outcome))

@@ -1,0 +1,188 @@
+"""What servers offer now, against what was approved of them: the lists that clients see.
+
+Above: `trust`. Below: `pinning` (the comparison), a `PinStore`. A server's whole offer is asked for
+again when it says that it changed, when a session with it begins, and once it is `fresh_s` old; in
+between nothing is asked. A server that does not answer has its approved offer listed, marked.
+
+The store is the caller's and says by the identity of what it returns whether anything changed;
+`MemoryPins` is one for tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from mcp_bridge.errors import NotPinnable
+from mcp_bridge.guard import Source
+from mcp_bridge.pinning import (
+    Approved,
+    Change,
+    Key,
+    Kind,
+    Listing,
+    Offer,
+    Pin,
+    approve,
+    compare,
+    listing,
+    offer_of,
+    pin_of,
+)
+from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.upstream import ServerConfig, Upstream
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 5.0
+"""How old an offer may be that a list or a call is checked against."""
+
+
+class PinStore(Protocol):
+    async def approved(self, org_id: str, server: str) -> Approved:
+        """The same object for as long as nothing changed."""
+        ...
+
+
+class MemoryPins:
+    """A PinStore in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], Approved] = {}
+
+    async def approved(self, org_id: str, server: str) -> Approved:
+        return self.kept.setdefault((org_id, server), Approved())
+
+    def approve(self, org_id: str, server: str, changes: Iterable[Change]) -> None:
+        before = self.kept.get((org_id, server), Approved())
+        self.kept[org_id, server] = approve(before, changes)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A server's list as clients see it. `pins` and `shown` have only what is approved."""
+
+    listing: Listing
+    pins: Mapping[Key, Pin]
+    shown: Mapping[Kind, tuple[Mapping[str, Any], ...]]
+
+    @property
+    def stale(self) -> bool:
+        return self.listing.stale
+
+
+class Entry:
+    """What is known of one server, as one tenant reaches it."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.checked_at = 0.0
+        self.generation = -1
+        self.offer: Offer | None = None
+        self.things: bytes | None = None
+        """The offer as it came, so that the same one is not read twice."""
+        self.approved: Approved | None = None
+        self.seen: Seen | None = None
+
+
+class Catalog:
+    """`now_s`: monotonic seconds."""
+
+    def __init__(
+        self,
+        pins: PinStore,
+        *,
+        fresh_s: float = FRESH_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pins, self._fresh_s, self._now_s = pins, fresh_s, now_s
+        self._entries: WeakKeyDictionary[Upstream, Entry] = WeakKeyDictionary()
+
+    async def opens(self, org_id: str, config: ServerConfig) -> bool:
+        if config.trust == "all":
+            return True
+        return (await self._pins.approved(org_id, config.name)).may_start(launch_pin(config))
+
+    async def admits(self, org_id: str, config: ServerConfig, pin: Pin) -> bool:
+        if config.trust == "all":
+            return True
+        return (await self._pins.approved(org_id, config.name)).admits(pin)
+
+    async def current(self, source: Source, upstream: Upstream) -> Seen:
+        """What clients see of a server at this moment."""
+        entry = self._entries.setdefault(upstream, Entry())
+        async with entry.turn:
+            if not self._is_fresh(entry, upstream):
+                await self._ask(entry, source, upstream)
+            approved = await self._pins.approved(source.caller.org_id, upstream.name)
+            if entry.seen is None or entry.approved is not approved:
+                entry.approved = approved
+                entry.seen = seen_of(upstream.config, approved, entry.offer)
+                self._tell(upstream, entry.seen)
+            return entry.seen
+
+    def _is_fresh(self, entry: Entry, upstream: Upstream) -> bool:
+        return (
+            entry.generation == upstream.generation
+            and self._now_s() < entry.checked_at + self._fresh_s
+        )
+
+    async def _ask(self, entry: Entry, source: Source, upstream: Upstream) -> None:
+        generation = upstream.generation
+        try:
+            fetched = await source.fetch(upstream)
+            generation = fetched.generation
+            things = msgspec.json.encode(fetched.things)
+            if entry.offer is None or things != entry.things:
+                # Tens of milliseconds for a thousand tools, which nobody else should wait for.
+                entry.offer = await asyncio.to_thread(offer_of, fetched.things)
+                entry.things, entry.seen = things, None
+        except (RpcError, NotPinnable) as error:
+            log.warning("mcp: %s: its offer cannot be had: %s", upstream.name, error)
+            entry.offer = entry.things = entry.seen = None
+        entry.generation, entry.checked_at = generation, self._now_s()
+
+    def _tell(self, upstream: Upstream, seen: Seen) -> None:
+        hidden = len(seen.listing.hidden)
+        if hidden:
+            log.info("mcp: %s: %d things are hidden until approved", upstream.name, hidden)
+
+
+def seen_of(config: ServerConfig, approved: Approved, offer: Offer | None) -> Seen:
+    if config.trust != "all":
+        found = listing(approved, offer, launch_pin(config))
+    elif offer is None:
+        found = Listing((), stale=True)
+    else:
+        found = Listing(tuple(sorted(offer.pins.values(), key=lambda pin: pin.key)), stale=False)
+    shown: dict[Kind, list[Mapping[str, Any]]] = {}
+    for pin in found.pins:
+        value = pin.value()
+        if isinstance(value, dict):
+            shown.setdefault(pin.kind, []).append(value)
+    return Seen(
+        found,
+        {pin.key: pin for pin in found.pins},
+        {kind: tuple(items) for kind, items in shown.items()},
+    )
+
+
+def launch_pin(config: ServerConfig) -> Pin:
+    """How a server is reached, to the byte: of its headers the names."""
+    return pin_of(
+        "launch",
+        {"transport": "http", "url": config.url, "headers": sorted(config.headers)},
+    )
+
+
+def changes_of(config: ServerConfig, approved: Approved, offer: Offer) -> tuple[Change, ...]:
+    """All that differs from what was approved, the launch spec among it."""
+    launch = launch_pin(config)
+    pins = {launch.key: launch, **offer.pins}
+    changes = compare(approved, Offer(pins, offer.unpinnable))
+    return tuple(change for change in changes if change.state != "unchanged")

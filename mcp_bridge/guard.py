@@ -1,0 +1,167 @@
+"""What stands between clients and servers, as the protocol sees it: which of a server's offer is
+shown, and whether a request goes out.
+
+Above: `endpoint`, which asks for every list and wraps every exchange. Below: `exchanges`. One
+object is injected; `LetsAllPass` is that of a bridge without trust, `trust.Trust` the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.exchanges import Answers, Asked, Done, Event, Exchange
+from mcp_bridge.pinning import Kind
+from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.upstream import Upstream
+
+Outcome = Literal["done", "asked", "failed", "left"]
+"""Of a request that went out. `asked`: the client is to answer something first, and then asks
+again; `left`: nobody waited for the end."""
+
+KIND_OF: Mapping[str, Kind] = {
+    "tools/list": "tool",
+    "tools/call": "tool",
+    "prompts/list": "prompt",
+    "prompts/get": "prompt",
+}
+"""The methods that are about what is pinned."""
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """Everything of a server that is pinned, as it offers it now. `generation`: the server's
+    (`Upstream.generation`) when it was asked."""
+
+    things: tuple[tuple[Kind, object], ...]
+    generation: int
+
+
+class Source(Protocol):
+    """How somebody's requests get to a server."""
+
+    @property
+    def caller(self) -> Caller: ...
+
+    async def fetch(self, upstream: Upstream) -> Fetched:
+        """Raises: RpcError."""
+        ...
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What clients see of one list, by the server's own names. `stale`: the server does not answer,
+    and what was approved of it stands in."""
+
+    items: tuple[Mapping[str, Any], ...]
+    stale: bool
+
+
+class Asking(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it would go out. `alias`: what its tool or prompt is called in front of us.
+    `continues`: the client's state says that it went out before, and what proves that."""
+
+    upstream: Upstream
+    alias: str
+    method: str
+    params: Mapping[str, Any]
+    continues: str | None = None
+
+
+class Passage(Protocol):
+    """One request that may go out."""
+
+    @property
+    def answered(self) -> dict[str, Any] | None:
+        """The result, where nothing goes out after all."""
+        ...
+
+    async def result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """What the client gets of what the server said. Raises: RpcError."""
+        ...
+
+    def ended(self, outcome: Outcome) -> None:
+        """Once, whatever became of it."""
+        ...
+
+
+class Guard(Protocol):
+    async def opens(self, caller: Caller, upstream: Upstream) -> bool:
+        """Whether this server may be dialled at all."""
+        ...
+
+    async def instructions(
+        self, caller: Caller, upstream: Upstream, said: str | None
+    ) -> str | None: ...
+
+    async def offered(self, source: Source, upstream: Upstream, method: str) -> Shown | None:
+        """None: page by page, as the server says. Raises: RpcError."""
+        ...
+
+    def screened(self, upstream: Upstream, method: str, items: Iterable[Any]) -> list[Any]:
+        """Of a page of what is not pinned."""
+        ...
+
+    async def before(self, source: Source, asking: Asking) -> Passage | None:
+        """None: there is nothing to say of such a request. Raises: RpcError, if it is not to go
+        out."""
+        ...
+
+
+class LetsAllPass:
+    async def opens(self, caller: Caller, upstream: Upstream) -> bool:
+        return True
+
+    async def instructions(
+        self, caller: Caller, upstream: Upstream, said: str | None
+    ) -> str | None:
+        return said
+
+    async def offered(self, source: Source, upstream: Upstream, method: str) -> Shown | None:
+        return None
+
+    def screened(self, upstream: Upstream, method: str, items: Iterable[Any]) -> list[Any]:
+        return list(items)
+
+    async def before(self, source: Source, asking: Asking) -> Passage | None:
+        return None
+
+
+class GuardedExchange:
+    """An exchange that is opened only if the guard lets it, and whose result the guard has seen."""
+
+    def __init__(self, inner: Exchange, guard: Guard, source: Source, asking: Asking) -> None:
+        self._inner, self._guard = inner, guard
+        self._source, self._asking = source, asking
+        self.holds = inner.holds
+
+    async def events(self) -> AsyncGenerator[Event]:
+        passage = await self._guard.before(self._source, self._asking)
+        if passage is not None and passage.answered is not None:
+            yield Done(passage.answered)
+            return
+        outcome: Outcome = "left"
+        try:
+            async with aclosing(self._inner.events()) as events:
+                async for event in events:
+                    if passage is not None and isinstance(event, Done):
+                        event = Done(await passage.result(event.result))
+                        outcome = "done"
+                    elif isinstance(event, Asked) and not self.holds:
+                        outcome = "asked"
+                    yield event
+                    outcome = "done" if isinstance(event, Done) else "left"
+        except RpcError:
+            outcome = "failed"
+            raise
+        finally:
+            if passage is not None:
+                passage.ended(outcome)
+
+    async def answer(self, answers: Answers) -> None:
+        await self._inner.answer(answers)
+
+    async def cancel(self, reason: str) -> None:
+        await self._inner.cancel(reason)
