@@ -14,6 +14,7 @@ from typing import Any
 
 from mcp_bridge.exchanges import SessionSource
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.eras import LIST_CHANGES
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.protocol.translation import honoured, is_wanted, to_modern_params
@@ -135,4 +136,10 @@ async def follow(
 
 
 def granted_by(message: Message) -> dict[str, Any]:
-    return as_object(rpc.params_of(message).get("notifications"))
+    """What a server acknowledges, as far as it can be told to a client."""
+    said = as_object(rpc.params_of(message).get("notifications"))
+    found: dict[str, Any] = {flag: True for flag in LIST_CHANGES.values() if said.get(flag) is True}
+    uris = said.get("resourceSubscriptions")
+    if isinstance(uris, list):
+        found["resourceSubscriptions"] = [uri for uri in uris if isinstance(uri, str)]
+    return found

@@ -163,14 +163,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             except Unreachable as error:
                 log.warning("mcp: %s: %s is missing: %s", upstream.name, method, error.data)
                 page = {LISTS[method]: []}
-            index, cursor = (
-                (index + 1, None)
-                if (after := page.pop("nextCursor", None)) is None
-                else (
-                    index,
-                    after,
-                )
-            )
+            after = page.pop("nextCursor", None)
+            index, cursor = (index, after) if isinstance(after, str) else (index + 1, None)
             if page[LISTS[method]] or cursor is not None:
                 break
         else:
@@ -190,8 +184,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             return {LISTS[method]: []}
         if cursor is not None:
             params = {**params, "cursor": cursor}
-        page = self._passed_on(upstream, method, await self.request(upstream, method, params))
-        return {**page, LISTS[method]: page.get(LISTS[method]) or []}
+        return self._passed_on(upstream, method, await self.request(upstream, method, params))
 
     async def _shown(
         self, upstream: Upstream, method: str, cursor: str | None
@@ -271,12 +264,13 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return GuardedExchange(exchange, self.guard, self, asking)
 
     def _renamed(self, upstream: Upstream, method: str, page: dict[str, Any]) -> dict[str, Any]:
+        """What is no list of things with names is none of it."""
         if method not in NAMED:
-            return page
+            return {**page, LISTS[method]: as_list(page.get(LISTS[method]))}
         items = []
-        for each in page.get(LISTS[method]) or ():
-            if isinstance(each, dict):
-                alias = self.endpoint.alias(upstream, str(each.get("name")))
+        for each in as_list(page.get(LISTS[method])):
+            if isinstance(each, dict) and isinstance(each.get("name"), str):
+                alias = self.endpoint.alias(upstream, each["name"])
                 if alias is not None:
                     items.append(each if alias == each["name"] else {**each, "name": alias})
         return {**page, LISTS[method]: items}

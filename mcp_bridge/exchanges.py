@@ -339,7 +339,8 @@ async def tool_schema(
 
 
 def remember_schemas(upstream: Upstream, page: dict[str, Any]) -> None:
-    for tool in page.get(LISTS["tools/list"]) or ():
+    tools = page.get(LISTS["tools/list"])
+    for tool in tools if isinstance(tools, list) else ():
         if isinstance(tool, dict) and isinstance(tool.get("name"), str):
             if len(upstream.schemas) >= MAX_TOOLS:
                 upstream.schemas.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 
 import msgspec
@@ -24,6 +25,7 @@ RETRY_MS = 500
 MAX_QUEUED = 256
 """Events that a reader is behind; then its stream is closed, and it may read on."""
 MAX_STREAM_NAME = 64
+DIGITS = re.compile("[0-9]{1,9}")
 
 
 class Stream:
@@ -128,6 +130,6 @@ def event_id(stream: str, number: int) -> str:
 def read_event_id(value: str) -> Place | None:
     """None: none of ours."""
     stream, _, number = value.partition("_")
-    if not stream.isalnum() or len(stream) > MAX_STREAM_NAME or not number.isdigit():
+    if not stream.isalnum() or len(stream) > MAX_STREAM_NAME or not DIGITS.fullmatch(number):
         return None
-    return Place(stream, int(number)) if len(number) < 10 else None
+    return Place(stream, int(number))

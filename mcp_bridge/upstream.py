@@ -307,9 +307,8 @@ class Upstream:
                 if found is None or "result" not in found:
                     continue
                 result = found["result"]
-                if not isinstance(result, dict) or MODERN not in result.get(
-                    "supportedVersions", ()
-                ):
+                versions = as_object(result).get("supportedVersions")
+                if not isinstance(versions, list) or MODERN not in versions:
                     return None
                 meta = rpc.meta_of(result)
                 return Described(
