@@ -39,13 +39,21 @@ class Attacker(Server):
         await super().reply(writer, message, head)
 
 
+class Client(httpx.AsyncClient):
+    def __init__(self, bridge: Bridge, transport: httpx.ASGITransport) -> None:
+        super().__init__(transport=transport, base_url=PUBLIC_URL)
+        self.bridge = bridge
+
+
 def caller_of(who: str) -> Caller:
-    """`bob`, of `org_bob`; or `bob@alice`, another one of `org_alice`."""
+    """`bob`, of `org_bob`; `bob@alice`, of `org_alice`; `bob+app`, through another application;
+    `bob#proj_2`, in another project."""
+    who, _, project = who.partition("#")
     subject, _, org = who.partition("@")
     subject, _, client = subject.partition("+")
     return Caller(
         org_id="org_" + (org or subject),
-        project_id="proj_1",
+        project_id=project or "proj_1",
         subject=subject,
         client=client or "c",
     )
@@ -54,7 +62,7 @@ def caller_of(who: str) -> Caller:
 @asynccontextmanager
 async def attacked(
     store: redis.asyncio.Redis, *servers: Server, network: Any = None, url: str | None = None
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[Client]:
     """A client of it. One server alone keeps its names; several are `s0`, `s1`."""
     async with AsyncExitStack() as stack:
         configs = []
@@ -82,9 +90,7 @@ async def attacked(
             await door.serve(who, None, allowed, (), scope, receive, send)
 
         transport = httpx.ASGITransport(app=asgi)
-        yield await stack.enter_async_context(
-            httpx.AsyncClient(transport=transport, base_url=PUBLIC_URL)
-        )
+        yield await stack.enter_async_context(Client(bridge, transport))
 
 
 def events(*messages: Any) -> bytes:
