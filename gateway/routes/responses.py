@@ -213,7 +213,9 @@ def to_own_face(error: Exception) -> Face:
     tags=TAGS,
     summary="A response that is kept, as it was answered, or its events from one on",
     operation_class=describes(
-        query=RetrieveQuery, answer=responses_answer.Response, said={200: ANSWERS}
+        query=RetrieveQuery,
+        answer=responses_answer.Response,
+        said={200: ANSWERS, 429: {JSON: ErrorEnvelope}},
     ),
 )
 async def retrieve(request: Asked, response_id: FromPath[str]) -> Response[bytes] | Stream:

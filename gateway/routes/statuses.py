@@ -42,6 +42,9 @@ from gateway.wire.oauth import OAuthErrorBody
 BODIES = frozenset({"POST", "PUT", "PATCH"})
 CHANGES = BODIES | {"DELETE"}
 OAUTH = "/oauth/"
+SEALED = ("/v1/responses", "/v1/conversations/")
+CONTENT = ("/content", "/results")
+"""Of a file, be it a batch's."""
 REQUEST_HEADER_FIELDS_TOO_LARGE = 431
 """The connection's, which knows no paths and speaks to all in one shape."""
 RETRY_AFTER = OpenAPIHeader(
@@ -96,6 +99,8 @@ def statuses(
         yield from (401, 403, 503)
     if "{" in path:
         yield from (400, 404)
+    if path.startswith(SEALED) or path.endswith(CONTENT):
+        yield 410  # its secret was removed, or the store of files has lost it
     if names:
         yield 400
     if operation.request_body is not None or (

@@ -130,6 +130,24 @@ def test_whatever_takes_a_body_says_which() -> None:
     assert {label for label in bodyless if label.rpartition("/")[2] not in VERBS} == BODYLESS
 
 
+def test_what_can_no_longer_be_read_is_described() -> None:
+    """A secret that was removed, a store that lost something: nothing here brings them about."""
+    said = {
+        f"{method.upper()} {path}"
+        for path, by_method in document["paths"].items()
+        for method, operation in by_method.items()
+        if "410" in operation["responses"]
+    }
+    assert said >= {
+        "POST /v1/responses",
+        "GET /v1/responses/{response_id}",
+        "GET /v1/conversations/{conversation_id}/items",
+        "GET /v1/files/{file_id}/content",
+        "GET /v1/messages/batches/{message_batch_id}/results",
+    }
+    assert not {each for each in said if "/chat/" in each or "/admin/" in each}
+
+
 def test_the_worker_serves_this_document(worker: Running) -> None:
     served = worker.session.get(f"{worker.url}/schema/openapi.json", timeout=TIMEOUT_S).json()
     assert served == document
