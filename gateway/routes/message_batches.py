@@ -105,8 +105,9 @@ async def create(request: Asked) -> Response[bytes]:
 
 
 def max_body_bytes(request: Asked) -> int:
-    bounds = services(request).batches.bounds
-    return min(MAX_BODY_BYTES, bounds.max_file_bytes)
+    found = services(request)
+    most = (found.batches.bounds.max_file_bytes, found.files.max_file_bytes)
+    return min(MAX_BODY_BYTES, *most)
 
 
 async def begin(request: Asked) -> Upload:
@@ -116,9 +117,9 @@ async def begin(request: Asked) -> Upload:
     most, length = max_body_bytes(request), request.content_length
     if length is not None and length > most:
         raise RequestEntityTooLarge
-    most = min(most if length is None else length, files.max_file_bytes)
+    room = most if length is None else length
     try:
-        return await files.begin(principal.org_id, principal.project_id, most_bytes=most)
+        return await files.begin(principal.org_id, principal.project_id, most_bytes=room)
     except InvalidField as error:
         raise InvalidField(FIELD, error.message) from error
 

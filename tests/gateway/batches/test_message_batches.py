@@ -212,10 +212,14 @@ def test_what_cannot_be_a_batch_is_refused_by_its_name(
     assert named in found["error"]["message"]
 
 
+@pytest.mark.parametrize("bound", ["of bodies", "of files"])
 def test_a_body_beyond_the_bounds_is_not_read(
-    worker: Running, monkeypatch: pytest.MonkeyPatch
+    worker: Running, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr("gateway.routes.message_batches.MAX_BODY_BYTES", 1000)
+    if bound == "of bodies":
+        monkeypatch.setattr("gateway.routes.message_batches.MAX_BODY_BYTES", 1000)
+    else:
+        monkeypatch.setattr(worker.services.files, "max_file_bytes", 1000)
     for size in (1001, 100_000):
         answer = post(worker, b" " * size)
         assert (answer.status_code, answer.json()["error"]["type"]) == (413, "request_too_large")
