@@ -141,9 +141,7 @@ class ResponseStore(KeptRows):
     async def sweep(self) -> int:
         """Delete what has expired and nobody continues, and what stood in a project before it was
         to keep nothing; returns how many."""
-        old_events = sa.func.now() - timedelta(seconds=EVENTS_LIFETIME_S)
-        async with self._system_db.begin() as conn:
-            await conn.execute(sa.delete(events).where(events.c.created_at < old_events))
+        await self._sweep_events()
         swept = 0
         later = table.alias("later")
         is_continued = sa.exists().where(
@@ -163,6 +161,17 @@ class ResponseStore(KeptRows):
             swept += done
             if done == 0:  # fewer than a batch may have let others go
                 return swept
+
+    async def _sweep_events(self) -> None:
+        age = sa.func.now() - timedelta(seconds=EVENTS_LIFETIME_S)
+        place = sa.tuple_(events.c.response_id, events.c.first_number)
+        old = sa.select(events.c.response_id, events.c.first_number)
+        old = old.where(events.c.created_at < age).limit(SWEEP_BATCH)
+        gone = sa.delete(events).where(place.in_(old.with_for_update(skip_locked=True)))
+        while True:
+            async with self._system_db.begin() as conn:
+                if (await conn.execute(gone)).rowcount < SWEEP_BATCH:
+                    return
 
     async def sweep_forever(self) -> None:
         """Runs in every worker until it is cancelled."""

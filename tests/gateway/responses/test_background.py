@@ -24,6 +24,7 @@ from gateway.principal import Principal
 from gateway.responses import background as module
 from gateway.responses import events as events_module
 from gateway.responses import running
+from gateway.responses import store as store_module
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.created import Created
@@ -342,6 +343,7 @@ async def test_of_its_events_the_newest_are_kept_and_then_its_end_alone(
     async with db.begin() as conn:
         old = sa.func.now() - sa.text("interval '25 hours'")
         await conn.execute(sa.update(response_events).values(created_at=old))
+    monkeypatch.setattr(store_module, "SWEEP_BATCH", 1)
     await stage.store.sweep()
     [event] = await followed(stage, worker, response_id)
     assert event["response"] == await stage.answer(response_id)
