@@ -43,7 +43,8 @@ class ProjectPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
     """`models`: those that may be used, or may not, as `models_mode` says. `zero_retention`:
-    nothing is kept of what is asked and answered in it."""
+    nothing is kept of what is asked and answered in it, but in files and batches, and the answer to
+    an `Idempotency-Key` for a day."""
 
     object: str = "project"
     id: str
