@@ -57,7 +57,7 @@ from gateway.inference import Desk, drain
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
 from gateway.limits.refused_caps import RefusedCaps
-from gateway.mcp_door import open_mcp
+from gateway.mcp_door import open_mcp, open_tool_loops
 from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.responses.wiring import open_responses
@@ -205,9 +205,8 @@ async def open_services(
         secret=secret,
         allow_loopback=settings.egress_to_loopback,
     )
-    webhooks = open_webhooks(
-        stack, secret, system_db, telemetry, allow_loopback=settings.egress_to_loopback
-    )
+    near = settings.egress_to_loopback
+    webhooks = open_webhooks(stack, secret, system_db, telemetry, allow_loopback=near)
     engines = connect_engines(settings, settlement, leases)
     fleet = await open_fleet(settings, engines, stack, leases)
     report = start_cache_report(stack, system_db)
@@ -237,7 +236,8 @@ async def open_services(
         webhooks=webhooks,
         files=files,
         batches=batches,
-        mcp=await open_mcp(settings, stack, secret, store),
+        mcp=(mcp := await open_mcp(settings, stack, secret, store)),
+        tool_loops=open_tool_loops(settings, mcp),
         cache_report=report,
         trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),

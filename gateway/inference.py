@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
@@ -129,8 +129,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Of the whole, as the client gave it; what is not there by then is cut off."""
     before_end: Callable[[], Awaitable[None]] | None = None
     """Once it is billed, and before its end goes out: never raises, and takes a bounded time."""
+    round: int = 0
+    """Of a loop of tools: each reserves for itself."""
     begun_at: float = msgspec.field(default_factory=time.monotonic)
     """Monotonic seconds."""
+
+    @property
+    def lease_id(self) -> str:
+        return f"{self.request_id}.{self.round}" if self.round else self.request_id
 
     @property
     def turn_now(self) -> Turn:
@@ -170,23 +176,29 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
 def start(desk: Desk, call: Call) -> Delivery:
     """Run `generate` in a task of the application's own; the caller reads what it delivers."""
     delivery = Delivery(desk.stalled_reader_s)
+    watched(desk, call, delivery, drive(desk, call, delivery))
+    return delivery
 
-    async def own() -> None:
-        try:
-            await generate(desk, call, delivery)
-        except Exception as error:
-            delivery.fail(error)
-        else:
-            delivery.end()
 
-    task = asyncio.create_task(own(), name=f"generate {call.request_id}")
+async def drive(desk: Desk, call: Call, delivery: Delivery) -> None:
+    """`generate`, whose end the reader hears of. Raises nothing."""
+    try:
+        await generate(desk, call, delivery)
+    except Exception as error:
+        delivery.fail(error)
+    else:
+        delivery.end()
+
+
+def watched(desk: Desk, call: Call, delivery: Delivery, work: Coroutine[None, None, None]) -> None:
+    """Run what fills `delivery`, known to `drain`, for as long as the client gives it."""
+    task = asyncio.create_task(work, name=f"generate {call.request_id}")
     desk.open_calls[task] = delivery
     task.add_done_callback(desk.open_calls.pop)
     if call.timeout_s is not None:
         late = DeadlinePassed(f"not done in {call.timeout_s:.3f} s")
         timer = task.get_loop().call_later(call.timeout_s, delivery.expire, late)
         task.add_done_callback(lambda _: timer.cancel())
-    return delivery
 
 
 async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
@@ -211,7 +223,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
         input_tokens=prepared.input_tokens,
         most_input_tokens=prepared.most_input_tokens,
         max_output_tokens=prepared.max_output_tokens,
-        lease_id=call.request_id,
+        lease_id=call.lease_id,
         lane=call.turn.lane,
         prices=terms.prices,
         min_output_tokens=0 if prepared.max_tokens_given else call.request.n,

@@ -12,12 +12,16 @@ from contextlib import AsyncExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+import msgspec
 from litestar.types import Receive, Scope, Send
 from redis.asyncio import Redis
 
+from billing.money import PICO_PER_USD
 from gateway.principal import Principal
 from gateway.secret import Secret
 from gateway.settings import Settings
+from gateway.tool_loop import LoopBounds, ToolLoops
+from gateway.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from mcp_bridge.bridge import Bridge
@@ -34,6 +38,12 @@ class McpDoor:
 
         self._bridge, self._allowed = bridge, allowed
         self._door = Door(bridge)
+
+    @property
+    def toolbox(self) -> Toolbox:
+        from gateway.mcp_toolbox import BridgeToolbox
+
+        return BridgeToolbox(self._bridge, {"name": NAME, "version": own_version()})
 
     def begin_drain(self) -> None:
         self._bridge.begin_drain()
@@ -86,6 +96,16 @@ async def open_mcp(
     await bridge.start()
     stack.push_async_callback(bridge.close)
     return McpDoor(bridge, Allowed(public_url=settings.issuer))
+
+
+def open_tool_loops(settings: Settings, door: McpDoor | None) -> ToolLoops | None:
+    """None: there is no server to ask."""
+    if door is None:
+        return None
+    written = msgspec.structs.asdict(settings.tool_loop)
+    most_usd = written.pop("max_cost_usd")
+    most = None if most_usd is None else round(most_usd * PICO_PER_USD)
+    return ToolLoops(toolbox=door.toolbox, bounds=LoopBounds(**written, max_cost_pico=most))
 
 
 def own_version() -> str:

@@ -31,6 +31,7 @@ from gateway.networks import Networks
 from gateway.readiness import Readiness
 from gateway.responses.wiring import Responses
 from gateway.telemetry import Telemetry
+from gateway.tool_loop import ToolLoops
 from gateway.webhooks.wiring import Webhooks
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     cache_report: CacheReport
     mcp: McpDoor | None = None
     """None: no servers are configured."""
+    tool_loops: ToolLoops | None = None
+    """None: there is no server whose tools a model could call."""
     trusted_proxies: Networks = Networks()
     started_at: int
     """Unix seconds."""

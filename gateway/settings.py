@@ -53,6 +53,7 @@ from gateway.settings_file import (
     WrittenMcpServer,
     WrittenModel,
     WrittenPlan,
+    WrittenToolLoop,
     decode_path,
     explain,
 )
@@ -117,6 +118,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "info"
     mcp_servers: tuple[WrittenMcpServer, ...] = ()
     """Behind /mcp, for every org."""
+    tool_loop: WrittenToolLoop = WrittenToolLoop()
+    """How far a request may go whose tools are called here."""
 
     @property
     def issuer(self) -> str:
@@ -295,6 +298,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         file_store=file.file_store,
         log_level=file.log_level,
         mcp_servers=tuple(file.mcp.servers),
+        tool_loop=file.mcp.loop,
     )
 
 

@@ -161,9 +161,27 @@ class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     namespace: McpName | None = None
 
 
+class WrittenToolLoop(Strict, frozen=True, kw_only=True):
+    """`[mcp.loop]`: how far one request may go whose tools the gateway calls."""
+
+    max_rounds: Annotated[int, Meta(ge=1, le=128)] = 16
+    max_seconds: Annotated[float, Meta(gt=0, le=3600)] = 600.0
+    """A round that has begun by then ends; calls are given up."""
+    max_calls_per_round: Annotated[int, Meta(ge=1, le=128)] = 16
+    max_parallel_calls: Annotated[int, Meta(ge=1, le=64)] = 8
+    max_call_seconds: Annotated[float, Meta(gt=0, le=3600)] = 120.0
+    max_result_bytes: Annotated[int, Meta(ge=64, le=8 << 20)] = 64 * 1024
+    """Of one result, as the model is shown it; what is behind them is cut off."""
+    max_tokens: Annotated[int, Meta(ge=1)] = 2_000_000
+    """Read and written, over all rounds."""
+    max_cost_usd: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
+    """Over all rounds. None: what the tenant may spend."""
+
+
 class WrittenMcp(Strict, frozen=True, kw_only=True):
     """`[mcp]`."""
 
+    loop: WrittenToolLoop = WrittenToolLoop()
     servers: Annotated[list[WrittenMcpServer], Meta(max_length=64)] = []
 
 

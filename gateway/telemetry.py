@@ -228,6 +228,10 @@ class RequestMeter:
         self._num_tokens = 0
         self._queue_seen = False
 
+    def again(self) -> RequestMeter:
+        """Of another generation for the same request."""
+        return RequestMeter(self._telemetry, self._model)
+
     def received(self, event: ReplicaEvent) -> None:
         """What a replica's step brought, whether or not the client is shown it yet."""
         if event.queue_time_s is not None and not self._queue_seen:

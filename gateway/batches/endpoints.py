@@ -16,6 +16,7 @@ from gateway.fleet.errors import UnsupportedField
 from gateway.inference import Call, Desk
 from gateway.responses.creation import create
 from gateway.responses.wiring import Responses
+from gateway.tool_servers import refuse_servers
 from gateway.wire.anthropic_admin import to_anthropic_error, to_status
 from gateway.wire.from_openai import peek
 from gateway.wire.from_responses import read_response
@@ -62,6 +63,7 @@ async def ask_response(desk: Desk, responses: Responses, asker: Asker, body: byt
     for name, why in NOT_OF_A_RESPONSE.items():
         if getattr(asked, name):
             raise not_here(name, why)
+    refuse_servers(asked.tools, "a line that is run again would call them twice")
     return (await create(desk, responses, asker, body)).call
 
 

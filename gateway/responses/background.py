@@ -24,7 +24,7 @@ from billing.rounds import Unforeseen
 from gateway.db import DATABASE_ERRORS
 from gateway.delivery import Delivery
 from gateway.errors import to_face
-from gateway.inference import Desk, NotAccepting, start
+from gateway.inference import Desk, NotAccepting
 from gateway.responses.created import Created
 from gateway.responses.errors import TooManyFollowed
 from gateway.responses.events import EventLog, EventRows
@@ -165,7 +165,7 @@ class Background:
     async def _follow(self, created: Created, told: EventLog) -> None:
         encoder = created.encoder
         response_id = encoder.response.id
-        delivery = self._running[response_id] = start(self._desk, created.call)
+        delivery = self._running[response_id] = created.start(self._desk)
         self._logs[response_id] = told
         has_begun = False
         try:

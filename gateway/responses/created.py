@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.inference import Call
+from gateway.delivery import Delivery
+from gateway.inference import Call, Desk, start
 from gateway.responses.kept import Owner
+from gateway.tool_loop import LoopCall, start_loop
 from gateway.wire.responses_items import Item
 from gateway.wire.to_responses import ResponseEncoder
 
@@ -22,3 +24,8 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
     in_background: bool
     is_streamed: bool = False
     """Whoever asks follows it."""
+    loop: LoopCall | None = None
+    """Its tools are called here."""
+
+    def start(self, desk: Desk) -> Delivery:
+        return start(desk, self.call) if self.loop is None else start_loop(desk, self.loop)

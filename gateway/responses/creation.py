@@ -22,11 +22,15 @@ from gateway.responses.created import Created
 from gateway.responses.kept import MAX_KEPT_BYTES, Kept, Owner, to_json
 from gateway.responses.wiring import Responses
 from gateway.tenancy.errors import NotFound
+from gateway.tool_loop import LoopCall, ToolLoops
+from gateway.tool_servers import approved_calls, known_servers, labels_of, refuse_servers
 from gateway.wire.from_responses import own_items, read_response, to_generate
+from gateway.wire.looped_responses import LoopedResponse, ResponseSteps
 from gateway.wire.refusals import unsupported
 from gateway.wire.request import GenerateRequest, Heading
 from gateway.wire.responses import ResponseRequest
 from gateway.wire.responses_answer import begun, id_of
+from gateway.wire.responses_context import to_messages
 from gateway.wire.responses_items import Item
 from gateway.wire.to_responses import ResponseEncoder
 
@@ -39,9 +43,17 @@ NOTHING_KEPT = "not supported in this project, which keeps nothing"
 NEEDS_KEEPING = ("previous_response_id", "conversation", "background")
 
 
-async def create(desk: Desk, responses: Responses, asker: Asker, body: bytes) -> Created:
-    """Raises: BadField, NotFound."""
+async def create(
+    desk: Desk,
+    responses: Responses,
+    asker: Asker,
+    body: bytes,
+    loops: ToolLoops | None = None,
+) -> Created:
+    """`loops`: None where no server's tools can be called. Raises: BadField, NotFound,
+    MissingScope."""
     request = read_response(body)
+    servers = known_servers(loops, asker.principal, request.tools)
     owner, keeps = Owner.of(asker.principal), is_kept(asker, request)
     before = await context(responses, owner, request)
     given = own_items(request, {item.id: item for item in before})
@@ -50,7 +62,11 @@ async def create(desk: Desk, responses: Responses, asker: Asker, body: bytes) ->
         check_size(given)
     if request.background:
         generate = msgspec.structs.replace(generate, stream=True)  # billed as it is generated
-    voice = Voice(id_prefix=ID_PREFIX, encoder=partial(to_encoder, request))
+    items = (*before, *given)
+    if servers:
+        generate = msgspec.structs.replace(generate, has_tools=True)
+    encoder = partial(to_encoder, request, labels_of(items) if servers else None)
+    voice = Voice(id_prefix=ID_PREFIX, encoder=encoder)
     call = to_call(desk, voice, asker, generate)
     assert isinstance(call.encoder, ResponseEncoder)
     created = Created(
@@ -61,10 +77,27 @@ async def create(desk: Desk, responses: Responses, asker: Asker, body: bytes) ->
         in_background=bool(request.background),
         is_streamed=bool(request.stream),
     )
-    if request.background or not (keeps or request.conversation):
+    if not request.background and (keeps or request.conversation):
+        keep = partial(keep_answer, responses, created, keeps)
+        call = msgspec.structs.replace(call, before_end=keep)
+        created = msgspec.structs.replace(created, call=call)
+    approved = approved_calls(before, given, servers)
+    if not servers:
         return created
-    keep = partial(keep_answer, responses, created, keeps)
-    return msgspec.structs.replace(created, call=msgspec.structs.replace(call, before_end=keep))
+    assert loops is not None and isinstance(call.encoder, LoopedResponse)
+    loop = LoopCall(
+        loops=loops,
+        call=call,
+        steps=ResponseSteps(call.encoder),
+        servers=servers,
+        choice=request.tool_choice,
+        parallel=request.parallel_tool_calls is not False,
+        max_calls=request.max_tool_calls,
+        approved=approved,
+        with_approved=lambda done: to_messages(request.instructions, [*items, *done]),
+        new_meter=asker.meter.again,
+    )
+    return msgspec.structs.replace(created, loop=loop)
 
 
 async def count_input(desk: Desk, responses: Responses, principal: Principal, body: bytes) -> int:
@@ -74,6 +107,7 @@ async def count_input(desk: Desk, responses: Responses, principal: Principal, bo
     principal.check_served()
     request = read_response(body)
     check_may_keep(principal, request)
+    refuse_servers(request.tools, "what a server offers is not counted")
     before = await context(responses, Owner.of(principal), request)
     given = own_items(request, {item.id: item for item in before})
     generate = to_generate(request, [*before, *given])
@@ -118,8 +152,12 @@ def check_size(given: tuple[Item, ...]) -> None:
 
 
 def to_encoder(
-    request: ResponseRequest, generate: GenerateRequest, heading: Heading
+    request: ResponseRequest,
+    listed: frozenset[str] | None,
+    generate: GenerateRequest,
+    heading: Heading,
 ) -> ResponseEncoder:
+    """`listed`: servers whose tools it knows already; None: none are called here."""
     response = begun(
         request,
         id=heading.id,
@@ -127,6 +165,8 @@ def to_encoder(
         service_tier=heading.service_tier,
         status="queued" if request.background else "in_progress",
     )
+    if listed is not None:
+        return LoopedResponse(response, stream=generate.stream, known=listed)
     return ResponseEncoder(response, stream=generate.stream)
 
 

@@ -8,11 +8,15 @@ from litestar import Request
 from litestar.types import ASGIApp
 
 from gateway.calls import Surface
+from gateway.chat_loops import names_servers, to_loop
 from gateway.principal import SCOPE_INFERENCE, Principal
-from gateway.routes.access import HotRoute, needs
-from gateway.routes.generation import HEADERS, REFUSALS, generation
+from gateway.routes.access import HotRoute, needs, services
+from gateway.routes.generation import HEADERS, REFUSALS, generation, hear
+from gateway.routes.kept_reply import once
 from gateway.routes.media_types import EVENT_STREAM, JSON
 from gateway.routes.operations import ErrorEnvelope, describes
+from gateway.routes.reply import Reply
+from gateway.tool_loop import start_loop
 from gateway.wire.answer import ChatCompletion
 from gateway.wire.from_openai import from_openai
 from gateway.wire.openai import ChatCompletionRequest
@@ -37,7 +41,16 @@ ANSWERS = {JSON: ChatCompletion, EVENT_STREAM: str}
     ),
 )
 async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
-    return await generation(request, CHAT)
+    heard = await hear(request)
+    if not names_servers(heard.body):
+        return await generation(request, CHAT, heard)
+    found = services(request)
+    loop = to_loop(found.desk, found.tool_loops, heard.asker, heard.body)
+
+    def begin() -> Reply:
+        return Reply(start_loop(found.desk, loop), stream=loop.call.request.stream)
+
+    return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)
 
 
 routes = [chat_completions]

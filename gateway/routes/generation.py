@@ -102,10 +102,12 @@ async def hear(request: Request[Principal, Any, Any]) -> Heard:
     return Heard(body=body, route=route, asker=asker, key=key)
 
 
-async def generation(request: Request[Principal, Any, Any], surface: Surface) -> ASGIApp:
+async def generation(
+    request: Request[Principal, Any, Any], surface: Surface, heard: Heard | None = None
+) -> ASGIApp:
     """Raises: BadField, UnknownModel, EncodedBody, RequestConflict; what fails later the answer
     says."""
-    heard, desk = await hear(request), services(request).desk
+    heard, desk = heard or await hear(request), services(request).desk
     call = to_call(desk, surface, heard.asker, surface.read(heard.body, heard.route.kind))
 
     def begin() -> Reply:

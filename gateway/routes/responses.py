@@ -22,7 +22,6 @@ from gateway.db import DATABASE_ERRORS
 from gateway.errors import Face, to_face
 from gateway.fleet.errors import BadField
 from gateway.idempotency_keys import Answer
-from gateway.inference import start
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.responses.created import Created
 from gateway.responses.creation import count_input, create
@@ -118,14 +117,14 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
 async def create_response(request: Asked) -> ASGIApp:
     found = services(request)
     heard = await hear(request)
-    created = await create(found.desk, found.responses, heard.asker, heard.body)
+    created = await create(found.desk, found.responses, heard.asker, heard.body, found.tool_loops)
     if created.in_background:
         heard.asker.principal.check_served()
         return await in_background(request, heard, created)
 
     def begin() -> Reply:
         return Reply(
-            start(found.desk, created.call),
+            created.start(found.desk),
             stream=created.call.request.stream,
             to_face=to_own_face,
             fail=partial(fail, created.encoder),

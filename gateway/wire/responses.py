@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from gateway.wire.mcp_tools import McpTool
 from gateway.wire.openai import (
     MAX_TOP_LOGPROBS,
     Metadata,
@@ -54,10 +55,6 @@ NOT_YET = {
             "image_generation_call",
             "local_shell_call",
             "local_shell_call_output",
-            "mcp_approval_request",
-            "mcp_approval_response",
-            "mcp_call",
-            "mcp_list_tools",
             "shell_call",
             "shell_call_output",
             "tool_search_call",
@@ -96,7 +93,6 @@ NOT_YET = {
             "file_search",
             "image_generation",
             "local_shell",
-            "mcp",
             "namespace",
             "programmatic_tool_calling",
             "shell",
@@ -110,8 +106,7 @@ NOT_YET = {
 """Values that OpenAI knows and that cannot be honoured here: refused as such."""
 
 
-class FunctionTool(Strict):
-    type: Literal["function"]
+class FunctionTool(Strict, tag_field="type", tag="function"):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -176,7 +171,7 @@ class ResponseRequest(Strict):
     model: str
     input: str | Annotated[list[InItem], Meta(max_length=MAX_ITEMS)] | None = None
     instructions: str | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool | McpTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None

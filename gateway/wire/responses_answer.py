@@ -15,12 +15,14 @@ from billing.events import Tier
 from billing.rating import Rated
 from gateway.fleet.replica import MeteredUsage
 from gateway.wire.cost import UsageCost, to_usage_cost
+from gateway.wire.mcp_tools import McpApprovalFilter, McpTool, McpToolFilter
 from gateway.wire.openai_forms import JsonObjectFormat, TextFormat
 from gateway.wire.request import ReasoningEffort
 from gateway.wire.responses import (
     AllowedTools,
     ConversationId,
     FunctionChoice,
+    FunctionTool,
     ReasoningConfig,
     ResponseRequest,
     SchemaFormat,
@@ -38,6 +40,21 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
+
+
+IncompleteReason = Literal[
+    "max_output_tokens",
+    "content_filter",
+    "max_tool_rounds",
+    "max_tool_seconds",
+    "max_tool_tokens",
+    "max_tool_cost",
+    "rate_limit_exceeded",
+    "insufficient_quota",
+    "context_length_exceeded",
+    "overloaded",
+]
+"""From the third on ours alone: why a loop of tools went no further."""
 
 
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,15 +75,21 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
-    reason: Literal["max_output_tokens", "content_filter"]
+    reason: IncompleteReason
 
 
-class AnsweredTool(msgspec.Struct, frozen=True, kw_only=True):
-    type: Literal["function"] = "function"
+class AnsweredTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
     name: str
     description: str | None
     parameters: dict[str, Any] | None
     strict: bool
+
+
+class AnsweredMcpTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp"):
+    server_label: str
+    server_description: str | None
+    allowed_tools: list[str] | McpToolFilter | None
+    require_approval: Literal["always", "never"] | McpApprovalFilter
 
 
 class AnsweredText(msgspec.Struct, frozen=True):
@@ -109,7 +132,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: AnsweredText
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
-    tools: tuple[AnsweredTool, ...]
+    tools: tuple[AnsweredTool | AnsweredMcpTool, ...]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -144,19 +167,29 @@ def begun(
         temperature=1.0 if request.temperature is None else request.temperature,
         text=AnsweredText((text and text.format) or TextFormat()),
         tool_choice=request.tool_choice or "auto",
-        tools=tuple(
-            AnsweredTool(
+        tools=tuple(to_answered(tool) for tool in request.tools or ()),
+        top_logprobs=request.top_logprobs or 0,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        user=request.user,
+    )
+
+
+def to_answered(tool: FunctionTool | McpTool) -> AnsweredTool | AnsweredMcpTool:
+    match tool:
+        case FunctionTool():
+            return AnsweredTool(
                 name=tool.name,
                 description=tool.description,
                 parameters=tool.parameters,
                 strict=bool(tool.strict),
             )
-            for tool in request.tools or ()
-        ),
-        top_logprobs=request.top_logprobs or 0,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        user=request.user,
-    )
+        case McpTool():
+            return AnsweredMcpTool(
+                server_label=tool.server_label,
+                server_description=tool.server_description,
+                allowed_tools=tool.allowed_tools,
+                require_approval=tool.require_approval or "always",
+            )
 
 
 def id_of(conversation: str | ConversationId) -> str:

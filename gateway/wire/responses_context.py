@@ -13,6 +13,14 @@ from typing import Any
 from msgspec import UNSET
 
 from gateway.fleet.errors import BadField
+from gateway.wire.mcp_history import (
+    CALLS,
+    Answers,
+    answers_of,
+    round_of,
+    to_mcp_item,
+    waiting,
+)
 from gateway.wire.responses_items import (
     MAX_ITEM_PARTS,
     PREFIXES,
@@ -25,6 +33,8 @@ from gateway.wire.responses_items import (
     InReasoning,
     Item,
     ItemReference,
+    McpApprovalRequest,
+    McpCall,
     Message,
     OutputText,
     Reasoning,
@@ -99,6 +109,7 @@ def to_item(item: InItem, place: str, new_id: NewId, stored: Mapping[str, Item])
             )
         case ItemReference():
             return referred(item, place, stored)
+    return to_mcp_item(item, new_id)
 
 
 def to_message(item: InMessage, new_id: NewId) -> Message:
@@ -127,34 +138,72 @@ def referred(item: ItemReference, place: str, stored: Mapping[str, Item]) -> Ite
 
 def to_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
     """Raises BadField."""
-    messages: list[dict[str, Any]] = []
+    items = list(items)
+    told = Told(answers_of(items))
     if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
-    called: dict[str, str] = {}
-    turn: dict[str, Any] | None = None
-    """Of the model's, to which its next item belongs."""
+        told.messages.append({"role": "system", "content": instructions})
     for item in items:
+        told.add(item)
+    told.end_turn()
+    return told.messages
+
+
+class Told:
+    """Messages, item by item."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._answers = answers
+        self._called: dict[str, str] = {}
+        self._turn: dict[str, Any] | None = None
+        """Of the model's, to which its next item belongs."""
+        self._results: list[dict[str, Any]] = []
+        """Of calls in it that were answered here: they stand behind the turn."""
+        self._round: str | None = None
+        """Which the turn's calls belong to, of those."""
+
+    def add(self, item: Item) -> None:
+        """Raises BadField."""
         match item:
             case CallOutput():
-                messages.append(answered(item, called))
-                turn = None
-                continue
+                self.end_turn()
+                self.messages.append(answered(item, self._called))
             case Message() if item.role != "assistant":
-                messages.append({"role": templated(item.role), "content": joined(item)})
-                turn = None
-                continue
-        if turn is None or not continues(turn, item):
-            turn = {"role": "assistant", "content": ""}
-            messages.append(turn)
+                self.end_turn()
+                self.messages.append({"role": templated(item.role), "content": joined(item)})
+            case McpCall(approval_request_id=None) | McpApprovalRequest():
+                round_ = round_of(item.id)
+                if self._round not in (None, round_):
+                    self.end_turn()
+                call = call_of(item.id, item.alias, item.arguments)
+                self._turn_for(item).setdefault("tool_calls", []).append(call)
+                self._round = round_
+                self._results.append(waiting(item, self._answers))
+            case Message() | Reasoning() | FunctionCall():
+                self._say(item)
+
+    def _say(self, item: Message | Reasoning | FunctionCall) -> None:
+        turn = self._turn_for(item)
         match item:
             case Reasoning():
                 turn["reasoning_content"] = thought(item)
             case Message():
                 turn["content"] = joined(item)
             case FunctionCall():
-                called[item.call_id] = item.name
-                turn.setdefault("tool_calls", []).append(to_call(item))
-    return messages
+                self._called[item.call_id] = item.name
+                call = call_of(item.call_id, item.name, item.arguments)
+                turn.setdefault("tool_calls", []).append(call)
+
+    def _turn_for(self, item: Item) -> dict[str, Any]:
+        if self._turn is None or not continues(self._turn, item):
+            self.end_turn()
+            self._turn = {"role": "assistant", "content": ""}
+            self.messages.append(self._turn)
+        return self._turn
+
+    def end_turn(self) -> None:
+        self.messages += self._results
+        self._results, self._turn, self._round = [], None, None
 
 
 def continues(turn: dict[str, Any], item: Item) -> bool:
@@ -180,9 +229,13 @@ def thought(item: Reasoning) -> str:
     return "\n".join(part.text for part in item.content or item.summary)
 
 
-def to_call(call: FunctionCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments or "{}"}
-    return {"id": call.call_id, "type": "function", "function": function}
+def call_of(id_: str, name: str, arguments: str) -> dict[str, Any]:
+    """As templates take it."""
+    return {
+        "id": id_,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments or "{}"},
+    }
 
 
 def answered(item: CallOutput, called: Mapping[str, str]) -> dict[str, Any]:
@@ -199,6 +252,5 @@ def answered(item: CallOutput, called: Mapping[str, str]) -> dict[str, Any]:
 
 def text_size_of_calls(items: Iterable[Item]) -> int:
     """Characters beside the contents that a template may show."""
-    return sum(
-        len(item.name) + len(item.arguments) for item in items if isinstance(item, FunctionCall)
-    )
+    called = (FunctionCall, *CALLS)
+    return sum(len(item.name) + len(item.arguments) for item in items if isinstance(item, called))

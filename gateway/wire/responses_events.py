@@ -78,6 +78,44 @@ class PartDone(OfPart, frozen=True, kw_only=True, tag="response.content_part.don
     pass
 
 
+class ListInProgress(
+    AboutItem, frozen=True, kw_only=True, tag="response.mcp_list_tools.in_progress"
+):
+    pass
+
+
+class ListCompleted(AboutItem, frozen=True, kw_only=True, tag="response.mcp_list_tools.completed"):
+    pass
+
+
+class ListFailed(AboutItem, frozen=True, kw_only=True, tag="response.mcp_list_tools.failed"):
+    pass
+
+
+class McpCallInProgress(AboutItem, frozen=True, kw_only=True, tag="response.mcp_call.in_progress"):
+    pass
+
+
+class McpCallCompleted(AboutItem, frozen=True, kw_only=True, tag="response.mcp_call.completed"):
+    pass
+
+
+class McpCallFailed(AboutItem, frozen=True, kw_only=True, tag="response.mcp_call.failed"):
+    pass
+
+
+class McpArgumentsDelta(
+    AboutItem, frozen=True, kw_only=True, tag="response.mcp_call_arguments.delta"
+):
+    delta: str
+
+
+class McpArgumentsDone(
+    AboutItem, frozen=True, kw_only=True, tag="response.mcp_call_arguments.done"
+):
+    arguments: str
+
+
 class EventTop(msgspec.Struct, frozen=True):
     token: str
     logprob: float

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.fleet.replica import TokenInfo
+from gateway.wire.mcp_tools import Label
 from gateway.wire.openai import Unsupported
 from gateway.wire.openai_forms import Strict
 from gateway.wire.openai_tools import ToolName
@@ -21,11 +22,14 @@ MAX_ID_CHARS = 128
 MAX_ITEMS = 10_000
 """Of one request, and of all that it continues."""
 MAX_ITEM_PARTS = 10_000
+MAX_LISTED = 10_000
+"""Tools of one list."""
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Role = Literal["user", "assistant", "system", "developer"]
 Phase = Literal["commentary", "final_answer"]
+McpStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed"]
 
 
 # ---- as a client sends them
@@ -98,7 +102,85 @@ class ItemReference(Strict, tag_field="type", tag="item_reference"):
     id: ItemId
 
 
-InItem = InMessage | InCall | InCallOutput | InReasoning | ItemReference
+class ListedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """As its server describes it."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    annotations: dict[str, Any] | None = None
+
+
+class McpExecutionError(
+    msgspec.Struct, frozen=True, tag_field="type", tag="mcp_tool_execution_error"
+):
+    """The tool says that it failed, or it was not called."""
+
+    content: Any
+
+
+class McpProtocolError(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_protocol_error"
+):
+    code: int
+    message: str
+
+
+class McpHttpError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="http_error"):
+    """Of an answer that was made elsewhere."""
+
+    code: int
+    message: str
+
+
+McpError = McpExecutionError | McpProtocolError | McpHttpError
+
+
+class InMcpListTools(Strict, tag_field="type", tag="mcp_list_tools"):
+    """Of an earlier answer; which tools there are now is asked again."""
+
+    id: ItemId
+    server_label: Label
+    tools: Annotated[list[ListedTool], Meta(max_length=MAX_LISTED)]
+    error: str | None = None
+
+
+class InMcpCall(Strict, tag_field="type", tag="mcp_call"):
+    id: ItemId
+    server_label: Label
+    name: ToolName
+    arguments: str
+    output: str | None = None
+    error: McpError | None = None
+    status: McpStatus | None = None
+    approval_request_id: ItemId | None = None
+
+
+class InMcpApprovalRequest(Strict, tag_field="type", tag="mcp_approval_request"):
+    id: ItemId
+    server_label: Label
+    name: ToolName
+    arguments: str
+
+
+class InMcpApprovalResponse(Strict, tag_field="type", tag="mcp_approval_response"):
+    approval_request_id: ItemId
+    approve: bool
+    id: ItemId | None = None
+    reason: str | None = None
+
+
+InItem = (
+    InMessage
+    | InCall
+    | InCallOutput
+    | InReasoning
+    | ItemReference
+    | InMcpListTools
+    | InMcpCall
+    | InMcpApprovalRequest
+    | InMcpApprovalResponse
+)
 
 
 def with_type(item: Any) -> Any:
@@ -158,11 +240,67 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     content: tuple[ReasoningText, ...] = ()
 
 
-Item = Message | FunctionCall | CallOutput | Reasoning
+class McpListTools(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_list_tools"
+):
+    """What the model could call of a server. `error`: why it could call nothing of it."""
+
+    id: str
+    server_label: str
+    tools: tuple[ListedTool, ...]
+    error: str | None = None
+
+
+class McpCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_call"):
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: McpError | None = None
+    status: McpStatus
+    approval_request_id: str | None = None
+
+    @property
+    def alias(self) -> str:
+        """What the model knows the tool as."""
+        return f"{self.server_label}__{self.name}"
+
+
+class McpApprovalRequest(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_request"
+):
+    """A call that waits for somebody's yes."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+
+    @property
+    def alias(self) -> str:
+        return f"{self.server_label}__{self.name}"
+
+
+class McpApprovalResponse(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_response"
+):
+    id: str
+    approval_request_id: str
+    approve: bool
+    reason: str | None = None
+
+
+McpItem = McpListTools | McpCall | McpApprovalRequest | McpApprovalResponse
+Item = Message | FunctionCall | CallOutput | Reasoning | McpItem
 PREFIXES: dict[type, str] = {
     Message: "msg_",
     FunctionCall: "fc_",
     CallOutput: "fco_",
     Reasoning: "rs_",
+    McpListTools: "mcpl_",
+    McpCall: "mcp_",
+    McpApprovalRequest: "mcpr_",
+    McpApprovalResponse: "mcprr_",
 }
 """Of ids."""

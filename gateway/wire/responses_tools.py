@@ -6,6 +6,7 @@ Above: `from_responses`. Below: the shapes in `responses`; `tools`, which does i
 
 from __future__ import annotations
 
+from gateway.wire.mcp_tools import without_mcp
 from gateway.wire.request import ToolUse
 from gateway.wire.responses import AllowedTools, FunctionChoice, ResponseRequest
 from gateway.wire.tools import allowed, known, named_once, offered, only_with_tools
@@ -14,11 +15,14 @@ from gateway.wire.tools import allowed, known, named_once, offered, only_with_to
 def tool_use(request: ResponseRequest) -> ToolUse | None:
     """None: the model is shown none. Raises BadField."""
     choice = request.tool_choice
-    if not request.tools:
+    functions = without_mcp(request.tools)
+    if not functions and request.tools:
+        return None
+    if not functions:
         if choice not in (None, "none", "auto"):
             raise only_with_tools("tool_choice")
         return None
-    by_name = named_once(request.tools, "tools[{}]")
+    by_name = named_once(functions, "tools[{}]")
     if choice == "none":
         return None
     forced: tuple[str, ...] = ()

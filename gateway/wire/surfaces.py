@@ -152,7 +152,12 @@ RESPONSES = Surface(
         " refused",
         "reasoning.effort": "as of chat completions",
         "reasoning.summary": "`auto`: as there is one; what was thought stands in the item itself",
-        "max_tool_calls": "of built-in tools, and there are none",
+        "tools[].server_label": "of a server that is registered here; docs/mcp-tools.md says"
+        " what is done with its tools",
+        "tools[].require_approval": "always, unless it is said; of the filter all that `never` does"
+        " not name",
+        "tools[].server_description": "for whoever reads it; no model is shown it",
+        "max_tool_calls": "of tools of MCP servers; others are refused, and the model told so",
         "include": "all but the first are of items that no answer here has",
         "top_logprobs": "beside `include` of the logprobs",
         "stream_options.include_obfuscation": "true is refused: events are not padded",

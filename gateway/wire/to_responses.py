@@ -105,6 +105,8 @@ class ResponseEncoder:
         self._open: Writing | None = None
         self._num_calls = 0
         self._finish_reason: FinishReason | None = None
+        self._incomplete: IncompleteDetails | None = None
+        """What else than its last words leaves it incomplete."""
 
     def open(self) -> bytes:
         """What a stream says before anything of it runs."""
@@ -125,7 +127,7 @@ class ResponseEncoder:
     def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
         if not self._done and self._open is None:
             self._say("", None)  # an answer has a message, be it an empty one
-        details = INCOMPLETE.get(self._finish_reason)
+        details = self._incomplete or INCOMPLETE.get(self._finish_reason)
         self._close("completed" if details is None else "incomplete")
         self.response = msgspec.structs.replace(
             self.response,

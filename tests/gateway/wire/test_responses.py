@@ -46,7 +46,6 @@ def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
     ("fields", "param"),
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type"),
         ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
         (

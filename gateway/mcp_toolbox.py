@@ -1,0 +1,153 @@
+"""The MCP bridge as a toolbox: the model's calls go the way of a client's, with all that stands in
+it.
+
+Above: `mcp_door`. Below: `mcp_bridge`. A tool is asked as by a client of the newer era that can be
+asked nothing itself: neither sampled nor questioned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gateway.principal import Principal
+from gateway.toolbox import CallOutcome, ListFailed, OfferedTool, Refused, ToolResult
+
+if TYPE_CHECKING:
+    from mcp_bridge.bridge import Bridge
+    from mcp_bridge.endpoint import Endpoint
+
+MAX_PAGES = 100
+MAX_TOOLS = 512
+"""Of one server, shown to a model: what is behind them in its list is left out."""
+LIST_TIMEOUT_S = 30.0
+NO_ANSWER = -32603
+OMITTED = "[{kind}: not shown]"
+
+
+class BridgeToolbox:
+    def __init__(self, bridge: Bridge, info: dict[str, Any]) -> None:
+        self._bridge, self._info = bridge, info
+        self._ids = count(1)
+
+    def knows(self, principal: Principal, server_label: str) -> bool:
+        return self._endpoint(principal, server_label) is not None
+
+    async def offered(self, principal: Principal, server_label: str) -> tuple[OfferedTool, ...]:
+        from mcp_bridge.protocol.rpc import RpcError
+
+        found: list[OfferedTool] = []
+        params: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                for _ in range(MAX_PAGES):
+                    page = await self._ask(principal, server_label, "tools/list", params)
+                    found += [to_tool(server_label, each) for each in page.get("tools") or ()]
+                    cursor = page.get("nextCursor")
+                    if not isinstance(cursor, str) or len(found) >= MAX_TOOLS:
+                        break
+                    params = {"cursor": cursor}
+        except (RpcError, TimeoutError) as error:
+            raise ListFailed("The server does not say which tools it has.") from error
+        return tuple(found[:MAX_TOOLS])
+
+    async def call(
+        self,
+        principal: Principal,
+        tool: OfferedTool,
+        arguments: dict[str, Any],
+        timeout_s: float,
+    ) -> CallOutcome:
+        from mcp_bridge.protocol.inbound import param_headers
+        from mcp_bridge.protocol.rpc import RpcError
+
+        params = {"name": tool.alias, "arguments": arguments}
+        headers = param_headers(tool.input_schema, arguments)
+        try:
+            async with asyncio.timeout(timeout_s):
+                result = await self._ask(
+                    principal, tool.server_label, "tools/call", params, headers
+                )
+        except RpcError as error:
+            return Refused(message=error.message, code=error.code)
+        except TimeoutError:
+            return Refused(message="No answer in time; whether it was done is not known.")
+        if result.get("resultType") == "input_required":
+            return Refused(message="The server asks for something that cannot be asked here.")
+        return ToolResult(text=text_of(result), is_error=result.get("isError") is True)
+
+    async def _ask(
+        self,
+        principal: Principal,
+        server_label: str,
+        method: str,
+        params: dict[str, Any],
+        headers: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Raises: RpcError."""
+        from gateway.mcp_door import to_caller
+        from mcp_bridge.protocol.eras import MODERN
+        from mcp_bridge.protocol.inbound import Envelope
+
+        endpoint = self._endpoint(principal, server_label)
+        if endpoint is None:
+            from mcp_bridge.protocol.rpc import INVALID_PARAMS, RpcError
+
+            raise RpcError(INVALID_PARAMS, f"Unknown server: {server_label}")
+        envelope = Envelope(version=MODERN, capabilities={}, info=self._info)
+        message = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
+        shown = [(name.lower(), value) for name, value in (headers or {}).items()]
+        return await self._bridge.modern.answer(
+            to_caller(principal), endpoint, envelope, message, shown, said_to_nobody
+        )
+
+    def _endpoint(self, principal: Principal, server_label: str) -> Endpoint | None:
+        """Of one server, whose tools are named by its label. None: there is no such server."""
+        endpoint = self._bridge.endpoint(principal.org_id)
+        if endpoint is None:
+            return None
+        found = tuple(each for each in endpoint.upstreams if each.name == server_label)
+        if not found:
+            return None
+        return msgspec.structs.replace(endpoint, upstreams=found, keeps_names=False)
+
+
+async def said_to_nobody(_message: Any) -> None:
+    """Progress and logs."""
+
+
+def to_tool(server_label: str, listed: dict[str, Any]) -> OfferedTool:
+    schema, annotations = listed.get("inputSchema"), listed.get("annotations")
+    description = listed.get("description")
+    return OfferedTool(
+        server_label=server_label,
+        name=str(listed["name"]).removeprefix(f"{server_label}__"),
+        description=description if isinstance(description, str) else None,
+        input_schema=schema if isinstance(schema, dict) else {},
+        annotations=annotations if isinstance(annotations, dict) else {},
+    )
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """What a model can read of it, cleaned of what nobody sees."""
+    from mcp_bridge.hidden_text import stripped
+
+    content = result.get("content")
+    parts = content if isinstance(content, list) else []
+    texts = [part_text(part) for part in parts if isinstance(part, dict)]
+    if not texts and "structuredContent" in result:
+        texts.append(msgspec.json.encode(result["structuredContent"]).decode())
+    return stripped("\n".join(texts))
+
+
+def part_text(part: dict[str, Any]) -> str:
+    resource = part.get("resource")
+    for holder in (part, resource if isinstance(resource, dict) else {}):
+        if isinstance(holder.get("text"), str):
+            return str(holder["text"])
+    if part.get("type") == "resource_link":
+        return str(part.get("uri", ""))
+    return OMITTED.format(kind=part.get("type", "content"))

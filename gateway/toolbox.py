@@ -1,0 +1,118 @@
+"""Where a loop of tools finds its tools and has them called; and a fake of it.
+
+Above: `tool_loop`. Below: nothing here; `mcp_toolbox` is the bridge as a toolbox. Knows no HTTP and
+no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from gateway.principal import Principal
+
+
+class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of a server, as it stands in its list."""
+
+    server_label: str
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
+
+    @property
+    def alias(self) -> str:
+        """What the model knows it as."""
+        return f"{self.server_label}__{self.name}"
+
+    @property
+    def may_run_beside_others(self) -> bool:
+        """It says that it changes nothing, or nothing more when it is called again."""
+        return any(
+            self.annotations.get(hint) is True for hint in ("readOnlyHint", "idempotentHint")
+        )
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    text: str
+    is_error: bool = False
+    """The tool says that it failed."""
+
+
+class NeedsApproval(msgspec.Struct, frozen=True):
+    """Of a person, by the policy of the gateway; it was not called."""
+
+    message: str
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """It was not called, or nobody knows what came of it."""
+
+    message: str
+    code: int = -32603
+    """Of JSON-RPC."""
+
+
+CallOutcome = ToolResult | NeedsApproval | Refused
+
+
+class ListFailed(Exception):
+    """A server does not say which tools it has. The text is for the client."""
+
+
+class Toolbox(Protocol):
+    def knows(self, principal: Principal, server_label: str) -> bool: ...
+
+    async def offered(self, principal: Principal, server_label: str) -> tuple[OfferedTool, ...]:
+        """In the server's order. Raises: ListFailed."""
+        ...
+
+    async def call(
+        self,
+        principal: Principal,
+        tool: OfferedTool,
+        arguments: dict[str, Any],
+        timeout_s: float,
+    ) -> CallOutcome:
+        """Cancelled where nobody waits for it any more; then the server is told as far as its
+        protocol can tell."""
+        ...
+
+
+Act = Callable[[dict[str, Any]], Awaitable[CallOutcome]]
+
+
+class FakeToolbox:
+    """Tools that are functions, and what was called of them."""
+
+    def __init__(
+        self, servers: Mapping[str, Sequence[tuple[OfferedTool, Act]] | ListFailed]
+    ) -> None:
+        self._servers = servers
+        self.called: list[tuple[str, dict[str, Any]]] = []
+        self.cancelled: list[str] = []
+
+    def knows(self, principal: Principal, server_label: str) -> bool:
+        return server_label in self._servers
+
+    async def offered(self, principal: Principal, server_label: str) -> tuple[OfferedTool, ...]:
+        found = self._servers[server_label]
+        if isinstance(found, ListFailed):
+            raise found
+        return tuple(tool for tool, _ in found)
+
+    async def call(
+        self, principal: Principal, tool: OfferedTool, arguments: dict[str, Any], timeout_s: float
+    ) -> CallOutcome:
+        found = self._servers[tool.server_label]
+        assert not isinstance(found, ListFailed)
+        act = next(act for each, act in found if each.name == tool.name)
+        self.called.append((tool.alias, arguments))
+        try:
+            return await act(arguments)
+        except BaseException:
+            self.cancelled.append(tool.alias)
+            raise

@@ -1,0 +1,142 @@
+"""A worker whose model calls tools by a script, and whose servers are functions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.fake import FakeCore
+from engine.protocol import EngineRequest
+from engine.tokenizer import Tokenizer
+from gateway.toolbox import (
+    FakeToolbox,
+    ListFailed,
+    NeedsApproval,
+    OfferedTool,
+    Refused,
+    ToolResult,
+)
+
+PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"
+TOKENIZER = Tokenizer.load(PENNY)
+CONFIG = EngineConfig(model=Path("fake"), max_model_len=16_384, num_blocks=8192)
+CALLS, END = "CALL:", ":DONE"
+"""What a user's message says that the model shall do, as JSON: a list of rounds, each a list of
+[alias, arguments]; behind the last it answers."""
+ENDLESS = "Write without an end."
+
+
+def script(*rounds: list[tuple[str, Any]], said: str = "Look at it.") -> str:
+    return f"{said} {CALLS}{json.dumps(rounds)}{END}"
+
+
+def call_text(alias: str, arguments: Any) -> str:
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f'<tool_call>\n{{"name": "{alias}", "arguments": {written}}}\n</tool_call>'
+
+
+def respond(request: EngineRequest, index: int) -> Iterator[int]:
+    text = TOKENIZER.decode(request.prompt_token_ids, skip_special_tokens=False)
+    _, found, rest = text.rpartition(CALLS)
+    rounds = json.loads(rest.partition(END)[0]) if found else []
+    done = rest.count("<|im_start|>assistant\n") - 1
+    if done < len(rounds):
+        calls = [call_text(alias, arguments) for alias, arguments in rounds[done]]
+        said = "\n".join(calls)
+    elif ENDLESS in text:
+        return cycle(TOKENIZER.encode("on and "))
+    else:
+        said = f"Done after {done} rounds."
+    return iter(TOKENIZER.encode(said))
+
+
+def core() -> FakeCore:
+    return FakeCore(CONFIG, vocab_size=TOKENIZER.vocab_size, respond=respond)
+
+
+READS, WRITES = {"readOnlyHint": True}, {"readOnlyHint": False}
+SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}}
+
+
+def tool(name: str, annotations: dict[str, Any], server: str = "maps") -> OfferedTool:
+    return OfferedTool(
+        server_label=server,
+        name=name,
+        description=f"To {name}.",
+        input_schema=SCHEMA,
+        annotations=annotations,
+    )
+
+
+class Servers:
+    """`held` waits until `gate` is opened; `running` says how many were under way at once."""
+
+    def __init__(self) -> None:
+        self.running = self.most_running = 0
+        self.order: list[str] = []
+        self.gate: asyncio.Event | None = None
+        self.toolbox = FakeToolbox(
+            {
+                "maps": [
+                    (tool("look", READS), self.look),
+                    (tool("peek", READS), self.look),
+                    (tool("write", WRITES), self.write),
+                    (tool("fail", READS), self.fail),
+                    (tool("refuse", READS), self.refuse),
+                    (tool("ask", READS), self.ask),
+                    (tool("hold", READS), self.hold),
+                    (tool("flood", READS), self.flood),
+                ],
+                "away": ListFailed("The server does not say which tools it has."),
+            }
+        )
+
+    async def look(self, arguments: dict[str, Any]) -> ToolResult:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.running -= 1
+        self.order.append(f"look {arguments.get('place')}")
+        return ToolResult(text=f"{arguments.get('place')} is fine")
+
+    async def write(self, arguments: dict[str, Any]) -> ToolResult:
+        found = await self.look(arguments)
+        self.order[-1] = f"write {arguments.get('place')}"
+        return found
+
+    async def fail(self, arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult(text="no such place", is_error=True)
+
+    async def refuse(self, arguments: dict[str, Any]) -> Refused:
+        return Refused(message="not today", code=-32000)
+
+    async def ask(self, arguments: dict[str, Any]) -> NeedsApproval:
+        return NeedsApproval("A person has to approve this call.")
+
+    async def hold(self, arguments: dict[str, Any]) -> ToolResult:
+        self.gate = self.gate or asyncio.Event()
+        await self.gate.wait()
+        return ToolResult(text="at last")
+
+    async def flood(self, arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult(text="w" * 1_000_000)
+
+
+def mcp(label: str = "maps", approval: Any = "never", **more: Any) -> dict[str, Any]:
+    return {"type": "mcp", "server_label": label, "require_approval": approval, **more}
+
+
+class OneUsage(msgspec.Struct):
+    """A row of usage_events, as far as loops are asked."""
+
+    uncached: int
+    cached: int
+    output: int
