@@ -8,7 +8,7 @@ written anew; what was written of it before is swept, as any upload that nobody 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +39,10 @@ _OPEN = _OWN.state == "open"
 _SIZE = sa.func.octet_length(_OWN.answer) + ESCAPED * sa.func.octet_length(_OWN.custom_id)
 
 
+Void = Callable[[str, str], Awaitable[object]]
+"""Gives back what a request of an org had reserved."""
+
+
 class Sizes(msgspec.Struct, frozen=True):
     """The most that each file may have, in bytes; 0: there is none."""
 
@@ -46,11 +50,11 @@ class Sizes(msgspec.Struct, frozen=True):
     errors: int
 
 
-async def finish(db: AsyncEngine, files: FileStore, batch: Batch, holder: str) -> None:
+async def finish(db: AsyncEngine, files: FileStore, batch: Batch, holder: str, void: Void) -> None:
     """Unless it goes on after all, or somebody else finishes it. Raises what Postgres and the store
     of files raise."""
     async with tenant(db, batch.org_id) as conn:
-        closed = await _close(conn, batch, holder)
+        closed = await _close(conn, batch, holder, void)
         if closed is None:
             return
         sizes = await _sizes(conn, batch)
@@ -77,7 +81,7 @@ async def finish(db: AsyncEngine, files: FileStore, batch: Batch, holder: str) -
         raise
 
 
-async def _close(conn: AsyncConnection, batch: Batch, holder: str) -> Batch | None:
+async def _close(conn: AsyncConnection, batch: Batch, holder: str, void: Void) -> Batch | None:
     """Nothing more is run from now on; None: it is not over, or not this holder's."""
     mine = _mine(batch, holder)
     is_late = (batches.c.expires_at <= sa.func.now()).label("is_late")
@@ -94,9 +98,13 @@ async def _close(conn: AsyncConnection, batch: Batch, holder: str) -> Batch | No
     num_open, num_leased = (await conn.execute(counted)).one()
     if not is_over(found.status, num_open=num_open, num_leased=num_leased, is_late=row.is_late):
         return None
-    num_unrun = await _end_unrun(conn, whose, code_of_unrun(found.status))
+    unrun = await _end_unrun(conn, whose, code_of_unrun(found.status))
+    num_unrun = len(unrun)
     if num_unrun < num_open:
         raise TakenOver
+    for request_id in unrun:
+        if request_id is not None:  # whoever began it is gone, and nobody runs it any more
+            await void(batch.org_id, request_id)
     closed = sa.update(batches).where(mine).returning(*COLUMNS)
     closed = closed.values(
         status=while_written(found.status),
@@ -107,12 +115,15 @@ async def _close(conn: AsyncConnection, batch: Batch, holder: str) -> Batch | No
     return Batch(**(await conn.execute(closed)).one()._mapping)
 
 
-async def _end_unrun(conn: AsyncConnection, whose: sa.ColumnElement[bool], code: LineCode) -> int:
-    """How many; those that somebody ends at this moment, late, are left to them."""
+async def _end_unrun(
+    conn: AsyncConnection, whose: sa.ColumnElement[bool], code: LineCode
+) -> Sequence[str | None]:
+    """By which request each had been begun, if it was; those that somebody ends at this moment,
+    late, are left to them."""
     free = sa.select(_OWN.number).where(whose).with_for_update(skip_locked=True)
     ended = sa.update(batch_lines).where(whose, _OWN.number.in_(free))
     ended = ended.values(state="failed", code=code, body=b"", leased_by=None)
-    return (await conn.execute(ended)).rowcount
+    return (await conn.scalars(ended.returning(_OWN.request_id))).all()
 
 
 async def _sizes(conn: AsyncConnection, batch: Batch) -> Sizes:

@@ -197,6 +197,7 @@ class BatchRunner:
                 lambda model: self._serves(principal, model),
                 self.bounds,
                 self._holder,
+                self._desk.limiter.void_lease,
             )
         except Exception as error:
             log.warning("batch %s waits", batch.id, exc_info=error)

@@ -65,6 +65,7 @@ async def attend(
     serves: Serves,
     bounds: InputBounds,
     holder: str,
+    void: results.Void,
 ) -> None:
     """The one thing that is next. Raises what Postgres and the store of files raise; then somebody
     begins it anew."""
@@ -72,6 +73,6 @@ async def attend(
         if batch.status == "validating":
             await validate(db, files, batch, serves, bounds, holder)
         else:
-            await results.finish(db, files, batch, holder)
+            await results.finish(db, files, batch, holder, void)
     except (validation.TakenOver, results.TakenOver):
         return

@@ -13,10 +13,11 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.batches.batches import Batch, cancel_batch
 from gateway.batches.message_batches import cancel_message_batch, delete_message_batch
 from gateway.batches.states import Shape
-from gateway.batches.tables import batches
+from gateway.batches.tables import batch_lines, batches
 from gateway.db import tenant
 from gateway.tenancy.errors import InvalidField
 from gateway.wire.anthropic_batches import MessageBatchCounts, to_message_batch
+from tests.gateway.batches.test_runner import kill
 from tests.gateway.batches.world import World
 from tests.gateway.office import ScriptedReplica
 
@@ -89,6 +90,33 @@ async def test_a_cancelled_batch_has_what_was_done(
     await runner.close()
     assert done.num_total == 5
     await check_results(world, done, shape, "batch_cancelled", 2)
+
+
+async def test_what_a_dead_gateway_reserved_for_a_cancelled_batch_is_given_back(
+    world: World, replica: ScriptedReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines are run by nobody any more, who would give it back."""
+    replica.hangs_after = 1
+    batch = await world.batch(3)
+    dead = world.runner(max_running=2)
+    dead.start()
+    await asyncio.wait_for(replica.hangs.wait(), 10)
+    kill(dead)
+    begun = sa.select(batch_lines.c.request_id).where(batch_lines.c.leased_by.is_not(None))
+    async with tenant(world.db, world.owner.org_id) as conn:
+        lost = set(await conn.scalars(begun))
+        await cancel_batch(conn, **world.where, batch_id=batch.id, actor=COMMAND_LINE)
+    voided: list[tuple[str, str]] = []
+
+    async def void(org_id: str, lease_id: str) -> None:
+        voided.append((org_id, lease_id))
+
+    monkeypatch.setattr(world.desk.limiter, "void_lease", void)
+    runner = world.runner()
+    runner.start()
+    await world.until(batch, "cancelled")
+    await runner.close()
+    assert lost and sorted(voided) == sorted((world.owner.org_id, each) for each in lost)
 
 
 @by_shape
