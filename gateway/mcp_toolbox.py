@@ -50,6 +50,8 @@ class BridgeToolbox:
                     if not isinstance(cursor, str) or len(found) >= MAX_TOOLS:
                         break
                     params = {"cursor": cursor}
+                if not found:  # as a list looks where nobody answers, too
+                    await self._ask(principal, server_label, "server/discover", {})
         except (RpcError, TimeoutError) as error:
             raise ListFailed("The server does not say which tools it has.") from error
         return tuple(found[:MAX_TOOLS])
@@ -91,6 +93,7 @@ class BridgeToolbox:
         from gateway.mcp_door import to_caller
         from mcp_bridge.protocol.eras import MODERN
         from mcp_bridge.protocol.inbound import Envelope
+        from mcp_bridge.protocol.translation import to_modern_params
 
         endpoint = self._endpoint(principal, server_label)
         if endpoint is None:
@@ -98,7 +101,8 @@ class BridgeToolbox:
 
             raise RpcError(INVALID_PARAMS, f"Unknown server: {server_label}")
         envelope = Envelope(version=MODERN, capabilities={}, info=self._info)
-        message = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
+        asked = to_modern_params(params, envelope)
+        message = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": asked}
         shown = [(name.lower(), value) for name, value in (headers or {}).items()]
         return await self._bridge.modern.answer(
             to_caller(principal), endpoint, envelope, message, shown, said_to_nobody

@@ -120,6 +120,16 @@ def test_a_bound_ends_it_with_what_was_done(
     assert [item["type"] for item in made["output"]].count("mcp_call") >= 1
 
 
+def test_a_round_that_is_refused_ends_it_with_what_was_done(
+    worker: Running, servers: Servers
+) -> None:
+    bounded(worker, servers, max_result_bytes=1_000_000)
+    made = worker.post("/v1/responses", **asked(script([("maps__flood", {})])))
+    assert made["incomplete_details"] == {"reason": "context_length_exceeded"}
+    assert [item["type"] for item in made["output"]] == ["mcp_list_tools", "mcp_call"]
+    assert made["usage"]["output_tokens"] > 0
+
+
 def test_bounds_on_calls_and_results(worker: Running, servers: Servers) -> None:
     many = script([("maps__look", {"place": str(number)}) for number in range(6)])
     made = worker.post("/v1/responses", **asked(many))

@@ -1,0 +1,69 @@
+"""The bridge as a toolbox, before servers of both eras."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.mcp_toolbox import BridgeToolbox
+from gateway.principal import Principal
+from gateway.toolbox import ListFailed, OfferedTool, Refused, ToolResult
+from mcp_bridge.bridge import Bridge
+from mcp_bridge.upstream import ServerConfig
+from tests.mcp_bridge.processes import ERAS, Process, running
+
+INFO = {"name": "tollgate", "version": "0"}
+ALICE = Principal(
+    org_id="org_1",
+    project_id="proj_1",
+    key_id="key_1",
+    key_hint="a key",
+    scopes=frozenset({"inference", "mcp:call"}),
+)
+LABELS = ("old", "new")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[Process]]:
+    with running(*(("fixture_server", "--era", era) for era in ERAS)) as found:
+        yield found
+
+
+@pytest.fixture
+async def toolbox(servers: list[Process], redis_server_url: str) -> AsyncIterator[BridgeToolbox]:
+    redis = Redis.from_url(redis_server_url)
+    configs = [
+        *(
+            ServerConfig(name=label, url=server.url)
+            for label, server in zip(LABELS, servers, strict=True)
+        ),
+        ServerConfig(name="away", url="http://127.0.0.1:1/mcp"),
+    ]
+    bridge = Bridge(configs, redis, [b"k" * 32], info=INFO)
+    await bridge.start()
+    yield BridgeToolbox(bridge, INFO)
+    await bridge.close()
+    await redis.aclose()
+
+
+@pytest.mark.parametrize("label", LABELS)
+async def test_tools_are_found_and_called(toolbox: BridgeToolbox, label: str) -> None:
+    assert toolbox.knows(ALICE, label) and not toolbox.knows(ALICE, "nobody")
+    found = {tool.name: tool for tool in await toolbox.offered(ALICE, label)}
+    simple = found["test_simple_text"]
+    assert simple.alias == f"{label}__test_simple_text"
+    result = await toolbox.call(ALICE, simple, {}, 10.0)
+    assert isinstance(result, ToolResult) and not result.is_error and result.text
+    failed = await toolbox.call(ALICE, found["test_error_handling"], {}, 10.0)
+    assert isinstance(failed, ToolResult) and failed.is_error
+    image = await toolbox.call(ALICE, found["test_image_content"], {}, 10.0)
+    assert isinstance(image, ToolResult) and image.text == "[image: not shown]"
+
+
+async def test_what_is_away_is_said_so(toolbox: BridgeToolbox) -> None:
+    with pytest.raises(ListFailed):
+        await toolbox.offered(ALICE, "away")
+    away = OfferedTool(server_label="away", name="look")
+    assert isinstance(await toolbox.call(ALICE, away, {}, 10.0), Refused)
