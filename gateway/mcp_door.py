@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from litestar.types import Receive, Scope, Send
 from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.money import PICO_PER_USD
 from gateway.principal import Principal
 from gateway.secret import Secret
 from gateway.settings import Settings
+from gateway.settings_file import WrittenMcpServer
 from gateway.tool_loop import LoopBounds, ToolLoops
 from gateway.toolbox import Toolbox
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
     from mcp_bridge.rebinding import Allowed
+    from mcp_bridge.upstream import ServerConfig
 
 STATE_PURPOSE = "mcp-request-state"
 NAME = "tollgate"
@@ -76,22 +79,21 @@ def to_caller(principal: Principal) -> Caller:
 
 
 async def open_mcp(
-    settings: Settings, stack: AsyncExitStack, secret: Secret, redis: Redis
+    settings: Settings, stack: AsyncExitStack, secret: Secret, db: AsyncEngine, redis: Redis
 ) -> McpDoor | None:
     if not settings.mcp_servers:
         return None
+    from gateway.mcp.wiring import open_trust
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.rebinding import Allowed
-    from mcp_bridge.upstream import ServerConfig
 
+    guard = await open_trust(stack, db, redis)
     bridge = Bridge(
-        [
-            ServerConfig(name=each.name, url=each.url, namespace=each.namespace)
-            for each in settings.mcp_servers
-        ],
+        [to_config(each) for each in settings.mcp_servers],
         redis,
         [key.derive(STATE_PURPOSE) for key in secret.keys],
         info={"name": NAME, "version": own_version()},
+        guard=guard,
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
@@ -106,6 +108,18 @@ def open_tool_loops(settings: Settings, door: McpDoor | None) -> ToolLoops | Non
     most_usd = written.pop("max_cost_usd")
     most = None if most_usd is None else round(most_usd * PICO_PER_USD)
     return ToolLoops(toolbox=door.toolbox, bounds=LoopBounds(**written, max_cost_pico=most))
+
+
+def to_config(server: WrittenMcpServer) -> ServerConfig:
+    from mcp_bridge.upstream import ServerConfig
+
+    return ServerConfig(
+        name=server.name,
+        url=server.url,
+        namespace=server.namespace,
+        trust=server.trust,
+        taints=server.taints,
+    )
 
 
 def own_version() -> str:

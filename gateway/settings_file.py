@@ -154,11 +154,15 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
 
 
 class WrittenMcpServer(Strict, frozen=True, kw_only=True):
-    """`[[mcp.servers]]`: one that the operator vouches for, asked where its URL says."""
+    """`[[mcp.servers]]`: asked where its URL says. `trust`: each thing that it offers has to be
+    approved (`tollgate mcp approve`), or the operator vouches for "all" of it. `taints`: after a
+    result of it, tools with side effects ask a person first."""
 
     name: McpName
     url: Url
     namespace: McpName | None = None
+    trust: Literal["pinned", "all"] = "pinned"
+    taints: bool = False
 
 
 class WrittenToolLoop(Strict, frozen=True, kw_only=True):

@@ -198,7 +198,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         if cursor is not None:
             first = bisect_right(items, str(cursor), key=lambda item: str(item["name"]))
             items = items[first:]
-        page = self._renamed(upstream, method, {LISTS[method]: items[:MAX_PAGE]})
+        page = self._renamed(upstream, method, {LISTS[method]: list(items[:MAX_PAGE])})
         if len(items) > MAX_PAGE:
             page["nextCursor"] = items[MAX_PAGE - 1]["name"]
         if shown.stale:

@@ -126,7 +126,7 @@ def name_of(kind: Kind, value: object) -> str:
             raise NotPinnable("", "instructions are text")
         return ""
     name = value.get(member) if isinstance(value, Mapping) else None
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS or "\0" in name:
         raise NotPinnable(pointer((member,)), f"a {kind} has 1 to {MAX_NAME_CHARS} characters here")
     return name
 

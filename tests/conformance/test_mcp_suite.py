@@ -38,6 +38,7 @@ upstream = "http://127.0.0.1:1/v1"
 name = "fixture"
 url = "URL"
 namespace = "identity"
+trust = "all"
 """
 
 

@@ -65,5 +65,15 @@ SYSTEM = {
     "vault.oauth.Consents.start": "asks nobody",
     "vault.oauth.UpstreamTokens.exchanged": "asks nobody",
     "webhooks.sender.Sender.attempt": "of the delivery that it is given",
+    "mcp.known.KnownTrust.approved": "reads by a verb that is tried",
+    "mcp.known.KnownTrust.rules": "reads by a verb that is tried",
+    "mcp.approvals.PostgresApprovals.get": "tried in gateway/mcp/test_stores",
+    "mcp.approvals.PostgresApprovals.insert": "tried in gateway/mcp/test_stores",
+    "mcp.approvals.PostgresApprovals.replace": "tried in gateway/mcp/test_stores",
+    "mcp.approvals.PostgresApprovals.waiting": "tried in gateway/mcp/test_stores",
+    "mcp.records.AuditRecords.closed": "into the log of the caller that it is given",
+    "mcp.records.AuditRecords.denied": "into the log of the caller that it is given",
+    "mcp.records.AuditRecords.listed": "into the log of the caller that it is given",
+    "mcp.records.AuditRecords.opened": "writes nothing",
 }
 """Methods that are no tenant's, and whose they are."""

@@ -18,6 +18,7 @@ import gateway.auth.token_tables
 import gateway.batches.tables
 import gateway.cache_rows
 import gateway.files.tables
+import gateway.mcp.tables
 import gateway.responses.tables
 import gateway.tenancy.member_tables
 import gateway.tenancy.tables
@@ -30,6 +31,7 @@ ROOMS = (
     gateway.batches.tables.metadata,
     gateway.cache_rows.metadata,
     gateway.files.tables.metadata,
+    gateway.mcp.tables.metadata,
     gateway.vault.tables.metadata,
     gateway.webhooks.tables.metadata,
     billing.tables.metadata,

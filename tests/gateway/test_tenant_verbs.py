@@ -45,7 +45,7 @@ from tests.gateway.two_tenants import ALICE, IDS, MALLORY, id_of, populate, rows
 
 Verb = Callable[..., Awaitable[Any]]
 
-ROOMS = ("tenancy", "auth", "audit", "webhooks", "files", "batches", "vault")
+ROOMS = ("tenancy", "auth", "audit", "webhooks", "files", "batches", "vault", "mcp")
 SYSTEM = {
     "audit.log.record": "in the transaction of a verb, about what that found",
     "audit.log.record_for_both": "in the transaction of a verb, about what that found",
@@ -87,6 +87,8 @@ SYSTEM = {
     "batches.validation.validate": "of the batch that it is given",
     "files.files.end_files": "of what has ended, whosever it was",
     "files.files.forget_file": "of the file that it is given",
+    "mcp.wiring.open_approvals": "makes the store whose methods name their org",
+    "mcp.wiring.open_trust": "makes the guard of all tenants' calls",
     "tenancy.credits.add_credit": "operators credit tenants, in the books of the house",
     "tenancy.credits.create_credit": "operators credit tenants, in the books of the house",
     "tenancy.credits.get_credit": "with what is left of it, in the books of the house",
@@ -171,6 +173,10 @@ VALUES: dict[str, object] = {
     "projects": [],
     "redirect_uri": "https://taken.example/over",
     "resources": (),
+    "pin_changes": (),
+    "names": [id_of("mcp_pins", "name")],
+    "rules": (),
+    "server": id_of("mcp_pins", "server"),
     "role": "owner",
     "scopes": ["inference"],
     "secret": SECRET,

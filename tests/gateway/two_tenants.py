@@ -46,6 +46,8 @@ LITERALS_OF = {
     ("batches", "status"): "'cancelled'",
     ("files", "purpose"): "'batch'",
     ("issuers", "issuer"): "'https://id.example/{label}'",
+    ("mcp_approvals", "state"): "'used'",
+    ("mcp_rules", "body"): "'[]'",
     ("oauth_clients", "token_endpoint_auth_method"): "'client_secret_basic'",
     ("project_members", "role"): "'owner'",
     ("reratings", "lines"): "'[]'",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -43,11 +44,18 @@ upstream = "http://127.0.0.1:1/v1"
 name = "old"
 url = "OLD"
 namespace = "identity"
+trust = "all"
 
 [[mcp.servers]]
 name = "new"
 url = "NEW"
 namespace = "second"
+trust = "all"
+
+[[mcp.servers]]
+name = "unknown"
+url = "NEW"
+namespace = "third"
 """
 
 
@@ -213,3 +221,86 @@ async def test_sessions_and_continuations_outlive_all_workers(
         }
         second = await ask_modern(again, world.whole, "tools/call", params)
         assert "state-ok" in second["result"]["content"][0]["text"]
+
+
+async def third_names(world: World, http: httpx.AsyncClient) -> set[str]:
+    message, headers = modern("tools/list")
+    headers["authorization"] = f"Bearer {world.key}"
+    url = f"{world.whole}/{world.project_id}/third"
+    answer = await http.post(url, json=message, headers=headers)
+    return {each["name"] for each in last_of(answer)["result"]["tools"]}
+
+
+async def third_call(world: World, http: httpx.AsyncClient, name: str) -> dict[str, Any]:
+    message, headers = modern("tools/call", {"name": f"unknown__{name}", "arguments": {}})
+    headers["authorization"] = f"Bearer {world.key}"
+    url = f"{world.whole}/{world.project_id}/third"
+    return last_of(await http.post(url, json=message, headers=headers))
+
+
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    """What was announced is known to every worker within a second."""
+    async with asyncio.timeout(10):
+        while not await check():
+            await asyncio.sleep(0.05)
+
+
+async def test_what_is_approved_on_the_command_line_is_what_there_is(
+    world: World, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """A pinned server: nothing, one tool, and by the rules a call that waits for a person."""
+
+    def tollgate(*arguments: str) -> str:
+        config = world.stack.home.parent / "tollgate.toml"
+        return world.stack.run("mcp", *arguments, "--config", str(config))
+
+    assert await third_names(world, http) == set()
+    assert "error" in await third_call(world, http, "test_simple_text")
+    shown = await asyncio.to_thread(tollgate, "diff", "unknown")
+    assert "new       tool test_simple_text" in shown and "new       launch" in shown
+    await asyncio.to_thread(tollgate, "approve", "unknown", "--tool", "test_simple_text")
+    only = {"unknown__test_simple_text"}
+
+    async def only_that() -> bool:
+        return await third_names(world, http) == only
+
+    await until(only_that)
+    found = await third_call(world, http, "test_simple_text")
+    assert found["result"]["_meta"]["tollgate/provenance"]["server"] == "unknown"
+    assert "error" in await third_call(world, http, "test_image_content")
+
+    rules = tmp_path / "rules.json"
+    rules.write_text('[{"id": "ask", "effect": "ask", "tools": ["unknown__*"]}]')
+    await asyncio.to_thread(tollgate, "rules", str(rules))
+
+    async def asks() -> bool:
+        return "error" in await third_call(world, http, "test_simple_text")
+
+    await until(asks)
+    waiting = (await third_call(world, http, "test_simple_text"))["error"]["data"]
+    assert waiting["reason"] == "approval_required"
+    assert waiting["approvalId"] in await asyncio.to_thread(tollgate, "calls")
+    await asyncio.to_thread(tollgate, "calls", "--allow", waiting["approvalId"])
+    assert "result" in await third_call(world, http, "test_simple_text")
+    assert "error" in await third_call(world, http, "test_simple_text")
+    rules.write_text("[]")
+    await asyncio.to_thread(tollgate, "rules", str(rules))
+    await asyncio.to_thread(
+        tollgate, "approve", "unknown", "--revoke", "--tool", "test_simple_text"
+    )
+
+    async def nothing() -> bool:
+        return await third_names(world, http) == set()
+
+    await until(nothing)
+    told = "SELECT action FROM audit_entries WHERE action LIKE 'mcp.%'"
+
+    async def recorded() -> bool:
+        actions = [row[0] for row in await world.stack.sql(told)]
+        return {"mcp.listed", "mcp.denied", "mcp.called", "mcp.approved", "mcp.revoked"} <= set(
+            actions
+        ) and sum("approval" in action for action in actions) >= 3
+
+    await until(recorded)
+    whole = await asyncio.to_thread(world.stack.run, "audit", "verify")
+    assert "BROKEN" not in whole

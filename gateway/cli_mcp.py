@@ -1,0 +1,334 @@
+"""`tollgate mcp`: what MCP servers offer, what of it is approved, and which calls wait.
+
+Above: `cli`. Below: `command`; `mcp` and `mcp_bridge`, imported where a command runs. A server is
+one of the settings file; what is approved of it is the organization's of the project that is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from gateway.audit.log import COMMAND_LINE
+from gateway.command import JSON, STATE, Columns, Flags, header_of, in_columns, run, with_options
+from gateway.settings import Settings, load
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+    from mcp_bridge.pinning import Approved, Change, Offer, Pin
+    from mcp_bridge.scan import Finding, Offered
+    from mcp_bridge.upstream import ServerConfig
+
+SERVER_COLUMNS: Columns = (
+    ("SERVER", 24),
+    ("TRUST", 7),
+    ("APPROVED", 8),
+    ("WAITING", 8),
+    ("URL", 0),
+)
+CALL_COLUMNS: Columns = (("ID", 44), ("STATE", 9), ("SERVER", 24), ("ARGUMENTS", 0))
+PROJECT = click.option(
+    "--project", default="default", show_default=True, help="One of the organization's projects."
+)
+ORG = click.option("--org", default="default", show_default=True, help="Its organization.")
+
+
+@click.group()
+def mcp() -> None:
+    """See and approve what MCP servers offer, and calls that wait for a person."""
+
+
+@mcp.command("list")
+@with_options(*STATE, ORG, PROJECT, JSON)
+def list_servers(org: str, project: str, as_json: bool, **flags: Flags) -> None:
+    """List the servers: how much of what they offer is approved, and how much waits for it."""
+    from gateway import administration
+    from gateway.mcp.pins import read_pins
+    from gateway.mcp_door import to_config
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _):
+            org_id = await org_of(db, org, project)
+            if not as_json:
+                click.echo(header_of(SERVER_COLUMNS))
+            for config in map(to_config, settings.mcp_servers):
+                async with db.connect() as conn:
+                    approved = await read_pins(conn, org_id=org_id, server=config.name)
+                changes, problem = await seen(config, approved)
+                waiting = problem or str(len(changes))
+                known = str(len(approved.pins))
+                if as_json:
+                    row = {"server": config.name, "trust": config.trust, "url": config.url}
+                    said = {"approved": len(approved.pins), "waiting": len(changes)}
+                    click.echo(msgspec.json.encode({**row, **said, "problem": problem}))
+                else:
+                    found = (config.name, config.trust, known, waiting, config.url)
+                    click.echo(in_columns(found, SERVER_COLUMNS))
+
+    run(work())
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.argument("name")
+def diff(name: str, org: str, project: str, **flags: Flags) -> None:
+    """Show what a server offers that is not approved, with each place that changed, and what in it
+    looks like an attack."""
+    from gateway import administration
+    from gateway.mcp.pins import read_pins
+
+    settings = load(flags)
+    config = server_of(settings, name)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _):
+            org_id = await org_of(db, org, project)
+            async with db.connect() as conn:
+                approved = await read_pins(conn, org_id=org_id, server=name)
+                others = await of_others(conn, settings, org_id, name)
+        offer = await offered(config)
+        show(changes_in(config, approved, offer, others))
+        for one in offer.unpinnable:
+            click.echo(f"never  {one.kind} {one.name}: {one.path or 'it'} {one.reason}")
+
+    run(work())
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.option(
+    "--all", "everything", is_flag=True, help="What waits, but what looks like an attack."
+)
+@click.option("--tool", "tools", multiple=True, help="This tool, whatever it looks like.")
+@click.option("--revoke", is_flag=True, help="Take the approval of these tools back.")
+@click.argument("name")
+def approve(
+    name: str,
+    org: str,
+    project: str,
+    everything: bool,
+    tools: tuple[str, ...],
+    revoke: bool,
+    **flags: Flags,
+) -> None:
+    """Approve what a server offers now, and how it is reached; every worker shows it within a
+    second."""
+    from gateway import administration
+    from gateway.mcp.known import announce
+    from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
+
+    if everything == bool(tools) or (revoke and everything):
+        raise click.UsageError("name tools with --tool, or --all")
+    settings = load(flags)
+    config = server_of(settings, name)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            org_id = await org_of(db, org, project)
+            if revoke:
+                async with db.begin() as conn:
+                    count = await revoke_pins(
+                        conn, org_id=org_id, server=name, names=tools, actor=COMMAND_LINE
+                    )
+            else:
+                offer = await offered(config)
+                async with db.begin() as conn:
+                    approved = await read_pins(conn, org_id=org_id, server=name)
+                    others = await of_others(conn, settings, org_id, name)
+                    found = changes_in(config, approved, offer, others)
+                    wanted = chosen(found, tools)
+                    count = await approve_changes(
+                        conn, org_id=org_id, server=name, pin_changes=wanted, actor=COMMAND_LINE
+                    )
+                show((each, findings) for each, findings in found if each in wanted)
+            await announce(redis, org_id)
+        click.echo(f"{count} {'revoked' if revoke else 'approved'}.")
+
+    run(work())
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def rules(file: Path, org: str, project: str, **flags: Flags) -> None:
+    """Replace the organization's rules for calls by those of a JSON file (docs/mcp.md)."""
+    from gateway import administration
+    from gateway.mcp.known import announce
+    from gateway.mcp.rules import replace_rules
+    from mcp_bridge.policy import ToolRule
+
+    settings = load(flags)
+    try:
+        wanted = msgspec.json.decode(file.read_bytes(), type=list[ToolRule])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{file}: {error}") from None
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            org_id = await org_of(db, org, project)
+            async with db.begin() as conn:
+                found = await replace_rules(conn, org_id=org_id, rules=wanted, actor=COMMAND_LINE)
+            await announce(redis, org_id)
+        click.echo(f"{len(wanted)} rules, version {found.version}.")
+
+    run(work())
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.option("--allow", help="Say yes to the call of this id.")
+@click.option("--deny", help="Say no to the call of this id.")
+def calls(org: str, project: str, allow: str | None, deny: str | None, **flags: Flags) -> None:
+    """List the calls that wait for a person's yes, or answer one."""
+    from gateway import administration
+    from gateway.mcp.approvals import list_approvals
+    from gateway.mcp.wiring import open_approvals
+
+    if allow is not None and deny is not None:
+        raise click.UsageError("--allow or --deny")
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _):
+            org_id = await org_of(db, org, project)
+            if allow is None and deny is None:
+                click.echo(header_of(CALL_COLUMNS))
+                async with db.connect() as conn:
+                    waiting = await list_approvals(conn, org_id=org_id)
+                for one in waiting:
+                    said = (one.id, one.state, one.call.server, one.call.arguments_digest)
+                    click.echo(in_columns(said, CALL_COLUMNS))
+                return
+            decided = await open_approvals(db).decide(
+                org_id, allow or deny or "", approve=allow is not None, by=COMMAND_LINE.id
+            )
+            if isinstance(decided, str):
+                raise click.ClickException(f"{allow or deny}: {decided}")
+            click.echo(f"{decided.id} is {decided.state}.")
+
+    run(work())
+
+
+async def org_of(db: AsyncEngine, org: str, project: str) -> str:
+    """Raises: NotFound."""
+    from gateway.tenancy.orgs import find_org
+    from gateway.tenancy.projects import find_project
+
+    async with db.connect() as conn:
+        org_id = (await find_org(conn, name=org)).id
+        return (await find_project(conn, org_id=org_id, name=project)).org_id
+
+
+def server_of(settings: Settings, name: str) -> ServerConfig:
+    from gateway.mcp_door import to_config
+
+    for each in settings.mcp_servers:
+        if each.name == name:
+            return to_config(each)
+    raise click.ClickException(f"{name}: the settings file has no such server")
+
+
+async def offered(config: ServerConfig) -> Offer:
+    from gateway.mcp_door import NAME, own_version
+    from mcp_bridge.errors import BridgeError
+    from mcp_bridge.look import look
+    from mcp_bridge.protocol.rpc import RpcError
+
+    try:
+        return await look(config, {"name": NAME, "version": own_version()})
+    except RpcError as error:
+        raise click.ClickException(f"{config.name}: {error.message}: {error.data}") from None
+    except BridgeError as error:
+        raise click.ClickException(f"{config.name}: {error}") from None
+
+
+async def seen(config: ServerConfig, approved: Approved) -> tuple[list[Change], str | None]:
+    """What waits, or why it cannot be seen."""
+    try:
+        found = changes_in(config, approved, await offered(config))
+    except click.ClickException:
+        return [], "no answer"
+    return [] if config.trust == "all" else [change for change, _ in found], None
+
+
+async def of_others(
+    conn: AsyncConnection, settings: Settings, org_id: str, name: str
+) -> list[Offered]:
+    """What is approved of all other servers."""
+    from gateway.mcp.pins import read_pins
+    from mcp_bridge.scan import Offered
+
+    found = []
+    for other in settings.mcp_servers:
+        if other.name != name:
+            approved = await read_pins(conn, org_id=org_id, server=other.name)
+            found += [Offered(other.name, pin) for pin in approved.pins.values()]
+    return found
+
+
+def changes_in(
+    config: ServerConfig, approved: Approved, offer: Offer, others: Iterable[Offered] = ()
+) -> list[tuple[Change, tuple[Finding, ...]]]:
+    """Each with what in it looks like an attack, be it beside what `others` are approved for."""
+    from mcp_bridge.catalog import changes_of
+    from mcp_bridge.scan import Offered, scan, scan_together
+
+    changes = changes_of(config, approved, offer)
+    own = [Offered(config.name, pin) for pin in offer.pins.values()]
+    beside = scan_together([*own, *others])
+    found = []
+    for change in changes:
+        findings: tuple[Finding, ...] = ()
+        if change.now is not None and change.kind != "launch":
+            findings = scan(change.kind, change.now.value())
+            findings += beside.get((config.name, change.kind, change.name), ())
+        found.append((change, findings))
+    return found
+
+
+def chosen(found: list[tuple[Change, tuple[Finding, ...]]], tools: tuple[str, ...]) -> list[Change]:
+    """All but what looks like an attack, or the tools that were named, and how to reach them."""
+    from mcp_bridge.scan import worst
+
+    if not tools:
+        return [change for change, findings in found if worst(findings) != "high"]
+    names = {change.name for change, _ in found if change.kind == "tool"}
+    for tool in tools:
+        if tool not in names:
+            raise click.ClickException(f"{tool}: no tool of that name waits")
+    return [
+        change
+        for change, _ in found
+        if change.kind == "launch" or (change.kind == "tool" and change.name in tools)
+    ]
+
+
+def show(found: Iterable[tuple[Change, tuple[Finding, ...]]]) -> None:
+    """For terminals: what would be hidden there is made visible."""
+    from mcp_bridge.hidden_text import visible
+    from mcp_bridge.pinning import differences
+
+    for change, findings in found:
+        name = visible(change.name)
+        before = (
+            f" (was {visible(change.was.name)})" if change.state == "renamed" and change.was else ""
+        )
+        click.echo(f"{change.state:9} {change.kind} {name}{before}".rstrip())
+        for one in differences(value_of(change.was), value_of(change.now)):
+            if one.was is not None:
+                click.echo(f"    - {one.path or '(all)'}: {one.was}")
+            if one.now is not None:
+                click.echo(f"    + {one.path or '(all)'}: {one.now}")
+        for finding in findings:
+            click.echo(f"    ! {finding.severity} {finding.code} {finding.path}: {finding.detail}")
+
+
+def value_of(pin: Pin | None) -> object:
+    return {} if pin is None else pin.value()

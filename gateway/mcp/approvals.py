@@ -1,0 +1,109 @@
+"""Calls that wait for a person, in Postgres: each change with its entry of the audit log.
+
+Above: `wiring`, the command line. Below: `mcp_bridge.approvals`, which says what may become of
+which; Postgres.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.audit.log import Actor, record
+from gateway.db import tenant
+from gateway.mcp.tables import approvals as table
+from mcp_bridge.approvals import Approval, ApprovalEvent, Moved
+
+OPEN = ("pending", "approved")
+MAX_LISTED = 1_000
+BRIDGE = "mcp"
+
+
+class PostgresApprovals:
+    """An ApprovalStore."""
+
+    def __init__(self, db: AsyncEngine) -> None:
+        self._db = db
+
+    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> bool:
+        """A few more than `max_pending` can wait, where they are asked for at the same time."""
+        waiting = sa.select(sa.func.count()).where(
+            table.c.org_id == org_id,
+            table.c.state == "pending",
+            table.c.expires_at_s > new.approval.requested_at_s,
+        )
+        async with tenant(self._db, org_id) as conn:
+            if (await conn.scalar(waiting) or 0) >= max_pending:
+                return False
+            row = {"org_id": org_id, "id": new.approval.id, **fields_of(new.approval)}
+            await conn.execute(sa.insert(table).values(**row))
+            await _record(conn, org_id, new.event)
+        return True
+
+    async def get(self, org_id: str, approval_id: str) -> Approval | None:
+        asked = sa.select(table.c.body).where(table.c.org_id == org_id, table.c.id == approval_id)
+        async with tenant(self._db, org_id) as conn:
+            body = await conn.scalar(asked)
+        return None if body is None else to_approval(body)
+
+    async def waiting(self, org_id: str, key: str, now_s: float) -> Approval | None:
+        asked = (
+            sa.select(table.c.body)
+            .where(table.c.org_id == org_id, table.c.call_key == key)
+            .where(table.c.state.in_(OPEN), table.c.expires_at_s > now_s)
+            .order_by(table.c.id)
+            .limit(1)
+        )
+        async with tenant(self._db, org_id) as conn:
+            body = await conn.scalar(asked)
+        return None if body is None else to_approval(body)
+
+    async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
+        changed = (
+            sa.update(table)
+            .where(table.c.org_id == org_id, table.c.id == before.id)
+            .where(table.c.body == fields_of(before)["body"])
+            .values(**fields_of(after.approval))
+        )
+        async with tenant(self._db, org_id) as conn:
+            if (await conn.execute(changed)).rowcount != 1:
+                return False
+            await _record(conn, org_id, after.event)
+        return True
+
+
+async def list_approvals(conn: AsyncConnection, *, org_id: str, after: str = "") -> list[Approval]:
+    """Up to MAX_LISTED that wait or wait to be used, with ids above `after`, oldest first."""
+    asked = (
+        sa.select(table.c.body)
+        .where(table.c.org_id == org_id, table.c.state.in_(OPEN), table.c.id > after)
+        .order_by(table.c.id)
+        .limit(MAX_LISTED)
+    )
+    return [to_approval(row.body) for row in await conn.execute(asked)]
+
+
+def fields_of(approval: Approval) -> dict[str, object]:
+    return {
+        "call_key": approval.call.key(),
+        "state": approval.state,
+        "expires_at_s": approval.expires_at_s,
+        "body": msgspec.json.encode(approval).decode(),
+    }
+
+
+def to_approval(body: str) -> Approval:
+    return msgspec.json.decode(body, type=Approval)
+
+
+async def _record(conn: AsyncConnection, org_id: str, event: ApprovalEvent) -> None:
+    by_caller = event.actor in ("", event.call.caller)
+    await record(
+        conn,
+        org_id=org_id,
+        actor=Actor(kind="system", id=BRIDGE if by_caller else event.actor),
+        action=f"mcp.{event.event}",
+        target=event.approval_id,
+        after={"state": event.state, **msgspec.to_builtins(event.call)},
+    )

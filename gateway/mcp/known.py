@@ -1,0 +1,123 @@
+"""What was approved, and the rules, as each worker knows them: read once, forgotten when told.
+
+Above: `wiring`. Below: `pins`, `rules`, `tenancy.changes`. A change reaches every worker within a
+second: it is announced on Redis, and while nothing proves that nothing was missed, what is known is
+read anew once it is MAX_STALENESS_S old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.db import tenant
+from gateway.lru import Lru
+from gateway.mcp.pins import read_pins
+from gateway.mcp.rules import read_rules
+from gateway.tenancy.changes import ANNOUNCE_TIMEOUT_S, EVERYTHING, ChangeListener
+from gateway.tenancy.errors import ChangeNotAnnounced
+from mcp_bridge.call_records import Rules
+from mcp_bridge.pinning import Approved
+
+CHANNEL = "tollgate:mcp"
+MAX_STALENESS_S = 0.9
+MAX_KNOWN = 4_096
+"""Servers, and orgs, in one worker."""
+
+T = TypeVar("T")
+
+
+async def announce(redis: Redis, org_id: str) -> None:
+    """After the commit. Raises: ChangeNotAnnounced."""
+    try:
+        async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
+            await redis.publish(CHANNEL, org_id)
+    except (RedisError, OSError) as error:
+        raise ChangeNotAnnounced("redis", "the change is saved but was not announced") from error
+
+
+class Feed:
+    """Changes, as they are told. Lives from `start` to `close`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.changes = 0
+        self.forgetting: list[Callable[[str], None]] = []
+        self._listener = ChangeListener(redis, self._heard, channel=CHANNEL)
+
+    @property
+    def as_of(self) -> float:
+        return self._listener.as_of
+
+    async def start(self) -> None:
+        await self._listener.start()
+
+    async def close(self) -> None:
+        await self._listener.close()
+
+    def _heard(self, org_id: str) -> None:
+        self.changes += 1
+        for forget in self.forgetting:
+            forget(org_id)
+
+
+class Known(Generic[T]):
+    """Of one kind, by org and name. `read`: from Postgres. What is read twice the same is the same
+    object: who compares may compare by identity."""
+
+    def __init__(
+        self, feed: Feed, read: Callable[[str, str], Awaitable[T]], clock: Callable[[], float]
+    ) -> None:
+        self._feed, self._read, self._clock = feed, read, clock
+        self._items: Lru[tuple[str, str], tuple[float, T]] = Lru(MAX_KNOWN)
+        self._good: Lru[tuple[str, str], bool] = Lru(MAX_KNOWN)
+        feed.forgetting.append(self.forget)
+
+    def forget(self, org_id: str) -> None:
+        """EVERYTHING: of all orgs."""
+        for key in [key for key, _ in self._good.items()]:
+            if org_id in (EVERYTHING, key[0]):
+                self._good.drop(key)
+
+    async def get(self, org_id: str, name: str = "") -> T:
+        key, now = (org_id, name), self._clock()
+        found = self._items.get(key)
+        if found is not None and key in self._good:
+            if max(found[0], self._feed.as_of) > now - MAX_STALENESS_S:
+                return found[1]
+        changes = self._feed.changes
+        value = await self._read(org_id, name)
+        if found is not None and found[1] == value:
+            value = found[1]
+        self._items.put(key, (now, value))
+        if self._feed.changes == changes:
+            self._good.put(key, True)
+        return value
+
+
+class KnownTrust:
+    """A PinStore and a RuleSource of the bridge."""
+
+    def __init__(self, db: AsyncEngine, feed: Feed) -> None:
+        self._db = db
+        self._pins: Known[Approved] = Known(feed, self._read_pins, time.monotonic)
+        self._rules: Known[Rules] = Known(feed, self._read_rules, time.monotonic)
+
+    async def approved(self, org_id: str, server: str) -> Approved:
+        return await self._pins.get(org_id, server)
+
+    async def rules(self, org_id: str) -> Rules:
+        return await self._rules.get(org_id)
+
+    async def _read_pins(self, org_id: str, server: str) -> Approved:
+        async with tenant(self._db, org_id) as conn:
+            return await read_pins(conn, org_id=org_id, server=server)
+
+    async def _read_rules(self, org_id: str, _: str) -> Rules:
+        async with tenant(self._db, org_id) as conn:
+            return await read_rules(conn, org_id=org_id)

@@ -1,0 +1,109 @@
+"""What an org approved of its MCP servers, to the byte.
+
+Above: routes and the command line, which approve; `known`, which keeps it in each worker. Below:
+Postgres, the audit log. Who calls announces the change (`gateway.mcp.known.announce`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor, record
+from gateway.credential_forms import CREDENTIAL
+from gateway.mcp.tables import pins
+from gateway.tenancy.errors import InvalidField, NotFound
+from mcp_bridge.pinning import Approved, Change, Pin
+
+MAX_PINS = 50_000
+"""Of one org."""
+MAX_RECORDED = 500
+"""Names in one entry of the audit log."""
+
+
+async def read_pins(conn: AsyncConnection, *, org_id: str, server: str) -> Approved:
+    asked = sa.select(pins).where(pins.c.org_id == org_id, pins.c.server == server)
+    found = [
+        Pin(row.kind, row.name, row.digest, bytes(row.body)) for row in await conn.execute(asked)
+    ]
+    return Approved({pin.key: pin for pin in found})
+
+
+async def approve_changes(
+    conn: AsyncConnection, *, org_id: str, server: str, pin_changes: Iterable[Change], actor: Actor
+) -> int:
+    """As they were shown; how many. Raises: InvalidField, for more than an org may have."""
+    wanted = list(pin_changes)
+    for change in wanted:
+        if change.was is not None:
+            await conn.execute(sa.delete(pins).where(*_is(org_id, server, change.was)))
+        if change.now is not None:
+            row: dict[str, Any] = {
+                "kind": change.now.kind,
+                "name": change.now.name,
+                "digest": change.now.digest,
+                "body": change.now.body,
+            }
+            added = insert(pins).values(org_id=org_id, server=server, **row)
+            keys = ["org_id", "server", "kind", "name"]
+            await conn.execute(added.on_conflict_do_update(index_elements=keys, set_=row))
+    count = sa.select(sa.func.count()).where(pins.c.org_id == org_id)
+    if (await conn.scalar(count) or 0) > MAX_PINS:
+        raise InvalidField("changes", f"an organization has at most {MAX_PINS} approved things")
+    for start in range(0, len(wanted), MAX_RECORDED):
+        part = wanted[start : start + MAX_RECORDED]
+        await record(
+            conn,
+            org_id=org_id,
+            actor=actor,
+            action="mcp.approved",
+            target=server,
+            before={"pins": [_said(one.was) for one in part if one.was]},
+            after={"pins": [_said(one.now) for one in part if one.now]},
+        )
+    return len(wanted)
+
+
+async def revoke_pins(
+    conn: AsyncConnection, *, org_id: str, server: str, names: Iterable[str], actor: Actor
+) -> int:
+    """Of these tools; how many there were. Raises: NotFound, where there was none."""
+    gone = sa.delete(pins).where(
+        pins.c.org_id == org_id,
+        pins.c.server == server,
+        pins.c.kind == "tool",
+        pins.c.name.in_(list(names)),
+    )
+    found = [
+        Pin(row.kind, row.name, row.digest, bytes(row.body))
+        for row in await conn.execute(gone.returning(*pins.c))
+    ]
+    if not found:
+        raise NotFound("tool", f"nothing of that name is approved of {server!r}")
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="mcp.revoked",
+        target=server,
+        before={"pins": [_said(pin) for pin in found]},
+    )
+    return len(found)
+
+
+def _is(org_id: str, server: str, pin: Pin) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
+        pins.c.org_id == org_id,
+        pins.c.server == server,
+        pins.c.kind == pin.kind,
+        pins.c.name == pin.name,
+    )
+
+
+def _said(pin: Pin) -> list[str]:
+    name = "(masked)" if CREDENTIAL.search(pin.name) else pin.name
+    return [pin.kind, name, pin.digest]

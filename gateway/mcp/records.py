@@ -1,0 +1,134 @@
+"""Lists, calls and denials, in the audit log: of arguments the digest, of results nothing.
+
+Above: `wiring`. Below: the audit log. Entries are written many at a time, behind the calls that
+they are about: a log that is away holds calls up once MAX_WAITING wait, and a worker that is killed
+takes with it what was not written yet, at most what came in WRITE_EVERY_S and one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.rounds import Unforeseen
+from gateway.audit.log import Actor, record
+from gateway.credential_forms import CREDENTIAL
+from gateway.db import DATABASE_ERRORS, tenant
+from gateway.tasks import end
+from mcp_bridge.call_records import CallRecord, Denial
+from mcp_bridge.caller import Caller
+from mcp_bridge.guard import Outcome
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 10_000
+MAX_BATCH = 200
+WRITE_EVERY_S = 0.05
+RETRY_S = 1.0
+CLOSE_S = 10.0
+MAX_NAME_CHARS = 256
+
+
+class Entry(msgspec.Struct, frozen=True):
+    caller: Caller
+    action: str
+    target: str
+    after: dict[str, Any]
+
+
+class AuditRecords:
+    """Records of the bridge. Lives from `start` to `close`."""
+
+    def __init__(self, db: AsyncEngine) -> None:
+        self._db = db
+        self._waiting: asyncio.Queue[Entry] = asyncio.Queue(MAX_WAITING)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="mcp audit")
+
+    async def close(self) -> None:
+        """Once nobody calls any more: what waits is written, or said in the log to be lost."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._waiting.join()
+        if self._waiting.qsize():
+            log.error("mcp: %d entries of the audit log are lost", self._waiting.qsize())
+        if self._task is not None:
+            await end(self._task)
+
+    async def listed(
+        self, caller: Caller, server: str, method: str, count: int, stale: bool
+    ) -> None:
+        after = {"method": method, "count": count, "stale": stale}
+        await self._waiting.put(Entry(caller, "mcp.listed", server, after))
+
+    async def denied(self, denial: Denial) -> None:
+        after = {"tool": masked(denial.name), "reason": denial.reason, "rules": list(denial.rules)}
+        await self._waiting.put(Entry(denial.caller, "mcp.denied", denial.server, after))
+
+    async def opened(self, call: CallRecord) -> None:
+        """It is written with what became of it."""
+
+    async def closed(self, call: CallRecord, outcome: Outcome) -> None:
+        after = {
+            "call_id": call.id,
+            "tool": masked(call.tool),
+            "pin": call.pin,
+            "arguments_digest": call.arguments_digest,
+            "rules": list(call.rules),
+            "approval_id": call.approval_id,
+            "continues": call.continues,
+            "outcome": outcome,
+        }
+        await self._waiting.put(Entry(call.caller, "mcp.called", call.server, after))
+
+    async def _run(self) -> None:
+        unforeseen = Unforeseen(log, "mcp: audit not written")
+        while True:
+            batch = [await self._waiting.get()]
+            await asyncio.sleep(WRITE_EVERY_S)
+            while len(batch) < MAX_BATCH and not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            by_org: dict[str, list[Entry]] = {}
+            for entry in batch:
+                by_org.setdefault(entry.caller.org_id, []).append(entry)
+            for org_id, entries in by_org.items():
+                with unforeseen:
+                    await self._write(org_id, entries)
+            for _ in batch:
+                self._waiting.task_done()
+
+    async def _write(self, org_id: str, entries: list[Entry]) -> None:
+        """In one transaction; again until the database is there."""
+        while True:
+            try:
+                async with tenant(self._db, org_id) as conn:
+                    for entry in entries:
+                        await record(
+                            conn,
+                            org_id=org_id,
+                            actor=actor_of(entry.caller),
+                            action=entry.action,
+                            target=entry.target,
+                            after=entry.after,
+                            project_id=entry.caller.project_id,
+                        )
+                return
+            except DATABASE_ERRORS as error:
+                log.warning("mcp: audit waits for Postgres (%s)", type(error).__name__)
+                await asyncio.sleep(RETRY_S)
+
+
+def masked(name: str) -> str:
+    """Of a tool, as a client or a server wrote it: whatever it is, it can be recorded."""
+    return "(masked)" if CREDENTIAL.search(name) else name[:MAX_NAME_CHARS]
+
+
+def actor_of(caller: Caller) -> Actor:
+    return Actor(kind="client", id=caller.client, on_behalf_of=caller.subject)

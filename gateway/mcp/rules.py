@@ -1,0 +1,60 @@
+"""An org's rules for tool calls, as one document: what holds is always one version of all of them.
+
+Above: routes and the command line; `known`, which keeps it in each worker. Below: Postgres, the
+audit log, `mcp_bridge.policy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor, record
+from gateway.mcp.tables import rules as table
+from gateway.tenancy.errors import InvalidField
+from mcp_bridge.call_records import Rules
+from mcp_bridge.errors import PolicyRefused
+from mcp_bridge.policy import ToolRule
+
+MAX_BYTES = 200 * 1024
+
+
+async def read_rules(conn: AsyncConnection, *, org_id: str) -> Rules:
+    """Without any: everything that was approved may be called."""
+    body = await conn.scalar(sa.select(table.c.body).where(table.c.org_id == org_id))
+    return Rules.of([] if body is None else msgspec.json.decode(body, type=list[ToolRule]))
+
+
+async def replace_rules(
+    conn: AsyncConnection, *, org_id: str, rules: Iterable[ToolRule], actor: Actor
+) -> Rules:
+    """All of them. Raises: InvalidField."""
+    wanted = list(rules)
+    for rule in wanted:
+        if rule.budget is not None:
+            raise InvalidField(f"rules.{rule.id}.budget", "money of tool calls is not counted yet")
+    try:
+        found = Rules.of(wanted)
+    except PolicyRefused as error:
+        raise InvalidField(f"rules.{error.rule}.{error.field}", error.message) from None
+    body = msgspec.json.encode(wanted).decode()
+    if len(body) > MAX_BYTES:
+        raise InvalidField("rules", f"more than {MAX_BYTES} bytes")
+    before = await read_rules(conn, org_id=org_id)
+    put = insert(table).values(org_id=org_id, body=body)
+    changed = {"body": body, "updated_at": sa.func.now()}
+    await conn.execute(put.on_conflict_do_update(index_elements=["org_id"], set_=changed))
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="mcp.rules_replaced",
+        target=org_id,
+        before={"version": before.version},
+        after={"version": found.version, "rules": wanted},
+    )
+    return found

@@ -1,0 +1,53 @@
+"""The guard of this gateway's bridge: pins and rules from Postgres, counts in Redis, the audit log.
+
+Above: `mcp_door`. Below: the modules beside it, `mcp_bridge.trust`. Loaded where servers are
+configured.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import AsyncExitStack
+
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.ids import uuid7_text
+from gateway.mcp.approvals import PostgresApprovals
+from gateway.mcp.calls import RedisCalls
+from gateway.mcp.known import Feed, KnownTrust
+from gateway.mcp.records import AuditRecords
+from mcp_bridge.approvals import Approvals
+from mcp_bridge.catalog import Catalog
+from mcp_bridge.trust import Trust
+
+
+async def open_trust(stack: AsyncExitStack, db: AsyncEngine, redis: Redis) -> Trust:
+    """Closed with `stack`, after the bridge."""
+    feed = Feed(redis)
+    known = KnownTrust(db, feed)
+    await feed.start()
+    stack.push_async_callback(feed.close)
+    records = AuditRecords(db)
+    records.start()
+    stack.push_async_callback(records.close)
+    trust = Trust(
+        catalog=Catalog(known),
+        rules=known,
+        approvals=open_approvals(db),
+        memory=RedisCalls(redis),
+        records=records,
+        new_id=uuid7_text,
+    )
+    stack.push_async_callback(trust.close)
+    return trust
+
+
+def open_approvals(db: AsyncEngine) -> Approvals:
+    return Approvals(
+        PostgresApprovals(db),
+        now_s=time.time,
+        new_id=lambda: f"mcpapp_{uuid7_text()}",
+        new_nonce=lambda: secrets.token_hex(16),
+    )

@@ -1,0 +1,64 @@
+"""A look at what a server offers now, for whoever is to approve it: past the guard, once.
+
+Above: the command line. Below: `endpoint`. Nothing is kept: a session that is needed is begun for
+this, and ended.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import httpcore
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.endpoint import Endpoint, Reach
+from mcp_bridge.guard import LetsAllPass
+from mcp_bridge.pinning import Offer, offer_of
+from mcp_bridge.protocol.eras import MODERN
+from mcp_bridge.protocol.inbound import Envelope
+from mcp_bridge.upstream import ServerConfig, Upstream, UpstreamSession
+
+MAX_CONNECTIONS = 4
+NOBODY = Caller(org_id="", project_id="", subject="", client="")
+
+
+class OneSession:
+    """A SessionSource for as long as a look takes."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+        self.session: UpstreamSession | None = None
+
+    async def get(self, upstream: Upstream) -> UpstreamSession:
+        if self.session is None:
+            self.session, _ = await upstream.initialize(self._envelope)
+        return self.session
+
+    async def replace(self, upstream: Upstream, ended: UpstreamSession) -> UpstreamSession:
+        self.session = None
+        return await self.get(upstream)
+
+
+async def look(
+    config: ServerConfig, info: dict[str, Any], trust: ssl.SSLContext | None = None
+) -> Offer:
+    """Raises: RpcError, where the server gives no usable answer; NotPinnable, for too much."""
+    pool = httpcore.AsyncConnectionPool(ssl_context=trust, max_connections=MAX_CONNECTIONS)
+    upstream = Upstream(config, info, pool)
+    envelope = Envelope(version=MODERN, capabilities={}, info=info)
+    sessions = OneSession(envelope)
+    reach = Reach(
+        caller=NOBODY,
+        endpoint=Endpoint(key="", upstreams=(upstream,), keeps_names=True),
+        envelope=envelope,
+        sessions=sessions,
+        guard=LetsAllPass(),
+    )
+    try:
+        fetched = await reach.fetch(upstream)
+        if sessions.session is not None:
+            await upstream.end(sessions.session)
+    finally:
+        await upstream.close()
+    return offer_of(fetched.things)

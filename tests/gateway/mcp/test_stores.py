@@ -1,0 +1,191 @@
+"""What is approved, and what waits for a person, in Postgres and Redis: of one tenant alone, and
+told to all workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.audit.log import COMMAND_LINE
+from gateway.db import ROLE_TENANT, create_engine, tenant
+from gateway.mcp.approvals import PostgresApprovals, list_approvals
+from gateway.mcp.calls import RedisCalls
+from gateway.mcp.known import Feed, KnownTrust, announce
+from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
+from gateway.mcp.records import masked
+from gateway.mcp.rules import replace_rules
+from gateway.tenancy.errors import InvalidField, NotFound
+from gateway.tenancy.orgs import create_org
+from mcp_bridge.approvals import ApprovedCall, Moved, decided, requested
+from mcp_bridge.caller import Caller
+from mcp_bridge.pinning import Approved, Change, compare, offer_of
+from mcp_bridge.policy import CallLimit, SpendLimit, ToolRule
+
+TOOL: Any = {"name": "add", "inputSchema": {"type": "object"}}
+CHANGES = compare(Approved(), offer_of([("tool", TOOL)]))
+
+
+@pytest.fixture
+async def orgs(db: AsyncEngine) -> list[str]:
+    async with db.begin() as conn:
+        return [
+            (await create_org(conn, name=name, actor=COMMAND_LINE)).id
+            for name in ("alice", "mallory")
+        ]
+
+
+@pytest.fixture
+async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_engine(postgres_url, role=ROLE_TENANT)
+    yield engine
+    await engine.dispose()
+
+
+async def approve(pool: AsyncEngine, org_id: str, changes: tuple[Change, ...] = CHANGES) -> None:
+    async with tenant(pool, org_id) as conn:
+        await approve_changes(
+            conn, org_id=org_id, server="s", pin_changes=changes, actor=COMMAND_LINE
+        )
+
+
+async def test_what_is_approved_is_one_orgs_and_comes_back_to_the_byte(
+    pool: AsyncEngine, orgs: list[str]
+) -> None:
+    alice, mallory = orgs
+    await approve(pool, alice)
+    async with tenant(pool, alice) as conn:
+        found = await read_pins(conn, org_id=alice, server="s")
+        assert [one.state for one in compare(found, offer_of([("tool", TOOL)]))] == ["unchanged"]
+        assert (await read_pins(conn, org_id=alice, server="other")).pins == {}
+    changed = offer_of([("tool", {**TOOL, "name": "sum"})])
+    (renamed,) = compare(found, changed)
+    await approve(pool, alice, (renamed,))
+    async with tenant(pool, alice) as conn:
+        assert (await read_pins(conn, org_id=alice, server="s")).pins.keys() == {("tool", "sum")}
+        await revoke_pins(conn, org_id=alice, server="s", names=["sum"], actor=COMMAND_LINE)
+        with pytest.raises(NotFound):
+            await revoke_pins(conn, org_id=alice, server="s", names=["sum"], actor=COMMAND_LINE)
+    async with tenant(pool, mallory) as conn:
+        assert (await read_pins(conn, org_id=mallory, server="s")).pins == {}
+
+
+async def test_a_worker_knows_a_change_once_it_is_announced(
+    pool: AsyncEngine, orgs: list[str], redis: Redis
+) -> None:
+    feed = Feed(redis)
+    known = KnownTrust(pool, feed)
+    await feed.start()
+    try:
+        before = await known.approved(orgs[0], "s")
+        assert before.pins == {} and await known.approved(orgs[0], "s") is before
+        await approve(pool, orgs[0])
+        await announce(redis, orgs[0])
+        async with asyncio.timeout(5):
+            while not (await known.approved(orgs[0], "s")).pins:
+                await asyncio.sleep(0.01)
+        assert (await known.approved(orgs[1], "s")).pins == {}
+    finally:
+        await feed.close()
+
+
+async def test_rules_are_replaced_as_a_whole_or_refused_by_name(
+    pool: AsyncEngine, orgs: list[str], redis: Redis
+) -> None:
+    known = KnownTrust(pool, Feed(redis))
+    assert [rule.id for rule in (await known.rules(orgs[0])).rules] == ["default"]
+    bad = {
+        "rules.a.when": ToolRule(id="a", effect="deny", when="args."),
+        "rules.a.budget": ToolRule(id="a", effect="allow", budget=SpendLimit(1, 1)),
+        "rules.a.of": ToolRule(id="a", effect="allow", level="key"),
+    }
+    for field, rule in bad.items():
+        async with tenant(pool, orgs[0]) as conn:
+            with pytest.raises(InvalidField) as refused:
+                await replace_rules(conn, org_id=orgs[0], rules=[rule], actor=COMMAND_LINE)
+        assert refused.value.field == field
+    async with tenant(pool, orgs[0]) as conn:
+        made = await replace_rules(
+            conn,
+            org_id=orgs[0],
+            rules=[ToolRule(id="a", effect="ask")],
+            actor=COMMAND_LINE,
+        )
+    fresh = KnownTrust(pool, Feed(redis))
+    assert (await fresh.rules(orgs[0])).version == made.version
+    assert (await fresh.rules(orgs[1])).version != made.version
+
+
+def asked(org_id: str, approval_id: str, arguments: str = "sha256:1") -> Moved:
+    call = ApprovedCall(
+        org_id=org_id,
+        caller="a\nb\nc\nd",
+        server="s",
+        pin="sha256:0",
+        arguments_digest=arguments,
+        policy_version="1",
+    )
+    return requested(call, approval_id=approval_id, nonce="n", now_s=100, ttl_s=60)
+
+
+async def test_an_approval_changes_once_and_is_one_orgs(pool: AsyncEngine, orgs: list[str]) -> None:
+    alice, mallory = orgs
+    store = PostgresApprovals(pool)
+    new = asked(alice, "one")
+    assert await store.insert(alice, new, max_pending=1)
+    assert not await store.insert(alice, asked(alice, "two", "sha256:2"), max_pending=1)
+    key = new.approval.call.key()
+    assert await store.waiting(alice, key, 110) == new.approval
+    assert await store.waiting(alice, key, 160) is None
+    for found in (await store.get(mallory, "one"), await store.waiting(mallory, key, 110)):
+        assert found is None
+    answers = [decided(new.approval, approve=yes, by="bob", now_s=110) for yes in (True, False)]
+    assert all(isinstance(each, Moved) for each in answers)
+    assert not await store.replace(mallory, new.approval, answers[0])  # type: ignore[arg-type]
+    done = await asyncio.gather(
+        *(store.replace(alice, new.approval, each) for each in answers)  # type: ignore[arg-type]
+    )
+    assert sorted(done) == [False, True]
+    async with tenant(pool, alice) as conn:
+        listed = await list_approvals(conn, org_id=alice)
+    assert len(listed) == int(done[0])
+
+
+async def test_workers_count_calls_together_in_a_window_that_slides(redis: Redis) -> None:
+    now = [1000.0]
+    first, second = (RedisCalls(redis, now_s=lambda: now[0]) for _ in range(2))
+    rules = [
+        ToolRule(id="few", effect="allow", rate=CallLimit(calls=2, window_s=60)),
+        ToolRule(id="many", effect="allow", rate=CallLimit(calls=9, window_s=60)),
+        ToolRule(id="any", effect="allow"),
+    ]
+    taken = await asyncio.gather(
+        *(each.take("org_a", rules, f"{n}") for n in range(5) for each in (first,))
+    )
+    assert sum(each is None for each in taken) == 2
+    assert await second.take("org_a", rules, "x") == {"few": 2}
+    assert await second.take("org_b", rules, "x") is None
+    assert await second.take("org_a", rules[1:], "y") is None
+    now[0] += 61
+    assert await second.take("org_a", rules, "z") is None
+
+
+async def test_taint_and_a_state_are_of_one_caller_and_org(redis: Redis) -> None:
+    calls = RedisCalls(redis)
+    alice = Caller(org_id="org_a", project_id="p", subject="s", client="c")
+    bob = msgspec.structs.replace(alice, subject="bob")
+    await calls.taint(alice, "web")
+    assert await calls.tainted_by(alice) == ("web",) and await calls.tainted_by(bob) == ()
+    assert await calls.once("org_a", "k", 60)
+    assert not await calls.once("org_a", "k", 60)
+    assert await calls.once("org_b", "k", 60)
+
+
+def test_a_name_of_any_length_can_be_recorded() -> None:
+    assert masked("add") == "add"
+    assert len(masked("x" * 10_000)) == 256
