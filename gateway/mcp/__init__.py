@@ -1,1 +1,1 @@
-"""What an org approved of its MCP servers, its rules for calls, and calls that wait for a person."""
+"""What an org approved of its MCP servers, its rules for calls, and calls that wait for a yes."""

@@ -88,7 +88,6 @@ SYSTEM = {
     "files.files.end_files": "of what has ended, whosever it was",
     "files.files.forget_file": "of the file that it is given",
     "mcp.wiring.open_approvals": "makes the store whose methods name their org",
-    "mcp.wiring.open_trust": "makes the guard of all tenants' calls",
     "tenancy.credits.add_credit": "operators credit tenants, in the books of the house",
     "tenancy.credits.create_credit": "operators credit tenants, in the books of the house",
     "tenancy.credits.get_credit": "with what is left of it, in the books of the house",
