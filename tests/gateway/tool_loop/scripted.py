@@ -42,6 +42,10 @@ def call_text(alias: str, arguments: Any) -> str:
     return f'<tool_call>\n{{"name": "{alias}", "arguments": {written}}}\n</tool_call>'
 
 
+SEEN: list[tuple[list[int], list[int]]] = []
+"""Prompts and what was answered to them, in order."""
+
+
 def respond(request: EngineRequest, index: int) -> Iterator[int]:
     text = TOKENIZER.decode(request.prompt_token_ids, skip_special_tokens=False)
     _, found, rest = text.rpartition(CALLS)
@@ -54,7 +58,9 @@ def respond(request: EngineRequest, index: int) -> Iterator[int]:
         return cycle(TOKENIZER.encode("on and "))
     else:
         said = f"Done after {done} rounds."
-    return iter(TOKENIZER.encode(said))
+    answer = TOKENIZER.encode(said)
+    SEEN.append((list(request.prompt_token_ids), list(answer)))
+    return iter(answer)
 
 
 def core() -> FakeCore:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from engine.config import BLOCK_SIZE
 from tests.gateway.openapi.running import TIMEOUT_S, Running
-from tests.gateway.tool_loop.scripted import ENDLESS, OneUsage, Servers, mcp, script
+from tests.gateway.tool_loop.scripted import ENDLESS, SEEN, OneUsage, Servers, mcp, script
 
 LOOK = ("maps__look", {"place": "a"})
 NUM_ROUNDS = 5
@@ -55,6 +56,17 @@ def test_each_round_is_billed_and_reads_only_what_is_new(
     assert usage.input_tokens_details.cached_tokens == sum(each.cached for each in rounds)
     for before, prompt, each in zip(prompts, prompts[1:], rounds[1:], strict=False):
         assert each.uncached <= prompt - before + BLOCK_SIZE
+
+
+def test_a_round_begins_with_all_tokens_of_the_one_before(client: OpenAI, servers: Servers) -> None:
+    """Its prompt and its answer, so that whatever keeps both computes what is behind them alone."""
+    SEEN.clear()
+    peek = ("maps__peek", {"place": "b", "far": [1, {"x": None}]})
+    client.responses.create(**asked(script([LOOK], [LOOK, peek], [peek])))
+    assert len(SEEN) == 4
+    for (prompt, answer), (following, _) in pairwise(SEEN):
+        before = prompt + answer
+        assert following[: len(before)] == before
 
 
 def left(worker: Running, text: str, until: str) -> str:
