@@ -146,7 +146,7 @@ VALUES: dict[str, object] = {
     "amr": ["pwd"],
     "because": "test",
     "description": "taken over",
-    "contents": SimpleNamespace(writer=lambda *_: None),
+    "contents": SimpleNamespace(place="postgres", writer=lambda *_: None),
     "email": "taken@over.example",
     "event_types": ["budget.threshold_reached"],
     "expires_at": None,
