@@ -32,6 +32,8 @@ from gateway.wire.request import GenerateRequest
 COOL_DOWN_MIN_S = 1.0
 COOL_DOWN_MAX_S = 30.0
 """A replica that failed comes last for so long; each further failure in a row doubles it."""
+MAX_DOUBLINGS = 5
+"""As many reach `COOL_DOWN_MAX_S`; two to the power of all failures is more than a float holds."""
 
 
 BUSIER, BUSIER_REQUESTS = 0.25, 1.0
@@ -117,7 +119,8 @@ class Fleet:
             return
         failures = self._failures.setdefault(replica, Failures())
         failures.in_a_row += 1
-        cool_down_s = min(COOL_DOWN_MIN_S * 2 ** (failures.in_a_row - 1), COOL_DOWN_MAX_S)
+        doublings = min(failures.in_a_row - 1, MAX_DOUBLINGS)
+        cool_down_s = min(COOL_DOWN_MIN_S * 2**doublings, COOL_DOWN_MAX_S)
         failures.until = self._clock() + cool_down_s
 
     async def start(self) -> None:
