@@ -31,10 +31,13 @@ NO_SECRETS = {
     "auth.peppers.random_secret": "draws for its callers",
     "auth.sessions.challenge": "a passkey signs it in public; it is good once",
     "cli.gateway": "names a spool",
+    "mcp.wiring.open_approvals": "tells two askings apart; who decides proves it by a credential",
     "idempotency_keys._seal": "a nonce, which stands beside what it encrypts",
     "secret._create": "the installation's own, in a file of its own: no request reaches it",
     "supervisor._start_worker": "names a process",
     "tenancy.keys.new_secret": "draws for its callers",
+    "vault.envelope.seal": "a key that stands wrapped beside what it encrypts, and a nonce",
+    "vault.oauth.start": "of one sign-in elsewhere: sealed into its state, stored nowhere",
     "webhooks.standard_webhooks.new_secret": "draws for its callers",
 }
 

@@ -17,7 +17,7 @@ from gateway.errors import to_face
 from gateway.fleet.errors import BadField
 from gateway.routes.conditional import answer, etag_of, if_match
 from gateway.routes.envelope import Envelope
-from gateway.routes.pages import MAX_LIMIT, PageQuery, keyset, to_listing
+from gateway.routes.pages import PageQuery, keyset, to_listing
 from gateway.routes.problem import speaks_problems
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
@@ -26,6 +26,7 @@ from gateway.tenancy.errors import (
     NotFound,
     TenancyError,
 )
+from gateway.tenancy.pages import MAX_LIMIT
 from gateway.wire.openai_admin import parse_query
 
 

@@ -43,6 +43,7 @@ NO_LIST = {
     f"{ADMIN}/invoices/{{invoice_id}}/export": "one document",
     f"{ADMIN}/journal": "one document",
     f"{ORG}/projects/{{project_id}}/model_permissions": "one thing",
+    f"{ORG}/cache_report": "pages of buckets; `tests/gateway/test_cache_report.py`",
     f"{ORG}/costs": "pages of buckets, as OpenAI's; `tests/billing`",
     **{
         f"{ORG}/usage/{kind}": "pages of buckets, as OpenAI's; `tests/billing`"

@@ -176,6 +176,8 @@ async def test_the_private_key_is_sealed_to_its_row(system_db: AsyncEngine) -> N
                 CIPHER.open(bytes(row.private_key), b"another row", row.secret_id)
             with pytest.raises(UnknownSecret):
                 Cipher(a_secret("third"), PURPOSE).open(b"", b"", row.secret_id)
+            assert CIPHER.knows(row.secret_id)
+            assert not Cipher(a_secret("third"), PURPOSE).knows(row.secret_id)
 
 
 async def test_keys_under_an_older_secret_stay_good(system_db: AsyncEngine) -> None:
