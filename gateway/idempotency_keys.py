@@ -201,9 +201,11 @@ class IdempotencyKeys:
             raise RequestInFlight
 
     async def let_go(self, claim: Claim) -> None:
-        """It has failed, and nobody was billed: it can be repeated."""
+        """It has failed, and nobody was billed: it can be repeated. What was kept stays, by a
+        commit whose answer was lost."""
+        unanswered = table.c.status.is_(None)
         async with tenant(self._db, claim.org_id) as conn:
-            await conn.execute(sa.delete(table).where(claim.is_mine))
+            await conn.execute(sa.delete(table).where(claim.is_mine, unanswered))
 
     async def renew(self, claim: Claim) -> None:
         """It still runs."""

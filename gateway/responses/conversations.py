@@ -49,7 +49,11 @@ class ConversationStore:
         self._cipher = cipher
 
     async def create(
-        self, owner: Owner, metadata: dict[str, str], items: Sequence[Item]
+        self,
+        conn: AsyncConnection,
+        owner: Owner,
+        metadata: dict[str, str],
+        items: Sequence[Item],
     ) -> Conversation:
         """Raises: BadField."""
         conversation_id = ID_PREFIX + uuid7_hex()
@@ -59,10 +63,9 @@ class ConversationStore:
             "project_id": owner.project_id,
             **self._seal_metadata(owner, conversation_id, metadata),
         }
-        async with tenant(self._db, owner.org_id) as conn:
-            made = await conn.execute(insert(table).values(row).returning(table))
-            found = self._to_conversation(owner, made.one())
-            await self.append(conn, owner, conversation_id, items)
+        made = await conn.execute(insert(table).values(row).returning(table))
+        found = self._to_conversation(owner, made.one())
+        await self.append(conn, owner, conversation_id, items)
         return found
 
     async def find(self, owner: Owner, conversation_id: str) -> Conversation:

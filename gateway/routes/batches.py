@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batches.batches import (
     Batch,
@@ -33,6 +34,7 @@ from gateway.routes.completions import COMPLETIONS
 from gateway.routes.conditional import answer
 from gateway.routes.embeddings import EMBEDDINGS
 from gateway.routes.generation import TAGS as TAGS_HEADER
+from gateway.routes.made_once import made_once
 from gateway.routes.media_types import JSON
 from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.organization_requests import check_id
@@ -73,6 +75,7 @@ def shown(request: Asked, batch: Batch) -> Response[bytes]:
         body=NewBatch,
         answer=BatchObject,
         headers=(TAGS_HEADER,),
+        idempotent=True,
         said={404: {JSON: ErrorEnvelope}},
     ),
 )
@@ -81,11 +84,13 @@ async def create(request: Asked) -> Response[bytes]:
     if principal.kind != "key":
         raise NotAllowed("input_file_id", "a batch is created with an API key: it outlives a token")
     tags = read_tags(request.scope["headers"])
-    wanted = decode(_decoder, await plain_body(request))
+    body = await plain_body(request)
+    wanted = decode(_decoder, body)
     if wanted.endpoint not in ENDPOINTS:
         expected = f"expected one of {', '.join(sorted(ENDPOINTS))}"
         raise BadField(f"Invalid value for 'endpoint': {expected}.", param="endpoint")
-    async with tenant(services(request).db, principal.org_id) as conn:
+
+    async def make(conn: AsyncConnection) -> BatchObject:
         made = await create_batch(
             conn,
             org_id=principal.org_id,
@@ -99,8 +104,11 @@ async def create(request: Asked) -> Response[bytes]:
             tags=tags,
             actor=actor_of(request),
         )
+        return to_batch_object(made)
+
+    made = await made_once(request, body, make)
     services(request).batches.wake()
-    return shown(request, made)
+    return made.response
 
 
 @get(

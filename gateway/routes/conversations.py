@@ -11,6 +11,7 @@ import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath
 from msgspec import Meta
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.responses.conversations import ConversationStore
@@ -18,6 +19,7 @@ from gateway.responses.creation import NOTHING_KEPT
 from gateway.responses.kept import Owner, to_json
 from gateway.routes.access import needs, services
 from gateway.routes.body import plain_body
+from gateway.routes.made_once import made_once
 from gateway.routes.media_types import JSON
 from gateway.routes.operations import describes
 from gateway.routes.responses import ItemList, ItemsQuery, to_list
@@ -63,15 +65,20 @@ def show(answer: Any) -> Response[bytes]:
     status_code=200,
     tags=TAGS,
     summary="Begin a conversation",
-    operation_class=describes(body=NewConversation, answer=Conversation),
+    operation_class=describes(body=NewConversation, answer=Conversation, idempotent=True),
 )
 async def create(request: Asked) -> Response[bytes]:
     if request.user.keeps_nothing:
         raise unsupported("conversation", NOTHING_KEPT)
-    wanted = read_body(await plain_body(request), NewConversation)
+    body = await plain_body(request)
+    wanted = read_body(body, NewConversation)
     store, owner = store_of(request)
     items = to_new_items(wanted.items)
-    return show(await store.create(owner, wanted.metadata or {}, items))
+
+    async def make(conn: AsyncConnection) -> Conversation:
+        return await store.create(conn, owner, wanted.metadata or {}, items)
+
+    return (await made_once(request, body, make)).response
 
 
 @get(

@@ -6,12 +6,15 @@ file is in memory. A file is its project's: whoever has a key of that may read a
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath
 from litestar.response import Stream
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import tenant
 from gateway.files.files import File, delete_file, get_file, select_files, to_files
@@ -22,6 +25,7 @@ from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.body import refuse_coded
 from gateway.routes.conditional import answer
+from gateway.routes.made_once import digest_of_parts, made_once
 from gateway.routes.media_types import MULTIPART
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
@@ -52,7 +56,9 @@ Asked = Request[Principal, Any, Any]
     tags=TAGS,
     summary="Upload a file",
     request_max_body_size=None,  # as large as a file may be, which is counted as it comes
-    operation_class=describes(form=FileUpload, form_type=MULTIPART, answer=FileObject),
+    operation_class=describes(
+        form=FileUpload, form_type=MULTIPART, answer=FileObject, idempotent=True
+    ),
 )
 async def create(request: Asked) -> Response[bytes]:
     refuse_coded(request.scope["headers"])
@@ -62,20 +68,34 @@ async def create(request: Asked) -> Response[bytes]:
         principal.org_id, principal.project_id, most_bytes=most_bytes(request, found.files)
     )
     try:
-        form = await read_form(request.stream(), boundary, upload.write)
+        content = hashlib.sha256()
+
+        async def write(piece: bytes) -> None:
+            content.update(piece)
+            await upload.write(piece)
+
+        form = await read_form(request.stream(), boundary, write)
         wanted = read_upload(form.fields, form.filename)
         await upload.close()
-        async with tenant(found.db, principal.org_id) as conn:
+
+        async def make(conn: AsyncConnection) -> FileObject:
             made = await upload.finish(
                 conn,
                 purpose=wanted.purpose,
                 filename=wanted.file,
                 expires_after_s=wanted.expires_after_s,
             )
+            return to_file_object(made)
+
+        # A form that is sent again has another boundary.
+        asked = digest_of_parts(content.digest(), msgspec.json.encode(wanted))
+        once = await made_once(request, asked, make)
     except BaseException:
         await upload.give_up()
         raise
-    return answer(request, to_file_object(made))
+    if not once.is_new:
+        await upload.give_up()
+    return once.response
 
 
 def most_bytes(request: Asked, files: FileStore) -> int | None:

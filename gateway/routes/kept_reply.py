@@ -32,7 +32,7 @@ from litestar import Request
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.conflicts import KeyUnknown
+from gateway.conflicts import KeyUnknown, OtherBody, OtherRequest
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.errors import BadField
 from gateway.idempotency_keys import ALIVE_S, Answer, Claim, IdempotencyKeys
@@ -84,9 +84,9 @@ async def once(
 
 
 async def claim_once(
-    request: Request[Principal, Any, Any], key: str, body: bytes
+    request: Request[Principal, Any, Any], key: str, body: bytes, *, generates: bool = True
 ) -> tuple[Claim, Answer | None]:
-    """And what it was answered before, if it was.
+    """And what it was answered before, if it was. `body`: or a digest of what it says.
 
     Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown.
     """
@@ -96,13 +96,15 @@ async def claim_once(
         key_digest=hashlib.sha256(key.encode()).digest(),
         request_digest=digest_of(request, body),
         request_id=request.scope["state"][REQUEST_ID],
-        generates=True,
+        generates=generates,
     )
     try:
         known = await services(request).idempotency_keys.claim(claim)
     except DATABASE_ERRORS as error:
         log.warning("an idempotency key cannot be claimed (%s)", type(error).__name__)
         raise KeyUnknown from None
+    except OtherRequest:
+        raise OtherBody from None
     return claim, known
 
 

@@ -8,6 +8,7 @@ key.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from litestar import Request, Response, delete, get, post
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.params import FromPath
 from litestar.response import Stream
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batches import message_batches
 from gateway.batches.batches import Batch, get_batch, select_batches, to_batches
@@ -31,6 +33,7 @@ from gateway.routes.access import actor_of, needs, services
 from gateway.routes.body import refuse_coded
 from gateway.routes.conditional import answer
 from gateway.routes.generation import TAGS as TAGS_HEADER
+from gateway.routes.made_once import made_once
 from gateway.routes.messages import VERSION_NAMED, names_version
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
@@ -67,7 +70,10 @@ Asked = Request[Principal, Any, Any]
     summary="Create a batch of messages",
     request_max_body_size=None,  # as large as a batch may be, which is counted as it comes
     operation_class=describes(
-        body=NewMessageBatch, answer=MessageBatchObject, headers=(VERSION_NAMED, TAGS_HEADER)
+        body=NewMessageBatch,
+        answer=MessageBatchObject,
+        headers=(VERSION_NAMED, TAGS_HEADER),
+        idempotent=True,
     ),
 )
 async def create(request: Asked) -> Response[bytes]:
@@ -83,9 +89,10 @@ async def create(request: Asked) -> Response[bytes]:
             max_requests=min(MAX_REQUESTS, found.batches.bounds.max_lines),
             max_request_bytes=found.batches.bounds.max_line_bytes,
         )
-        await take(request.stream(), reader, upload, max_body_bytes(request))
+        asked = await take(request.stream(), reader, upload, max_body_bytes(request))
         await upload.close()
-        async with tenant(found.db, principal.org_id) as conn:
+
+        async def make(conn: AsyncConnection) -> MessageBatchObject:
             file = await upload.finish(conn, purpose=MESSAGE_BATCH, filename="requests.jsonl")
             made = await message_batches.create_message_batch(
                 conn,
@@ -97,11 +104,16 @@ async def create(request: Asked) -> Response[bytes]:
                 tags=tags,
                 actor=actor_of(request),
             )
+            return to_object(request, made)
+
+        once = await made_once(request, asked, make)
     except BaseException:
         await upload.give_up()
         raise
+    if not once.is_new:
+        await upload.give_up()
     found.batches.wake()
-    return shown(request, made)
+    return once.response
 
 
 def max_body_bytes(request: Asked) -> int:
@@ -126,20 +138,23 @@ async def begin(request: Asked) -> Upload:
 
 async def take(
     pieces: AsyncIterator[bytes], reader: BodyReader, upload: Upload, most_bytes: int
-) -> None:
-    """Raises: BadField, RequestEntityTooLarge, and what a store of files raises."""
-    size_bytes = 0
+) -> bytes:
+    """Returns a SHA-256 of all. Raises: BadField, RequestEntityTooLarge, and what a store of files
+    raises."""
+    size_bytes, digest = 0, hashlib.sha256()
     async for piece in pieces:
         size_bytes += len(piece)
         if size_bytes > most_bytes:
             raise RequestEntityTooLarge
         for begin in range(0, len(piece), READ_AT_ONCE_BYTES):
             part = piece[begin : begin + READ_AT_ONCE_BYTES]
+            digest.update(part)
             lines = b"".join(line + b"\n" for line in reader.feed(part))
             if lines:
                 await upload.write(lines)
             await asyncio.sleep(0)
     reader.end()
+    return digest.digest()
 
 
 @get(

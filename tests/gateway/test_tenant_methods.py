@@ -329,6 +329,11 @@ async def change_running(stage: Stage) -> object:
         return await conn.scalar(kept)
 
 
+async def begin_conversation(stage: Stage) -> object:
+    async with tenant(stage.pool, stage.org) as conn:
+        return await stage.conversations.create(conn, whose(stage), {}, [])
+
+
 def a_response(response_id: str) -> Response:
     request = ResponseRequest(model="penny", input="x")
     return begun(
@@ -340,9 +345,7 @@ TRIED: dict[str, Work] = {
     "responses.conversations.ConversationStore.add_items": found(
         lambda stage: stage.conversations.add_items(whose(stage), CONVERSATION, [SAID])
     ),
-    "responses.conversations.ConversationStore.create": found(
-        lambda stage: stage.conversations.create(whose(stage), {}, [])
-    ),
+    "responses.conversations.ConversationStore.create": found(begin_conversation),
     "responses.conversations.ConversationStore.delete": found(
         lambda stage: stage.conversations.delete(whose(stage), CONVERSATION)
     ),
