@@ -61,7 +61,7 @@ def list_servers(org: str, project: str, as_json: bool, **flags: Flags) -> None:
             for config in map(to_config, settings.mcp_servers):
                 async with db.connect() as conn:
                     approved = await read_pins(conn, org_id=org_id, server=config.name)
-                changes, problem = await seen(config, approved)
+                changes, problem = await seen(settings, config, org_id, approved)
                 waiting = problem or str(len(changes))
                 known = str(len(approved.pins))
                 if as_json:
@@ -93,7 +93,7 @@ def diff(name: str, org: str, project: str, **flags: Flags) -> None:
             async with db.connect() as conn:
                 approved = await read_pins(conn, org_id=org_id, server=name)
                 others = await of_others(conn, settings, org_id, name)
-        offer = await offered(config)
+        offer = await offered(settings, config, org_id)
         show(changes_in(config, approved, offer, others))
         for one in offer.unpinnable:
             click.echo(f"never  {one.kind} {one.name}: {one.path or 'it'} {one.reason}")
@@ -138,7 +138,7 @@ def approve(
                         conn, org_id=org_id, server=name, names=tools, actor=COMMAND_LINE
                     )
             else:
-                offer = await offered(config)
+                offer = await offered(settings, config, org_id)
                 async with db.begin() as conn:
                     approved = await read_pins(conn, org_id=org_id, server=name)
                     others = await of_others(conn, settings, org_id, name)
@@ -235,24 +235,29 @@ def server_of(settings: Settings, name: str) -> ServerConfig:
     raise click.ClickException(f"{name}: the settings file has no such server")
 
 
-async def offered(config: ServerConfig) -> Offer:
-    from gateway.mcp_door import NAME, own_version
+async def offered(settings: Settings, config: ServerConfig, org_id: str) -> Offer:
+    from gateway.mcp_door import NAME, own_version, upstream_networks
+    from mcp_bridge.carriers import Carriers
     from mcp_bridge.errors import BridgeError
     from mcp_bridge.look import look
     from mcp_bridge.protocol.rpc import RpcError
 
     try:
-        return await look(config, {"name": NAME, "version": own_version()})
+        with upstream_networks(settings) as networks:
+            carriers = Carriers(network_of=networks.of, trust=networks.trust)
+            return await look(config, {"name": NAME, "version": own_version()}, carriers, org_id)
     except RpcError as error:
         raise click.ClickException(f"{config.name}: {error.message}: {error.data}") from None
     except BridgeError as error:
         raise click.ClickException(f"{config.name}: {error}") from None
 
 
-async def seen(config: ServerConfig, approved: Approved) -> tuple[list[Change], str | None]:
+async def seen(
+    settings: Settings, config: ServerConfig, org_id: str, approved: Approved
+) -> tuple[list[Change], str | None]:
     """What waits, or why it cannot be seen."""
     try:
-        found = changes_in(config, approved, await offered(config))
+        found = changes_in(config, approved, await offered(settings, config, org_id))
     except click.ClickException:
         return [], "no answer"
     return [] if config.trust == "all" else [change for change, _ in found], None

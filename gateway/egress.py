@@ -164,7 +164,7 @@ class Egress:
         self._threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="egress-resolver")
         self._network = Checked(
             network or httpcore.AnyIOBackend(),
-            resolve or self._look_up,
+            resolve or lookup_on(self._threads),
             allow_loopback=allow_loopback,
         )
         self._trust = trust or public_trust()
@@ -280,12 +280,16 @@ class Egress:
         except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
             raise EgressFailed(type(error).__name__) from error
 
-    async def _look_up(self, host: str, port: int) -> list[str]:
+
+def lookup_on(threads: ThreadPoolExecutor) -> Resolve:
+    async def look_up(host: str, port: int) -> list[str]:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(
-            self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         )
         return [str(each[4][0]) for each in found]
+
+    return look_up
 
 
 def to_url(target: Target) -> httpcore.URL:
@@ -316,11 +320,16 @@ class Checked(httpcore.AsyncNetworkBackend):
     """A network on which names are looked up once and only checked addresses are dialled."""
 
     def __init__(
-        self, network: httpcore.AsyncNetworkBackend, resolve: Resolve, *, allow_loopback: bool
+        self,
+        network: httpcore.AsyncNetworkBackend,
+        resolve: Resolve,
+        *,
+        allow_loopback: bool,
+        allow_private: bool = False,
     ) -> None:
         self._network = network
         self._resolve = resolve
-        self._allow_loopback = allow_loopback
+        self._allowed = {"allow_loopback": allow_loopback, "allow_private": allow_private}
 
     async def connect_tcp(
         self,
@@ -336,7 +345,7 @@ class Checked(httpcore.AsyncNetworkBackend):
         except (OSError, UnicodeError) as error:
             raise EgressFailed(f"no address ({type(error).__name__})") from error
         try:
-            checked = [check_address(each, allow_loopback=self._allow_loopback) for each in found]
+            checked = [check_address(each, **self._allowed) for each in found]
         except Forbidden as error:
             raise ForbiddenTarget(str(error)) from None
         failure: Exception = EgressFailed("no address")

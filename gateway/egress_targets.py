@@ -9,7 +9,7 @@ carries another one inside (IPv4-mapped, NAT64, 6to4, Teredo) too.
 from __future__ import annotations
 
 import re
-from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
 import msgspec
@@ -49,6 +49,12 @@ NOT_PUBLIC_V4 = tuple(
         "240.0.0.0/4",
     )
 )
+PRIVATE = tuple(
+    ip_network(each)
+    for each in ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
+)
+"""Of the operator's own networks (RFC 1918, RFC 6598, RFC 4193). Link-local is none of them: that
+is where clouds keep the credentials of their machines."""
 GLOBAL_UNICAST_V6 = IPv6Network("2000::/3")
 """All else (loopback, mapped, NAT64, local, multicast) is outside of it."""
 NOT_PUBLIC_V6 = tuple(
@@ -79,13 +85,18 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """For the Host header."""
 
 
-def check_address(text: str, *, allow_loopback: bool = False) -> str:
-    """The address, if it is somebody's on the public internet. Raises: Forbidden."""
+def check_address(text: str, *, allow_loopback: bool = False, allow_private: bool = False) -> str:
+    """The address, if it is somebody's on the public internet, or what is allowed besides.
+
+    Raises: Forbidden.
+    """
     try:
         address = ip_address(text)
     except ValueError:
         raise Forbidden("not an IP address") from None
     if allow_loopback and address.is_loopback:
+        return str(address)
+    if allow_private and any(address in each for each in PRIVATE):
         return str(address)
     if isinstance(address, IPv4Address):
         public = not any(address in each for each in NOT_PUBLIC_V4)

@@ -1,14 +1,13 @@
 """The MCP bridge in this gateway: who calls, in its words; and what it needs of us.
 
 Above: `app`, `routes.mcp`. Below: `mcp_bridge`, which is loaded where servers are configured: its
-checks are pydantic's, which nothing else here needs. The operator's own servers are dialled as they
-are configured.
+checks are pydantic's, which nothing else here needs. Servers are dialled at checked addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from gateway.tool_loop import LoopBounds, ToolLoops
 from gateway.toolbox import Toolbox
 
 if TYPE_CHECKING:
+    from gateway.mcp.network import UpstreamNetworks
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
     from mcp_bridge.rebinding import Allowed
@@ -74,6 +74,7 @@ def to_caller(principal: Principal) -> Caller:
         project_id=principal.project_id,
         subject=principal.user_id or principal.service_account_id or principal.key_id,
         client=principal.client_id or principal.key_id,
+        user_id=principal.user_id,
         keeps_nothing=principal.zero_retention,
     )
 
@@ -85,8 +86,10 @@ async def open_mcp(
         return None
     from gateway.mcp.wiring import open_trust
     from mcp_bridge.bridge import Bridge
+    from mcp_bridge.carriers import Carriers
     from mcp_bridge.rebinding import Allowed
 
+    networks = stack.enter_context(upstream_networks(settings))
     guard = await open_trust(stack, db, redis)
     bridge = Bridge(
         [to_config(each) for each in settings.mcp_servers],
@@ -94,6 +97,7 @@ async def open_mcp(
         [key.derive(STATE_PURPOSE) for key in secret.keys],
         info={"name": NAME, "version": own_version()},
         guard=guard,
+        carriers=Carriers(network_of=networks.of, trust=networks.trust),
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
@@ -119,7 +123,16 @@ def to_config(server: WrittenMcpServer) -> ServerConfig:
         namespace=server.namespace,
         trust=server.trust,
         taints=server.taints,
+        network=server.network,
     )
+
+
+@contextmanager
+def upstream_networks(settings: Settings) -> Iterator[UpstreamNetworks]:
+    from gateway.mcp.network import open_networks
+
+    with ExitStack() as stack:
+        yield open_networks(stack, allow_loopback=settings.egress_to_loopback)
 
 
 def own_version() -> str:

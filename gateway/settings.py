@@ -24,6 +24,7 @@ from msgspec import Struct
 from gateway.home import Home
 from gateway.lanes import LaneDeadlines
 from gateway.listener import is_loopback, origin
+from gateway.mcp_servers import check_mcp_servers
 from gateway.networks import read_network
 from gateway.principal import Plan
 from gateway.served_models import (
@@ -263,7 +264,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         if file.public_url is not None:
             _check_public_url(file.public_url)
         _check_trusted_proxies(file.trusted_proxies)
-        _check_mcp_servers(file.mcp.servers)
+        check_mcp_servers(file.mcp.servers, near=file.egress_to_loopback)
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     shipped = sorted((PACKAGE_ROOT / "billing" / "price_books").glob("*.toml"))
@@ -338,13 +339,6 @@ def _check_trusted_proxies(ranges: list[str]) -> None:
             read_network(each)
         except ValueError as error:
             raise SettingsError(f"trusted_proxies[{position}]: {error}") from None
-
-
-def _check_mcp_servers(servers: list[WrittenMcpServer]) -> None:
-    names = [each.name for each in servers]
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise SettingsError(f"mcp.servers[{position}].name: {name!r} stands there twice")
 
 
 def _check_redis_url(url: str) -> None:

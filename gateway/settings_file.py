@@ -156,13 +156,15 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
 class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     """`[[mcp.servers]]`: asked where its URL says. `trust`: each thing that it offers has to be
     approved (`tollgate mcp approve`), or the operator vouches for "all" of it. `taints`: after a
-    result of it, tools with side effects ask a person first."""
+    result of it, tools with side effects ask a person first. `network`: where it may lie, besides
+    the public internet, which wants https."""
 
     name: McpName
     url: Url
     namespace: McpName | None = None
     trust: Literal["pinned", "all"] = "pinned"
     taints: bool = False
+    network: Literal["public", "private", "loopback"] = "public"
 
 
 class WrittenToolLoop(Strict, frozen=True, kw_only=True):

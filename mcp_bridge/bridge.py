@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import ssl
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import httpcore
 from redis.asyncio import Redis
 
+from mcp_bridge.carriers import Carriers, whose_of
+from mcp_bridge.credentials import Whose
 from mcp_bridge.endpoint import Endpoint
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.guard import Guard, LetsAllPass
@@ -27,13 +28,7 @@ from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
 from mcp_bridge.relay import Relay
 from mcp_bridge.sessions import Sessions
-from mcp_bridge.upstream import (
-    IDLE_S,
-    MAX_CONNECTIONS,
-    MAX_IDLE_CONNECTIONS,
-    ServerConfig,
-    Upstream,
-)
+from mcp_bridge.upstream import ServerConfig, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +47,9 @@ class BadServer(BridgeError):
 
 
 class Bridge:
-    """`keys`: for what clients bring back, the newest first. `network`: who dials, and checks
-    where to; None: anywhere. `guard`: what is shown of what servers offer, and which calls go out;
-    None: all of it."""
+    """`keys`: for what clients bring back, the newest first. `carriers`: how servers are reached;
+    None: anywhere over HTTP, by `network`. `guard`: what is shown of what servers offer, and which
+    calls go out; None: all of it."""
 
     def __init__(
         self,
@@ -64,13 +59,15 @@ class Bridge:
         *,
         info: dict[str, Any],
         guard: Guard | None = None,
+        carriers: Carriers | None = None,
         network: httpcore.AsyncNetworkBackend | None = None,
-        trust: ssl.SSLContext | None = None,
     ) -> None:
         self._servers = check_servers(servers)
-        self._network, self._trust = network, trust
+        if carriers is None:
+            carriers = Carriers(network_of=None if network is None else lambda _: network)
+        self._carriers = carriers
         self._info, self._guard = info, guard or LetsAllPass()
-        self._upstreams: OrderedDict[tuple[str, str], Upstream] = OrderedDict()
+        self._upstreams: OrderedDict[tuple[Whose, str], Upstream] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self.sessions = Sessions(redis)
@@ -100,30 +97,28 @@ class Bridge:
             await upstream.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def endpoint(self, org_id: str, namespace: str | None = None) -> Endpoint | None:
-        """None: there is no such namespace. Without one: all servers."""
+    def endpoint(
+        self, org_id: str, namespace: str | None = None, user_id: str | None = None
+    ) -> Endpoint | None:
+        """None: there is no such namespace. Without one: all servers. `user_id`: who asks, for
+        servers that are shown a user's own credential."""
         found = [each for each in self._servers if namespace in (None, each.namespace)]
         if not found and namespace is not None:
             return None
         keeps_names = len(found) == 1 and found[0].namespace == KEEPS_NAMES
         return Endpoint(
             key=namespace or "",
-            upstreams=tuple(self._upstream(org_id, each) for each in found),
+            upstreams=tuple(self._upstream(org_id, user_id, each) for each in found),
             keeps_names=keeps_names,
         )
 
-    def _upstream(self, org_id: str, config: ServerConfig) -> Upstream:
-        key = (org_id, config.name)
+    def _upstream(self, org_id: str, user_id: str | None, config: ServerConfig) -> Upstream:
+        whose = whose_of(config, org_id, user_id)
+        key = (whose, config.name)
         upstream = self._upstreams.get(key)
         if upstream is None:
-            pool = httpcore.AsyncConnectionPool(
-                ssl_context=self._trust,
-                max_connections=MAX_CONNECTIONS,
-                max_keepalive_connections=MAX_IDLE_CONNECTIONS,
-                keepalive_expiry=IDLE_S,
-                network_backend=self._network,
-            )
-            upstream = self._upstreams[key] = Upstream(config, self._info, pool)
+            carrier = self._carriers.open(config, whose)
+            upstream = self._upstreams[key] = Upstream(config, self._info, carrier)
             while len(self._upstreams) > MAX_UPSTREAMS:
                 self._close_soon(self._upstreams.popitem(last=False)[1])
         self._upstreams.move_to_end(key)

@@ -13,6 +13,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str
     subject: str
     client: str
+    user_id: str | None = None
+    """Where `subject` is a person. Of a principal that was written down it is not known: a server
+    is asked as the endpoint says that was opened for the person."""
     keeps_nothing: bool = False
     """Of what it asks and is answered nothing stays: a stream that it loses is lost."""
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from mcp_bridge.carrier import Carried
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LISTS
 from mcp_bridge.protocol.inbound import Envelope, param_headers
@@ -25,7 +26,6 @@ from mcp_bridge.protocol.translation import (
 )
 from mcp_bridge.upstream import (
     MAX_RECONNECTS,
-    Answer,
     SessionEnded,
     Unreachable,
     Upstream,
@@ -229,7 +229,7 @@ class LegacyExchange:
                 last_id, retry_ms = answer.last_id or last_id, answer.retry_ms
         raise Unreachable(self._upstream.name, "no_answer")
 
-    async def _read(self, answer: Answer) -> AsyncGenerator[Event]:
+    async def _read(self, answer: Carried) -> AsyncGenerator[Event]:
         if answer.status >= 500 or (answer.status >= 400 and answer.kind != "application/json"):
             raise Unreachable(self._upstream.name, f"status_{answer.status}")
         async for found in answer.messages():

@@ -6,12 +6,11 @@ this, and ended.
 
 from __future__ import annotations
 
-import ssl
 from typing import Any
 
-import httpcore
-
 from mcp_bridge.caller import Caller
+from mcp_bridge.carriers import Carriers
+from mcp_bridge.credentials import Whose
 from mcp_bridge.endpoint import Endpoint, Reach
 from mcp_bridge.guard import LetsAllPass
 from mcp_bridge.pinning import Offer, offer_of
@@ -19,7 +18,6 @@ from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.upstream import ServerConfig, Upstream, UpstreamSession
 
-MAX_CONNECTIONS = 4
 NOBODY = Caller(org_id="", project_id="", subject="", client="")
 
 
@@ -41,11 +39,12 @@ class OneSession:
 
 
 async def look(
-    config: ServerConfig, info: dict[str, Any], trust: ssl.SSLContext | None = None
+    config: ServerConfig, info: dict[str, Any], carriers: Carriers | None = None, org_id: str = ""
 ) -> Offer:
-    """Raises: RpcError, where the server gives no usable answer; NotPinnable, for too much."""
-    pool = httpcore.AsyncConnectionPool(ssl_context=trust, max_connections=MAX_CONNECTIONS)
-    upstream = Upstream(config, info, pool)
+    """As the tenant is shown it. Raises: RpcError, where the server gives no usable answer;
+    NotPinnable, for too much."""
+    carrier = (carriers or Carriers()).open(config, Whose(org_id))
+    upstream = Upstream(config, info, carrier)
     envelope = Envelope(version=MODERN, capabilities={}, info=info)
     sessions = OneSession(envelope)
     reach = Reach(

@@ -1,9 +1,7 @@
-"""One MCP server as one tenant talks to it, over Streamable HTTP, in either era.
+"""One MCP server as one tenant talks to it, in either era, by the words of Streamable HTTP.
 
-Above: `exchanges`. Below: httpcore, which speaks HTTP; `protocol`. Knows nothing of who calls us.
-What the owner of a server keeps apart (tenants, credentials) has an `Upstream` each, with its own
-connections. Nothing of a caller's travels but what a message holds: the headers are the server's
-own. Redirects are not followed, and no content coding is asked for.
+Above: `exchanges`. Below: a `carrier`, `protocol`. Knows nothing of who calls us. What the owner of
+a server keeps apart (tenants, credentials) has an `Upstream` each, with its own connections.
 """
 
 from __future__ import annotations
@@ -12,12 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import httpcore
 import msgspec
 
 from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
+from mcp_bridge.carrier import Carried, Carrier, CarrierFailed, NotSent
+from mcp_bridge.credentials import CredentialOf
 from mcp_bridge.protocol import rpc, sse
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
@@ -54,16 +53,25 @@ DESCRIBED_S = 300.0
 """How long a server is what it said it was."""
 
 ACCEPT = "application/json, text/event-stream"
-
+FAILURES = (
+    CarrierFailed,
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.TimeoutException,
+    httpcore.UnsupportedProtocol,
+)
 
 Trusted = Literal["pinned", "all"]
+Addresses = Literal["public", "private", "loopback"]
+"""Where a server may be dialled, besides the public internet: in the operator's own networks, or on
+this machine."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`namespace`: the part of an endpoint's path that it is found under; in "identity" it keeps
     its tools' names. `headers`: its own credentials. `trust`: whether what it offers has to be
     approved ("pinned") or the operator vouches for all of it. `taints`: after a result of it, tools
-    with side effects ask a person first."""
+    with side effects ask a person first. `credential`: whose it is shown besides."""
 
     name: str
     url: str
@@ -71,6 +79,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     trust: Trusted = "pinned"
     taints: bool = False
+    network: Addresses = "public"
+    credential: CredentialOf = "none"
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,15 +190,13 @@ class Answer:
 
 
 class Upstream:
-    """`pool`: of this one alone; closed with it."""
+    """`carrier`: of this one alone; closed with it."""
 
-    def __init__(
-        self, config: ServerConfig, info: dict[str, Any], pool: httpcore.AsyncConnectionPool
-    ) -> None:
+    def __init__(self, config: ServerConfig, info: dict[str, Any], carrier: Carrier) -> None:
         self.config = config
         self.name = config.name
         self._info = info
-        self._pool = pool
+        self._carrier = carrier
         self.breaker = Breaker(config.name)
         self._ids = 0
         self._described: Described | None = None
@@ -199,10 +207,9 @@ class Upstream:
         """Names of it that clients cannot take, by what was made of them."""
         self.generation = 0
         """Another one whenever what it offers may be another: it said so, or a session began."""
-        self._url = urlsplit(config.url)
 
     async def close(self) -> None:
-        await self._pool.aclose()
+        await self._carrier.close()
 
     def next_id(self) -> int:
         self._ids += 1
@@ -216,42 +223,25 @@ class Upstream:
         headers: Mapping[str, str],
         *,
         endless: bool = False,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[Carried]:
         """Raises: Unreachable."""
-        sent = {
-            "host": self._url.netloc.rpartition("@")[2],
-            "accept": ACCEPT,
-            "accept-encoding": "identity",
-            "user-agent": "tollgate",
-            **self.config.headers,
-            **headers,
-        }
-        content = b""
-        if body is not None:
-            content = rpc.encode(body)
-            sent["content-type"] = "application/json"
-        if method == "POST":
-            sent["content-length"] = str(len(content))
-        read_s = None if endless else READ_TIMEOUT_S
-        limits = {"connect": CONNECT_TIMEOUT_S, "read": read_s, "write": WRITE_TIMEOUT_S}
         attempt, is_open = self._attempt(), True
         try:
-            async with self._pool.stream(
-                method,
-                self.config.url,
-                headers=[(name.encode(), value.encode()) for name, value in sent.items()],
-                content=content,
-                extensions={"timeout": {**limits, "pool": CONNECT_TIMEOUT_S}},
-            ) as response:
-                failure = f"status_{response.status}" if response.status >= 500 else None
+            async with self._carrier.ask(
+                method, body, headers, endless=endless, on_change=self.changed
+            ) as answer:
+                failure = f"status_{answer.status}" if answer.status >= 500 else None
                 self.breaker.report(attempt, failure=failure)
                 is_open = False
-                yield Answer(self.name, response, endless=endless, on_change=self.changed)
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+                yield answer
+        except NotSent as error:
+            raise Unreachable(self.name, error.reason) from error
+        except FAILURES as error:
+            reason = error.reason if isinstance(error, CarrierFailed) else type(error).__name__
             if is_open:
-                self.breaker.report(attempt, failure=type(error).__name__)
+                self.breaker.report(attempt, failure=reason)
                 is_open = False
-            raise Unreachable(self.name, type(error).__name__) from error
+            raise Unreachable(self.name, reason) from error
         finally:
             if is_open:
                 self.breaker.give_up(attempt)
@@ -349,7 +339,7 @@ class Upstream:
         )
         return session, described
 
-    async def _one_result(self, answer: Answer) -> dict[str, Any]:
+    async def _one_result(self, answer: Carried) -> dict[str, Any]:
         if answer.status not in (200, 400, 404):
             raise Unreachable(self.name, f"status_{answer.status}")
         async for found in answer.messages():

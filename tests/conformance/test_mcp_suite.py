@@ -37,6 +37,7 @@ upstream = "http://127.0.0.1:1/v1"
 [[mcp.servers]]
 name = "fixture"
 url = "URL"
+network = "loopback"
 namespace = "identity"
 trust = "all"
 """

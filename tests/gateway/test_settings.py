@@ -162,6 +162,7 @@ def test_an_engine_that_runs_elsewhere_is_not_started() -> None:
 
 GOOD = "QUJD" * 11
 """33 bytes in base64."""
+SERVER = "[[mcp.servers]]\nname = 'a'\n"
 MODEL = '[[model]]\nname = "m"\n'
 ADAPTED = MODEL + "path = 'a'\n[[model.adapter]]\n"
 MISTAKES = [
@@ -191,12 +192,18 @@ MISTAKES = [
     ("trusted_proxies = ['10.0.0.1/8']", "trusted_proxies[0]: 10.0.0.1/8 has host bits set"),
     ("trusted_proxies = ['::1', 'lb']", "trusted_proxies[1]: 'lb' does not appear to be an IP"),
     ("[mcp]\nserver = []", "tollgate.toml: mcp.server: unknown key"),
-    ("[[mcp.servers]]\nname = 'A'\nurl = 'http://h'", "mcp.servers[0].name: expected 1 to 24 of"),
+    ("[[mcp.servers]]\nname = 'A'\nurl = 'https://h'", "mcp.servers[0].name: expected 1 to 24 of"),
     ("[[mcp.servers]]\nname = 'a'\nurl = 'h'", "mcp.servers[0].url: expected a URL such as"),
     (
-        "[[mcp.servers]]\nname = 'a'\nurl = 'http://h'\n" * 2,
+        "[[mcp.servers]]\nname = 'a'\nurl = 'https://h'\n" * 2,
         "mcp.servers[1].name: 'a' stands there twice",
     ),
+    (SERVER + "url = 'http://h.example'", "mcp.servers[0].url: http is for network = 'private'"),
+    (SERVER + "url = 'http://localhost/mcp'", "says network = 'loopback'"),
+    (SERVER + "url = 'https://[::1]/mcp'\nnetwork = 'private'", "says network = 'loopback'"),
+    (SERVER + "url = 'https://10.0.0.1/mcp'", "the operator's own networks are 'private'"),
+    (SERVER + "url = 'https://169.254.1.1'\nnetwork = 'private'", "is not a public address"),
+    (SERVER + "url = 'https://u:p@h.example'", "credentials belong into the vault"),
     ("price_books = [1]", "tollgate.toml: price_books[0]: expected a path"),
     ("redis_url = '127.0.0.1'", "redis_url: expected a URL such as 'redis://"),
     ("database_url = 'mysql://h/d'", "tollgate.toml: database_url: Postgres only, not 'mysql'"),
@@ -347,12 +354,12 @@ def test_database_urls_as_people_write_them(scheme: str) -> None:
 
 def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
     store = "[file_store]\nbucket = 'b-1'\nprefix = 'a/b'\npath_style = false\n"
-    server = "[[mcp.servers]]\nname = 'a'\nurl = 'http://h/mcp'\n"
+    server = "[[mcp.servers]]\nname = 'a'\nurl = 'https://h/mcp'\n"
     write("trusted_proxies = ['10.0.0.0/8', '::1']\n" + FROM_THE_ISSUE + "\n" + store + server)
     found = load({}, {"TOLLGATE_REDIS_URL": "redis://:secret@h:1/0"})
     assert found.trusted_proxies == ("10.0.0.0/8", "::1")
     assert found.file_store is not None and found.file_store.prefix == "a/b"
-    assert found.mcp_servers[0].url == "http://h/mcp"
+    assert found.mcp_servers[0].url == "https://h/mcp"
     path = tmp_path / "settings.json"
     for _ in range(2):
         save(found, path)

@@ -43,18 +43,21 @@ upstream = "http://127.0.0.1:1/v1"
 [[mcp.servers]]
 name = "old"
 url = "OLD"
+network = "loopback"
 namespace = "identity"
 trust = "all"
 
 [[mcp.servers]]
 name = "new"
 url = "NEW"
+network = "loopback"
 namespace = "second"
 trust = "all"
 
 [[mcp.servers]]
 name = "unknown"
 url = "NEW"
+network = "loopback"
 namespace = "third"
 """
 

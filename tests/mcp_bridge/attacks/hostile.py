@@ -63,7 +63,8 @@ def caller_of(who: str) -> Caller:
 async def attacked(
     store: redis.asyncio.Redis, *servers: Server, network: Any = None, url: str | None = None
 ) -> AsyncIterator[Client]:
-    """A client of it. One server alone keeps its names; several are `s0`, `s1`."""
+    """A client of it. `url`: with PORT where the server's stands. One server alone
+    keeps its names; several are `s0`, `s1`."""
     async with AsyncExitStack() as stack:
         configs = []
         for number, server in enumerate(servers):
@@ -74,7 +75,7 @@ async def attacked(
             configs.append(
                 ServerConfig(
                     name=f"s{number}",
-                    url=url or f"http://127.0.0.1:{port}/mcp",
+                    url=(url or "http://127.0.0.1:PORT/mcp").replace("PORT", str(port)),
                     namespace="identity" if len(servers) == 1 else None,
                     headers={"authorization": "Bearer servers-own"},
                 )

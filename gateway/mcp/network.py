@@ -1,0 +1,81 @@
+"""Where MCP servers may be dialled: checked addresses alone, by what the operator allows of each.
+
+Above: `mcp_door`, the command line. Below: `gateway.egress`. A server's name is looked up once for
+a connection, and one forbidden address among what is found forbids it; a name that means another
+address a moment later is not asked again. For the bridge a forbidden address is a connection that
+does not come about.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import httpcore
+
+from gateway.egress import (
+    RESOLVER_THREADS,
+    Checked,
+    EgressError,
+    ForbiddenTarget,
+    Resolve,
+    lookup_on,
+    public_trust,
+)
+from mcp_bridge.upstream import Addresses
+
+
+class ForbiddenAddress(httpcore.ConnectError):
+    """A server's name leads where it may not: its own name is what callers are told."""
+
+
+class NoAddress(httpcore.ConnectError):
+    pass
+
+
+class UpstreamNetwork(Checked):
+    """A Checked whose errors are those of a network."""
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            return await super().connect_tcp(host, port, timeout, local_address, socket_options)
+        except ForbiddenTarget as error:
+            raise ForbiddenAddress(str(error)) from error
+        except EgressError as error:
+            raise NoAddress(str(error)) from error
+
+
+class UpstreamNetworks:
+    """One for each kind of address. `allow_loopback`: for all of them, in development."""
+
+    def __init__(self, resolve: Resolve, *, allow_loopback: bool = False) -> None:
+        self.trust: ssl.SSLContext = public_trust()
+        self._by_kind: dict[Addresses, UpstreamNetwork] = {
+            kind: UpstreamNetwork(
+                httpcore.AnyIOBackend(),
+                resolve,
+                allow_loopback=allow_loopback or kind == "loopback",
+                allow_private=kind == "private",
+            )
+            for kind in ("public", "private", "loopback")
+        }
+
+    def of(self, kind: Addresses) -> httpcore.AsyncNetworkBackend:
+        return self._by_kind[kind]
+
+
+def open_networks(stack: ExitStack, *, allow_loopback: bool) -> UpstreamNetworks:
+    """Its threads end with `stack`."""
+    threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="mcp-resolver")
+    stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+    return UpstreamNetworks(lookup_on(threads), allow_loopback=allow_loopback)

@@ -1,0 +1,50 @@
+"""`[[mcp.servers]]` as far as its parts have to fit together: pure.
+
+Above: `settings`. Below: `egress_targets`. Names are checked for how they lie about where they
+lead when a server is dialled; here only what is plainly written is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from gateway.egress_targets import LOCALHOST, Forbidden, check_address
+from gateway.settings_file import SettingsError, WrittenMcpServer
+
+
+def check_mcp_servers(servers: Sequence[WrittenMcpServer], *, near: bool) -> None:
+    """near: this machine may be dialled, whatever a server says. Raises: SettingsError."""
+    names = [each.name for each in servers]
+    for position, server in enumerate(servers):
+        place = f"mcp.servers[{position}]"
+        if server.name in names[:position]:
+            raise SettingsError(f"{place}.name: {server.name!r} stands there twice")
+        _check_url(f"{place}.url", server.url, server.network, near=near)
+
+
+def _check_url(place: str, url: str, network: str, *, near: bool) -> None:
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        raise SettingsError(f"{place}: not a URL") from None
+    if parts.username is not None or parts.password is not None:
+        raise SettingsError(f"{place}: credentials belong into the vault, not into a URL")
+    is_address = True
+    try:
+        ip_address(host)
+    except ValueError:
+        is_address = False
+    is_near = host == LOCALHOST or (is_address and ip_address(host).is_loopback)
+    if is_near and not near and network != "loopback":
+        raise SettingsError(f"{place}: this machine is asked where it says network = 'loopback'")
+    if is_address and not is_near:
+        try:
+            check_address(host, allow_private=network == "private")
+        except Forbidden as error:
+            hint = "" if network == "private" else "; the operator's own networks are 'private'"
+            raise SettingsError(f"{place}: {error}{hint}") from None
+    if parts.scheme != "https" and network == "public" and not is_near:
+        raise SettingsError(f"{place}: http is for network = 'private' or 'loopback'")

@@ -1,0 +1,66 @@
+"""What carries messages to a server and back, whatever the server is behind it.
+
+Above: `upstream`. Below: nothing. `http_carrier` is the one of Streamable HTTP, whose words all
+carriers speak: a request has a method, headers and at most one message, an answer has a status,
+headers and messages. A carrier knows no era and no caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from mcp_bridge.protocol.rpc import Message
+
+
+class CarrierFailed(Exception):
+    """There is no answer, and why, in one word. What was asked may or may not have been done."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class NotSent(CarrierFailed):
+    """Nothing went out, and it is nothing that the server did: no credential, say."""
+
+
+class Carried(Protocol):
+    """An answer whose head is there."""
+
+    status: int
+    kind: str
+    """Its media type."""
+    last_id: str | None
+    """Of the event that came last; where to read on."""
+    retry_ms: int
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Names in lower case."""
+        ...
+
+    @property
+    def is_stream(self) -> bool: ...
+
+    async def body(self) -> bytes: ...
+
+    def messages(self) -> AsyncIterator[Message | None]: ...
+
+
+class Carrier(Protocol):
+    def ask(
+        self,
+        method: str,
+        body: Message | None,
+        headers: Mapping[str, str],
+        *,
+        endless: bool,
+        on_change: Callable[[], None],
+    ) -> AbstractAsyncContextManager[Carried]:
+        """`endless`: a stream that may say nothing for long. `on_change`: the server offers
+        something else now. Raises: CarrierFailed, httpcore's errors, Unreachable."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,56 @@
+"""What a server is shown of ours: values by the names of headers or of environment variables.
+
+Above: carriers, and whoever keeps such values. Below: nothing. The caller's own credential is never
+among them: it is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+CredentialOf = Literal["none", "tenant", "user"]
+"""Whose a server is shown: nobody's, the tenant's, or the user's, and the tenant's for who has
+none."""
+
+
+class Whose(msgspec.Struct, frozen=True):
+    """For whom a server is asked. `user_id` None: for all of a tenant."""
+
+    org_id: str
+    user_id: str | None = None
+
+
+class CredentialSet(msgspec.Struct, frozen=True):
+    """`name` names exactly these values, and is none of them."""
+
+    name: str
+    values: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"CredentialSet({self.name!r})"
+
+
+NO_CREDENTIAL = CredentialSet("none", {})
+
+
+class Credentials(Protocol):
+    async def of(
+        self, whose: Whose, server: str, refused: CredentialSet | None = None
+    ) -> CredentialSet:
+        """refused: what the server did not take, so that another is had if there is one.
+
+        Raises: carrier.NotSent.
+        """
+        ...
+
+
+class NobodysCredentials:
+    """For servers that are shown nothing."""
+
+    async def of(
+        self, whose: Whose, server: str, refused: CredentialSet | None = None
+    ) -> CredentialSet:
+        return NO_CREDENTIAL

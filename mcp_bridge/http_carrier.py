@@ -1,0 +1,110 @@
+"""Streamable HTTP to a server: the transport whose words all carriers speak.
+
+Above: `upstream`, by its Carrier. Below: httpcore. Nothing of a caller's travels but what a message
+holds: the headers are the server's own, and those of the credential that is its. Redirects are not
+followed, and no content coding is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import httpcore
+
+from mcp_bridge.carrier import Carried
+from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.rpc import Message
+from mcp_bridge.upstream import (
+    ACCEPT,
+    CONNECT_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    WRITE_TIMEOUT_S,
+    Answer,
+    ServerConfig,
+)
+
+FRAMING = frozenset(
+    ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding")
+)
+
+Shown = Callable[[CredentialSet | None], Awaitable[CredentialSet]]
+"""The credential for a request; with the one that was refused, another."""
+
+
+async def shows_nothing(_refused: CredentialSet | None) -> CredentialSet:
+    return NO_CREDENTIAL
+
+
+class HttpCarrier:
+    """`pool`: of this one alone; closed with it."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        pool: httpcore.AsyncConnectionPool,
+        shown: Shown = shows_nothing,
+    ) -> None:
+        self._config, self._pool, self._shown = config, pool, shown
+        self._url = urlsplit(config.url)
+
+    async def close(self) -> None:
+        await self._pool.aclose()
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        method: str,
+        body: Message | None,
+        headers: Mapping[str, str],
+        *,
+        endless: bool,
+        on_change: Callable[[], None],
+    ) -> AsyncIterator[Carried]:
+        content = b"" if body is None else rpc.encode(body)
+        fixed = {
+            "host": self._url.netloc.rpartition("@")[2],
+            "accept": ACCEPT,
+            "accept-encoding": "identity",
+            "user-agent": "tollgate",
+            **self._config.headers,
+            **headers,
+        }
+        if body is not None:
+            fixed["content-type"] = "application/json"
+        if method == "POST":
+            fixed["content-length"] = str(len(content))
+        credential = await self._shown(None)
+        async with self._once(method, fixed, credential, content, endless) as response:
+            again = await self._shown(credential) if response.status == 401 else credential
+            if again is credential:
+                yield Answer(self._config.name, response, endless=endless, on_change=on_change)
+                return
+        # Refused before anything was done: a newer token may be taken.
+        async with self._once(method, fixed, again, content, endless) as response:
+            yield Answer(self._config.name, response, endless=endless, on_change=on_change)
+
+    @asynccontextmanager
+    async def _once(
+        self,
+        method: str,
+        fixed: Mapping[str, str],
+        credential: CredentialSet,
+        content: bytes,
+        endless: bool,
+    ) -> AsyncIterator[httpcore.Response]:
+        """What frames a message is never a credential's to say."""
+        own = {name.lower(): value for name, value in credential.values.items()}
+        sent = {**fixed, **{name: own[name] for name in own if name not in FRAMING}}
+        read_s = None if endless else READ_TIMEOUT_S
+        limits = {"connect": CONNECT_TIMEOUT_S, "read": read_s, "write": WRITE_TIMEOUT_S}
+        async with self._pool.stream(
+            method,
+            self._config.url,
+            headers=[(name.encode(), value.encode()) for name, value in sent.items()],
+            content=content,
+            extensions={"timeout": {**limits, "pool": CONNECT_TIMEOUT_S}},
+        ) as response:
+            yield response
