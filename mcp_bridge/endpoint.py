@@ -25,6 +25,7 @@ from mcp_bridge.exchanges import (
     open_exchange,
     remember_schemas,
     result_of,
+    without_misnamed,
 )
 from mcp_bridge.guard import KIND_OF, Asking, Fetched, Guard, GuardedExchange
 from mcp_bridge.names import IDENTITY, SEPARATOR, SHORTENED, alias_of
@@ -142,6 +143,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         )
         result = await result_of(exchange)
         if method == "tools/list":
+            result = without_misnamed(upstream, result) if described.modern else result
             remember_schemas(upstream, result)
         return result
 

@@ -8,6 +8,7 @@ time only where the server said that it did nothing, as for a session that it no
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ import msgspec
 from mcp_bridge.carrier import Carried
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LISTS
-from mcp_bridge.protocol.inbound import Envelope, param_headers
+from mcp_bridge.protocol.inbound import Envelope, misnames_headers, param_headers
 from mcp_bridge.protocol.rpc import HEADER_MISMATCH, METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.protocol.translation import (
     check_asked,
@@ -34,6 +35,8 @@ from mcp_bridge.upstream import (
     legacy_headers,
     modern_headers,
 )
+
+log = logging.getLogger(__name__)
 
 MAX_ASKED = 32
 """Of a client, at once."""
@@ -336,6 +339,23 @@ async def tool_schema(
             if not isinstance(cursor, str) or name in upstream.schemas:
                 break
     return upstream.schemas.get(name)
+
+
+def without_misnamed(upstream: Upstream, page: dict[str, Any]) -> dict[str, Any]:
+    """A page of tools of a server of the newer era, without those whose arguments could not travel
+    as the headers that they want."""
+    tools = page.get(LISTS["tools/list"])
+    if not isinstance(tools, list):
+        return page
+    kept = [
+        tool
+        for tool in tools
+        if not (isinstance(tool, dict) and misnames_headers(tool.get("inputSchema")))
+    ]
+    if len(kept) < len(tools):
+        left_out = len(tools) - len(kept)
+        log.info("mcp: %s: %d tools with impossible headers are left out", upstream.name, left_out)
+    return {**page, LISTS["tools/list"]: kept}
 
 
 def remember_schemas(upstream: Upstream, page: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from mcp_bridge.protocol.eras import (
     VERSION_HEADER,
 )
 from mcp_bridge.protocol.inbound import Envelope, encode_name
-from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, UNSUPPORTED_VERSION, Message, RpcError
 from mcp_bridge.protocol.translation import to_legacy_capabilities, to_modern_params
 
 CONNECT_TIMEOUT_S = 5.0
@@ -49,6 +49,7 @@ MAX_RECONNECTS = 5
 """In a row that brought nothing."""
 DEFAULT_RETRY_MS = 1000
 MAX_SESSION_ID_LENGTH = 1024
+MAX_DISCOVERS = 2
 DESCRIBED_S = 300.0
 """How long a server is what it said it was."""
 
@@ -102,6 +103,10 @@ class UpstreamSession(msgspec.Struct, frozen=True, kw_only=True):
 
 class SessionEnded(Exception):
     """The server does not know the session (any more), and has done nothing."""
+
+
+class SpeaksModern(Exception):
+    """It refuses our revision and names the same one: it may take it the next time."""
 
 
 class Unreachable(RpcError):
@@ -286,11 +291,21 @@ class Upstream:
 
     async def _discover(self, envelope: Envelope, now: float) -> Described | None:
         """None: it is of the older era. Any answer but the newer era's own says so."""
+        for _ in range(MAX_DISCOVERS):
+            try:
+                return await self._discover_once(envelope, now)
+            except SpeaksModern:
+                continue
+        raise Unreachable(self.name, "version")
+
+    async def _discover_once(self, envelope: Envelope, now: float) -> Described | None:
         message = rpc.request(self.next_id(), "server/discover", to_modern_params({}, envelope))
         headers = modern_headers("server/discover", {})
         async with self.ask("POST", message, headers) as answer:
             if answer.status >= 500:
                 raise Unreachable(self.name, f"status_{answer.status}")
+            if answer.status == 400 and MODERN in await self._supported(answer):
+                raise SpeaksModern
             if answer.status != 200:
                 return None
             async for found in answer.messages():
@@ -309,6 +324,20 @@ class Upstream:
                     at=now,
                 )
         return None
+
+    async def _supported(self, answer: Carried) -> list[Any]:
+        """What a server that refuses a revision says that it speaks instead."""
+        if answer.kind != "application/json":
+            return []
+        try:
+            found = rpc.decode(await answer.body())
+        except RpcError:
+            return []  # a server of the older era may refuse in its own words
+        error = as_object(found.get("error"))
+        supported = as_object(error.get("data")).get("supported")
+        if error.get("code") != UNSUPPORTED_VERSION or not isinstance(supported, list):
+            return []
+        return supported
 
     # Sessions of the older era.
 
