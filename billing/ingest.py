@@ -92,10 +92,11 @@ _INGEST = sa.text(f"""
     hours AS (
         SELECT org, date_trunc('hour', admitted_at, 'UTC') AS admitted_at, project, key, model,
             tier, CASE lane WHEN 'batch' THEN lane ELSE '' END AS lane, kind, price_set, band, late,
-            {_SUMS}, {USES}, count(*) AS num_requests
+            {_SUMS}, {USES}, count(*) AS num_requests,
+            count(*) FILTER (WHERE embedding_input > 0) AS num_embeddings
         FROM used WHERE kind = 'usage' GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
     ),
-    {post_legs(roll_up("hours", "sum(num_requests)"), charge("hours"))},
+    {post_legs(roll_up("hours"), charge("hours"))},
     priced AS (
         INSERT INTO price_sets
         SELECT id, CAST(prices AS jsonb)

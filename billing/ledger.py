@@ -100,7 +100,8 @@ POST_LEGS = post_legs()
 _KEY = "project, key, model, tier, batch"
 _HOUR_KEY = f"org, hour, {_KEY}"
 _DAY_KEY = f"org, day, {_KEY}"
-_COUNTED = (*COMPONENTS, *AMOUNTS, "num_requests")
+_NUMBERS = ("num_requests", "num_embeddings")
+_COUNTED = (*COMPONENTS, *AMOUNTS, *_NUMBERS)
 _CHARGE_KEY = "org, hour, project, model, tier, price_set, band"
 _CHARGES = (*COMPONENTS, *AMOUNTS, *REQUESTS)
 USES = ", ".join(
@@ -118,13 +119,13 @@ def _growing(names: tuple[str, ...]) -> str:
     return ", ".join(f"{name} = r.{name} + EXCLUDED.{name}" for name in names)
 
 
-def _grown(table: str, unit: str, source: str, num_requests: str) -> str:
+def _grown(table: str, unit: str, source: str) -> str:
     key = f"org, {unit}, {_KEY}"
     return f"""
     {table}_grown AS (
         INSERT INTO {table} AS r ({key}, {", ".join(_COUNTED)})
         SELECT org, date_trunc('{unit}', admitted_at, 'UTC') AS {unit}, project, key, model, tier,
-            lane = 'batch' AS batch, {_sums((*COMPONENTS, *AMOUNTS))}, {num_requests}
+            lane = 'batch' AS batch, {_sums(_COUNTED)}
         FROM {source} WHERE kind = 'usage'
         GROUP BY {key} ORDER BY {key}
         ON CONFLICT ({key}) DO UPDATE SET {_growing(_COUNTED)}
@@ -132,13 +133,13 @@ def _grown(table: str, unit: str, source: str, num_requests: str) -> str:
     """
 
 
-def roll_up(source: str, num_requests: str) -> str:
+def roll_up(source: str) -> str:
     """CTEs that add the rows of `source` to usage_hourly and usage_daily.
 
-    `source` has the columns of usage_events; `num_requests` is SQL for what a group counts.
+    `source` has the columns of usage_events, and how many of them each row is the sum of:
+    `num_requests`, and `num_embeddings` of these.
     """
-    hours = _grown("usage_hourly", "hour", source, num_requests)
-    return f"{hours}, {_grown('usage_daily', 'day', source, num_requests)}"
+    return f"{_grown('usage_hourly', 'hour', source)}, {_grown('usage_daily', 'day', source)}"
 
 
 def _changed(table: str, unit: str, source: str, changes: Mapping[str, str]) -> str:
@@ -238,12 +239,13 @@ _CHECKS = {
     "the hour's tokens differ from its events": f"""
         SELECT {_HOUR} FROM usage_hourly h FULL JOIN (
             SELECT org, date_trunc('hour', admitted_at, 'UTC') AS hour, project, key, model, tier,
-                lane = 'batch' AS batch, min(id) AS first, count(*) AS found, {_sums(COMPONENTS)}
+                lane = 'batch' AS batch, min(id) AS first, count(*) AS found,
+                count(*) FILTER (WHERE embedding_input > 0) AS embedded, {_sums(COMPONENTS)}
             FROM usage_events WHERE kind = 'usage' AND {" + ".join(COMPONENTS)} > 0
             GROUP BY {_HOUR_KEY}
         ) e USING ({_HOUR_KEY})
-        WHERE (h.num_requests, {", ".join(f"h.{name}" for name in COMPONENTS)})
-            IS DISTINCT FROM (e.found, {", ".join(f"e.{name}" for name in COMPONENTS)})
+        WHERE (h.num_requests, h.num_embeddings, {", ".join(f"h.{name}" for name in COMPONENTS)})
+            IS DISTINCT FROM (e.found, e.embedded, {", ".join(f"e.{name}" for name in COMPONENTS)})
     """,
     "the hour's money differs from its transfers": f"""
         SELECT {_HOUR} FROM usage_hourly FULL JOIN (
@@ -278,12 +280,13 @@ _CHECKS = {
 _NUM_TAGS = "(SELECT count(*) FROM jsonb_object_keys(g.tags))"
 _CHECKS["the day's tags differ from its events"] = f"""
     SELECT concat_ws('/', {_DAY_KEY}) FROM (
-        SELECT {_DAY_KEY}, {_sums((*COMPONENTS, "num_requests"))},
+        SELECT {_DAY_KEY}, {_sums((*COMPONENTS, *_NUMBERS))},
             sum({" + ".join(AMOUNTS)}) AS amount
         FROM usage_tags_daily GROUP BY {_DAY_KEY}
     ) d FULL JOIN (
         SELECT u.org, date_trunc('day', u.admitted_at, 'UTC') AS day, project, key, model, tier,
             lane = 'batch' AS batch, sum({_NUM_TAGS}) AS found, sum({_NUM_TAGS} * posted) AS posted,
+            coalesce(sum({_NUM_TAGS}) FILTER (WHERE embedding_input > 0), 0) AS embedded,
             {", ".join(f"sum({_NUM_TAGS} * {name}) AS {name}" for name in COMPONENTS)}
         FROM event_tags g JOIN usage_events u ON u.id = g.event_id CROSS JOIN LATERAL (
             SELECT coalesce(sum({_CHARGED}), 0) AS posted FROM transfers t
@@ -292,8 +295,10 @@ _CHECKS["the day's tags differ from its events"] = f"""
         WHERE kind = 'usage' AND {" + ".join(COMPONENTS)} > 0
         GROUP BY u.org, day, project, key, model, tier, batch
     ) e USING ({_DAY_KEY})
-    WHERE (d.num_requests, d.amount, {", ".join(f"d.{name}" for name in COMPONENTS)})
-        IS DISTINCT FROM (e.found, e.posted, {", ".join(f"e.{name}" for name in COMPONENTS)})
+    WHERE (d.num_requests, d.num_embeddings, d.amount,
+            {", ".join(f"d.{name}" for name in COMPONENTS)})
+        IS DISTINCT FROM (e.found, e.embedded, e.posted,
+            {", ".join(f"e.{name}" for name in COMPONENTS)})
 """
 
 check = partial(complaints, _CHECKS)

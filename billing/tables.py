@@ -172,7 +172,8 @@ usage_conflicts = sa.Table(
 
 
 def _rollup(name: str, unit: str, *of: str) -> sa.Table:
-    """Sums of usage by `unit` of the admission."""
+    """Sums of usage by `unit` of the admission. `num_embeddings`: of its requests, those that read
+    something to make embeddings of it."""
     return sa.Table(
         name,
         metadata,
@@ -182,6 +183,7 @@ def _rollup(name: str, unit: str, *of: str) -> sa.Table:
         sa.Column("batch", sa.Boolean, primary_key=True),
         *_counted(),
         sa.Column("num_requests", sa.BigInteger, nullable=False),
+        sa.Column("num_embeddings", sa.BigInteger, nullable=False, server_default="0"),
     )
 
 

@@ -75,7 +75,8 @@ LINE_ITEMS: dict[Component, str] = {
     "batch_queue": "batch_queue",
 }
 """A line item is "{model}, {this}"."""
-SUM_OF_COUNTS = (*COMPONENTS, "num_requests")
+NUM_OF = {False: "num_others", True: "num_embeddings"}
+"""What counts requests: of which embeddings were made, and all others."""
 SUM_OF_COSTS = (*COMPONENTS, *AMOUNTS)
 
 _keys = sa.table("api_keys", sa.column("id"), *(sa.column(each) for each in OWNERS.values()))
@@ -161,8 +162,7 @@ async def usage_completions(
 ) -> ReportPage[UsageRow]:
     """Tokens and requests; times are Unix seconds, an empty filter does not filter, no `end_time`
     means now. `served_as`: BATCH of what is batch in the default tier, else the tier.
-    `embeddings`: of what was read for some; else of all else. Requests of a model that did both
-    for one key in one hour are counted in both.
+    `embeddings`: of what was read for some; else of all else. A request is counted in one of them.
 
     Raises: ReportQueryError, naming the parameter.
     """
@@ -174,13 +174,14 @@ async def usage_completions(
     filters = {"project": project_ids, "key": api_key_ids, "model": models, "served_as": served_as}
     where = [
         *_where(source, org, window, filters),
-        _made_embeddings(source) if embeddings else _made_other(source),
+        source.c[NUM_OF[embeddings]] != 0,
         *_of_owners(source, {"user_id": user_ids, "service_account_id": service_account_ids}),
     ]
     if batch is not None:
         where.append(source.c.batch == batch)
     found: defaultdict[int, list[UsageRow]] = defaultdict(list)
-    for row in await _aggregate(open_rows, org, source, window, where, group_by, SUM_OF_COUNTS):
+    sums = (*COMPONENTS, NUM_OF[embeddings])
+    for row in await _aggregate(open_rows, org, source, window, where, group_by, sums):
         *counts, num_requests = row.sums
         if not any(row.sums):
             continue  # of a tag, that all there is has
@@ -317,7 +318,7 @@ def _by_tag(key: str) -> sa.Subquery:
     """Days by the values of a tag. What has none is all that there is less what has one."""
     own, of_tag = usage_daily.c, usage_tags_daily.c
     names = ("org", "day", *GROUPED, "batch")
-    counted = (*SUM_OF_COSTS, "num_requests")
+    counted = (*SUM_OF_COSTS, "num_requests", "num_embeddings")
     nobody = sa.null().cast(sa.Text).label(TAG)
     with_it = sa.select(*(of_tag[name] for name in (*names, *counted)), of_tag.value.label(TAG))
     less = [(-of_tag[name]).label(name) for name in counted]
@@ -328,7 +329,7 @@ def _by_tag(key: str) -> sa.Subquery:
         without.where(of_tag.tag == key),
     ).subquery()
     served_as = _served_as(rows.c.tier, rows.c.batch)
-    return sa.select(rows, rows.c.day.label("moment"), served_as).subquery()
+    return sa.select(rows, rows.c.day.label("moment"), served_as, _num_others(rows)).subquery()
 
 
 def _served_as(tier: sa.ColumnElement[str], batch: sa.ColumnElement[bool]) -> sa.ColumnElement[str]:
@@ -338,20 +339,26 @@ def _served_as(tier: sa.ColumnElement[str], batch: sa.ColumnElement[bool]) -> sa
 def _rolled(table: sa.Table, unit: str) -> sa.Subquery:
     own = table.c
     served_as = _served_as(own.tier, own.batch)
-    return sa.select(table, own[unit].label("moment"), served_as).subquery()
+    return sa.select(table, own[unit].label("moment"), served_as, _num_others(table)).subquery()
+
+
+def _num_others(rows: sa.FromClause) -> sa.ColumnElement[int]:
+    return (rows.c.num_requests - rows.c.num_embeddings).label("num_others")
 
 
 def _minutes() -> sa.Subquery:
     """Events in the shape of a rollup, one row each."""
     events = usage_events.c
     batch, total = events.lane == BATCH, sum((events[name] for name in COMPONENTS), sa.literal(0))
+    made = sa.case((events.embedding_input > 0, 1), else_=0)
     return (
         sa.select(
             usage_events,
             events.admitted_at.label("moment"),
             batch.label("batch"),
             _served_as(events.tier, batch),
-            sa.literal(1).label("num_requests"),
+            made.label("num_embeddings"),
+            (1 - made).label("num_others"),
         )
         .where(events.kind == "usage", total > 0)
         .subquery()
@@ -374,16 +381,6 @@ def _where(
         source.c.moment < to_moment(window.end),
         *(source.c[name].in_(wanted) for name, wanted in filters.items() if wanted),
     ]
-
-
-def _made_embeddings(source: sa.Subquery) -> sa.ColumnElement[bool]:
-    return source.c.embedding_input != 0
-
-
-def _made_other(source: sa.Subquery) -> sa.ColumnElement[bool]:
-    """A row of a rollup may have both: then it is of both reports, each with its own tokens."""
-    others = [source.c[name] for name in COMPONENTS if name != "embedding_input"]
-    return sa.or_(source.c.embedding_input == 0, sum(others, sa.literal(0)) != 0)
 
 
 def _of_owners(

@@ -83,7 +83,7 @@ def of_event(event: UsageEvent) -> Tagged:
     )
 
 
-_COUNTED = (*COMPONENTS, *AMOUNTS, "num_requests")
+_COUNTED = (*COMPONENTS, *AMOUNTS, "num_requests", "num_embeddings")
 _OF_TAG = ("org", "day", "tag", "value")
 _KEY = (*_OF_TAG, *GROUPED, "batch")
 _AMOUNT = " + ".join(AMOUNTS)
@@ -195,5 +195,6 @@ def _counts(event: Tagged) -> dict[str, int]:
         if getattr(event.quantities, name)
     }
     counts["num_requests"] = event.num_requests
+    counts["num_embeddings"] = event.num_requests if event.quantities.embedding_input else 0
     counts.update((amount_column(name), amount) for name, amount in event.amounts.items())
     return counts

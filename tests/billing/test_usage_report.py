@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from importlib import import_module
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -13,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.errors import ReportQueryError
 from billing.events import COMPONENTS, Price, Quantities, UsageEvent
 from billing.ingest import ingest
+from billing.ledger import check
 from billing.usage_report import (
     LINE_ITEMS,
     CostRow,
@@ -196,15 +199,56 @@ async def test_a_users_usage_is_that_of_their_keys(used: OpenRows, db: AsyncEngi
     assert [row.user_id for row in minute.buckets[0].results] == ["user_1", None]
 
 
-async def test_a_model_that_does_both_loses_no_tokens_to_the_other_report(db: AsyncEngine) -> None:
-    await ingest(db, [at(NOON), at(NOON, Quantities(embedding_input=9))])
-    query: dict[str, Any] = {
-        "org": "org_a", "start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY,
-    }  # fmt: skip
+async def embedded_and_said(db: AsyncEngine) -> None:
+    """In one hour, by one key, of one model: two embeddings, three of everything else."""
+    embedded = Quantities(embedding_input=9)
+    queued = Quantities(embedding_input=4, batch_queue=1)
+    events = [at(NOON), at(NOON), at(NOON, queued)]
+    for quantities in (USED, embedded):
+        tagged = msgspec.structs.replace(an_attempt(), tags={"team": "a"})
+        events.append(an_event(tagged, quantities))
+    await ingest(db, events)
+
+
+async def numbers(db: AsyncEngine, **query: Any) -> list[tuple[int, int, int]]:
+    """(requests, prompt, embedded) of all other usage, then of embeddings."""
+    noon, found = int(NOON), []
     for embeddings in (False, True):
-        page = await usage_completions(partial(tenant, db), **query, embeddings=embeddings)
-        [row] = page.buckets[0].results
-        assert (row.quantities.prompt_total, row.quantities.embedding_input) == (116, 9)
+        page = await usage_completions(
+            partial(tenant, db), org="org_a", start_time=noon, end_time=noon + 1,
+            embeddings=embeddings, **query,
+        )  # fmt: skip
+        for row in page.buckets[0].results:
+            used = row.quantities
+            found.append((row.num_model_requests, used.prompt_total, used.embedding_input))
+    return found
+
+
+@pytest.mark.parametrize("width", ["1d", "1h", "1m"])
+async def test_a_request_is_counted_in_one_report(db: AsyncEngine, width: Any) -> None:
+    await embedded_and_said(db)
+    counts = await numbers(db, bucket_width=width)
+    assert [each[0] for each in counts] == [3, 2]
+    assert (counts[0][1], counts[1][2]) == (3 * 116, 13)
+
+
+async def test_a_tags_embeddings_are_counted_by_themselves(db: AsyncEngine) -> None:
+    await embedded_and_said(db)
+    by_team = await numbers(db, group_by=["tag:team"])
+    assert sorted(each[0] for each in by_team) == [1, 1, 1, 2]
+
+
+async def test_what_stood_before_embeddings_were_counted_is_counted_anew(db: AsyncEngine) -> None:
+    await embedded_and_said(db)
+    migration = import_module("migrations.versions.0055_counted_embeddings")
+    async with db.begin() as conn:
+        for table in migration.TABLES:
+            await conn.execute(sa.text(f"UPDATE {table} SET num_embeddings = 0"))
+    assert len(await check(db)) == 2  # the hour, and its day's tags
+    async with db.begin() as conn:
+        for statement in migration.BACKFILL:
+            await conn.execute(sa.text(statement))
+    assert await check(db) == []
 
 
 async def test_what_is_batch_in_the_default_tier_is_served_as_that(used: OpenRows) -> None:
