@@ -18,6 +18,7 @@ class RequestConflict(Exception):
     │   └── OtherBody         the same, of a generation
     ├── KeyUnknown            Postgres does not say whose it was
     └── AnswerLost            that request was carried out; what it answered is gone
+        └── AnswerNotKept     and never was there, as its project keeps nothing
     """
 
     status: ClassVar[int] = 409
@@ -62,4 +63,11 @@ class AnswerLost(RequestConflict):
     message = (
         "The request with this 'Idempotency-Key' was carried out, but its answer was lost: look for"
         " what it made."
+    )
+
+
+class AnswerNotKept(AnswerLost):
+    message = (
+        "The request with this 'Idempotency-Key' was carried out; what it answered is not there"
+        " again, as its project keeps nothing."
     )

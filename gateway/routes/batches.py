@@ -34,7 +34,7 @@ from gateway.routes.completions import COMPLETIONS
 from gateway.routes.conditional import answer
 from gateway.routes.embeddings import EMBEDDINGS
 from gateway.routes.generation import TAGS as TAGS_HEADER
-from gateway.routes.made_once import made_once
+from gateway.routes.made_once import check_may_stay, made_once
 from gateway.routes.media_types import JSON
 from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.organization_requests import check_id
@@ -83,6 +83,7 @@ async def create(request: Asked) -> Response[bytes]:
     principal = request.user
     if principal.kind != "key":
         raise NotAllowed("input_file_id", "a batch is created with an API key: it outlives a token")
+    check_may_stay(principal, "input_file_id")
     tags = read_tags(request.scope["headers"])
     body = await plain_body(request)
     wanted = decode(_decoder, body)

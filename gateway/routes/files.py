@@ -25,7 +25,7 @@ from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.body import refuse_coded
 from gateway.routes.conditional import answer
-from gateway.routes.made_once import digest_of_parts, made_once
+from gateway.routes.made_once import check_may_stay, digest_of_parts, made_once
 from gateway.routes.media_types import MULTIPART
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
@@ -61,6 +61,7 @@ Asked = Request[Principal, Any, Any]
     ),
 )
 async def create(request: Asked) -> Response[bytes]:
+    check_may_stay(request.user, "file")
     refuse_coded(request.scope["headers"])
     boundary = boundary_of(request.headers.get("content-type", ""))
     found, principal = services(request), request.user

@@ -11,7 +11,8 @@ is there.
 | another request's (path, query or body differ)         | 400 `idempotency_key_reused`         |
 | this request's, and its gateway died                   | generated anew; what the first was   |
 |                                                        | billed is taken back (`superseded`)  |
-| this request's, billed, and too long to be kept        | 409 `idempotency_answer_lost`        |
+| this request's, billed, and too long to be kept, or    | 409 `idempotency_answer_lost`        |
+| of a project that keeps nothing                        |                                      |
 
 It is claimed once the request is understood, before anything is reserved. Who leaves does not end
 it: that is whom the answer is kept for. What is one body is kept before it is sent, a stream before
@@ -32,7 +33,7 @@ from litestar import Request
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.conflicts import KeyUnknown, OtherBody, OtherRequest
+from gateway.conflicts import AnswerLost, AnswerNotKept, KeyUnknown, OtherBody, OtherRequest
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.errors import BadField
 from gateway.idempotency_keys import ALIVE_S, Answer, Claim, IdempotencyKeys
@@ -80,7 +81,8 @@ async def once(
     claim, known = await claim_once(request, key, body)
     if known is not None:
         return Replayed(known)
-    return KeptReply(begin(), claim, services(request).idempotency_keys)
+    keys, keeps_nothing = services(request).idempotency_keys, request.user.zero_retention
+    return KeptReply(begin(), claim, keys, MAX_KEPT_BYTES if not keeps_nothing else 0)
 
 
 async def claim_once(
@@ -105,6 +107,8 @@ async def claim_once(
         raise KeyUnknown from None
     except OtherRequest:
         raise OtherBody from None
+    except AnswerLost:
+        raise (AnswerNotKept if request.user.zero_retention else AnswerLost) from None
     return claim, known
 
 
@@ -123,10 +127,12 @@ class Replayed:
 
 
 class KeptReply:
-    """An ASGI application for one response that is kept."""
+    """An ASGI application for one response that is kept, if it is no longer than `most_bytes`;
+    of one that is, that it was billed."""
 
-    def __init__(self, reply: Reply, claim: Claim, keys: IdempotencyKeys) -> None:
+    def __init__(self, reply: Reply, claim: Claim, keys: IdempotencyKeys, most_bytes: int) -> None:
         self.reply, self.claim, self.keys = reply, claim, keys
+        self.most_bytes = most_bytes
         self.held: list[Message] = []
         self.num_bytes = 0
         self.is_kept = False
@@ -152,7 +158,7 @@ class KeptReply:
         """As long as it can be kept."""
         if message["type"] == "http.response.body":
             self.num_bytes += len(message["body"])
-        if self.num_bytes > MAX_KEPT_BYTES:
+        if self.num_bytes > self.most_bytes:
             self.held.clear()
         else:
             self.held.append(copy(message))  # the layers above change their own
@@ -165,7 +171,7 @@ class KeptReply:
         try:
             if is_whole and delivery.failure is not None and not delivery.is_billed:
                 await self.keys.let_go(self.claim)
-            elif is_whole and self.num_bytes <= MAX_KEPT_BYTES:
+            elif is_whole and self.num_bytes <= self.most_bytes:
                 await self.keys.keep(self.claim, to_answer(self.held))
             else:
                 await self.keys.keep(self.claim, None)

@@ -21,11 +21,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.db import DATABASE_ERRORS, tenant
 from gateway.idempotency_keys import Answer
 from gateway.principal import Principal
+from gateway.responses.creation import NOTHING_KEPT
 from gateway.routes.access import services
 from gateway.routes.conditional import etag_of
 from gateway.routes.idempotency import REPLAYED
 from gateway.routes.kept_reply import claim_once, read_key
 from gateway.routes.media_types import JSON
+from gateway.wire.refusals import unsupported
 
 Make = Callable[[AsyncConnection], Awaitable[msgspec.Struct]]
 """In a transaction of the tenant's; returns what its client is shown."""
@@ -35,6 +37,12 @@ class MadeOnce(msgspec.Struct, frozen=True):
     response: Response[bytes]
     is_new: bool
     """Else it is what an earlier request was answered."""
+
+
+def check_may_stay(principal: Principal, param: str) -> None:
+    """Nothing that is asked stays in a project with `zero_retention`. Raises: BadField."""
+    if principal.zero_retention:
+        raise unsupported(param, NOTHING_KEPT)
 
 
 async def made_once(request: Request[Principal, Any, Any], asked: bytes, make: Make) -> MadeOnce:

@@ -33,7 +33,7 @@ from gateway.routes.access import actor_of, needs, services
 from gateway.routes.body import refuse_coded
 from gateway.routes.conditional import answer
 from gateway.routes.generation import TAGS as TAGS_HEADER
-from gateway.routes.made_once import made_once
+from gateway.routes.made_once import check_may_stay, made_once
 from gateway.routes.messages import VERSION_NAMED, names_version
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
@@ -81,6 +81,7 @@ async def create(request: Asked) -> Response[bytes]:
     found, principal = services(request), request.user
     if principal.kind != "key":
         raise NotAllowed(FIELD, "a batch is created with an API key: it outlives a token")
+    check_may_stay(principal, FIELD)
     refuse_coded(request.scope["headers"])
     tags = read_tags(request.scope["headers"])
     upload = await begin(request)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import sqlalchemy as sa
 from litestar import Litestar
@@ -21,10 +22,12 @@ from billing.ledger import account_of
 from billing.superseded import take_back
 from billing.tables import transfers, usage_events
 from gateway import idempotency_keys
+from gateway.idempotency_keys import Claim, IdempotencyKeys
 from gateway.routes import kept_reply
 from gateway.secret import Secret
 from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.tables import idempotency_keys as table
+from gateway.tenancy.tables import projects
 from tests.gateway.auth.browsing import live_app, new_browser
 from tests.gateway.auth.conftest import ACTOR, Tenant, make_tenant
 from tests.gateway.fleet.scripted_upstream import Exchange, Upstream, completion, good_stream
@@ -239,6 +242,33 @@ async def test_what_is_too_long_to_be_kept_is_billed_once_and_said_to_be_lost(
         lost = await world.ask(stream=True)
         assert (lost.status_code, lost.json()["error"]["code"]) == (409, "idempotency_answer_lost")
     assert len(await world.events()) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_project_that_keeps_nothing_keeps_no_answer_and_is_billed_once(
+    world: World, stream: bool
+) -> None:
+    async with world.db.begin() as conn:
+        await conn.execute(sa.update(projects).values(zero_retention=True))
+    first = await world.ask(stream=stream)
+    again = await world.ask(stream=stream)
+    assert first.status_code == 200 and first.content
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "idempotency_answer_lost")
+    assert "keeps nothing" in again.json()["error"]["message"]
+    assert world.num_asked == len(await world.events()) == 1
+    keys: IdempotencyKeys = world.app.state.services.idempotency_keys
+    async with world.db.connect() as conn:
+        [row] = (await conn.execute(sa.select(table))).all()
+    claim = Claim(
+        org_id=row.org_id,
+        principal=row.principal,
+        key_digest=row.key_digest,
+        request_digest=row.request_digest,
+        request_id=row.request_id,
+    )
+    cipher, nonce = keys._ciphers[row.secret_id], row.response[:12]
+    held = msgspec.msgpack.decode(cipher.decrypt(nonce, row.response[12:], claim.bound))
+    assert (held["headers"], held["body"]) == ([], b"")
 
 
 async def test_who_leaves_finds_the_answer_when_he_comes_back(world: World) -> None:

@@ -14,9 +14,17 @@ from openai import OpenAI
 from tests.gateway.batches.test_batches import CHAT, line
 from tests.gateway.batches.test_message_batches import request
 from tests.gateway.openapi.running import TIMEOUT_S, Running
+from tests.gateway.responses.test_responses import neighbour
 
 Send = Callable[..., httpx.Response]
-SHAPES = ("/v1/batches", "/v1/messages/batches", "/v1/files", "/v1/conversations")
+CONTENT = {
+    "/v1/batches": "input_file_id",
+    "/v1/messages/batches": "requests",
+    "/v1/files": "file",
+    "/v1/conversations": "conversation",
+}
+"""By path, the field that would stay."""
+SHAPES = tuple(CONTENT)
 
 
 @pytest.fixture
@@ -25,7 +33,9 @@ def send(worker: Running, client: OpenAI) -> Send:
     file = client.files.create(file=("in.jsonl", line("a").encode()), purpose="batch")
     batch: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
 
-    def post(path: str, key: str, *, other: bool = False) -> httpx.Response:
+    def post(
+        path: str, key: str, *, other: bool = False, secret: str = worker.everything
+    ) -> httpx.Response:
         name = "b" if other else "a"
         taken: dict[str, dict[str, Any]] = {
             "/v1/batches": {"json": {**batch, "metadata": {"name": name}}},
@@ -33,7 +43,7 @@ def send(worker: Running, client: OpenAI) -> Send:
             "/v1/files": {"data": {"purpose": "batch"}, "files": {"file": ("x", name.encode())}},
             "/v1/conversations": {"json": {"metadata": {"name": name}}},
         }
-        headers = {"authorization": f"Bearer {worker.everything}", "idempotency-key": key}
+        headers = {"authorization": f"Bearer {secret}", "idempotency-key": key}
         return httpx.post(worker.url + path, headers=headers, timeout=TIMEOUT_S, **taken[path])
 
     return post
@@ -74,3 +84,13 @@ def test_what_was_refused_lets_go_of_its_key(worker: Running, send: Send) -> Non
     assert refused.status_code in (400, 404)
     made = send("/v1/batches", "let-go", other=True)
     assert made.status_code == 200 and "idempotent-replayed" not in made.headers
+
+
+@pytest.mark.parametrize("path", SHAPES)
+def test_nothing_stays_in_a_project_that_keeps_nothing(
+    path: str, send: Send, worker: Running
+) -> None:
+    refused = send(path, "stays", secret=neighbour(worker, zero_retention=True))
+    assert refused.status_code == 400, refused.text
+    said = refused.json()["error"]["message"]
+    assert f"'{CONTENT[path]}'" in said and "keeps nothing" in said
