@@ -45,8 +45,8 @@ def price_of(component: Component, prices: PriceSet) -> Price | None:
 
 
 def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = None) -> Rated:
-    """Every component that was used becomes a line, or stands in `unpriced`; a call that a priced
-    model says nothing of is free. Nothing is rounded.
+    """Every component that was used becomes a line, or stands in `unpriced`; a call without a price
+    is free. Nothing is rounded.
 
     `total_input`: of the whole request, by which its size band is chosen, where `quantities` are a
     part of it.
@@ -65,7 +65,7 @@ def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = 
             amount = quantity * chosen.pico_per_token
             total += amount
             lines.append(RatedLine(component, quantity, chosen.price_id, amount))
-        elif component in TOKENS or not prices:
+        elif component in TOKENS:
             unpriced.append(component)
     return Rated(lines=tuple(lines), amount_pico=total, unpriced=tuple(unpriced))
 

@@ -164,6 +164,16 @@ class Spool:
             # superseded by the next one or by the close.
             apply(self._open, record)
 
+    async def attempt_begun(self, attempt: Attempt, quantities: Quantities) -> None:
+        """Put on disk that `attempt` begins now and costs `quantities`, whatever becomes of this
+        process, before anybody else hears of it.
+
+        Raises: SpoolFull, SpoolBroken; then it did not begin, and is to be voided.
+        """
+        self.attempt_opened(attempt)
+        self.checkpoint(attempt.id, quantities, False)
+        await self._once_flushed()
+
     async def close(self, *events: UsageEvent) -> None:
         """Put events on disk, together; they are acknowledged when this returns.
 
@@ -180,6 +190,10 @@ class Spool:
         if self._is_alone:
             self._flush_here()
             return
+        await self._once_flushed()
+
+    async def _once_flushed(self) -> None:
+        """Of what was appended in this very turn of the loop. Raises: SpoolFull, SpoolBroken."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._urgent.set()

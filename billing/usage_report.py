@@ -175,6 +175,7 @@ async def usage_completions(
     where = [
         *_where(source, org, window, filters),
         source.c[NUM_OF[embeddings]] != 0,
+        _no_calls_alone(source),
         *_of_owners(source, {"user_id": user_ids, "service_account_id": service_account_ids}),
     ]
     if batch is not None:
@@ -381,6 +382,12 @@ def _where(
         source.c.moment < to_moment(window.end),
         *(source.c[name].in_(wanted) for name, wanted in filters.items() if wanted),
     ]
+
+
+def _no_calls_alone(source: sa.Subquery) -> sa.ColumnElement[bool]:
+    """Calls of MCP servers are money alone: nothing was generated for them."""
+    others = [source.c[name] for name in COMPONENTS if name != "tool_call"]
+    return sa.or_(source.c.tool_call == 0, sum(others, sa.literal(0)) != 0)
 
 
 def _of_owners(

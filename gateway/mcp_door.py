@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.money import PICO_PER_USD
+from gateway.inference import Desk
 from gateway.principal import Principal
 from gateway.secret import Secret
 from gateway.settings import Settings
@@ -25,6 +26,7 @@ from gateway.tool_loop import LoopBounds, ToolLoops
 from gateway.toolbox import Toolbox
 
 if TYPE_CHECKING:
+    from gateway.mcp.metered import Callers
     from gateway.mcp.network import UpstreamNetworks
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
@@ -36,17 +38,22 @@ NAME = "tollgate"
 
 
 class McpDoor:
-    def __init__(self, bridge: Bridge, allowed: Allowed) -> None:
+    def __init__(self, bridge: Bridge, allowed: Allowed, callers: Callers) -> None:
         from mcp_bridge.door import Door
 
-        self._bridge, self._allowed = bridge, allowed
+        self._bridge, self._allowed, self._callers = bridge, allowed, callers
         self._door = Door(bridge)
 
     @property
     def toolbox(self) -> Toolbox:
         from gateway.mcp_toolbox import BridgeToolbox
 
-        return BridgeToolbox(self._bridge, {"name": NAME, "version": own_version()})
+        info = {"name": NAME, "version": own_version()}
+        return BridgeToolbox(self._bridge, info, self.caller_of)
+
+    def caller_of(self, principal: Principal) -> Caller:
+        """Of a request that comes now: what it may do and spend is its principal's."""
+        return self._callers.note(to_caller(principal), principal)
 
     def begin_drain(self) -> None:
         self._bridge.begin_drain()
@@ -62,7 +69,7 @@ class McpDoor:
     ) -> None:
         """`pages`: the origins that may call in this org's name."""
         await self._door.serve(
-            to_caller(principal), namespace, self._allowed, pages, scope, receive, send
+            self.caller_of(principal), namespace, self._allowed, pages, scope, receive, send
         )
 
 
@@ -80,17 +87,31 @@ def to_caller(principal: Principal) -> Caller:
 
 
 async def open_mcp(
-    settings: Settings, stack: AsyncExitStack, secret: Secret, db: AsyncEngine, redis: Redis
+    settings: Settings,
+    stack: AsyncExitStack,
+    secret: Secret,
+    db: AsyncEngine,
+    redis: Redis,
+    desk: Desk,
 ) -> McpDoor | None:
     if not settings.mcp_servers:
         return None
+    from gateway.mcp.metered import Callers, CallMeter
     from gateway.mcp.wiring import open_trust
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.carriers import Carriers
     from mcp_bridge.rebinding import Allowed
 
     networks = stack.enter_context(upstream_networks(settings))
-    guard = await open_trust(stack, db, redis)
+    callers = Callers()
+    meter = CallMeter(
+        callers,
+        limiter=desk.limiter,
+        spool=desk.spool,
+        price_book=desk.price_book,
+        tasks=desk.tasks,
+    )
+    guard = await open_trust(stack, db, redis, meter)
     bridge = Bridge(
         [to_config(each) for each in settings.mcp_servers],
         redis,
@@ -101,7 +122,7 @@ async def open_mcp(
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
-    return McpDoor(bridge, Allowed(public_url=settings.issuer))
+    return McpDoor(bridge, Allowed(public_url=settings.issuer), callers)
 
 
 def open_tool_loops(settings: Settings, door: McpDoor | None) -> ToolLoops | None:

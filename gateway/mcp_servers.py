@@ -6,16 +6,30 @@ lead when a server is dialled; here only what is plainly written is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from gateway.egress_targets import LOCALHOST, Forbidden, check_address
 from gateway.settings_file import SettingsError, WrittenMcpServer
 
+MCP_CALLS = "mcp"
+"""What the price book calls the calls of every server that it does not name."""
 
-def check_mcp_servers(servers: Sequence[WrittenMcpServer], *, near: bool) -> None:
-    """near: this machine may be dialled, whatever a server says. Raises: SettingsError."""
+
+def priced_as(server: str) -> str:
+    """What the calls of an MCP server are in the price book, on the bill and to limits."""
+    return f"{MCP_CALLS}/{server}"
+
+
+def check_mcp_servers(
+    servers: Sequence[WrittenMcpServer], models: Collection[str], *, near: bool
+) -> None:
+    """near: this machine may be dialled, whatever a server says. `models`: names that are taken.
+    Raises: SettingsError."""
+    for taken in (MCP_CALLS, *(priced_as(each.name) for each in servers)) if servers else ():
+        if taken in models:
+            raise SettingsError(f"model: {taken!r} is the name of calls of MCP servers")
     names = [each.name for each in servers]
     for position, server in enumerate(servers):
         place = f"mcp.servers[{position}]"

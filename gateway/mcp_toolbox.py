@@ -8,6 +8,7 @@ asked nothing itself: neither sampled nor questioned.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from gateway.toolbox import CallOutcome, ListFailed, OfferedTool, Refused, ToolR
 
 if TYPE_CHECKING:
     from mcp_bridge.bridge import Bridge
+    from mcp_bridge.caller import Caller
     from mcp_bridge.endpoint import Endpoint
 
 MAX_PAGES = 100
@@ -29,8 +31,10 @@ OMITTED = "[{kind}: not shown]"
 
 
 class BridgeToolbox:
-    def __init__(self, bridge: Bridge, info: dict[str, Any]) -> None:
-        self._bridge, self._info = bridge, info
+    def __init__(
+        self, bridge: Bridge, info: dict[str, Any], caller_of: Callable[[Principal], Caller]
+    ) -> None:
+        self._bridge, self._info, self._caller_of = bridge, info, caller_of
         self._ids = count(1)
 
     def knows(self, principal: Principal, server_label: str) -> bool:
@@ -90,7 +94,6 @@ class BridgeToolbox:
         headers: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         """Raises: RpcError."""
-        from gateway.mcp_door import to_caller
         from mcp_bridge.protocol.eras import MODERN
         from mcp_bridge.protocol.inbound import Envelope
         from mcp_bridge.protocol.translation import to_modern_params
@@ -105,7 +108,7 @@ class BridgeToolbox:
         message = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": asked}
         shown = [(name.lower(), value) for name, value in (headers or {}).items()]
         return await self._bridge.modern.answer(
-            to_caller(principal), endpoint, envelope, message, shown, said_to_nobody
+            self._caller_of(principal), endpoint, envelope, message, shown, said_to_nobody
         )
 
     def _endpoint(self, principal: Principal, server_label: str) -> Endpoint | None:

@@ -1,6 +1,7 @@
 """Usage becomes billing events, here and nowhere else in the gateway.
 
-Above: `inference`, for what runs, and `settlement`, for what a crash left; nobody else. Below:
+Above: `inference`, for what runs, `mcp.metered`, for calls of tools, and `settlement`, for what a
+crash left; nobody else. Below:
 `billing.events`, `billing.rating`, `billing.price_book`. Pure but for clock and ids: it books
 nothing, and knows neither spool nor limiter.
 """
@@ -30,6 +31,9 @@ from gateway.ids import uuid7_text
 from gateway.lanes import Turn
 from gateway.limits.verdicts import Units
 from gateway.principal import Principal
+
+TOOL_CALL = Turn(lane="agentic")
+ONE_CALL = Quantities(tool_call=1)
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -69,6 +73,27 @@ def new_attempt(
         admitted_at=terms.admitted_at,
         tags=tags or UNSET,
     )
+
+
+def new_tool_call(call_id: str, principal: Principal, model: str, terms: Terms) -> Attempt:
+    """`call_id`: a UUIDv7, made by the server for this call alone; it names its lease, too."""
+    return Attempt(
+        id=call_id,
+        request_id=call_id,
+        org=principal.org_id,
+        project=principal.project_id,
+        key=principal.key_id,
+        model=model,
+        lane=TOOL_CALL.lane,
+        tier=TOOL_CALL.tier,
+        price_list=principal.price_list,
+        prices=terms.prices,
+        admitted_at=terms.admitted_at,
+    )
+
+
+def to_call_event(attempt: Attempt, finish: Finish) -> UsageEvent:
+    return UsageEvent(attempt=attempt, quantities=ONE_CALL, occurred_at=time.time(), finish=finish)
 
 
 def to_events(

@@ -24,7 +24,7 @@ from msgspec import Struct
 from gateway.home import Home
 from gateway.lanes import LaneDeadlines
 from gateway.listener import is_loopback, origin
-from gateway.mcp_servers import check_mcp_servers
+from gateway.mcp_servers import MCP_CALLS, check_mcp_servers, priced_as
 from gateway.networks import read_network
 from gateway.principal import Plan
 from gateway.served_models import (
@@ -135,8 +135,9 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     @property
     def bases(self) -> dict[str, str]:
-        """The base's name, by the adapter's."""
-        return {each.name: model.name for model in self.models for each in model.adapters}
+        """The base's name, by the adapter's; and of what MCP servers are priced as."""
+        adapters = {each.name: model.name for model in self.models for each in model.adapters}
+        return adapters | {priced_as(each.name): MCP_CALLS for each in self.mcp_servers}
 
 
 FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in Scalars.__struct_fields__}
@@ -264,7 +265,8 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         if file.public_url is not None:
             _check_public_url(file.public_url)
         _check_trusted_proxies(file.trusted_proxies)
-        check_mcp_servers(file.mcp.servers, near=file.egress_to_loopback)
+        names = [model.name for model in models]
+        check_mcp_servers(file.mcp.servers, names, near=file.egress_to_loopback)
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     shipped = sorted((PACKAGE_ROOT / "billing" / "price_books").glob("*.toml"))

@@ -6,14 +6,14 @@ and `MemoryRecords` are those for tests. Of arguments a record has the digest, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
 
 from mcp_bridge.caller import Caller
 from mcp_bridge.guard import Outcome
-from mcp_bridge.policy import ToolRule, checked_rules, policy_version
+from mcp_bridge.policy import CallState, ToolRule, checked_rules, is_spent, policy_version
 
 ALLOWS_ALL = ToolRule(id="default", effect="allow")
 """Of an org that has no rules: what was approved may be called."""
@@ -34,14 +34,27 @@ class RuleSource(Protocol):
     async def rules(self, org_id: str) -> Rules: ...
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """What became of counting a call. `full`: it was not counted, and why. `at_s`: seconds since
+    the epoch."""
+
+    at_s: float = 0.0
+    full: CallState | None = None
+
+
 class CallMemory(Protocol):
     """What calls have been, between workers."""
 
     async def take(
-        self, org_id: str, rules: Iterable[ToolRule], call_id: str
-    ) -> Mapping[str, int] | None:
-        """Counts a call under every rule that has a rate, or under none: then calls by the rules
-        that are full."""
+        self, org_id: str, rules: Iterable[ToolRule], call_id: str, cost_pico: int
+    ) -> Taken:
+        """Counts a call under every rule that has a rate or a budget, or under none."""
+        ...
+
+    async def give_back(
+        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: Taken
+    ) -> None:
+        """The money of a call that costs nothing after all; it was a call all the same."""
         ...
 
     async def tainted_by(self, caller: Caller) -> tuple[str, ...]: ...
@@ -90,6 +103,47 @@ class Records(Protocol):
     async def closed(self, call: CallRecord, outcome: Outcome) -> None: ...
 
 
+class Ticket(Protocol):
+    """A call that somebody may make, and pays for if it is made."""
+
+    @property
+    def cost_pico(self) -> int: ...
+
+    async def begun(self) -> None:
+        """It goes out now. Raises: RpcError, where nobody could account for it."""
+        ...
+
+    async def ended(self, outcome: Outcome | None) -> bool:
+        """Once, whatever became of it; None: it did not go out. Whether it is paid for. Raises:
+        RpcError, where that could not be kept."""
+        ...
+
+
+class Meter(Protocol):
+    """Who may make a call now, and what it costs. Its caller's limits are asked first."""
+
+    async def admit(self, call: CallRecord) -> Ticket:
+        """Raises: RpcError."""
+        ...
+
+
+class FreeTicket(msgspec.Struct, frozen=True):
+    cost_pico: int = 0
+
+    async def begun(self) -> None:
+        """Nothing to keep."""
+
+    async def ended(self, outcome: Outcome | None) -> bool:
+        return False
+
+
+class FreeMeter:
+    """Of a bridge whose calls nobody pays for."""
+
+    async def admit(self, call: CallRecord) -> Ticket:
+        return FreeTicket()
+
+
 class MemoryRules:
     """A RuleSource in memory."""
 
@@ -105,19 +159,33 @@ class MemoryCalls:
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], int] = {}
+        self.spent: dict[tuple[str, str], int] = {}
         self.taints: dict[str, list[str]] = {}
         self.seen: set[tuple[str, str]] = set()
 
     async def take(
-        self, org_id: str, rules: Iterable[ToolRule], call_id: str
-    ) -> Mapping[str, int] | None:
-        rated = [rule for rule in rules if rule.rate is not None]
-        counts = {rule.id: self.counts.get((org_id, rule.id), 0) for rule in rated}
-        if any(rule.rate and counts[rule.id] >= rule.rate.calls for rule in rated):
-            return counts
-        for rule in rated:
-            self.counts[org_id, rule.id] = counts[rule.id] + 1
-        return None
+        self, org_id: str, rules: Iterable[ToolRule], call_id: str, cost_pico: int
+    ) -> Taken:
+        bound = list(rules)
+        calls = {rule.id: self.counts.get((org_id, rule.id), 0) for rule in bound}
+        spent = {rule.id: self.spent.get((org_id, rule.id), 0) for rule in bound}
+        if any(rule.rate and calls[rule.id] >= rule.rate.calls for rule in bound) or any(
+            rule.budget and is_spent(rule.budget, spent[rule.id], cost_pico) for rule in bound
+        ):
+            return Taken(full=CallState(calls, spent))
+        for rule in bound:
+            if rule.rate is not None:
+                self.counts[org_id, rule.id] = calls[rule.id] + 1
+            if rule.budget is not None:
+                self.spent[org_id, rule.id] = spent[rule.id] + cost_pico
+        return Taken()
+
+    async def give_back(
+        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: Taken
+    ) -> None:
+        for rule in rules:
+            if rule.budget is not None:
+                self.spent[org_id, rule.id] -= cost_pico
 
     async def tainted_by(self, caller: Caller) -> tuple[str, ...]:
         return tuple(self.taints.get(caller.principal, ()))

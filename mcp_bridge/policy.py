@@ -87,6 +87,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, object] = {}
     trusted: bool = False
     """Whether the operator trusts what this server says of its tools."""
+    cost_pico: int = 0
 
     def hints(self) -> dict[str, bool]:
         said = self.annotations if self.trusted else {}
@@ -169,7 +170,7 @@ def decide(call: ToolCall, rules: Sequence[ToolRule], state: CallState) -> Decis
         if (here or level == "org") and not any(matches[rule.id] for rule in here):
             return Decision("deny", "not_granted")
     granted = [rule for rule in grants if matches[rule.id]]
-    exhausted = over(granted, state)
+    exhausted = over(granted, state, call.cost_pico)
     if exhausted is not None:
         return exhausted
     asked = [rule.id for rule in grants if rule.effect == "ask" and matches[rule.id] is not False]
@@ -200,10 +201,12 @@ def matching(rule: ToolRule, call: ToolCall) -> bool | None:
     )
 
 
-def over(rules: Iterable[ToolRule], state: CallState) -> Decision | None:
-    """The denial by the rules whose bound is reached; it ends when the longest window has."""
+def over(rules: Iterable[ToolRule], state: CallState, cost_pico: int) -> Decision | None:
+    """The denial by the rules whose bound is reached, or would be passed by what the call costs; it
+    ends when the longest window has."""
     rated = [r for r in rules if r.rate and state.calls.get(r.id, 0) >= r.rate.calls]
-    spent = [r for r in rules if r.budget and state.spent_pico.get(r.id, 0) >= r.budget.amount_pico]
+    sums = state.spent_pico
+    spent = [r for r in rules if r.budget and is_spent(r.budget, sums.get(r.id, 0), cost_pico)]
     windows = [r.rate.window_s for r in rated if r.rate]
     windows += [r.budget.window_s for r in spent if r.budget]
     if not windows:
@@ -211,3 +214,8 @@ def over(rules: Iterable[ToolRule], state: CallState) -> Decision | None:
     reason: Reason = "budget" if spent else "rate"
     by = tuple(sorted({rule.id for rule in (*rated, *spent)}))
     return Decision("deny", reason, by, max(windows))
+
+
+def is_spent(budget: SpendLimit, spent_pico: int, cost_pico: int) -> bool:
+    """Whether a call of that cost is too much; where nothing is left a free one is."""
+    return spent_pico >= budget.amount_pico or spent_pico + cost_pico > budget.amount_pico

@@ -15,13 +15,24 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from mcp_bridge.approvals import Approvals, ApprovedCall, arguments_digest
-from mcp_bridge.call_records import CallMemory, CallRecord, Denial, Records, Rules, RuleSource
+from mcp_bridge.call_records import (
+    CallMemory,
+    CallRecord,
+    Denial,
+    FreeMeter,
+    Meter,
+    Records,
+    Rules,
+    RuleSource,
+    Taken,
+    Ticket,
+)
 from mcp_bridge.caller import Caller
 from mcp_bridge.catalog import Catalog
 from mcp_bridge.errors import (
@@ -38,6 +49,7 @@ from mcp_bridge.policy import (
     CallState,
     Decision,
     ToolCall,
+    ToolRule,
     decide,
 )
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
@@ -48,6 +60,8 @@ from mcp_bridge.upstream import Unreachable, Upstream
 from mcp_bridge.validation import Compiled, KillableEngine, Problem, SchemaCache, problems
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DENIED = -32030
 APPROVAL_NEEDED = -32031
@@ -70,18 +84,20 @@ class Trust:
         memory: CallMemory,
         records: Records,
         new_id: Callable[[], str],
+        meter: Meter | None = None,
         killable: KillableEngine | None = None,
         bounds: ResultBounds | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self.catalog, self.rules, self.approvals = catalog, rules, approvals
         self.memory, self.records = memory, records
+        self.meter = meter or FreeMeter()
         self.new_id, self.now_s = new_id, now_s
         self.killable = killable or KillableValidator()
         self.bounds = bounds or ResultBounds()
         self.schemas = SchemaCache()
         self._screened: dict[bytes, bool] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
         """Once nothing calls any more."""
@@ -187,12 +203,25 @@ class Trust:
             rules=(),
             continues=asking.continues is not None,
         )
-        tainted = await self.memory.tainted_by(caller)
-        decision = decide(call, rules.rules, CallState(tainted_by=tainted))
-        record = await self._permitted(asking, call, rules, decision, record)
-        output = self._compiled(pin, tool, "outputSchema") if "outputSchema" in tool else None
-        await self.records.opened(record)
-        return CallPassage(self, asking.upstream, record, output)
+        goes_on = await self._goes_on(caller, asking)
+        permit = Permit(self, asking, call, rules, record, goes_on=goes_on)
+        try:
+            await permit.ask()
+            output = self._compiled(pin, tool, "outputSchema") if "outputSchema" in tool else None
+            await permit.record_it()
+        except BaseException:
+            if permit.holds:
+                self.soon(permit.give_back())
+            raise
+        return CallPassage(self, asking.upstream, permit, output)
+
+    async def _goes_on(self, caller: Caller, asking: Asking) -> bool:
+        """It went out before, was permitted and counted then, and its client was asked something.
+        Each of its states goes on once; shown again it is a call like all others."""
+        if asking.continues is None:
+            return False
+        state = hashlib.sha256(asking.continues.encode()).hexdigest()
+        return await self.memory.once(caller.org_id, state, REPLAY_TTL_S)
 
     async def _wrong_arguments(
         self, pin: Pin, tool: Mapping[str, Any], arguments: object
@@ -211,71 +240,6 @@ class Trust:
         except SchemaRefused as error:
             data = {"reason": "schema_refused", "part": part, "path": error.path}
             raise RpcError(INTERNAL_ERROR, "The tool's schema cannot be checked", data) from None
-
-    async def _permitted(
-        self, asking: Asking, call: ToolCall, rules: Rules, decision: Decision, record: CallRecord
-    ) -> CallRecord:
-        """The record with what let it pass. Raises: RpcError."""
-        if decision.effect == "deny":
-            raise await self._denied(record, decision)
-        approval: str | None = None
-        if decision.effect == "ask":
-            approval = await self._approved(asking, rules, record)
-        if asking.continues is None:
-            by = [rule for rule in rules.rules if rule.id in decision.rules]
-            full = await self.memory.take(call.org_id, by, record.id)
-            if full is not None:
-                again = decide(call, rules.rules, CallState(calls=full))
-                raise await self._denied(record, again)
-        return msgspec.structs.replace(record, rules=decision.rules, approval_id=approval)
-
-    async def _denied(self, record: CallRecord, decision: Decision) -> RpcError:
-        denial = Denial(
-            caller=record.caller,
-            server=record.server,
-            name=record.tool,
-            reason=decision.reason,
-            rules=decision.rules,
-        )
-        await self.records.denied(denial)
-        data: dict[str, Any] = {"reason": decision.reason, "rules": list(decision.rules)}
-        if decision.retry_after_s is not None:
-            data["retryAfterSeconds"] = decision.retry_after_s
-        return RpcError(DENIED, f"Not allowed: {record.alias}", data)
-
-    async def _approved(self, asking: Asking, rules: Rules, record: CallRecord) -> str:
-        """The id of what was approved for this call, and is spent on it. Raises: RpcError."""
-        caller = record.caller
-        if asking.continues is not None:
-            # Its approval was spent when it went out; each of its states goes on once.
-            state = hashlib.sha256(asking.continues.encode()).hexdigest()
-            if await self.memory.once(caller.org_id, state, REPLAY_TTL_S):
-                return "continued"
-            raise RpcError(DENIED, "This call has gone on already", {"reason": "replayed"})
-        call = ApprovedCall(
-            org_id=caller.org_id,
-            caller=caller.principal,
-            server=record.server,
-            pin=record.pin,
-            arguments_digest=record.arguments_digest,
-            policy_version=rules.version,
-        )
-        try:
-            found = await self.approvals.ask(call, ttl_s=APPROVAL_TTL_S)
-            if found.state == "approved":
-                spent = await self.approvals.use(
-                    found.id, call, nonce=found.nonce, call_id=record.id
-                )
-                if not isinstance(spent, str):
-                    return spent.id
-        except ApprovalRefused as error:
-            raise RpcError(DENIED, str(error), {"reason": "too_many_approvals"}) from None
-        data = {
-            "reason": "approval_required",
-            "approvalId": found.id,
-            "expiresAt": int(found.expires_at_s),
-        }
-        raise RpcError(APPROVAL_NEEDED, f"{record.alias} waits for a person's approval", data)
 
     async def checked(
         self, upstream: Upstream, record: CallRecord, output: Compiled | None, result: Any
@@ -301,11 +265,17 @@ class Trust:
         )
         return enveloped(result, origin)
 
-    def close_soon(self, record: CallRecord, outcome: Outcome) -> None:
-        """Outside of what was cancelled."""
-        task = asyncio.get_running_loop().create_task(self.records.closed(record, outcome))
+    def soon(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Outside of what may be cancelled."""
+        task = asyncio.get_running_loop().create_task(work)
         self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        task.add_done_callback(self._has_closed)
+        return task
+
+    def _has_closed(self, task: asyncio.Task[Any]) -> None:
+        self._closing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("mcp: the end of a call was not kept", exc_info=error)
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -320,27 +290,150 @@ class Answered(msgspec.Struct, frozen=True):
         """Nothing began."""
 
 
+class Permit:
+    """What one call needs before it goes out, in this order: its caller's limits, the rules, a
+    person's yes where they ask for one, what the rules count; and its records."""
+
+    def __init__(
+        self,
+        trust: Trust,
+        asking: Asking,
+        call: ToolCall,
+        rules: Rules,
+        record: CallRecord,
+        *,
+        goes_on: bool,
+    ) -> None:
+        self._trust, self._asking, self._goes_on = trust, asking, goes_on
+        self._call, self._rules, self.record = call, rules, record
+        self._by: list[ToolRule] = []
+        self._ticket: Ticket | None = None
+        self._taken: Taken | None = None
+
+    @property
+    def holds(self) -> bool:
+        """There is something to give back."""
+        return self._ticket is not None
+
+    async def ask(self) -> None:
+        """Raises: RpcError."""
+        trust, call, rules = self._trust, self._call, self._rules.rules
+        state = CallState(tainted_by=await trust.memory.tainted_by(self.record.caller))
+        decision = decide(call, rules, state)
+        if decision.effect == "deny":
+            raise await self._denied(decision)
+        if not self._goes_on:
+            self._ticket = await trust.meter.admit(self.record)
+            call = msgspec.structs.replace(call, cost_pico=self._ticket.cost_pico)
+        approval: str | None = None
+        if decision.effect == "ask":
+            approval = await self._approved()
+        self._by = [rule for rule in rules if rule.id in decision.rules]
+        if not self._goes_on:
+            taken = await trust.memory.take(call.org_id, self._by, self.record.id, call.cost_pico)
+            if taken.full is not None:
+                raise await self._denied(decide(call, rules, taken.full))
+            self._taken = taken
+        self.record = msgspec.structs.replace(
+            self.record, rules=decision.rules, approval_id=approval
+        )
+
+    async def record_it(self) -> None:
+        """Before anything goes out. Raises: RpcError."""
+        await self._trust.records.opened(self.record)
+        if self._ticket is not None:
+            await self._ticket.begun()
+
+    async def ended(self, outcome: Outcome) -> None:
+        """What was done is on the bill and on record. Raises: RpcError."""
+        try:
+            await self._settled(outcome)
+        finally:
+            await self._trust.records.closed(self.record, outcome)
+
+    async def give_back(self) -> None:
+        """It did not go out."""
+        await self._settled(None)
+
+    async def _settled(self, outcome: Outcome | None) -> None:
+        if self._ticket is None:
+            return
+        paid = False
+        try:
+            paid = await self._ticket.ended(outcome)
+        finally:
+            if self._taken is not None and not paid:
+                await self._trust.memory.give_back(
+                    self._call.org_id, self._by, self._ticket.cost_pico, self._taken
+                )
+
+    async def _denied(self, decision: Decision) -> RpcError:
+        denial = Denial(
+            caller=self.record.caller,
+            server=self.record.server,
+            name=self.record.tool,
+            reason=decision.reason,
+            rules=decision.rules,
+        )
+        await self._trust.records.denied(denial)
+        data: dict[str, Any] = {"reason": decision.reason, "rules": list(decision.rules)}
+        if decision.retry_after_s is not None:
+            data["retryAfterSeconds"] = decision.retry_after_s
+        return RpcError(DENIED, f"Not allowed: {self.record.alias}", data)
+
+    async def _approved(self) -> str:
+        """The id of what was approved for this call, and is spent on it. Raises: RpcError."""
+        record, approvals = self.record, self._trust.approvals
+        if self._goes_on:
+            return "continued"  # its approval was spent when it went out
+        if self._asking.continues is not None:
+            raise RpcError(DENIED, "This call has gone on already", {"reason": "replayed"})
+        call = ApprovedCall(
+            org_id=record.caller.org_id,
+            caller=record.caller.principal,
+            server=record.server,
+            pin=record.pin,
+            arguments_digest=record.arguments_digest,
+            policy_version=self._rules.version,
+        )
+        try:
+            found = await approvals.ask(call, ttl_s=APPROVAL_TTL_S)
+            if found.state == "approved":
+                spent = await approvals.use(found.id, call, nonce=found.nonce, call_id=record.id)
+                if not isinstance(spent, str):
+                    return spent.id
+        except ApprovalRefused as error:
+            raise RpcError(DENIED, str(error), {"reason": "too_many_approvals"}) from None
+        data = {
+            "reason": "approval_required",
+            "approvalId": found.id,
+            "expiresAt": int(found.expires_at_s),
+        }
+        raise RpcError(APPROVAL_NEEDED, f"{record.alias} waits for a person's approval", data)
+
+
 class CallPassage:
     answered = None
 
     def __init__(
-        self, trust: Trust, upstream: Upstream, record: CallRecord, output: Compiled | None
+        self, trust: Trust, upstream: Upstream, permit: Permit, output: Compiled | None
     ) -> None:
         self._trust, self._upstream = trust, upstream
-        self._record, self._output = record, output
+        self._permit, self._output = permit, output
         self._is_closed = False
 
     async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """What was done is on record before it is told."""
-        found = await self._trust.checked(self._upstream, self._record, self._output, result)
+        """What was done is on the bill and on record before it is told."""
+        record = self._permit.record
+        found = await self._trust.checked(self._upstream, record, self._output, result)
         self._is_closed = True
-        await self._trust.records.closed(self._record, "done")
+        await asyncio.shield(self._trust.soon(self._permit.ended("done")))
         return found
 
     def ended(self, outcome: Outcome) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._trust.close_soon(self._record, outcome)
+            self._trust.soon(self._permit.ended(outcome))
 
 
 def annotations_of(tool: Mapping[str, Any]) -> Mapping[str, object]:

@@ -86,6 +86,7 @@ from gateway.limits.verdicts import (
     rate_state,
     refused,
     scopes_of,
+    without_streams,
 )
 from gateway.principal import Principal
 from gateway.tasks import end
@@ -201,18 +202,22 @@ class Limiter:
         min_output_tokens: int = 0,
         most_input_tokens: int | None = None,
         admitted_at: float | None = None,
+        num_tool_calls: int = 0,
     ) -> Admission | Refusal:
         """Reserve over every scope or none. `lease_id` is made by the server, once per admission;
         repeating a call whose answer was lost reserves nothing twice. `prices`: those of the model
         at `admitted_at` (Unix seconds; None: now). `min_output_tokens`: where the client did not
         say how much may be written, the fewest tokens that make sense; then a hard cap lets it
         write what is left. 0: it did. `most_input_tokens`: whoever counts them; what a hard cap
-        holds, where `input_tokens` is an estimate.
+        holds, where `input_tokens` is an estimate. `num_tool_calls`: it is nothing but these, and
+        no stream.
 
         Raises: UnpricedModel, SpentUnknown (a hard cap binds it), ScriptFailed.
         """
         expected = self._outputs.expected(principal.key_id, model)
         scopes = scopes_of(principal, model, lane)
+        if num_tool_calls:
+            scopes = without_streams(scopes)
         spending = None
         if principal.spend_caps:
             spending = spending_of(
@@ -223,6 +228,7 @@ class Limiter:
                 max_output_tokens=max_output_tokens,
                 min_output_tokens=min_output_tokens,
                 admitted_at=self._clock() if admitted_at is None else admitted_at,
+                num_tool_calls=num_tool_calls,
             )
         wanted = Admission(
             lease_id=lease_id,

@@ -173,11 +173,14 @@ def spending_of(
     max_output_tokens: int,
     min_output_tokens: int,
     admitted_at: float,
+    num_tool_calls: int = 0,
 ) -> Spending | None:
-    """None: no cap binds it. Raises: UnpricedModel."""
+    """None: no cap binds it. `num_tool_calls`: it is nothing but these. Raises: UnpricedModel."""
     caps = caps_of(principal.spend_caps, admitted_at)
     if not caps:
         return None
+    if num_tool_calls:
+        return spending_of_calls(caps, model, prices, num_tool_calls)
     if "uncached_input" not in prices or ("output" not in prices and max_output_tokens):
         raise UnpricedModel(model)
     input_pico = dearest_pico(prices, INPUTS, input_tokens)
@@ -192,6 +195,24 @@ def spending_of(
         hold_nano=min(MAX_NANO, to_nano(input_total + max_output_tokens * output_pico)),
         input_nano=min(MAX_NANO, to_nano(input_total)),
         min_output_tokens=min_output_tokens if output_pico <= MAX_PICO_PER_TOKEN else 0,
+    )
+
+
+def spending_of_calls(
+    caps: tuple[Cap, ...], model: str, prices: PriceSet, num_tool_calls: int
+) -> Spending:
+    """What they cost is known; without a price they are free."""
+    price = prices.get("tool_call")
+    total = 0 if price is None else num_tool_calls * price.dearest_pico(0)
+    hold = min(MAX_NANO, to_nano(total))
+    return Spending(
+        caps=caps,
+        model=model,
+        input_pico=0,
+        output_pico=0,
+        hold_nano=hold,
+        input_nano=hold,
+        min_output_tokens=0,
     )
 
 

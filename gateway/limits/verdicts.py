@@ -234,6 +234,13 @@ def scopes_of(principal: Principal, model: str, lane: Lane) -> tuple[ScopeLimits
     return tuple(scopes)
 
 
+def without_streams(scopes: tuple[ScopeLimits, ...]) -> tuple[ScopeLimits, ...]:
+    """What limits a request that is no stream."""
+    return tuple(
+        msgspec.structs.replace(scope, max_streams=None) for scope in scopes if scope.buckets
+    )
+
+
 def _add(
     scopes: list[ScopeLimits], scope: ScopeName, owner_id: str, plan: Plan, lane: Lane
 ) -> None:

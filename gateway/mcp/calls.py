@@ -1,39 +1,71 @@
 """What tool calls have been, in Redis, so that all workers count the same.
 
 Above: `wiring`. Below: Redis. Of one org everything has one hash tag. A Redis that does not answer
-lets no call go out that a rate rule is about.
+lets no call go out that a rule with a rate or a budget is about. Money is nano-USD, as in all of
+Redis: what a call costs rounded up, a budget rounded down.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from redis.asyncio import Redis
 
+from gateway.limits.spending import PICO_PER_NANO, to_nano
+from mcp_bridge.call_records import Taken
 from mcp_bridge.caller import Caller
-from mcp_bridge.policy import ToolRule
+from mcp_bridge.policy import CallState, ToolRule
 
 TAINT_S = 3600
 MAX_TAINTS = 64
 
+PARTS = 60
+"""Of a budget's window: what was spent leaves it a part at a time, at most one part too late."""
+
 TAKE = """
-local now, id, full = tonumber(ARGV[1]), ARGV[2], {}
+local now, id, cost, rates = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
+local full, parts = {}, tonumber(ARGV[5])
+local function bound(i)
+  return tonumber(ARGV[4 + 2 * i]), tonumber(ARGV[5 + 2 * i])
+end
 for i, key in ipairs(KEYS) do
-  local window, limit = tonumber(ARGV[1 + 2 * i]), tonumber(ARGV[2 + 2 * i])
-  redis.call('ZREMRANGEBYSCORE', key, '-inf', now - window)
-  local count = redis.call('ZCARD', key)
-  if count >= limit then
-    full[#full + 1] = i
-    full[#full + 1] = count
+  local window, limit = bound(i)
+  if i <= rates then
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', now - window)
+    local count = redis.call('ZCARD', key)
+    if count >= limit then
+      full[#full + 1] = i
+      full[#full + 1] = count
+    end
+  else
+    local oldest, spent = math.floor((now - window) / (window / parts)), 0
+    local found = redis.call('HGETALL', key)
+    for j = 1, #found, 2 do
+      if tonumber(found[j]) < oldest then
+        redis.call('HDEL', key, found[j])
+      else
+        spent = spent + tonumber(found[j + 1])
+      end
+    end
+    if spent >= limit or spent + tonumber(cost) > limit then
+      full[#full + 1] = i
+      full[#full + 1] = 0
+    end
   end
 end
 if #full == 0 then
   for i, key in ipairs(KEYS) do
-    redis.call('ZADD', key, now, id)
-    redis.call('EXPIRE', key, tonumber(ARGV[1 + 2 * i]) + 1)
+    local window = bound(i)
+    if i <= rates then
+      redis.call('ZADD', key, now, id)
+    else
+      redis.call('HINCRBY', key, string.format('%d', math.floor(now / (window / parts))), cost)
+    end
+    redis.call('EXPIRE', key, 2 * window + 1)
   end
 end
 return full
@@ -48,18 +80,43 @@ class RedisCalls:
         self._take = redis.register_script(TAKE)
 
     async def take(
-        self, org_id: str, rules: Iterable[ToolRule], call_id: str
-    ) -> Mapping[str, int] | None:
-        rated = [(rule.id, rule.rate) for rule in rules if rule.rate is not None]
-        if not rated:
-            return None
+        self, org_id: str, rules: Iterable[ToolRule], call_id: str, cost_pico: int
+    ) -> Taken:
+        bound = list(rules)
+        rated = [(rule.id, rule.rate) for rule in bound if rule.rate is not None]
+        spent = [(rule.id, rule.budget) for rule in bound if rule.budget is not None]
+        if not rated and not spent:
+            return Taken()
+        now = self._now_s()
         keys = [f"mcp:{{{org_id}}}:rate:{rule_id}" for rule_id, _ in rated]
-        given: list[Any] = [self._now_s(), call_id]
+        keys += [spent_key(org_id, rule_id) for rule_id, _ in spent]
+        given: list[Any] = [now, call_id, to_nano(cost_pico), len(rated), PARTS]
         for _, rate in rated:
             given += [rate.window_s, rate.calls]
+        for _, budget in spent:
+            given += [budget.window_s, budget.amount_pico // PICO_PER_NANO]
         full = await self._take(keys=keys, args=given)
-        found = zip(full[::2], full[1::2], strict=True)
-        return {rated[place - 1][0]: count for place, count in found} or None
+        if not full:
+            return Taken(at_s=now)
+        found = {place - 1: count for place, count in zip(full[::2], full[1::2], strict=True)}
+        calls = {rated[at][0]: count for at, count in found.items() if at < len(rated)}
+        gone = [spent[at - len(rated)] for at in found if at >= len(rated)]
+        sums = {rule_id: budget.amount_pico for rule_id, budget in gone}
+        return Taken(at_s=now, full=CallState(calls, sums))
+
+    async def give_back(
+        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: Taken
+    ) -> None:
+        budgets = [(rule.id, rule.budget) for rule in rules if rule.budget is not None]
+        if not budgets or not cost_pico:
+            return
+        async with self._redis.pipeline() as pipeline:
+            for rule_id, budget in budgets:
+                part = math.floor(taken.at_s / (budget.window_s / PARTS))
+                key = spent_key(org_id, rule_id)
+                pipeline.hincrby(key, str(part), -to_nano(cost_pico))
+                pipeline.expire(key, 2 * budget.window_s + 1)
+            await pipeline.execute()
 
     async def tainted_by(self, caller: Caller) -> tuple[str, ...]:
         found = await self._redis.smembers(taint_key(caller))
@@ -77,6 +134,10 @@ class RedisCalls:
     async def once(self, org_id: str, key: str, ttl_s: float) -> bool:
         name = f"mcp:{{{org_id}}}:once:{key}"
         return bool(await self._redis.set(name, b"1", nx=True, ex=int(ttl_s)))
+
+
+def spent_key(org_id: str, rule_id: str) -> str:
+    return f"mcp:{{{org_id}}}:spent:{rule_id}"
 
 
 def taint_key(caller: Caller) -> str:

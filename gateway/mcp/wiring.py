@@ -17,13 +17,16 @@ from gateway.ids import uuid7_text
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.mcp.calls import RedisCalls
 from gateway.mcp.known import Feed, KnownTrust
+from gateway.mcp.metered import CallMeter
 from gateway.mcp.records import AuditRecords
 from mcp_bridge.approvals import Approvals
 from mcp_bridge.catalog import Catalog
 from mcp_bridge.trust import Trust
 
 
-async def open_trust(stack: AsyncExitStack, db: AsyncEngine, redis: Redis) -> Trust:
+async def open_trust(
+    stack: AsyncExitStack, db: AsyncEngine, redis: Redis, meter: CallMeter
+) -> Trust:
     """Closed with `stack`, after the bridge."""
     feed = Feed(redis)
     known = KnownTrust(db, feed)
@@ -39,6 +42,7 @@ async def open_trust(stack: AsyncExitStack, db: AsyncEngine, redis: Redis) -> Tr
         memory=RedisCalls(redis),
         records=records,
         new_id=uuid7_text,
+        meter=meter,
     )
     stack.push_async_callback(trust.close)
     return trust

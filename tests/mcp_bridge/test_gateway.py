@@ -17,6 +17,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from tests.mcp_bridge.counting import Counting, counting
 from tests.mcp_bridge.fixture_data import PLAIN
 from tests.mcp_bridge.processes import (
     ACCEPT,
@@ -59,12 +60,20 @@ name = "unknown"
 url = "NEW"
 network = "loopback"
 namespace = "third"
+
+[[mcp.servers]]
+name = "counted"
+url = "COUNTED"
+network = "loopback"
+namespace = "fourth"
+trust = "all"
 """
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
     stack: Stack
     servers: list[Process]
+    counted: Counting
     key: str
     org_id: str
     project_id: str
@@ -80,14 +89,17 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(*(("fixture_server", "--era", era) for era in ERAS)) as servers:
+    fixtures = running(*(("fixture_server", "--era", era) for era in ERAS))
+    with fixtures as servers, counting() as counted:
         config = CONFIG.replace("OLD", servers[0].url).replace("NEW", servers[1].url)
+        config = config.replace("COUNTED", counted.url)
         with running_stack(config=config, workers=2) as stack:
             key = stack.create_key("--scope", "mcp:call")
             found = asyncio.run(stack.sql("SELECT org_id, id FROM projects"))
             yield World(
                 stack=stack,
                 servers=servers,
+                counted=counted,
                 key=key,
                 org_id=found[0][0],
                 project_id=found[0][1],
@@ -203,16 +215,7 @@ async def test_sessions_and_continuations_outlive_all_workers(
     session = await LegacyClient.open(http, world.identity)
     call = {"name": "new__test_input_required_result_request_state", "arguments": {}}
     first = (await ask_modern(http, world.whole, "tools/call", call))["result"]
-    before = set(world.stack.pids("gateway", "worker"))
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
-
-    def are_new() -> bool:
-        found = set(world.stack.pids("gateway", "worker"))
-        return len(found) == 2 and not found & before
-
-    await asyncio.to_thread(world.stack.wait, "all are new", are_new)
-    await asyncio.to_thread(world.stack.wait_ready)
+    await asyncio.to_thread(kill_workers, world)
     async with httpx.AsyncClient(headers=http.headers, timeout=20) as again:
         session.http = again
         found = await session.ask(world.identity, "tools/call", {"name": "test_simple_text"})
@@ -224,6 +227,51 @@ async def test_sessions_and_continuations_outlive_all_workers(
         }
         second = await ask_modern(again, world.whole, "tools/call", params)
         assert "state-ok" in second["result"]["content"][0]["text"]
+
+
+def kill_workers(world: World) -> None:
+    """All, by kill -9; and until others are ready."""
+    before = set(world.stack.pids("gateway", "worker"))
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+
+    def are_new() -> bool:
+        found = set(world.stack.pids("gateway", "worker"))
+        return len(found) == 2 and not found & before
+
+    world.stack.wait("all are new", are_new)
+    world.stack.wait_ready()
+
+
+async def test_a_kill_amid_a_call_leaves_it_on_the_bill_once(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """And those before it, whose results were told."""
+    http.headers["authorization"] = f"Bearer {world.key}"
+    url = f"{world.whole}/{world.project_id}/fourth"
+    for _ in range(3):
+        look = {"name": "counted__look", "arguments": {}}
+        assert "result" in await ask_modern(http, url, "tools/call", look)
+    hold = {"name": "counted__hold", "arguments": {}}
+    cut = asyncio.create_task(ask_modern(http, url, "tools/call", hold))
+    try:
+        assert await asyncio.to_thread(world.counted.holds.wait, 30)
+        await asyncio.to_thread(kill_workers, world)
+        with pytest.raises(httpx.TransportError):
+            await cut
+    finally:
+        cut.cancel()
+        world.counted.release.set()
+    told = "SELECT finish, tool_call FROM usage_events WHERE model = 'mcp/counted' ORDER BY id"
+
+    async def booked() -> bool:
+        return len(await world.stack.sql(told)) >= 4
+
+    await until(booked)
+    await asyncio.to_thread(world.stack.wait_booked)
+    found = [tuple(row) for row in await world.stack.sql(told)]
+    assert found == [("done", 1)] * 3 + [("recovered", 1)]
+    assert world.counted.called == ["look"] * 3 + ["hold"]
 
 
 async def third_names(world: World, http: httpx.AsyncClient) -> set[str]:

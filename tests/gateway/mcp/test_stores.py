@@ -9,13 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.db import ROLE_TENANT, create_engine, tenant
 from gateway.mcp.approvals import PostgresApprovals, list_approvals
-from gateway.mcp.calls import RedisCalls
+from gateway.mcp.calls import PARTS, RedisCalls
 from gateway.mcp.known import Feed, KnownTrust, announce
 from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
 from gateway.mcp.records import masked
@@ -25,7 +27,7 @@ from gateway.tenancy.orgs import create_org
 from mcp_bridge.approvals import ApprovedCall, Moved, decided, requested
 from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import Approved, Change, compare, offer_of
-from mcp_bridge.policy import CallLimit, SpendLimit, ToolRule
+from mcp_bridge.policy import CallLimit, CallState, SpendLimit, ToolRule
 
 TOOL: Any = {"name": "add", "inputSchema": {"type": "object"}}
 CHANGES = compare(Approved(), offer_of([("tool", TOOL)]))
@@ -101,7 +103,7 @@ async def test_rules_are_replaced_as_a_whole_or_refused_by_name(
     assert [rule.id for rule in (await known.rules(orgs[0])).rules] == ["default"]
     bad = {
         "rules.a.when": ToolRule(id="a", effect="deny", when="args."),
-        "rules.a.budget": ToolRule(id="a", effect="allow", budget=SpendLimit(1, 1)),
+        "rules.a.budget": ToolRule(id="a", effect="allow", budget=SpendLimit(1, 0)),
         "rules.a.of": ToolRule(id="a", effect="allow", level="key"),
     }
     for field, rule in bad.items():
@@ -164,15 +166,54 @@ async def test_workers_count_calls_together_in_a_window_that_slides(redis: Redis
         ToolRule(id="many", effect="allow", rate=CallLimit(calls=9, window_s=60)),
         ToolRule(id="any", effect="allow"),
     ]
-    taken = await asyncio.gather(
-        *(each.take("org_a", rules, f"{n}") for n in range(5) for each in (first,))
-    )
-    assert sum(each is None for each in taken) == 2
-    assert await second.take("org_a", rules, "x") == {"few": 2}
-    assert await second.take("org_b", rules, "x") is None
-    assert await second.take("org_a", rules[1:], "y") is None
+    taken = await asyncio.gather(*(first.take("org_a", rules, f"{n}", 0) for n in range(5)))
+    assert sum(each.full is None for each in taken) == 2
+    assert (await second.take("org_a", rules, "x", 0)).full == CallState(calls={"few": 2})
+    assert (await second.take("org_b", rules, "x", 0)).full is None
+    assert (await second.take("org_a", rules[1:], "y", 0)).full is None
     now[0] += 61
-    assert await second.take("org_a", rules, "z") is None
+    assert (await second.take("org_a", rules, "z", 0)).full is None
+
+
+steps = st.one_of(
+    st.tuples(st.just("call"), st.integers(0, 9)),
+    st.tuples(st.just("wait"), st.integers(1, 40)),
+    st.tuples(st.just("fail"), st.integers(0, 9)),
+)
+
+
+@given(st.lists(steps, max_size=12), st.integers(0, 12))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+async def test_a_budget_is_never_passed_in_any_window(
+    redis: Redis, found: list[tuple[str, int]], most: int
+) -> None:
+    """Whatever calls cost, and of what failed nothing; what is refused would have passed it, but
+    for what was spent at most a part of the window before it began."""
+    await redis.flushdb()
+    now, window_s = [1e9], 60
+    memory = RedisCalls(redis, now_s=lambda: now[0])
+    rules = [ToolRule(id="b", effect="allow", budget=SpendLimit(most * 1000, window_s))]
+    spent: list[tuple[float, int]] = []
+
+    def sum_since(start: float) -> int:
+        return sum(cost for at, cost in spent if at > start)
+
+    for number, (kind, amount) in enumerate(found):
+        if kind == "wait":
+            now[0] += amount
+            continue
+        taken = await memory.take("org_a", rules, str(number), amount * 1000)
+        if taken.full is not None:
+            late = sum_since(now[0] - window_s - window_s / PARTS)
+            assert taken.full.spent_pico == {"b": most * 1000}
+            assert late >= most or late + amount > most
+        elif kind == "fail":
+            await memory.give_back("org_a", rules, amount * 1000, taken)
+        else:
+            spent.append((now[0], amount))
+            assert sum_since(now[0] - window_s) <= most
 
 
 async def test_taint_and_a_state_are_of_one_caller_and_org(redis: Redis) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis.asyncio import Redis
 
+from gateway.mcp_door import to_caller
 from gateway.mcp_toolbox import BridgeToolbox
 from gateway.principal import Principal
 from gateway.toolbox import ListFailed, OfferedTool, Refused, ToolResult
@@ -43,7 +44,7 @@ async def toolbox(servers: list[Process], redis_server_url: str) -> AsyncIterato
     ]
     bridge = Bridge(configs, redis, [b"k" * 32], info=INFO)
     await bridge.start()
-    yield BridgeToolbox(bridge, INFO)
+    yield BridgeToolbox(bridge, INFO, to_caller)
     await bridge.close()
     await redis.aclose()
 

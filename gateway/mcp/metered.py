@@ -1,0 +1,157 @@
+"""Calls of MCP servers as requests that are limited and billed, each for itself.
+
+Above: `wiring`. Below: `limits`, `metering`, `billing.spool`. A call is admitted by the limits of
+whoever makes it, as a request that writes nothing; it is on disk with its price before it goes out,
+and its end is on disk before anybody is told the result. So a gateway that is killed during a call
+has it on the bill once, by its next start. What a server fails to answer costs nothing.
+
+A server's calls have the name `mcp/SERVER` in the price book, on the bill and to limits of models;
+those without a price of their own cost what `mcp` costs, and nothing where that has none either.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from billing.errors import SpoolError
+from billing.events import Attempt, Finish
+from billing.price_book import PriceBook
+from billing.rating import rate
+from billing.spool import Spool
+from gateway.limits.counters import SpentUnknown
+from gateway.limits.limiter import Admission, Limiter, Refusal
+from gateway.limits.scripts import ScriptFailed
+from gateway.limits.spending import to_nano
+from gateway.limits.verdicts import Units
+from gateway.lru import Lru
+from gateway.mcp_servers import priced_as
+from gateway.metering import ONE_CALL, TOOL_CALL, Terms, new_tool_call, to_call_event
+from gateway.principal import Principal, Suspended
+from gateway.tasks import TaskSet
+from mcp_bridge.call_records import CallRecord, Ticket
+from mcp_bridge.caller import Caller
+from mcp_bridge.guard import Outcome
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, RpcError
+
+log = logging.getLogger(__name__)
+
+LIMITED = -32032
+"""Beside `mcp_bridge.trust.DENIED`, of the range that JSON-RPC leaves to servers."""
+MAX_CALLERS = 20_000
+"""That one worker remembers."""
+
+
+class Callers:
+    """Who the bridge's callers are to the gateway: each is noted with every request."""
+
+    def __init__(self) -> None:
+        self._principals: Lru[str, Principal] = Lru(MAX_CALLERS)
+
+    def note(self, caller: Caller, principal: Principal) -> Caller:
+        self._principals.put(caller.principal, principal)
+        return caller
+
+    def principal_of(self, caller: Caller) -> Principal:
+        """Raises: RpcError."""
+        found = self._principals.get(caller.principal)
+        if found is None:
+            raise RpcError(INTERNAL_ERROR, "Who calls is not known any more; ask again")
+        return found
+
+
+class CallMeter:
+    """A Meter of the bridge."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        *,
+        limiter: Limiter,
+        spool: Spool,
+        price_book: PriceBook,
+        tasks: TaskSet,
+    ) -> None:
+        self._callers, self._price_book, self._tasks = callers, price_book, tasks
+        self.limiter, self.spool = limiter, spool
+
+    async def admit(self, call: CallRecord) -> Ticket:
+        principal, model = self._callers.principal_of(call.caller), priced_as(call.server)
+        try:
+            principal.check_served()
+        except Suspended:
+            raise RpcError(LIMITED, "An invoice is overdue", {"reason": "suspended"}) from None
+        if not self.spool.healthy:
+            raise not_accounted_for()
+        terms = Terms.of_now(self._price_book, principal, model, TOOL_CALL)
+        try:
+            verdict = await self.limiter.admit(
+                principal,
+                model,
+                input_tokens=0,
+                max_output_tokens=0,
+                lease_id=call.id,
+                lane=TOOL_CALL.lane,
+                prices=terms.prices,
+                admitted_at=terms.admitted_at,
+                num_tool_calls=1,
+            )
+        except (SpentUnknown, ScriptFailed) as error:
+            log.warning("mcp: a call is not admitted: %s", error)
+            data = {"reason": "limits_unavailable"}
+            raise RpcError(INTERNAL_ERROR, "Limits cannot be asked now", data) from None
+        if isinstance(verdict, Refusal):
+            raise refused(verdict)
+        if verdict.spending is None:  # nothing is held: to limits it is over once it has begun
+            self._tasks.spawn(self.limiter.settle(verdict, Units()), name="settle a call")
+        return MeteredCall(self, new_tool_call(call.id, principal, model, terms), verdict)
+
+
+class MeteredCall:
+    """A Ticket."""
+
+    def __init__(self, meter: CallMeter, attempt: Attempt, admission: Admission) -> None:
+        self._meter, self._attempt, self._admission = meter, attempt, admission
+        self._has_begun = False
+        self.cost_pico = rate(ONE_CALL, attempt.prices).amount_pico
+
+    async def begun(self) -> None:
+        self._has_begun = True
+        try:
+            await self._meter.spool.attempt_begun(self._attempt, ONE_CALL)
+        except SpoolError:
+            raise not_accounted_for() from None
+
+    async def ended(self, outcome: Outcome | None) -> bool:
+        paid = outcome is not None and outcome != "failed"
+        spool, cost_pico = self._meter.spool, self.cost_pico if paid else 0
+        try:
+            if paid:
+                finish: Finish = "disconnect" if outcome == "left" else "done"
+                await spool.close(to_call_event(self._attempt, finish))
+            elif self._has_begun:
+                await spool.void(self._attempt.id)
+        except SpoolError:
+            raise not_accounted_for() from None
+        finally:
+            if self._admission.spending is not None:
+                used = Units(cost_nano=to_nano(cost_pico))
+                await self._meter.limiter.settle(self._admission, used)
+        return paid
+
+
+def refused(refusal: Refusal) -> RpcError:
+    is_money = refusal.kind == "money"
+    data: dict[str, object] = {
+        "reason": "insufficient_quota" if is_money else "rate_limit_exceeded",
+        "scope": refusal.scope,
+        "kind": refusal.kind,
+        "limit": refusal.limit,
+    }
+    if refusal.retry_after_s is not None:
+        data["retryAfterSeconds"] = refusal.retry_after_s
+    message = "The budget is spent" if is_money else "Too many calls; ask again later"
+    return RpcError(LIMITED, message, data)
+
+
+def not_accounted_for() -> RpcError:
+    return RpcError(INTERNAL_ERROR, "This gateway cannot account for calls now")

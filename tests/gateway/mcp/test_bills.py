@@ -1,0 +1,260 @@
+"""Calls of MCP servers through a worker as it runs: each is on the bill once, within the limits and
+the money of whoever makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+import redis
+import sqlalchemy as sa
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+
+from billing.ledger import check
+from gateway.db import tenant
+from gateway.mcp.known import announce
+from gateway.mcp.metered import LIMITED
+from gateway.mcp.rules import replace_rules
+from gateway.tenancy.keys import create_key
+from mcp_bridge.policy import SpendLimit, ToolRule
+from mcp_bridge.trust import DENIED
+from tests.databases import Databases
+from tests.gateway.conftest import be_patient
+from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running, running
+from tests.mcp_bridge.counting import Counting, counting
+
+pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+PRICE_PICO = 20_000_000_000
+CONFIG = """
+[plan.one]
+requests_per_minute = 6
+
+[[mcp.servers]]
+name = "paid"
+url = "URL"
+network = "loopback"
+trust = "all"
+
+[[mcp.servers]]
+name = "other"
+url = "URL"
+network = "loopback"
+trust = "all"
+"""
+BOOK = """
+[[price]]
+model = "mcp"
+valid_from = "2020-01-01"
+tool_call = "0.01"
+[[price]]
+model = "mcp/paid"
+valid_from = "2020-01-01"
+tool_call = "0.02"
+"""
+
+
+class World(msgspec.Struct, frozen=True):
+    worker: Running
+    server: Counting
+
+
+@pytest.fixture(scope="module")
+def world(
+    databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    lent = asyncio.run(databases.lend())
+    with redis.from_url(redis_server_url) as store:
+        store.flushall()
+    folder: Path = tmp_path_factory.mktemp("calls")
+    book = folder / "home" / "price_books" / "calls.toml"
+    book.parent.mkdir(parents=True)
+    book.write_text(BOOK)
+    with pytest.MonkeyPatch.context() as patch, counting() as server:
+        be_patient(patch)
+        more = CONFIG.replace("URL", server.url)
+        with running(folder, databases.url(lent.name), redis_server_url, more=more) as found:
+            made = World(found, server)
+            # Redis learns of the org before it has used anything: later its limits begin empty.
+            asyncio.run(calls_by(made, new_key(made, plan="one")[1], ["other__look"]))
+            yield made
+    asyncio.run(databases.take_back(lent))
+
+
+def new_key(world: World, plan: str | None = None) -> tuple[str, str]:
+    """Its id and its secret."""
+    worker, services = world.worker, world.worker.services
+
+    async def work() -> tuple[str, str]:
+        pepper_id, pepper = services.authenticator.pepper
+        async with tenant(services.db, worker.org_id) as conn:
+            made = await create_key(
+                conn,
+                org_id=worker.org_id,
+                project_id=worker.project_id,
+                name="caller",
+                scopes=["mcp:call"],
+                plan=plan,
+                pepper=pepper,
+                pepper_id=pepper_id,
+                actor=ACTOR,
+            )
+        return made.row.id, made.secret
+
+    return worker.run(work())
+
+
+@asynccontextmanager
+async def client_of(world: World, secret: str, mode: Any = "auto") -> AsyncIterator[Client]:
+    url, headers = f"{world.worker.url}/mcp", {"authorization": f"Bearer {secret}"}
+    async with httpx2.AsyncClient(headers=headers, timeout=20) as http:
+        async with Client(streamable_http_client(url, http_client=http), mode=mode) as client:
+            yield client
+
+
+async def call(client: Client, name: str) -> Any:
+    """What came of it: its error's code and data, or whether the tool says that it failed."""
+    try:
+        found = await client.call_tool(name, {})
+    except MCPError as error:
+        return error.error.code, error.error.data
+    return found.is_error
+
+
+async def calls_by(world: World, secret: str, names: list[str]) -> list[Any]:
+    async with client_of(world, secret) as client:
+        return [await call(client, name) for name in names]
+
+
+EVENTS = sa.text(
+    "SELECT model, tool_call, tool_call_pico, finish, lane FROM usage_events"
+    " WHERE key = :key ORDER BY id"
+)
+
+
+def booked(world: World, key_id: str, count: int) -> list[Any]:
+    async def read() -> list[Any]:
+        async with world.worker.services.system_db.connect() as conn:
+            return list((await conn.execute(EVENTS, {"key": key_id})).all())
+
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(found := world.worker.run(read())) < count:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+def test_the_bill_is_the_calls(world: World, mode: str) -> None:
+    """Each that a server has answered, with whatever it said; no list, nothing that did not go out
+    and nothing that broke."""
+    key_id, secret = new_key(world)
+
+    async def calls() -> list[Any]:
+        async with client_of(world, secret, mode) as client:
+            await client.list_tools()
+            names = ("paid__look", "paid__fail", "paid__break", "paid__none", "other__look")
+            return [await call(client, name) for name in names]
+
+    said = asyncio.run(calls())
+    assert (said[0], said[1], said[4]) == (False, True, False)
+    assert said[2][0] == -32000 and said[3][0] == -32602
+    found = [tuple(row) for row in booked(world, key_id, 3)]
+    assert found == [
+        ("mcp/paid", 1, PRICE_PICO, "done", "agentic"),
+        ("mcp/paid", 1, PRICE_PICO, "done", "agentic"),
+        ("mcp/other", 1, PRICE_PICO // 2, "done", "agentic"),
+    ]
+    costs = world.worker.session.get(
+        f"{world.worker.url}/v1/organization/costs",
+        params={"start_time": int(time.time()) - 86_400, "group_by": ["line_item", "api_key_id"]},
+        headers={"authorization": f"Bearer {world.worker.everything}"},
+        timeout=TIMEOUT_S,
+    ).json()
+    results = [row for bucket in costs["data"] for row in bucket["results"]]
+    items = {row["line_item"]: row["quantity"] for row in results if row["api_key_id"] == key_id}
+    assert items == {"mcp/paid, tool_calls": 2, "mcp/other, tool_calls": 1}
+    usage = world.worker.session.get(
+        f"{world.worker.url}/v1/organization/usage/completions",
+        params={"start_time": int(time.time()) - 86_400, "api_key_ids": [key_id]},
+        headers={"authorization": f"Bearer {world.worker.everything}"},
+        timeout=TIMEOUT_S,
+    ).json()
+    assert [row for bucket in usage["data"] for row in bucket["results"]] == []
+
+
+def test_requests_per_minute_are_calls_too(world: World) -> None:
+    key_id, secret = new_key(world, plan="one")
+    before = len(world.server.called)
+
+    first, *others = asyncio.run(calls_by(world, secret, ["paid__look"] * 3))
+    assert first is False
+    for code, data in others:
+        assert (code, data["reason"], data["scope"]) == (LIMITED, "rate_limit_exceeded", "key")
+        assert data["kind"] == "requests" and 0 < data["retryAfterSeconds"] <= 10
+    assert world.server.called[before:] == ["look"]
+    assert len(booked(world, key_id, 1)) == 1
+
+
+def test_a_hard_cap_holds_what_a_call_costs(world: World) -> None:
+    """Two of three at 0.02 fit under 0.05, and what breaks gives back what was held for it."""
+    key_id, secret = new_key(world)
+    cap = {"key_id": key_id, "period": "day", "amount_usd": "0.05"}
+    world.worker.post("/v1/admin/spend-caps", **cap)
+    names = ["paid__break", "paid__look", "paid__break", "paid__look", "paid__look", "other__look"]
+
+    said = asyncio.run(calls_by(world, secret, names))
+    assert [said[n] for n in (1, 3, 5)] == [False] * 3  # the last of them costs 0.01
+    code, data = said[4]
+    assert (code, data["reason"], data["scope"]) == (LIMITED, "insufficient_quota", "key")
+    assert len(booked(world, key_id, 3)) == 3
+
+
+def test_a_rules_budget_is_what_calls_have_cost(world: World) -> None:
+    key_id, secret = new_key(world)
+    worker, services = world.worker, world.worker.services
+    bound = ToolRule(
+        id="bound",
+        effect="allow",
+        level="key",
+        of=key_id,
+        budget=SpendLimit(amount_pico=5 * PRICE_PICO // 2, window_s=3600),
+    )
+
+    async def rule(*rules: ToolRule) -> None:
+        async with tenant(services.db, worker.org_id) as conn:
+            await replace_rules(conn, org_id=worker.org_id, rules=rules, actor=ACTOR)
+        await announce(services.redis, worker.org_id)
+
+    async def until_known() -> None:
+        async with client_of(world, secret) as client, asyncio.timeout(TIMEOUT_S):
+            while (await call(client, "other__break"))[0] != DENIED:
+                await asyncio.sleep(0.02)
+
+    names = ["paid__look", "paid__break", "paid__fail", "paid__look", "other__look", "other__look"]
+    never = ToolRule(id="never", effect="deny", tools=("other__break",))
+    worker.run(rule(ToolRule(id="all", effect="allow"), bound, never))
+    try:
+        asyncio.run(until_known())
+        said = asyncio.run(calls_by(world, secret, names))
+    finally:
+        worker.run(rule())
+    assert [said[n] for n in (0, 2, 4)] == [False, True, False]
+    for n in (3, 5):
+        code, data = said[n]
+        assert (code, data["reason"], data["rules"]) == (DENIED, "budget", ["bound"])
+    assert len(booked(world, key_id, 3)) == 3
+
+
+def test_the_books_agree(world: World) -> None:
+    """Behind all others."""
+
+    assert world.worker.run(check(world.worker.services.system_db)) == []

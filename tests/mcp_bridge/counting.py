@@ -1,0 +1,83 @@
+"""An MCP server in a thread that counts the calls that reach it, and can be held amid one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+
+HELD_S = 60.0
+LOOK: dict[str, Any] = {
+    "name": "look",
+    "inputSchema": {"type": "object", "properties": {"n": {"type": "integer"}}},
+    "annotations": {"readOnlyHint": True},
+}
+TOOLS = [LOOK, {**LOOK, "name": "hold"}, {**LOOK, "name": "fail"}, {**LOOK, "name": "break"}]
+"""`fail` says that it failed; `break` is no answer at all; `hold` waits until `release` is set."""
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.holds, self.release = threading.Event(), threading.Event()
+        self.url = ""
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        method = message["method"]
+        if method == "server/discover":
+            return {"result": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}}
+        if method == "tools/list":
+            return {"result": {"tools": TOOLS, "ttlMs": 0, "cacheScope": "public"}}
+        name = message["params"]["name"]
+        self.called.append(name)
+        if name == "hold":
+            self.holds.set()
+            self.release.wait(HELD_S)
+        if name == "break":
+            return {"error": {"code": -32000, "message": "broken"}}
+        content = [{"type": "text", "text": "all is well"}]
+        return {"result": {"content": content, "isError": name == "fail"}}
+
+
+@contextmanager
+def counting() -> Iterator[Counting]:
+    found = Counting()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            message = msgspec.json.decode(body)
+            said = {"jsonrpc": "2.0", "id": message.get("id"), **found.answer(message)}
+            content = msgspec.json.encode(said)
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            """To nobody."""
+
+    class Listening(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: Any) -> None:
+            """Who was killed takes no answer."""
+
+    server = Listening(("127.0.0.1", 0), Handler)
+    found.url = f"http://127.0.0.1:{server.server_address[1]}/mcp"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield found
+    finally:
+        found.release.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
