@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -219,14 +221,23 @@ async def test_a_model_without_a_price_is_counted_costs_nothing_and_waits_in_sus
 ) -> None:
     for replica in wide:
         replica.play(good)
-    client = stack.client(max_retries=0)
-    await asyncio.to_thread(stack.wait_metric, "tollgate_spool_backlog_events", 0)
-    before, usage = costs_pico(client), usage_of_today(client, models=["wide"])
+    client = stack.client(max_retries=0, api_key=await asyncio.to_thread(stack.create_key))
+    (key,) = await stack.sql("SELECT id FROM api_keys ORDER BY created_at DESC LIMIT 1")
     await asyncio.to_thread(ask, client, "wide")
-    expected = usage.get("input_tokens", 0) + 20
-    eventually(lambda: usage_of_today(client, models=["wide"])["input_tokens"], expected)
-    assert costs_pico(client) == before
-    event, *_ = await stack.sql("SELECT * FROM usage_events WHERE model = 'wide' ORDER BY id DESC")
+    usage = {"input_tokens": 20, "num_model_requests": 1}
+    seen = partial(usage_of_today, client, models=["wide"], api_key_ids=[key.id])
+    await asyncio.to_thread(
+        eventually,
+        lambda: {name: amount for name, amount in seen().items() if name in usage},
+        usage,
+    )
+    costs = client.admin.organization.usage.costs(
+        start_time=int(time.time()) - 86_400, group_by=["line_item"]
+    )
+    items = [row for bucket in costs.data for row in bucket.results]
+    of_it = [row for row in items if row.line_item and row.line_item.startswith("wide,")]
+    assert [row.amount.value for row in of_it if row.amount] == [0] * len(of_it) and of_it
+    (event,) = await stack.sql(f"SELECT * FROM usage_events WHERE key = '{key.id}'")
     assert event.suspended and (event.output, event.reasoning_output) == (3, 2)
     posted = await stack.sql(f"SELECT * FROM transfers WHERE event_id = '{event.id}'")
     assert [(row.kind, row.amount_pico, row.credit) for row in posted] == [
@@ -299,6 +310,10 @@ def test_a_replica_that_refuses_connections_is_passed_over(
     assert all(exchange.body["model"] == "Qwen3-32B" for exchange in up.exchanges)
 
 
+LATE = [(504, "deadline_exceeded"), (503, "overloaded")]
+"""Its time is over, or it was told before that it would be: as long as the ones before it took."""
+
+
 def test_what_an_upstream_cannot_take_at_once_waits_for_as_long_as_its_deadline(
     stack: Stack, client: OpenAI, narrow: LiveUpstream
 ) -> None:
@@ -310,7 +325,7 @@ def test_what_an_upstream_cannot_take_at_once_waits_for_as_long_as_its_deadline(
         assert "mine" in next(answer)
         with pytest.raises(openai.InternalServerError) as caught:
             ask(client, "narrow", extra_headers={"x-request-timeout-ms": "200"})
-        assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+        assert (caught.value.status_code, caught.value.code) in LATE
         stack.wait_metric("tollgate_upstream_requests_running", 1, **one)
         stack.wait("only the holder has a lease", lambda: stack.open_leases() == 1)
         with ThreadPoolExecutor(1) as pool:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
@@ -123,9 +123,21 @@ class HeldRoad:
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        self._loop.call_soon_threadsafe(self.road.cut)
-        yield
-        self.road.mend()
+        self.cut_now()
+        try:
+            yield
+        finally:
+            self.mend()
+
+    def cut_now(self) -> None:
+        self._run(self._in_loop(self.road.cut))
+
+    def mend(self) -> None:
+        self._run(self._in_loop(self.road.mend))
+
+    async def _in_loop(self, act: Callable[[], None]) -> None:
+        """Its connections belong to the loop's thread."""
+        act()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(START_TIMEOUT_S)
