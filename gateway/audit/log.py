@@ -1,4 +1,5 @@
-"""`record`: one more entry of an org's audit log, in the transaction that makes the change.
+"""`record`: one more entry of an org's audit log, in the transaction that makes the change;
+`record_all`: many.
 
 Above: every verb of `tenancy` and `auth` that changes state. Below: `chain`, `tables`. Knows no
 HTTP; `routes.access.actor_of` says who asked.
@@ -28,7 +29,7 @@ How to call it:
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -43,6 +44,7 @@ from gateway.ids import uuid7
 
 MAX_STATE_BYTES = 256 * 1024
 """Of `before` or `after`. What goes in there was bounded at the door."""
+MAX_AT_ONCE = 1000
 ACTION_FORM = re.compile(r"[a-z_]{1,40}(?:\.[a-z_]{1,40}){1,3}", re.ASCII)
 SECRET_KEY = re.compile(
     r"(?:.*_)?(?:secret|password|passphrase|token|hash|pepper|assertion|code_verifier|cookie"
@@ -78,6 +80,17 @@ ROTATION = Actor(kind="system", id="rotation")
 """Signing keys' own age."""
 
 
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """What `record` is told, of one of many."""
+
+    actor: Actor
+    action: str
+    target: str
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    project_id: str | None = None
+
+
 async def record(
     conn: AsyncConnection,
     *,
@@ -94,38 +107,64 @@ async def record(
     Raises: SecretInAudit, ValueError (too large); LookupError (no such org is visible); what
     `actor.still_may` raises.
     """
-    assert ACTION_FORM.fullmatch(action), f"{action!r} is no event type"
-    before_text, after_text = _state(before), _state(after)
+    event = Event(
+        actor=actor,
+        action=action,
+        target=target,
+        before=before,
+        after=after,
+        project_id=project_id,
+    )
+    await record_all(conn, org_id=org_id, events=(event,))
+
+
+async def record_all(conn: AsyncConnection, *, org_id: str, events: Sequence[Event]) -> None:
+    """Up to MAX_AT_ONCE, in their order, at one moment: in three trips to Postgres, however many
+    they are. Raises: as `record`, for any of them."""
+    assert len(events) <= MAX_AT_ONCE, f"{len(events)} at once"
+    if not events:
+        return
+    said = [(event, _state(event.before), _state(event.after)) for event in events]
+    for event in events:
+        assert ACTION_FORM.fullmatch(event.action), f"{event.action!r} is no event type"
     locked = sa.select(heads.c.sequence, heads.c.hash).where(heads.c.org_id == org_id)
     head = locked.with_for_update().cte("head").prefix_with("MATERIALIZED")
     # The clock is read behind the lock, so that time never runs backwards along a chain.
     read = await conn.execute(sa.select(head, sa.func.clock_timestamp().label("now")))
-    row = read.one_or_none()
-    if row is None:
+    head_row = read.one_or_none()
+    if head_row is None:
         raise LookupError(f"no audit log of {org_id!r}")
-    if actor.still_may is not None:
-        await actor.still_may(conn)
-    entry = Entry(
-        org_id=org_id,
-        sequence=row.sequence + 1,
-        id=f"audit_log-{uuid7().hex}",
-        occurred_at=row.now,
-        action=action,
-        target=target,
-        project_id=project_id or _project_of(target, after, before),
-        actor_kind=actor.kind,
-        actor_id=actor.id,
-        on_behalf_of=actor.on_behalf_of,
-        ip=actor.ip,
-        request_id=actor.request_id,
-        before=before_text,
-        after=after_text,
-        previous=row.hash,
-    )
-    added = sa.insert(entries).values(**msgspec.structs.asdict(entry), hash=digest(entry))
-    await conn.execute(added)
-    advanced = sa.update(heads).where(heads.c.org_id == org_id)
-    await conn.execute(advanced.values(sequence=entry.sequence, hash=digest(entry)))
+    rows: list[dict[str, Any]] = []
+    sequence, previous = head_row.sequence, head_row.hash
+    for event, before_text, after_text in said:
+        actor = event.actor
+        if actor.still_may is not None:
+            await actor.still_may(conn)
+        sequence += 1
+        entry = Entry(
+            org_id=org_id,
+            sequence=sequence,
+            id=f"audit_log-{uuid7().hex}",
+            occurred_at=head_row.now,
+            action=event.action,
+            target=event.target,
+            project_id=event.project_id or _project_of(event.target, event.after, event.before),
+            actor_kind=actor.kind,
+            actor_id=actor.id,
+            on_behalf_of=actor.on_behalf_of,
+            ip=actor.ip,
+            request_id=actor.request_id,
+            before=before_text,
+            after=after_text,
+            previous=previous,
+        )
+        previous = digest(entry)
+        rows.append({**msgspec.structs.asdict(entry), "hash": previous})
+    await conn.execute(sa.insert(entries), rows)
+    # The head goes by one at a time, or Postgres refuses it; in one trip all the same.
+    advanced = sa.update(heads).where(heads.c.org_id == sa.bindparam("whose"))
+    steps = [{"whose": org_id, "sequence": row["sequence"], "hash": row["hash"]} for row in rows]
+    await conn.execute(advanced, steps)
 
 
 async def record_for_both(

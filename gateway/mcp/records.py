@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.rounds import Unforeseen
-from gateway.audit.log import Actor, record
+from gateway.audit.log import Actor, Event, record_all
 from gateway.credential_forms import CREDENTIAL
 from gateway.db import DATABASE_ERRORS, tenant
 from gateway.tasks import end
@@ -106,19 +106,20 @@ class AuditRecords:
 
     async def _write(self, org_id: str, entries: list[Entry]) -> None:
         """In one transaction; again until the database is there."""
+        events = [
+            Event(
+                actor=actor_of(entry.caller),
+                action=entry.action,
+                target=entry.target,
+                after=entry.after,
+                project_id=entry.caller.project_id,
+            )
+            for entry in entries
+        ]
         while True:
             try:
                 async with tenant(self._db, org_id) as conn:
-                    for entry in entries:
-                        await record(
-                            conn,
-                            org_id=org_id,
-                            actor=actor_of(entry.caller),
-                            action=entry.action,
-                            target=entry.target,
-                            after=entry.after,
-                            project_id=entry.caller.project_id,
-                        )
+                    await record_all(conn, org_id=org_id, events=events)
                 return
             except DATABASE_ERRORS as error:
                 log.warning("mcp: audit waits for Postgres (%s)", type(error).__name__)

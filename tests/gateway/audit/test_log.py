@@ -15,7 +15,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.chain import GENESIS, Entry, canonical, digest
 from gateway.audit.errors import SecretInAudit
-from gateway.audit.log import COMMAND_LINE, Actor, record, record_for_both, refuse_secrets
+from gateway.audit.log import (
+    COMMAND_LINE,
+    Actor,
+    Event,
+    record,
+    record_all,
+    record_for_both,
+    refuse_secrets,
+)
 from gateway.audit.tables import entries, heads
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.tenancy.tables import orgs
@@ -100,6 +108,42 @@ async def test_concurrent_changes_make_one_chain_without_gaps(db: AsyncEngine) -
         async with db.connect() as conn:
             head = (await conn.execute(sa.select(heads).where(heads.c.org_id == org_id))).one()
         assert (head.sequence, head.hash) == (count, rows[-1].hash)
+
+
+async def test_many_at_once_are_a_chain_as_one_by_one_is(
+    db: AsyncEngine,
+) -> None:
+    """In their order; and if one may not be recorded, none is."""
+    org_id = await an_org(db)
+
+    def events(*after: dict[str, Any]) -> list[Event]:
+        named = enumerate(after)
+        return [
+            Event(actor=ALICE, action="mcp.called", target=f"call_{n}", after=each)
+            for n, each in named
+        ]
+
+    with pytest.raises(SecretInAudit):
+        async with db.begin() as conn:
+            await record_all(conn, org_id=org_id, events=events({"n": 0}, {"password": "x"}))
+    async with db.begin() as conn:
+        await record_all(conn, org_id=org_id, events=[])
+        await record(conn, org_id=org_id, actor=ALICE, action="user.updated", target="user_1")
+        statements: list[str] = []
+        sync = db.sync_engine
+        sa.event.listen(sync, "before_cursor_execute", lambda *told: statements.append(told[2]))
+        await record_all(conn, org_id=org_id, events=events(*({"n": n} for n in range(300))))
+        assert len(statements) == 3
+    rows = await all_entries(db, org_id)
+    assert [row.target for row in rows] == ["user_1", *(f"call_{n}" for n in range(300))]
+    assert [row.sequence for row in rows] == list(range(1, 302))
+    assert [row.previous for row in rows] == [GENESIS, *(row.hash for row in rows[:-1])]
+    for row in rows:
+        fields = {name: getattr(row, name) for name in Entry.__struct_fields__}
+        assert row.hash == digest(Entry(**fields))
+    async with db.connect() as conn:
+        head = (await conn.execute(sa.select(heads).where(heads.c.org_id == org_id))).one()
+    assert (head.sequence, head.hash) == (301, rows[-1].hash)
 
 
 async def test_operators_in_each_others_orgs_wait_for_nobody_in_a_circle(db: AsyncEngine) -> None:
