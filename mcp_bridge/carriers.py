@@ -12,6 +12,7 @@ import httpcore
 
 from mcp_bridge.carrier import Carrier
 from mcp_bridge.credentials import Credentials, CredentialSet, NobodysCredentials, Whose
+from mcp_bridge.http1 import Pool
 from mcp_bridge.http_carrier import HttpCarrier, Shown, shows_nothing
 from mcp_bridge.upstream import (
     IDLE_S,
@@ -41,13 +42,14 @@ class Carriers:
     def open(self, config: ServerConfig, whose: Whose) -> Carrier:
         return HttpCarrier(config, self._pool(config), self._shown(config, whose))
 
-    def _pool(self, config: ServerConfig) -> httpcore.AsyncConnectionPool:
-        return httpcore.AsyncConnectionPool(
-            ssl_context=self._trust,
+    def _pool(self, config: ServerConfig) -> Pool:
+        return Pool(
+            config.url,
             max_connections=MAX_CONNECTIONS,
-            max_keepalive_connections=MAX_IDLE_CONNECTIONS,
-            keepalive_expiry=IDLE_S,
-            network_backend=None if self._network_of is None else self._network_of(config.network),
+            max_idle=MAX_IDLE_CONNECTIONS,
+            idle_s=IDLE_S,
+            network=None if self._network_of is None else self._network_of(config.network),
+            trust=self._trust,
         )
 
     def _shown(self, config: ServerConfig, whose: Whose) -> Shown:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 FRESH_S = 5.0
 """How old an offer may be that a list or a call is checked against."""
+
+MAX_LAUNCHES = 1024
 
 
 class PinStore(Protocol):
@@ -174,10 +177,13 @@ def seen_of(config: ServerConfig, approved: Approved, offer: Offer | None) -> Se
 
 def launch_pin(config: ServerConfig) -> Pin:
     """How a server is reached, to the byte: of its headers the names."""
-    return pin_of(
-        "launch",
-        {"transport": "http", "url": config.url, "headers": sorted(config.headers)},
-    )
+    return http_launch_pin(config.url, *sorted(config.headers))
+
+
+@lru_cache(maxsize=MAX_LAUNCHES)
+def http_launch_pin(url: str, *headers: str) -> Pin:
+    """Asked several times for every call, and a server's stays the same."""
+    return pin_of("launch", {"transport": "http", "url": url, "headers": list(headers)})
 
 
 def changes_of(config: ServerConfig, approved: Approved, offer: Offer) -> tuple[Change, ...]:

@@ -1,6 +1,6 @@
 """Streamable HTTP to a server: the transport whose words all carriers speak.
 
-Above: `upstream`, by its Carrier. Below: httpcore. Nothing of a caller's travels but what a message
+Above: `upstream`, by its Carrier. Below: `http1`. Nothing of a caller's travels but what a message
 holds: the headers are the server's own, and those of the credential that is its. Redirects are not
 followed, and no content coding is asked for.
 """
@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-import httpcore
-
 from mcp_bridge.carrier import Carried
 from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet
+from mcp_bridge.http1 import Pool, Response
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.upstream import (
@@ -44,7 +43,7 @@ class HttpCarrier:
     def __init__(
         self,
         config: ServerConfig,
-        pool: httpcore.AsyncConnectionPool,
+        pool: Pool,
         shown: Shown = shows_nothing,
     ) -> None:
         self._config, self._pool, self._shown = config, pool, shown
@@ -94,7 +93,7 @@ class HttpCarrier:
         credential: CredentialSet,
         content: bytes,
         endless: bool,
-    ) -> AsyncIterator[httpcore.Response]:
+    ) -> AsyncIterator[Response]:
         """What frames a message is never a credential's to say."""
         own = {name.lower(): value for name, value in credential.values.items()}
         sent = {**fixed, **{name: own[name] for name in own if name not in FRAMING}}

@@ -17,6 +17,7 @@ import msgspec
 from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.carrier import Carried, Carrier, CarrierFailed, NotSent
 from mcp_bridge.credentials import CredentialOf
+from mcp_bridge.http1 import Response
 from mcp_bridge.protocol import rpc, sse
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
@@ -126,7 +127,7 @@ class Answer:
     def __init__(
         self,
         server: str,
-        response: httpcore.Response,
+        response: Response,
         *,
         endless: bool = False,
         on_change: Callable[[], None] = lambda: None,

@@ -25,6 +25,7 @@ from gateway.egress import (
     lookup_on,
     public_trust,
 )
+from mcp_bridge.asyncio_network import AsyncioNetwork
 from mcp_bridge.upstream import Addresses
 
 
@@ -62,7 +63,7 @@ class UpstreamNetworks:
         self.trust: ssl.SSLContext = public_trust()
         self._by_kind: dict[Addresses, UpstreamNetwork] = {
             kind: UpstreamNetwork(
-                httpcore.AnyIOBackend(),
+                AsyncioNetwork(),
                 resolve,
                 allow_loopback=allow_loopback or kind == "loopback",
                 allow_private=kind == "private",
