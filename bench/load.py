@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -21,6 +21,16 @@ REQUEST_TIMEOUT_S = 10.0
 MAX_OPEN = 256
 """Connections of an open loop; beyond it a request is counted as an error, not sent."""
 EVENT_END = b"\n\n"
+
+
+class Asked(Protocol):
+    """What a load asks for: each connection of a closed loop, and each time of an open one, has a
+    `request` of its own. `url`: where to."""
+
+    @property
+    def url(self) -> str: ...
+
+    def request(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._carry = b""
 
     @classmethod
-    async def open(cls, target: Target) -> Connection:
+    async def open(cls, target: Asked) -> Connection:
         parts = urlsplit(target.url)
         loop = asyncio.get_running_loop()
         host, port = parts.hostname or "", parts.port or 80
@@ -169,13 +179,13 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-async def closed_loop(target: Target, *, connections: int, duration_s: float) -> Tally:
-    request = target.request()
+async def closed_loop(target: Asked, *, connections: int, duration_s: float) -> Tally:
     tally = Tally()
     begun_at = time.perf_counter()
     deadline = begun_at + duration_s
 
     async def work() -> None:
+        request = target.request()
         connection = await Connection.open(target)
         try:
             while (asked_at := time.perf_counter()) < deadline:
@@ -193,8 +203,7 @@ async def closed_loop(target: Target, *, connections: int, duration_s: float) ->
     return tally
 
 
-async def open_loop(target: Target, *, rate_per_s: float, duration_s: float) -> Tally:
-    request = target.request()
+async def open_loop(target: Asked, *, rate_per_s: float, duration_s: float) -> Tally:
     tally = Tally()
     idle: list[Connection] = []
     open_tasks: set[asyncio.Task[None]] = set()
@@ -203,7 +212,7 @@ async def open_loop(target: Target, *, rate_per_s: float, duration_s: float) -> 
         connection: Connection | None = None
         try:
             connection = idle.pop() if idle else await Connection.open(target)
-            tally.add(await connection.ask(request), asked_at)
+            tally.add(await connection.ask(target.request()), asked_at)
         except (OSError, httptools.HttpParserError):
             tally.num_errors += 1
             if connection is not None:
