@@ -74,7 +74,11 @@ _LEASE = sa.text("""
                 AND (leased_until IS NULL OR leased_until <= now())
             ORDER BY number LIMIT :limit
         ) l
-        WHERE b.status = 'in_progress' AND b.expires_at > now()
+        WHERE b.status = 'in_progress' AND b.expires_at > now() AND NOT EXISTS (
+            SELECT FROM unnest(CAST(:closed_orgs AS text[]), CAST(:closed_models AS text[]))
+                AS c(org_id, model)
+            WHERE (c.org_id, c.model) = (b.org_id, b.model)
+        )
     ),
     ranked AS (
         SELECT id, number, row_number() OVER (PARTITION BY org_id ORDER BY due_at, id, number)
@@ -133,11 +137,20 @@ _COUNT = sa.text("""
 
 
 async def lease(
-    db: AsyncEngine, holder: str, *, limit: int, under_way: Iterable[LeasedLine], lease_s: float
+    db: AsyncEngine,
+    holder: str,
+    *,
+    limit: int,
+    under_way: Iterable[LeasedLine],
+    lease_s: float,
+    closed: Collection[tuple[str, str]] = (),
 ) -> list[LeasedLine]:
-    """The next, in their orgs' turns."""
+    """The next, in their orgs' turns. `closed`: orgs with models of which nothing is run; of a
+    batch of several models its lines are leased all the same."""
     named: dict[str, Any] = {"holder": holder, "limit": limit, "lease_s": lease_s}
     named["orgs"] = [each.org_id for each in under_way]
+    named["closed_orgs"] = [org_id for org_id, _ in closed]
+    named["closed_models"] = [model for _, model in closed]
     named["request_ids"] = [f"{REQUEST_PREFIX}{uuid7_hex()}" for _ in range(limit)]
     async with db.begin() as conn:
         rows = await conn.execute(_LEASE, named)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -24,11 +24,12 @@ from gateway.auth.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.auth.policy import may
 from gateway.batches import lines, steward
+from gateway.batches.absences import Absences
 from gateway.batches.batches import Batch
 from gateway.batches.ending import LineEnder
 from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import LeasedLine
-from gateway.batches.running import LineAccount, PutOff, refused, run
+from gateway.batches.running import LineAccount, PutOff, Ran, model_of, refused, run
 from gateway.batches.validation import InputBounds
 from gateway.db import DATABASE_ERRORS
 from gateway.files.store import FileStore
@@ -78,6 +79,7 @@ class BatchRunner:
         max_running: int,
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._desk, self._telemetry = desk, telemetry
         self._db, self._system_db = db, system_db
@@ -89,6 +91,7 @@ class BatchRunner:
         self._known: Lru[str, Known] = Lru(MAX_KNOWN_KEYS)
         self._running: dict[asyncio.Task[None], LeasedLine] = {}
         self._attended: dict[asyncio.Task[None], Batch] = {}
+        self._absences = Absences(clock)
         self._is_leaving = False
         self._renewed_at = time.monotonic()
         self._woken = asyncio.Event()
@@ -170,6 +173,7 @@ class BatchRunner:
             limit=room,
             under_way=self._running.values(),
             lease_s=self._lease_s,
+            closed=self._absences.closed(),
         )
         for line in found:
             task = asyncio.create_task(self._run(line), name=f"line {line.place}")
@@ -220,7 +224,7 @@ class BatchRunner:
             unasked = refused(endpoint, line, endpoint.to_face(found))
             await self._ender.end(unasked, LineAccount())
             return
-        ran = await run(self._desk, self._telemetry, endpoint, found, line)
+        ran = await self._ask(endpoint, found, line)
         if not isinstance(ran.outcome, PutOff):
             if ran.outcome.state == "failed":
                 await self._ender.waste(ran.account.events, ran.account)
@@ -231,9 +235,27 @@ class BatchRunner:
             self._system_db,
             self._holder,
             line,
-            delay_s=ran.outcome.delay_s * JITTER.uniform(0.8, 1.2),
+            delay_s=ran.outcome.delay_s * JITTER.uniform(1.0, 1.4),
             is_loss=ran.outcome.is_loss,
         )
+
+    async def _ask(self, endpoint: Endpoint, principal: Principal, line: LeasedLine) -> Ran:
+        """Unless what it asks is away; then one line of all tries."""
+        scope = (line.org_id, model_of(line))
+        wait_s = self._absences.wait_s(scope)
+        if wait_s > 0:
+            return Ran(PutOff(wait_s), LineAccount())
+        try:
+            ran = await run(self._desk, self._telemetry, endpoint, principal, line)
+        finally:
+            self._absences.tried(scope)
+        outcome = ran.outcome
+        if not isinstance(outcome, PutOff):
+            self._absences.answered(scope)
+        elif outcome.is_away:
+            delay_s = self._absences.refused(scope, outcome.delay_s)
+            outcome = msgspec.structs.replace(outcome, delay_s=delay_s)
+        return Ran(outcome, ran.account)
 
     def _serves(self, found: Principal | AuthError | MissingScope, model: str) -> bool:
         """Of a key that is good no more, the lines say so when they run."""

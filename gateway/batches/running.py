@@ -19,6 +19,7 @@ from gateway.batches.lines import EndedLine, LeasedLine
 from gateway.calls import Asker
 from gateway.delivery import Delivery
 from gateway.errors import Face
+from gateway.fleet.errors import BadField
 from gateway.inference import Desk, RateLimited, generate
 from gateway.principal import Principal, Suspended
 from gateway.telemetry import RequestMeter, Telemetry
@@ -42,6 +43,8 @@ class PutOff(msgspec.Struct, frozen=True):
 
     delay_s: float
     is_loss: bool = False
+    is_away: bool = False
+    """Nothing was asked: what it asks is not there."""
 
 
 class LineAccount:
@@ -148,7 +151,7 @@ def _failed(endpoint: Endpoint, line: LeasedLine, error: Exception) -> EndedLine
         return PutOff(SUSPENDED_S)
     found = endpoint.to_face(error)
     if found.status == OVERLOADED:
-        return PutOff(UNAVAILABLE_S, is_loss=False)
+        return PutOff(getattr(error, "retry_after_s", 0.0), is_away=True)
     if found.status >= 500 and line.losses + 1 < MAX_LOSSES:
         return PutOff(UNAVAILABLE_S, is_loss=True)
     return refused(endpoint, line, found)
@@ -162,6 +165,14 @@ def refused(endpoint: Endpoint, line: LeasedLine, found: Face) -> EndedLine:
         status=found.status,
         answer=endpoint.encode(found, line.request_id),
     )
+
+
+def model_of(line: LeasedLine) -> str:
+    """Empty where it names none."""
+    try:
+        return peek(line.body).model
+    except BadField:
+        return ""
 
 
 def waste_of(events: Sequence[UsageEvent]) -> list[UsageEvent]:

@@ -1,0 +1,85 @@
+"""Models that could not be asked, and until when no line asks them again.
+
+Above: `runner`. Below: nothing. A batch has thousands of lines; while an engine is away each of
+them would ask it every few seconds. So the first that is refused speaks for all lines of its org
+and model: none asks before a cool-down, which grows as long as nothing answers, then one does, and
+the others wait for what becomes of it. By org, since a refusal may be of one tenant alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.lru import Lru
+
+COOL_DOWN_S = 1.0
+MAX_COOL_DOWN_S = 30.0
+MAX_DOUBLINGS = 5
+MAX_KNOWN = 4096
+"""Of more, that which is unused for longest is asked again at once."""
+Scope = tuple[str, str]
+"""Org and model."""
+
+
+class Absence(msgspec.Struct):
+    in_a_row: int = 0
+    until: float = 0.0
+    """Clock seconds."""
+    is_tried: bool = False
+    """By a line that is under way."""
+
+
+class Absences:
+    """One per runner."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: Lru[Scope, Absence] = Lru(MAX_KNOWN)
+
+    def closed(self) -> list[Scope]:
+        """Of which no line may begin now."""
+        now = self._clock()
+        return [scope for scope, it in self._known.items() if it.is_tried or now < it.until]
+
+    def wait_s(self, scope: Scope) -> float:
+        """How long a line has to wait; 0: it may ask, and then says so (`tried`), and what became
+        of it (`answered`, `refused`)."""
+        found = self._known.get(scope)
+        if found is None:
+            return 0.0
+        if (left_s := found.until - self._clock()) > 0:
+            return left_s
+        if found.is_tried:
+            return cool_down_s(found)
+        found.is_tried = True
+        return 0.0
+
+    def tried(self, scope: Scope) -> None:
+        """Whatever has become of it; the next may ask once the cool-down is over."""
+        found = self._known.get(scope)
+        if found is not None:
+            found.is_tried = False
+
+    def answered(self, scope: Scope) -> None:
+        self._known.drop(scope)
+
+    def refused(self, scope: Scope, retry_after_s: float) -> float:
+        """Returns how long its line has to wait. What was refused together counts once."""
+        now, found = self._clock(), self._known.get(scope)
+        if found is None:
+            found = Absence()
+        elif now < found.until:
+            return found.until - now
+        found.in_a_row += 1
+        delay_s = min(max(retry_after_s, cool_down_s(found)), MAX_COOL_DOWN_S)
+        found.until = now + delay_s
+        self._known.put(scope, found)
+        return delay_s
+
+
+def cool_down_s(absence: Absence) -> float:
+    doublings = min(max(absence.in_a_row - 1, 0), MAX_DOUBLINGS)
+    return min(COOL_DOWN_S * 2.0**doublings, MAX_COOL_DOWN_S)
