@@ -22,6 +22,14 @@ def costs_pico(client: OpenAI) -> int:
     return round(sum(amount or 0 for amount in amounts) * PICO)
 
 
+def costs_of(client: OpenAI, model: str) -> list[float]:
+    """Of as many days, in US dollars, by what of the model was used."""
+    start = int(time.time()) - 86_400
+    page = client.admin.organization.usage.costs(start_time=start, group_by=["line_item"])
+    rows: list[Any] = [row for bucket in page.data for row in bucket.results]
+    return [row.amount.value for row in rows if (row.line_item or "").startswith(f"{model},")]
+
+
 def usage_of_today(client: OpenAI, **filters: Any) -> dict[str, int]:
     """Of the last hour. `filters`: `models`, `api_key_ids` and the like."""
     page = client.admin.organization.usage.completions(

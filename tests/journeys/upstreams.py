@@ -191,3 +191,7 @@ def post(stack: Stack, **fields: Any) -> Any:
         json={"messages": HELLO, **fields},
         timeout=30,
     )
+
+
+def all_asked(replicas: list[LiveUpstream]) -> bool:
+    return all(replica.exchanges for replica in replicas)
