@@ -50,10 +50,10 @@ async def test_statuses_are_rare_while_busy_and_prompt_when_idle(join: Join, ser
             return super().step()
 
     config = msgspec.structs.replace(CONFIG, status_interval_s=0.1)
+    start = time.monotonic()
     peer = await join(await serve(Slow(config)))
     peer.say(submit("a", max_tokens=300))
     statuses: list[ReplicaStatus] = []
-    start = time.monotonic()
     async with asyncio.timeout(20):
         while not statuses or statuses[-1].generated_tokens < 300:
             message = await peer._frames.read()

@@ -41,6 +41,7 @@ from tests.gateway.auth.parts import ISSUER, NOW, Clock
 from tests.gateway.auth.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
 from tests.gateway.auth.world import ACTOR, World, open_world
 from tests.gateway.test_api_keys import Skewed, counted_queries
+from tests.pace import pace
 
 
 @pytest.fixture
@@ -430,13 +431,13 @@ async def test_a_withdrawn_key_is_believed_nowhere_within_a_second(world: World)
     async with announcing(world.redis, clock=world.clock) as told, world.db.begin() as conn:
         await signing_keys.revoke(conn, keys.cipher, kid, keys.now())
         await told.revoke(conn, org_id=world.org_id, kind="key", subject=kid)
-    started = time.monotonic()
-    with pytest.raises(InvalidToken):
-        while time.monotonic() - started < 5:
-            await tokens.authenticate(token, heard_as_of=time.monotonic())
-            await asyncio.sleep(0.005)
-    assert time.monotonic() - started < PROMISED_S
-    async with asyncio.timeout(PROMISED_S):
+    async with asyncio.timeout(30), pace() as seconds:
+        with pytest.raises(InvalidToken):
+            while True:
+                await tokens.authenticate(token, heard_as_of=time.monotonic())
+                await asyncio.sleep(0.005)
+        assert seconds() < PROMISED_S
+    async with asyncio.timeout(30):
         while True:
             try:
                 assert keys.ring.active.kid != kid

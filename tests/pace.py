@@ -1,0 +1,32 @@
+"""How long something took, of the time in which this machine let the test run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+TICK_S = 0.005
+
+
+@asynccontextmanager
+async def pace() -> AsyncIterator[Callable[[], float]]:
+    """Seconds since then, less those in which nothing on this loop could run because another
+    process, or something else on the loop, had the processor: a tick counts twice at most."""
+    had_s = 0.0
+
+    async def tick() -> None:
+        nonlocal had_s
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(TICK_S)
+            had_s += min(time.monotonic() - began, 2 * TICK_S)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield lambda: had_s
+    finally:
+        ticking.cancel()
+        with suppress(asyncio.CancelledError):
+            await ticking
