@@ -35,10 +35,11 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an output must be, byte by byte. An output that nothing can follow ends with "stop";
     while one is not complete, EOS and stop tokens are as forbidden as others that do not fit."""
 
-    kind: Literal["json_schema", "regex", "lark", "choice"]
+    kind: Literal["json_schema", "regex", "lark", "ebnf", "choice"]
     text: str
     """The schema as JSON; the regular expression, of the whole output; the grammar in the dialect
-    of Lark that llguidance reads; or a JSON array of strings, one of which is to be said."""
+    of Lark that llguidance reads, or as GBNF; or a JSON array of strings, one of which is to be
+    said."""
     after_token_id: int | None = None
     """Of a model that reasons first: whatever comes up to this token, once generated, is free. A
     prompt that closes the reasoning itself leaves it None."""

@@ -6,7 +6,7 @@ torch, no wire format and no tenant. `OutputFormat` is the door, its parsers say
 
     output_format.py > families.py > hermes, llama3, mistral, deepseek, json_calls > call_object.py
     parser.py, reasoning.py > reader.py > json_text.py, deltas.py
-    offered_calls.py > forced_calls.py > writing.py, lark.py
+    offered_calls.py > forced_calls.py > writing.py, lark.py > ebnf.py
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from engine.output_parser.ebnf import ebnf_to_lark
 from engine.protocol import Grammar
 
 JSON_WHITESPACE = r"[ ]|\n[ \t]{0,64}"
@@ -62,7 +63,7 @@ def schema_rule(schema: Mapping[str, Any]) -> str:
 
 def grammar_rule(grammar: Grammar) -> str:
     """An expression that matches what `grammar` does. Raises msgspec.DecodeError for a schema or a
-    choice that is no JSON."""
+    choice that is no JSON, EbnfError."""
     match grammar.kind:
         case "json_schema":
             return schema_rule(msgspec.json.decode(grammar.text, type=dict[str, Any]))
@@ -73,3 +74,5 @@ def grammar_rule(grammar: Grammar) -> str:
             return " | ".join(map(_string, msgspec.json.decode(grammar.text, type=list[str])))
         case "lark":
             return f"%lark {{\n{grammar.text}\n}}"
+        case "ebnf":
+            return f"%lark {{\n{ebnf_to_lark(grammar.text)}\n}}"

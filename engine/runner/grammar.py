@@ -23,6 +23,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from engine.errors import InvalidRequest
+from engine.output_parser.ebnf import ebnf_to_lark
 from engine.output_parser.lark import JSON_WHITESPACE
 from engine.protocol import Grammar
 
@@ -116,6 +117,8 @@ def _library_grammar(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":
         return LLMatcher.grammar_from_lark(grammar.text)
+    if grammar.kind == "ebnf":
+        return LLMatcher.grammar_from_lark(ebnf_to_lark(grammar.text))
     choices = msgspec.json.decode(grammar.text, type=list[str])
     if not choices or not all(choices):
         raise ValueError("a choice is between one or more strings that are not empty")

@@ -15,6 +15,7 @@ import msgspec
 from engine.chat_template import ChatTemplate
 from engine.errors import InvalidRequest
 from engine.output_parser import OutputFormat, ReasoningState, Tool
+from engine.output_parser.ebnf import EbnfError
 from engine.output_parser.reader import MAX_CALLS
 from engine.tokenizer import Tokenizer
 from gateway.fleet.cache_outcome import MessagePlace
@@ -180,6 +181,11 @@ class ModelFormat:
             assert form is not None
             raise BadField(
                 f"Invalid value for '{form.param}': not JSON.", param=form.param
+            ) from error
+        except EbnfError as error:
+            assert form is not None
+            raise BadField(
+                f"Invalid value for '{form.param}': {error}.", param=form.param
             ) from error
         check_size(made)
         return made

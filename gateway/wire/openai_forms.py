@@ -60,4 +60,4 @@ class StructuredOutputs(Strict):
     """Of the whole answer."""
     choice: Alternatives | None = None
     grammar: str | None = None
-    """In llguidance's dialect of Lark."""
+    """GBNF, or llguidance's dialect of Lark."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from engine.output_parser.ebnf import is_ebnf
 from engine.protocol import MAX_GRAMMAR_BYTES, Grammar
 from gateway.fleet.errors import BadField
 from gateway.wire.openai import ChatCompletionRequest
@@ -52,7 +53,7 @@ def forms_asked(request: ChatCompletionRequest) -> Iterator[OutputForm]:
     if request.guided_choice is not None:
         yield of_choice(request.guided_choice, "guided_choice")
     if request.guided_grammar is not None:
-        yield OutputForm(Grammar(kind="lark", text=request.guided_grammar), "guided_grammar")
+        yield of_grammar(request.guided_grammar, "guided_grammar")
 
 
 def of_response_format(asked: ResponseFormat) -> Iterator[OutputForm]:
@@ -75,8 +76,7 @@ def of_structured_outputs(asked: StructuredOutputs) -> Iterator[OutputForm]:
     if asked.choice is not None:
         found.append(of_choice(asked.choice, "structured_outputs.choice"))
     if asked.grammar is not None:
-        lark = Grammar(kind="lark", text=asked.grammar)
-        found.append(OutputForm(lark, "structured_outputs.grammar"))
+        found.append(of_grammar(asked.grammar, "structured_outputs.grammar"))
     if not found:
         raise BadField("'structured_outputs' names no form.", param="structured_outputs")
     yield from found
@@ -89,6 +89,10 @@ def of_schema(schema: dict[str, Any] | str, param: str) -> OutputForm:
 
 def of_choice(alternatives: list[str], param: str) -> OutputForm:
     return OutputForm(Grammar(kind="choice", text=encoded(alternatives, param)), param)
+
+
+def of_grammar(text: str, param: str) -> OutputForm:
+    return OutputForm(Grammar(kind="ebnf" if is_ebnf(text) else "lark", text=text), param)
 
 
 def encoded(value: Any, param: str) -> str:

@@ -67,7 +67,8 @@ CHAT = Surface(
         "guided_choice": "vLLM's older name of `structured_outputs.choice`",
         "guided_grammar": "vLLM's older name of `structured_outputs.grammar`",
         "structured_outputs": "vLLM's; exactly one of its fields, and not beside another form",
-        "structured_outputs.grammar": "EBNF in llguidance's dialect of Lark",
+        "structured_outputs.grammar": "EBNF: GBNF with a rule `root`, as xgrammar and llama.cpp"
+        " read it (up to 32 KiB, 500 rules, 64 brackets deep), or llguidance's dialect of Lark",
         "structured_outputs.regex": "of the whole answer",
         "moderation": "no answer is moderated here",
         "prediction": "no answer is predicted here",

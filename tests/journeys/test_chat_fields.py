@@ -102,6 +102,15 @@ def test_an_answer_is_of_its_schema_whole_and_streamed(client: OpenAI) -> None:
     assert said(helped(client, **options)) == said(parsed)
 
 
+EBNF = """# as vLLM's users write it
+root ::= condition (" or " condition)?
+condition ::= name "="
+  [0-9]{1,3}
+name ::= [a-c] | [a-c] name-of-two
+name-of-two ::= [a-c]
+"""
+
+
 def test_async_and_each_form_that_can_be_asked_for(stack: Stack) -> None:
     schema = {
         "type": "object",
@@ -117,6 +126,7 @@ def test_async_and_each_form_that_can_be_asked_for(stack: Stack) -> None:
         {"extra_body": {"structured_outputs": {"regex": "[0-9]{3}-[a-c]{1,4}x"}}},
         {"extra_body": {"structured_outputs": {"choice": ["yes", "no way"]}}},
         {"extra_body": {"guided_grammar": 'start: "<" /[a-z]{2,5}/ ">"'}},
+        {"extra_body": {"structured_outputs": {"grammar": EBNF}}},
     ]
 
     async def ask_all() -> list[str]:
@@ -139,6 +149,7 @@ def test_async_and_each_form_that_can_be_asked_for(stack: Stack) -> None:
     assert re.fullmatch("[0-9]{3}-[a-c]{1,4}x", texts[3])
     assert texts[4] in ("yes", "no way")
     assert re.fullmatch("<[a-z]{2,5}>", texts[5])
+    assert re.fullmatch("[a-c]{1,2}=[0-9]{1,3}( or [a-c]{1,2}=[0-9]{1,3})?", texts[6])
 
 
 def case(schema: Any) -> dict[str, Any]:

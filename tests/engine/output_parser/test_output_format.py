@@ -242,6 +242,7 @@ def test_reasoning_without_tokens_of_its_own_ends_at_its_marker() -> None:
         ("regex", r"a/b\/[0-9]{2}\n?", r"a/b/[0-9]{2}\n?"),
         ("choice", '["yes", "a \\"quoted\\" \\u00e9"]', 'yes|a "quoted" é'),
         ("lark", 'start: "{" word\nword: /[}]{2}/', r"\{\}\}"),
+        ("ebnf", 'root ::= "{" start\nstart ::= [}]{2}', r"\{\}\}"),
     ],
 )
 def test_an_answer_behind_reasoning_fits(

@@ -55,6 +55,9 @@ ASKED = [
     ("guided_regex", "a+", "regex", "a+", ""),
     ("guided_choice", ["é", "b"], "choice", '["é","b"]', ""),
     ("guided_grammar", 'start: "x"', "lark", 'start: "x"', ""),
+    ("guided_grammar", 'start: "::="', "lark", 'start: "::="', ""),
+    ("guided_grammar", '# a ::=\n\n root ::= "x"', "ebnf", '# a ::=\n\n root ::= "x"', ""),
+    ("structured_outputs", {"grammar": 'root::="x"'}, "ebnf", 'root::="x"', ".grammar"),
 ]
 
 
