@@ -65,11 +65,11 @@ def list_servers(org: str, project: str, as_json: bool, **flags: Flags) -> None:
                 waiting = problem or str(len(changes))
                 known = str(len(approved.pins))
                 if as_json:
-                    row = {"server": config.name, "trust": config.trust, "url": config.url}
+                    row = {"server": config.name, "trust": config.trust, "url": config.place}
                     said = {"approved": len(approved.pins), "waiting": len(changes)}
                     click.echo(msgspec.json.encode({**row, **said, "problem": problem}))
                 else:
-                    found = (config.name, config.trust, known, waiting, config.url)
+                    found = (config.name, config.trust, known, waiting, config.place)
                     click.echo(in_columns(found, SERVER_COLUMNS))
 
     run(work())
@@ -236,15 +236,14 @@ def server_of(settings: Settings, name: str) -> ServerConfig:
 
 
 async def offered(settings: Settings, config: ServerConfig, org_id: str) -> Offer:
-    from gateway.mcp_door import NAME, own_version, upstream_networks
-    from mcp_bridge.carriers import Carriers
+    from gateway.mcp.upstreams import open_carriers
+    from gateway.mcp_door import NAME, own_version
     from mcp_bridge.errors import BridgeError
     from mcp_bridge.look import look
     from mcp_bridge.protocol.rpc import RpcError
 
     try:
-        with upstream_networks(settings) as networks:
-            carriers = Carriers(network_of=networks.of, trust=networks.trust)
+        with open_carriers(settings) as carriers:
             return await look(config, {"name": NAME, "version": own_version()}, carriers, org_id)
     except RpcError as error:
         raise click.ClickException(f"{config.name}: {error.message}: {error.data}") from None

@@ -6,8 +6,8 @@ checks are pydantic's, which nothing else here needs. Servers are dialled at che
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Collection
+from contextlib import AsyncExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,6 @@ from gateway.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from gateway.mcp.metered import Callers
-    from gateway.mcp.network import UpstreamNetworks
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
     from mcp_bridge.rebinding import Allowed
@@ -97,12 +96,12 @@ async def open_mcp(
     if not settings.mcp_servers:
         return None
     from gateway.mcp.metered import Callers, CallMeter
+    from gateway.mcp.upstreams import open_carriers
     from gateway.mcp.wiring import open_trust
     from mcp_bridge.bridge import Bridge
-    from mcp_bridge.carriers import Carriers
     from mcp_bridge.rebinding import Allowed
 
-    networks = stack.enter_context(upstream_networks(settings))
+    carriers = stack.enter_context(open_carriers(settings))
     callers = Callers()
     meter = CallMeter(
         callers,
@@ -118,7 +117,7 @@ async def open_mcp(
         [key.derive(STATE_PURPOSE) for key in secret.keys],
         info={"name": NAME, "version": own_version()},
         guard=guard,
-        carriers=Carriers(network_of=networks.of, trust=networks.trust),
+        carriers=carriers,
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
@@ -136,24 +135,21 @@ def open_tool_loops(settings: Settings, door: McpDoor | None) -> ToolLoops | Non
 
 
 def to_config(server: WrittenMcpServer) -> ServerConfig:
+    from gateway.mcp_servers import to_launch
     from mcp_bridge.upstream import ServerConfig
 
+    launch = None if server.command is None else to_launch(server)
     return ServerConfig(
         name=server.name,
-        url=server.url,
+        url=server.url or "",
         namespace=server.namespace,
         trust=server.trust,
         taints=server.taints,
         network=server.network,
+        credential=server.credential,
+        transport=server.transport if launch is None else "stdio",
+        launch=launch,
     )
-
-
-@contextmanager
-def upstream_networks(settings: Settings) -> Iterator[UpstreamNetworks]:
-    from gateway.mcp.network import open_networks
-
-    with ExitStack() as stack:
-        yield open_networks(stack, allow_loopback=settings.egress_to_loopback)
 
 
 def own_version() -> str:

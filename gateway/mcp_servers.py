@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import msgspec
+
 from gateway.egress_targets import LOCALHOST, Forbidden, check_address
-from gateway.settings_file import SettingsError, WrittenMcpServer
+from gateway.settings_file import SettingsError, WrittenMcpServer, explain
+
+if TYPE_CHECKING:
+    from mcp_bridge.stdio.launch_spec import LaunchSpec
 
 MCP_CALLS = "mcp"
 """What the price book calls the calls of every server that it does not name."""
@@ -35,7 +41,48 @@ def check_mcp_servers(
         place = f"mcp.servers[{position}]"
         if server.name in names[:position]:
             raise SettingsError(f"{place}.name: {server.name!r} stands there twice")
-        _check_url(f"{place}.url", server.url, server.network, near=near)
+        if (server.url is None) == (server.command is None):
+            raise SettingsError(f"{place} ({server.name}): wants exactly one of url, command")
+        if server.url is not None:
+            _check_url(f"{place}.url", server.url, server.network, near=near)
+        else:
+            _check_launch(place, server)
+
+
+def to_launch(server: WrittenMcpServer) -> LaunchSpec:
+    """Raises: BadLaunch, msgspec.ValidationError."""
+    from mcp_bridge.stdio.launch_spec import LaunchSpec
+
+    assert server.command is not None
+    spec = msgspec.convert(
+        {
+            "name": server.name,
+            "command": server.command,
+            "args": server.args,
+            "environment": server.environment,
+            "credential_names": server.credential_names,
+            "digests": server.digests,
+            "readable": server.readable,
+            "network": not server.offline,
+            "limits": server.limits,
+        },
+        LaunchSpec,
+    )
+    spec.check()
+    return spec
+
+
+def _check_launch(place: str, server: WrittenMcpServer) -> None:
+    from mcp_bridge.stdio.errors import BadLaunch
+
+    try:
+        to_launch(server)
+    except BadLaunch as error:
+        raise SettingsError(f"{place}.{error.message}") from None
+    except msgspec.ValidationError as error:
+        raise SettingsError(explain(error, place)) from None
+    if server.credential_names and server.credential == "none":
+        raise SettingsError(f"{place}.credential: whose fills the credential_names is not said")
 
 
 def _check_url(place: str, url: str, network: str, *, near: bool) -> None:

@@ -52,6 +52,7 @@ from gateway.settings_file import (
     StalledReader,
     Workers,
     WrittenMcpServer,
+    WrittenMcpStdio,
     WrittenModel,
     WrittenPlan,
     WrittenToolLoop,
@@ -119,6 +120,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "info"
     mcp_servers: tuple[WrittenMcpServer, ...] = ()
     """Behind /mcp, for every org."""
+    mcp_stdio: WrittenMcpStdio = WrittenMcpStdio()
     tool_loop: WrittenToolLoop = WrittenToolLoop()
     """How far a request may go whose tools are called here."""
 
@@ -301,6 +303,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         file_store=file.file_store,
         log_level=file.log_level,
         mcp_servers=tuple(file.mcp.servers),
+        mcp_stdio=file.mcp.stdio,
         tool_loop=file.mcp.loop,
     )
 

@@ -154,17 +154,44 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
 
 
 class WrittenMcpServer(Strict, frozen=True, kw_only=True):
-    """`[[mcp.servers]]`: asked where its URL says. `trust`: each thing that it offers has to be
-    approved (`tollgate mcp approve`), or the operator vouches for "all" of it. `taints`: after a
-    result of it, tools with side effects ask a person first. `network`: where it may lie, besides
-    the public internet, which wants https."""
+    """`[[mcp.servers]]`: asked where its URL says, or a process of this machine. `trust`: each
+    thing that it offers has to be approved (`tollgate mcp approve`), or the operator vouches for
+    "all" of it. `taints`: after a result of it, tools with side effects ask a person first.
+    `network`: where it may lie, besides the public internet, which wants https. `credential`: whose
+    it is shown, of the vault."""
 
     name: McpName
-    url: Url
+    url: Url | None = None
+    transport: Literal["http", "sse"] = "http"
+    """Of `url`: Streamable HTTP, or what was before it (2024-11-05)."""
     namespace: McpName | None = None
     trust: Literal["pinned", "all"] = "pinned"
     taints: bool = False
     network: Literal["public", "private", "loopback"] = "public"
+    credential: Literal["none", "tenant", "user"] = "none"
+    command: Name | None = None
+    """An absolute path; the rest is of it alone."""
+    args: list[str] = []
+    environment: dict[str, str] = {}
+    credential_names: list[str] = []
+    """Of variables that are filled from the vault."""
+    digests: list[dict[str, str]] = []
+    """Compared before each start: `kind` (file, tree, image), `path`, `sha256`; `reference`."""
+    readable: list[str] = []
+    offline: bool = False
+    """In a sandbox: it reaches nobody."""
+    limits: dict[str, PositiveInt] = {}
+
+
+class WrittenMcpStdio(Strict, frozen=True, kw_only=True):
+    """`[mcp.stdio]`: how servers that are processes are kept apart."""
+
+    isolation: Literal["auto", "uid", "bubblewrap", "none"] = "auto"
+    uids: Path = Path("/var/lib/tollgate/uids")
+    """Of all gateways of this host: which uid is whose."""
+    scratch: Path | None = None
+    """Where their folders are made; None: under the home."""
+    idle_stop_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
 
 
 class WrittenToolLoop(Strict, frozen=True, kw_only=True):
@@ -188,6 +215,7 @@ class WrittenMcp(Strict, frozen=True, kw_only=True):
     """`[mcp]`."""
 
     loop: WrittenToolLoop = WrittenToolLoop()
+    stdio: WrittenMcpStdio = WrittenMcpStdio()
     servers: Annotated[list[WrittenMcpServer], Meta(max_length=64)] = []
 
 

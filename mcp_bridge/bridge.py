@@ -72,6 +72,7 @@ class Bridge:
         self._sweeper: asyncio.Task[None] | None = None
         self.sessions = Sessions(redis)
         self.relay = Relay(redis)
+        carriers.share(redis, self.relay)
         self.modern = ModernFace(self.sessions, self.relay, Sealer(keys), info, self._guard)
         self.legacy = LegacyFace(self.sessions, self.relay, info, self._guard)
 
@@ -92,6 +93,7 @@ class Bridge:
             await asyncio.gather(self._sweeper, return_exceptions=True)
         await self.legacy.close()
         await self.modern.close()
+        await self._carriers.close()
         await self.relay.close()
         for upstream in self._upstreams.values():
             await upstream.close()
@@ -140,7 +142,11 @@ def check_servers(servers: Iterable[ServerConfig]) -> tuple[ServerConfig, ...]:
         checked_label(each.name)
         if names.count(each.name) > 1:
             raise BadServer(f"name: {each.name!r} stands there twice")
-        if not each.url.startswith(("http://", "https://")):
+        if each.transport == "stdio":
+            if each.launch is None:
+                raise BadServer(f"launch: {each.name!r}: a command is wanted")
+            each.launch.check()
+        elif not each.url.startswith(("http://", "https://")):
             raise BadServer(f"url: {each.name!r}: an http or https URL is wanted")
         if each.namespace is not None and NAMESPACE.fullmatch(each.namespace) is None:
             raise BadServer(f"namespace: {each.namespace!r}: letters, digits and single hyphens")

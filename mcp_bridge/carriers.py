@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
 
 import httpcore
+from redis.asyncio import Redis
 
 from mcp_bridge.carrier import Carrier
+from mcp_bridge.channel import Line
+from mcp_bridge.channel_carrier import ChannelCarrier
 from mcp_bridge.credentials import Credentials, CredentialSet, NobodysCredentials, Whose
+from mcp_bridge.hosts import Hosts
 from mcp_bridge.http1 import Pool
 from mcp_bridge.http_carrier import HttpCarrier, Shown, shows_nothing
+from mcp_bridge.relay import Relay
+from mcp_bridge.sse_line import open_sse
 from mcp_bridge.upstream import (
     IDLE_S,
     MAX_CONNECTIONS,
@@ -22,12 +30,19 @@ from mcp_bridge.upstream import (
     ServerConfig,
 )
 
+if TYPE_CHECKING:
+    from mcp_bridge.stdio.line import StdioLines
+    from mcp_bridge.stdio.process import Launcher
+
+OWN_INFO: dict[str, Any] = {"name": "tollgate", "version": "0"}
+"""What we are to a server that many of our clients share."""
 NetworkOf = Callable[[Addresses], httpcore.AsyncNetworkBackend]
 
 
 class Carriers:
     """`network_of`: who dials, and checks where to; None: anywhere. `credentials`: what servers are
-    shown of ours."""
+    shown of ours. `launcher`: starts those on stdio, made when the first one is asked for. To be
+    closed."""
 
     def __init__(
         self,
@@ -35,12 +50,63 @@ class Carriers:
         network_of: NetworkOf | None = None,
         trust: ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
+        launcher: Callable[[], Launcher] | None = None,
+        idle_stop_s: float | None = None,
     ) -> None:
         self._network_of, self._trust = network_of, trust
         self._credentials = credentials or NobodysCredentials()
+        self._open_launcher, self._idle_stop_s = launcher, idle_stop_s
+        self._shared: tuple[Redis, Relay] | None = None
+        self._hosts: Hosts | None = None
+        self._processes: StdioLines | None = None
+
+    def share(self, redis: Redis, relay: Relay) -> None:
+        """With other workers, of whom one has the connection to a server that there is one of.
+        Before anything is opened."""
+        self._shared = redis, relay
+
+    async def close(self) -> None:
+        if self._hosts is not None:
+            await self._hosts.close()
 
     def open(self, config: ServerConfig, whose: Whose) -> Carrier:
-        return HttpCarrier(config, self._pool(config), self._shown(config, whose))
+        shown = self._shown(config, whose)
+        if config.transport in ("stdio", "sse"):
+            return ChannelCarrier(config, whose, self._all_hosts(), shown)
+        return HttpCarrier(config, self._pool(config), shown)
+
+    def _all_hosts(self) -> Hosts:
+        if self._hosts is None:
+            redis, relay = self._shared or (None, None)
+            self._hosts = Hosts(
+                info=OWN_INFO,
+                open_line=self._open_line,
+                credentials=self._credentials,
+                redis=redis,
+                relay=relay,
+            )
+        return self._hosts
+
+    def _open_line(
+        self, config: ServerConfig, whose: Whose, credential: CredentialSet
+    ) -> AbstractAsyncContextManager[Line]:
+        if config.transport == "sse":
+            return open_sse(config, self._plain_pool(config), credential)
+        if self._processes is None:
+            # The SDK's messages are loaded with it: only where such a server is asked.
+            from mcp_bridge.stdio.line import StdioLines
+
+            assert self._open_launcher is not None, "a server on stdio, and nothing starts it"
+            self._processes = StdioLines(self._open_launcher, idle_stop_s=self._idle_stop_s)
+        return self._processes.open(config, whose, credential)
+
+    def _plain_pool(self, config: ServerConfig) -> httpcore.AsyncConnectionPool:
+        return httpcore.AsyncConnectionPool(
+            ssl_context=self._trust,
+            max_connections=MAX_CONNECTIONS,
+            keepalive_expiry=IDLE_S,
+            network_backend=None if self._network_of is None else self._network_of(config.network),
+        )
 
     def _pool(self, config: ServerConfig) -> Pool:
         return Pool(

@@ -176,14 +176,16 @@ def seen_of(config: ServerConfig, approved: Approved, offer: Offer | None) -> Se
 
 
 def launch_pin(config: ServerConfig) -> Pin:
-    """How a server is reached, to the byte: of its headers the names."""
-    return http_launch_pin(config.url, *sorted(config.headers))
+    """How a server is reached, to the byte: of its headers and credentials the names."""
+    if config.launch is not None:
+        return pin_of("launch", {"transport": "stdio", **config.launch.to_canonical()})
+    return url_launch_pin(config.transport, config.url, *sorted(config.headers))
 
 
 @lru_cache(maxsize=MAX_LAUNCHES)
-def http_launch_pin(url: str, *headers: str) -> Pin:
+def url_launch_pin(transport: str, url: str, *headers: str) -> Pin:
     """Asked several times for every call, and a server's stays the same."""
-    return pin_of("launch", {"transport": "http", "url": url, "headers": list(headers)})
+    return pin_of("launch", {"transport": transport, "url": url, "headers": list(headers)})
 
 
 def changes_of(config: ServerConfig, approved: Approved, offer: Offer) -> tuple[Change, ...]:

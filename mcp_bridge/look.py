@@ -43,7 +43,8 @@ async def look(
 ) -> Offer:
     """As the tenant is shown it. Raises: RpcError, where the server gives no usable answer;
     NotPinnable, for too much."""
-    carrier = (carriers or Carriers()).open(config, Whose(org_id))
+    carriers = carriers or Carriers()
+    carrier = carriers.open(config, Whose(org_id))
     upstream = Upstream(config, info, carrier)
     envelope = Envelope(version=MODERN, capabilities={}, info=info)
     sessions = OneSession(envelope)
@@ -60,4 +61,5 @@ async def look(
             await upstream.end(sessions.session)
     finally:
         await upstream.close()
+        await carriers.close()
     return offer_of(fetched.things)

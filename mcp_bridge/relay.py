@@ -31,6 +31,8 @@ RETURN_S = 1.0
 POLL_S = 1.0
 MAX_HANDLED = 256
 """Messages of others that are worked at, at once."""
+MAX_SERVED = 2048
+"""Requests of others that are answered, at once: who listens to a server is one of them."""
 MAX_QUEUED = 1024
 EVERYBODY = "mcp:workers"
 
@@ -50,6 +52,10 @@ class OwnerGone(RpcError):
             "The worker that held this call is gone; the call was not repeated",
             {"reason": "owner_gone"},
         )
+
+
+class NotHeard(OwnerGone):
+    """It was gone before it was told: nothing was done, and another worker may be asked."""
 
 
 class Relay:
@@ -114,7 +120,7 @@ class Relay:
         is_open = True
         try:
             if not await self.tell(worker, kind, **payload, **back):
-                raise OwnerGone
+                raise NotHeard
             while True:
                 try:
                     said = await asyncio.wait_for(queue.get(), LOOK_S)
@@ -181,12 +187,18 @@ class Relay:
             task = self._serving.get(payload["number"])
             if task is not None:
                 task.cancel()
-        elif len(self._tasks) >= MAX_HANDLED:
+        elif kind in self.servers and len(self._serving) >= MAX_SERVED:
+            self._spawn(self._refuse(payload))
+        elif kind not in self.servers and len(self._tasks) - len(self._serving) >= MAX_HANDLED:
             log.warning("mcp relay: too much to do, %s is dropped", kind)
         elif kind in self.servers:
             self._spawn(self._serve(self.servers[kind], payload))
         elif kind in self.handlers:
             self._spawn(self.handlers[kind](payload))
+
+    async def _refuse(self, payload: Payload) -> None:
+        error = RpcError(INTERNAL_ERROR, "The worker that would answer has too much to do")
+        await self.tell(payload["back"], "said", number=payload["number"], error=error.to_error())
 
     def _hear(self, said: Payload) -> None:
         """Of too many notes the oldest is lost; the result never is."""

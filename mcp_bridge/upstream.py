@@ -32,6 +32,7 @@ from mcp_bridge.protocol.eras import (
 from mcp_bridge.protocol.inbound import Envelope, encode_name
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, UNSUPPORTED_VERSION, Message, RpcError
 from mcp_bridge.protocol.translation import to_legacy_capabilities, to_modern_params
+from mcp_bridge.stdio.launch_spec import LaunchSpec
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 300.0
@@ -64,6 +65,8 @@ FAILURES = (
 )
 
 Trusted = Literal["pinned", "all"]
+Transport = Literal["http", "sse", "stdio", "openapi"]
+"""`sse`: HTTP with server-sent events, of 2024-11-05. `stdio`: a process, of `launch`."""
 Addresses = Literal["public", "private", "loopback"]
 """Where a server may be dialled, besides the public internet: in the operator's own networks, or on
 this machine."""
@@ -76,13 +79,20 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     with side effects ask a person first. `credential`: whose it is shown besides."""
 
     name: str
-    url: str
+    url: str = ""
     namespace: str | None = None
     headers: Mapping[str, str] = {}
     trust: Trusted = "pinned"
     taints: bool = False
     network: Addresses = "public"
     credential: CredentialOf = "none"
+    transport: Transport = "http"
+    launch: LaunchSpec | None = None
+
+    @property
+    def place(self) -> str:
+        """For people: where it is."""
+        return self.url if self.launch is None else self.launch.command
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """`data`: empty where an event only tells its id, from which reading can go on."""
 
     data: bytes = b""
+    name: bytes = b"message"
     id: str | None = None
     retry_ms: int | None = None
 
@@ -48,6 +49,7 @@ class Decoder:
         self._data: list[bytes] = []
         self._id: str | None = None
         self._retry_ms: int | None = None
+        self._name = b"message"
         self._any = False
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
@@ -61,8 +63,14 @@ class Decoder:
                 self._read(line)
                 continue
             if self._any:
-                yield Event(data=b"\n".join(self._data), id=self._id, retry_ms=self._retry_ms)
+                yield Event(
+                    data=b"\n".join(self._data),
+                    name=self._name,
+                    id=self._id,
+                    retry_ms=self._retry_ms,
+                )
             self._data, self._id, self._retry_ms = [], None, None
+            self._name = b"message"
             self._size, self._any = 0, False
         if self._size + len(self._buffer) > self._max_bytes:
             raise TooLong
@@ -85,6 +93,8 @@ class Decoder:
         if name == b"data":
             self._data.append(value)
             self._any = True
+        elif name == b"event":
+            self._name = value
         elif name == b"id" and b"\0" not in value and len(value) <= MAX_ID_LENGTH:
             self._id = value.decode("utf-8", "replace")
             self._any = True

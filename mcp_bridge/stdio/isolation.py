@@ -102,11 +102,11 @@ class OwnUid:
     def __init__(self, leases: UidLeases) -> None:
         if not may_change_uid():
             raise CannotIsolate("stdio", "another uid: only root may start servers under one")
-        self._leases = leases
+        self.leases = leases
 
     def cell(self, spec: LaunchSpec, owner: str, folder: Path) -> Cell:
         try:
-            lease = self._leases.take(owner)
+            lease = self.leases.take(owner)
         except (NoUid, OSError, subprocess.SubprocessError) as error:
             raise CannotIsolate(spec.name, f"no uid for it: {error}") from error
         argv = (

@@ -1,0 +1,44 @@
+"""How this gateway reaches the servers of its settings: over checked addresses, as processes.
+
+Above: `mcp_door`, the command line. Below: `network`, `mcp_bridge.carriers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from gateway.home import Home
+from gateway.mcp.network import open_networks
+from gateway.settings import Settings
+from mcp_bridge.carriers import Carriers
+from mcp_bridge.credentials import Credentials
+from mcp_bridge.stdio.isolation import OwnUid, chosen
+from mcp_bridge.stdio.process import Launcher
+
+
+@contextmanager
+def open_carriers(settings: Settings, credentials: Credentials | None = None) -> Iterator[Carriers]:
+    with ExitStack() as stack:
+        networks = open_networks(stack, allow_loopback=settings.egress_to_loopback)
+        yield Carriers(
+            network_of=networks.of,
+            trust=networks.trust,
+            credentials=credentials,
+            launcher=launcher_of(settings),
+            idle_stop_s=settings.mcp_stdio.idle_stop_s,
+        )
+
+
+def launcher_of(settings: Settings) -> Callable[[], Launcher]:
+    """Made for the first server that is started: it ends what a gateway that died left running, and
+    tries whether it can keep them apart. It blocks meanwhile. Raises: StdioError."""
+    written = settings.mcp_stdio
+
+    def open_launcher() -> Launcher:
+        isolation = chosen(written.isolation, written.uids)
+        if isinstance(isolation, OwnUid):
+            isolation.leases.sweep()
+        return Launcher(isolation, written.scratch or Home(settings.home).root / "mcp")
+
+    return open_launcher

@@ -1,0 +1,314 @@
+"""Whose worker has the one connection to a server that knows no HTTP, and asking it there.
+
+Above: `channel_carrier`. Below: `channel`, `relay`, Redis. There is one connection for each server,
+tenant and credential, in one worker: its owner, written down in Redis for as long as it says that
+it is alive. All other workers ask it. An owner that is gone before it was told is replaced; with
+one that goes while it works a call is lost, and not made again. A server that fails rests, longer
+each time; one that nobody asks is let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
+from mcp_bridge.carrier import CarrierFailed, NotSent
+from mcp_bridge.channel import Ask, Channel, Emit, Line, Told
+from mcp_bridge.credentials import Credentials, CredentialSet, Whose
+from mcp_bridge.relay import NotHeard, Relay
+from mcp_bridge.upstream import ServerConfig, Unreachable
+
+log = logging.getLogger(__name__)
+
+KIND = "channel"
+OWNED_S = 10
+"""Without a sign of life."""
+SIGN_S = 3.0
+IDLE_S = 30.0
+"""Of a host without a connection, until another worker may have it."""
+MAX_HOSTS = 1024
+MAX_MOVES = 5
+CLOSE_S = 15.0
+
+GIVE_UP = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+OpenLine = Callable[[ServerConfig, Whose, CredentialSet], AbstractAsyncContextManager[Line]]
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What has a connection of its own. `credential`: the name of a set."""
+
+    server: str
+    org_id: str
+    credential: str
+
+    @property
+    def key(self) -> str:
+        return f"mcp:{{{self.org_id}}}:owner:{self.server}:{self.credential}"
+
+
+class Host:
+    """The connection of one place, in its owner: opened when it is asked for, opened again when it
+    has ended."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        whose: Whose,
+        credential: CredentialSet,
+        info: dict[str, Any],
+        open_line: OpenLine,
+    ) -> None:
+        self.config, self.whose, self.credential = config, whose, credential
+        self.used_at = time.monotonic()
+        self._info, self._open_line = info, open_line
+        self._breaker = Breaker(config.name)
+        self._turn = asyncio.Lock()
+        self._channel: Channel | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def ask(self, ask: Ask, emit: Emit) -> Told:
+        """Raises: CarrierFailed."""
+        channel = await self._ready()
+        self.used_at = time.monotonic()
+        try:
+            return await channel.ask(ask, emit)
+        finally:
+            self.used_at = time.monotonic()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=CLOSE_S)
+
+    async def _ready(self) -> Channel:
+        async with self._turn:
+            if self._channel is None or self._channel.has_ended or not self.is_open:
+                if self._task is not None:
+                    await asyncio.wait([self._task])  # one at a time: what has ended is cleared up
+                try:
+                    attempt = self._breaker.attempt()
+                except UpstreamResting:
+                    raise NotSent("resting") from None
+                ready: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+                self._task = asyncio.create_task(self._hold(ready, attempt))
+                self._channel = await ready
+            return self._channel
+
+    async def _hold(self, ready: asyncio.Future[Channel], attempt: Attempt) -> None:
+        """A connection from its beginning to its end. Never raises."""
+        failure: str | None = None
+        used = left = False
+        try:
+            async with self._open_line(self.config, self.whose, self.credential) as line:
+                channel = Channel(self.config.name, self._info, line)
+                running = asyncio.create_task(channel.run())
+                try:
+                    await until_ready(channel, running)
+                    channel.answered = False
+                    ready.set_result(channel)
+                    await running
+                finally:
+                    used, left = channel.answered, line.left
+                    running.cancel()
+                    await asyncio.gather(running, return_exceptions=True)
+        except CarrierFailed as error:
+            failure = None if left else error.reason
+            if not ready.done():
+                ready.set_exception(error)
+        except Exception as error:
+            log.exception("mcp: %s: its connection broke", self.config.name)
+            failure = type(error).__name__
+        finally:
+            if not ready.done():
+                ready.set_exception(CarrierFailed(failure or "cancelled"))
+            self._report(attempt, used, failure)
+
+    def _report(self, attempt: Attempt, used: bool, failure: str | None) -> None:
+        """One that was of use before it ended is opened again at once."""
+        if used:
+            self._breaker.report(attempt, failure=None)
+        elif failure is not None:
+            self._breaker.report(attempt, failure=failure)
+        else:
+            self._breaker.give_up(attempt)
+
+
+async def until_ready(channel: Channel, running: asyncio.Task[None]) -> None:
+    """Raises: CarrierFailed."""
+    starting = asyncio.create_task(channel.start())
+    try:
+        await asyncio.wait([starting, running], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            await running
+        await starting
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+
+
+class Hosts:
+    """Of one worker. `redis` and `relay` None: nobody else is asked, for a look at a server."""
+
+    def __init__(
+        self,
+        *,
+        info: dict[str, Any],
+        open_line: OpenLine,
+        credentials: Credentials,
+        redis: Redis | None = None,
+        relay: Relay | None = None,
+    ) -> None:
+        self._info, self._open_line, self._credentials = info, open_line, credentials
+        self._redis, self._relay = redis, relay
+        self._configs: dict[str, ServerConfig] = {}
+        self._hosts: dict[Place, Host] = {}
+        self._signing: asyncio.Task[None] | None = None
+        if redis is not None:
+            self._give_up = redis.register_script(GIVE_UP)
+        if relay is not None:
+            relay.servers[KIND] = self._serve
+
+    def knows(self, config: ServerConfig) -> None:
+        """Only what this worker's own settings have is ever opened."""
+        self._configs[config.name] = config
+
+    async def close(self) -> None:
+        if self._signing is not None:
+            self._signing.cancel()
+            await asyncio.gather(self._signing, return_exceptions=True)
+        places = list(self._hosts)
+        await asyncio.gather(*(self._let_go(place) for place in places))
+
+    async def ask(
+        self, config: ServerConfig, whose: Whose, credential: CredentialSet, ask: Ask, emit: Emit
+    ) -> Told:
+        """At the owner, wherever it is. Raises: CarrierFailed, RpcError."""
+        place = Place(server=config.name, org_id=whose.org_id, credential=credential.name)
+        for _ in range(MAX_MOVES):
+            owner = await self._owner(place)
+            if self._relay is None or owner == self._relay.worker:
+                return await self._ask_here(place, whose, credential, ask, emit)
+            try:
+                found = await self._relay.ask(
+                    owner,
+                    KIND,
+                    emit,
+                    place=msgspec.to_builtins(place),
+                    user_id=whose.user_id,
+                    ask=msgspec.to_builtins(ask),
+                )
+            except NotHeard:
+                await self._disown(place, owner)
+                continue
+            if "moved" not in found:
+                return msgspec.convert(found, Told)
+        raise NotSent("no_owner")
+
+    async def _owner(self, place: Place) -> str:
+        """Whose it is; ours, where it was nobody's."""
+        if self._relay is None or self._redis is None:
+            return ""
+        mine = self._relay.worker
+        while True:
+            if await self._redis.set(place.key, mine, nx=True, ex=OWNED_S):
+                return mine
+            found: Any = await self._redis.get(place.key)
+            if found is not None:
+                return str(found.decode())
+
+    async def _disown(self, place: Place, owner: str) -> None:
+        if self._redis is not None:
+            await self._give_up(keys=[place.key], args=[owner])
+
+    async def _ask_here(
+        self, place: Place, whose: Whose, credential: CredentialSet, ask: Ask, emit: Emit
+    ) -> Told:
+        host = self._hosts.get(place)
+        if host is None:
+            if len(self._hosts) >= MAX_HOSTS:
+                raise NotSent("too_many_connections")
+            config = self._configs[place.server]
+            host = Host(config, whose, credential, self._info, self._open_line)
+            self._hosts[place] = host
+            if self._signing is None and self._relay is not None:
+                self._signing = asyncio.create_task(self._sign_forever())
+        return await host.ask(ask, emit)
+
+    async def _serve(self, payload: dict[str, Any], emit: Emit) -> dict[str, Any]:
+        """For another worker. The credential is had anew: none travels between workers."""
+        assert self._relay is not None
+        place = msgspec.convert(payload["place"], Place)
+        if place not in self._hosts and await self._owner(place) != self._relay.worker:
+            return {"moved": True}
+        config = self._configs.get(place.server)
+        if config is None:
+            raise Unreachable(place.server, "unknown_here")
+        whose = Whose(place.org_id, payload["user_id"])
+        try:
+            credential = await self._credentials.of(whose, place.server)
+            if credential.name != place.credential:
+                raise NotSent("credential_changed")
+            ask = msgspec.convert(payload["ask"], Ask)
+            told = await self._ask_here(place, whose, credential, ask, emit)
+        except CarrierFailed as error:
+            raise Unreachable(place.server, error.reason) from error
+        found: dict[str, Any] = msgspec.to_builtins(told)
+        return found
+
+    # Signs of life, and ends.
+
+    async def _sign_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SIGN_S)
+            for place, host in list(self._hosts.items()):
+                try:
+                    if not await self._keeps(place, host):
+                        await self._let_go(place)
+                except RedisError as error:
+                    log.warning("mcp: no sign of life of a host: %s", type(error).__name__)
+
+    async def _keeps(self, place: Place, host: Host) -> bool:
+        """Whether it stays ours: it is used, nobody else has it, and its credential is in use."""
+        assert self._redis is not None and self._relay is not None
+        if not host.is_open and time.monotonic() > host.used_at + IDLE_S:
+            return False
+        try:
+            current = await self._credentials.of(host.whose, place.server)
+        except CarrierFailed:
+            return False
+        if current.name != place.credential:
+            return False
+        owner = await self._owner(place)
+        if owner != self._relay.worker:
+            log.warning("mcp: %s: another worker has its connection now", place.server)
+            return False
+        await self._redis.expire(place.key, OWNED_S)
+        return True
+
+    async def _let_go(self, place: Place) -> None:
+        host = self._hosts.pop(place, None)
+        if host is None:
+            return
+        await host.close()
+        if self._relay is not None:
+            try:
+                await self._disown(place, self._relay.worker)
+            except RedisError:
+                log.warning("mcp: %s: stays ours until its time is over", place.server)

@@ -1,0 +1,119 @@
+"""A server of 2024-11-05, on the official SDK, behind two workers; and streams that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis.asyncio
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from starlette.requests import Request
+
+from mcp_bridge.bridge import Bridge
+from mcp_bridge.carrier import CarrierFailed
+from mcp_bridge.carriers import Carriers
+from mcp_bridge.credentials import CredentialSet, Whose
+from mcp_bridge.sse_line import endpoint_of
+from mcp_bridge.upstream import ServerConfig
+from tests.mcp_bridge.test_hostile import KEYS
+from tests.mcp_bridge.test_hosts import Worker
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class TenantsOwn:
+    async def of(
+        self, whose: Whose, server: str, refused: CredentialSet | None = None
+    ) -> CredentialSet:
+        return CredentialSet(whose.org_id, {"Authorization": f"Bearer of-{whose.org_id}"})
+
+
+@asynccontextmanager
+async def sse_server(seen: list[str]) -> AsyncIterator[str]:
+    server = MCPServer("old")
+
+    @server.tool()
+    def greet(whom: str) -> str:
+        return f"hello {whom}"
+
+    app = server.sse_app()
+
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            seen.append(f"{scope['method']} {Request(scope).headers.get('authorization')}")
+        await app(scope, receive, send)
+
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        config = uvicorn.Config(
+            asgi, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        )
+        running = uvicorn.Server(config)
+        task = asyncio.create_task(running.serve([bound]))
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}/sse"
+        finally:
+            running.should_exit = True
+            await task
+
+
+@asynccontextmanager
+async def worker(url: str, store: redis.asyncio.Redis) -> AsyncIterator[Worker]:
+    config = ServerConfig(
+        name="s", namespace="identity", url=url, transport="sse", credential="tenant"
+    )
+    carriers = Carriers(credentials=TenantsOwn())
+    info = {"name": "t", "version": "1"}
+    bridge = Bridge([config], store, KEYS, info=info, carriers=carriers)
+    await bridge.start()
+    try:
+        async with Worker(bridge) as client:
+            yield client
+    finally:
+        await bridge.close()
+
+
+async def test_one_stream_for_a_tenant_serves_all_workers(redis: redis.asyncio.Redis) -> None:
+    seen: list[str] = []
+    async with sse_server(seen) as url:
+        async with worker(url, redis) as first, worker(url, redis) as second:
+            asked = [
+                each.tool("greet", caller, whom=caller)
+                for each in (first, second)
+                for caller in ("alice", "bob", "carol@alice")
+                for _ in range(3)
+            ]
+            found = await asyncio.gather(*asked)
+            said = {each["result"]["content"][0]["text"] for each in found}
+            assert said == {"hello alice", "hello bob", "hello carol@alice"}
+    streams = sorted(each for each in seen if each.startswith("GET"))
+    assert streams == ["GET Bearer of-org_alice", "GET Bearer of-org_bob"]
+    assert {each.partition(" ")[2] for each in seen} == {
+        "Bearer of-org_alice",
+        "Bearer of-org_bob",
+    }
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"http://169.254.169.254/messages",
+        b"//evil.example.com/messages",
+        b"https://h.example/messages",
+        b"http://h.example:81/messages",
+        b"http://u@h.example/messages",
+        b"/a b",
+        b"\xff",
+        b"/" + b"x" * 5000,
+    ],
+)
+def test_messages_are_posted_where_the_stream_is_from(said: bytes) -> None:
+    with pytest.raises(CarrierFailed, match="bad_endpoint"):
+        endpoint_of("http://h.example/sse", said)
+    assert endpoint_of("http://h.example/sse", b"/m?s=1") == "http://h.example/m?s=1"

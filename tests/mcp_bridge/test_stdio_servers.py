@@ -1,0 +1,143 @@
+"""A server on stdio, on the official SDK, behind a whole gateway of two workers: two tenants, a
+kill, and what clients see of one that cannot be started any more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tests.mcp_bridge.processes import ask_modern
+from tests.mcp_bridge.stdio.servers import SDK_SERVER
+from tests.stack import Stack
+from tests.stack import running as running_stack
+
+pytestmark = pytest.mark.slow
+STALE = "tollgate/stale"
+CONFIG = """
+[[model]]
+name = "b"
+upstream = "http://127.0.0.1:1/v1"
+
+[mcp.stdio]
+uids = "/tmp/tollgate-test-uids"
+scratch = "SCRATCH"
+
+[[mcp.servers]]
+name = "shared"
+command = "PYTHON"
+args = ["-c", '''CODE''']
+trust = "all"
+
+[[mcp.servers]]
+name = "pinned"
+command = "PYTHON"
+args = ["FILE"]
+"""
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    stack: Stack
+    script: Path
+    key: str
+
+    async def call(self, name: str, key: str | None = None) -> dict[str, Any]:
+        """Over a connection of its own, so at whichever worker."""
+        params = {"name": name, "arguments": {}}
+        headers = {"authorization": f"Bearer {key or self.key}"}
+        async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+            return await ask_modern(http, f"{self.stack.base_url}/mcp", "tools/call", params)
+
+    async def whereabouts(self, key: str | None = None) -> dict[str, str]:
+        found = (await self.call("shared__whereabouts", key))["result"]["structuredContent"]
+        told: dict[str, str] = found.get("result", found)
+        return told
+
+    async def pages(self) -> list[dict[str, Any]]:
+        headers = {"authorization": f"Bearer {self.key}"}
+        found: list[dict[str, Any]] = []
+        params: dict[str, Any] = {}
+        async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+            while True:
+                url = f"{self.stack.base_url}/mcp"
+                page = (await ask_modern(http, url, "tools/list", params))["result"]
+                found.append(page)
+                if "nextCursor" not in page:
+                    return found
+                params = {"cursor": page["nextCursor"]}
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    folder = Path(tempfile.mkdtemp(prefix="tgmcp-", dir="/tmp"))
+    folder.chmod(0o755)
+    script = folder / "server.py"
+    script.write_text(SDK_SERVER)
+    script.chmod(0o644)
+    config = CONFIG.replace("PYTHON", sys.executable).replace("CODE", SDK_SERVER)
+    config = config.replace("SCRATCH", str(folder / "scratch")).replace("FILE", str(script))
+    try:
+        with running_stack(config=config, workers=2) as stack:
+            yield World(stack=stack, script=script, key=stack.create_key("--scope", "mcp:call"))
+    finally:
+        shutil.rmtree(folder)
+
+
+async def test_tenants_have_processes_of_their_own(world: World) -> None:
+    """Each of its own uid where the gateway may have some; one for each, at both workers."""
+    world.stack.run("orgs", "create", "--name", "other")
+    world.stack.run("projects", "create", "--org", "other", "--name", "default")
+    other = world.stack.create_key("--org", "other", "--scope", "mcp:call")
+    mine = [await world.whereabouts() for _ in range(6)]
+    theirs = await world.whereabouts(other)
+    assert len({each["cwd"] for each in mine}) == 1, "a process has a folder of its own"
+    assert theirs["cwd"] != mine[0]["cwd"]
+    if os.geteuid() == 0:
+        assert len({mine[0]["uid"], theirs["uid"], "0"}) == 3
+    assert theirs["holds"] == "[]"
+
+
+async def test_a_killed_server_is_started_again(world: World) -> None:
+    before = await world.whereabouts()
+    (pid,) = [pid for pid in world.stack.pids("MCPServer") if cwd_of(pid) == before["cwd"]]
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        while "result" not in (found := await world.call("shared__whereabouts")):
+            assert found["error"]["data"]["server"] == "shared"
+    assert (await world.whereabouts())["cwd"] != before["cwd"]
+
+
+async def test_one_that_cannot_start_is_listed_as_it_was_approved(world: World) -> None:
+    """Marked, and alone: the other one answers."""
+    config = world.stack.home.parent / "tollgate.toml"
+    said = world.stack.run("mcp", "approve", "pinned", "--all", "--config", str(config))
+    assert "approved." in said
+    async with asyncio.timeout(60):
+        while "result" not in await world.call("pinned__add"):
+            await asyncio.sleep(0.05)
+    world.script.write_text("raise SystemExit(1)")
+    for pid in world.stack.pids(str(world.script)):
+        os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        while not (stale := [page for page in await world.pages() if STALE in page["_meta"]]):
+            await asyncio.sleep(0.05)
+    assert stale[0]["_meta"][STALE] == ["pinned"]
+    assert "pinned__add" in {tool["name"] for tool in stale[0]["tools"]}
+    assert (await world.whereabouts())["holds"] == "[]"
+
+
+def cwd_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return ""
