@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,11 +122,20 @@ def upstream(folder: Path, cores: set[int]) -> Iterator[str]:
 
 
 @contextmanager
-def gateway(folder: Path, url: str, served: set[int], loaded: set[int]) -> Iterator[Gateway]:
+def gateway(
+    folder: Path,
+    url: str,
+    served: set[int],
+    loaded: set[int],
+    *,
+    models: str = CONFIG,
+    scopes: Sequence[str] = ("mcp:call",),
+) -> Iterator[Gateway]:
+    """With a key of these scopes, and all that its servers offer approved."""
     home, port, log = folder / "home", free_port(), folder / "gateway.log"
     config = folder / "tollgate.toml"
     servers = "".join(SERVER.format(name=name, url=url) for name in SITES)
-    config.write_text(CONFIG + PLAN.format(limit=UNLIMITED) + servers)
+    config.write_text(models + PLAN.format(limit=UNLIMITED) + servers)
     command = [TOLLGATE, "up", "--home", str(home), "--port", str(port)]
     command += ["--config", str(config), "--workers", "1"]
     base = f"http://127.0.0.1:{port}"
@@ -134,7 +143,8 @@ def gateway(folder: Path, url: str, served: set[int], loaded: set[int]) -> Itera
         wait_until_ready(base + "/health/ready", started, log)
         meter = Meter(started.pid)
         meter.move_stores(loaded)
-        made = tollgate(home, "keys", "create", "--json", "--name", "bench", "--scope", "mcp:call")
+        granted = [part for scope in scopes for part in ("--scope", scope)]
+        made = tollgate(home, "keys", "create", "--json", "--name", "bench", *granted)
         rules = folder / "rules.json"
         rules.write_text(json.dumps(RULES))
         for arguments in [("rules", str(rules)), *(("approve", name, "--all") for name in SITES)]:
