@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 TICK_S = 0.005
+LONGEST_S = 30.0
+"""By the clock: then it hangs."""
 
 
 @asynccontextmanager
@@ -30,3 +32,11 @@ async def pace() -> AsyncIterator[Callable[[], float]]:
         ticking.cancel()
         with suppress(asyncio.CancelledError):
             await ticking
+
+
+@asynccontextmanager
+async def within(promised_s: float) -> AsyncIterator[None]:
+    """Its body takes less than that of `pace`'s seconds."""
+    async with asyncio.timeout(LONGEST_S), pace() as seconds:
+        yield
+        assert seconds() < promised_s

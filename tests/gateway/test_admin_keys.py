@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from gateway.auth import api_keys
 from tests.gateway.whole_app import MODELS, World, world
+from tests.pace import within
 
 KEYS = "/v1/admin/keys"
 
@@ -38,7 +39,7 @@ async def make(here: World, **fields: Any) -> dict[str, Any]:
 
 async def until(here: World, key: str, status: int) -> httpx.Response:
     """What `key` gets, within the promised second."""
-    async with asyncio.timeout(1.0):
+    async with within(1.0):
         while True:
             answer = await here.call("GET", "/v1/models", key)
             if answer.status_code == status:
@@ -111,7 +112,7 @@ async def test_what_a_key_may_not_use_is_as_good_as_unknown(here: World) -> None
     assert (await here.call("GET", "/v1/models/big", made["value"])).status_code == 200
     wanted = {"mode": "deny_list", "model_ids": ["big"]}
     assert (await here.call("POST", of_project, here.acme.admin, wanted)).status_code == 200
-    async with asyncio.timeout(1.0):
+    async with within(1.0):
         while (await here.call("GET", "/v1/models", made["value"])).json()["data"]:
             await asyncio.sleep(0.01)
     await asked("big")
@@ -133,7 +134,7 @@ async def test_the_sdks_model_permissions(here: World) -> None:
     )
     assert (wanted.mode, wanted.api_model_ids) == ("allow_list", ["big", "penny"])
     listed = await here.call("GET", "/v1/models", here.acme.key)
-    async with asyncio.timeout(1.0):
+    async with within(1.0):
         while len(listed.json()["data"]) == len(MODELS):
             listed = await here.call("GET", "/v1/models", here.acme.key)
     assert [each["id"] for each in listed.json()["data"]] == ["penny", "big"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
 from gateway.rests import Rests
+from tests.pace import within
 
 STALLED_S = 60.0
 
@@ -155,7 +156,7 @@ async def test_behind_the_last_chunk_nothing_is_waited_for() -> None:
     box = Delivery(STALLED_S)
     box.put_last(b"all of it")
     assert await box.next() == b"all of it"
-    async with asyncio.timeout(1):
+    async with within(1.0):
         assert await box.next() is None, "whatever else its driver has to do"
     box.abandon()
     assert not box.abandoned, "who has it all does not leave it"

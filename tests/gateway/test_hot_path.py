@@ -27,6 +27,7 @@ from gateway.tenancy.tables import orgs, projects
 from tests.gateway.auth.browsing import live_app, new_browser
 from tests.gateway.auth.conftest import ACTOR, Tenant, make_tenant
 from tests.gateway.fleet.scripted_upstream import Upstream, completion, good_stream
+from tests.pace import within
 
 IN_REQUEST: ContextVar[bool] = ContextVar("in_request", default=False)
 """Tasks that a request starts inherit it; what ships usage or sweeps runs by itself."""
@@ -187,7 +188,7 @@ async def test_a_completion_with_an_access_token_asks_postgres_nothing(
     await asks_only_once(app, robot.http, token, limit="60000")
     changed = await robot.says(plan=None)
     assert changed["plan"] is None
-    async with asyncio.timeout(1.0):
+    async with within(1.0):
         while limit_of(await ask(robot.http, token, stream=False)) != "1000000":
             await asyncio.sleep(0.01)
 

@@ -21,6 +21,7 @@ from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.plans import PLAN_LIMITS
 from gateway.tenancy.restrictions import MAX_MODELS, check_model_limits, merged_limits
 from tests.gateway.whole_app import World, world
+from tests.pace import within
 
 KEYS = "/v1/admin/keys"
 VALUES = st.integers(0, 9)
@@ -94,7 +95,7 @@ class Caller:
 
     async def until_limited(self, model: str, limit: int) -> None:
         """Within the promised second."""
-        async with asyncio.timeout(1.0):
+        async with within(1.0):
             while (await self.refused(model)).limit != limit:
                 await asyncio.sleep(0.01)
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.gateway.administration.conftest import World
 from tests.gateway.administration.test_admin_tenant import key_of, make_user
+from tests.pace import within
 
 KEYS, CLIENTS = "/v1/admin/keys", "/v1/admin/oauth/clients"
 ADMIN = ["admin:keys", "admin:read", "admin:members", "admin:clients", "admin:projects"]
@@ -31,7 +32,7 @@ async def refused(world: World, method: str, path: str, body: Any, key: str) -> 
 
 
 async def until(world: World, key: str, status: int) -> None:
-    async with asyncio.timeout(1.0):
+    async with within(1.0):
         while (await world.call("GET", "/v1/admin/keys", key=key)).status_code != status:
             await asyncio.sleep(0.01)
 
@@ -79,7 +80,7 @@ async def test_a_demoted_admins_keys_are_demoted_with_them(
     members = f"/v1/organization/projects/{project_id}/users"
     await made(world, members, {"user_id": user, "role": "member"}, world.admin_key)
     assert (await world.call("PATCH", f"/v1/admin/users/{user}", {"role": "reader"})).is_success
-    async with asyncio.timeout(1.0):
+    async with within(1.0):
         while (await world.call("POST", KEYS, body, key=second)).status_code != 403:
             await asyncio.sleep(0.01)
 
@@ -191,7 +192,7 @@ async def test_a_bound_key_lifts_nothing_and_lets_nobody_in(
     fresh = await made(world, itself + "/rotate", {"grace_s": 60}, key)
     assert fresh["expires_at"] == bound["expires_at"]
     authenticate = world.services.authenticator.authenticate
-    async with asyncio.timeout(1.0):
+    async with within(1.0):
         while (await authenticate(key)).expires_at == bound["expires_at"]:
             await asyncio.sleep(0.01)
     assert await refused(world, "POST", itself + "/rotate", None, key) == "expires_at", (

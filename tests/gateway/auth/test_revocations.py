@@ -41,7 +41,7 @@ from tests.gateway.auth.parts import ISSUER, NOW, Clock
 from tests.gateway.auth.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
 from tests.gateway.auth.world import ACTOR, World, open_world
 from tests.gateway.test_api_keys import Skewed, counted_queries
-from tests.pace import pace
+from tests.pace import pace, within
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ async def test_a_fill_that_spans_a_revocation_is_not_kept(
         found = await find_principal(*args)
         if reads == 1:
             await revoke(world, "token", claims.jti)
-            async with asyncio.timeout(1):
+            async with within(1.0):
                 while not world.tokens.denylist.denies(claims):
                     await asyncio.sleep(0.005)
         return found
@@ -266,7 +266,7 @@ async def test_more_than_a_page_is_read(world: World, monkeypatch: pytest.Monkey
 async def test_what_refuses_nothing_any_more_is_forgotten(world: World) -> None:
     await revoke(world, "token", "jti-x")
     denylist = world.tokens.denylist
-    async with asyncio.timeout(1):
+    async with within(1.0):
         while not denylist._denied:
             await asyncio.sleep(0.005)
     assert denylist._sweep() is False

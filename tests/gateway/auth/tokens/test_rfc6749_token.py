@@ -21,6 +21,7 @@ from gateway.auth.signing_keys import JWKS_MAX_AGE_S
 from gateway.tenancy.member_tables import users
 from tests.gateway.auth.parts import ISSUER, NOW
 from tests.gateway.auth.world import REDIRECT, VERIFIER, World, error_of
+from tests.pace import within
 
 JKT = "0ZcOCORZNYy-DWpqq30jZyJGHTN0d2HglBV3uiguA4I"
 
@@ -33,7 +34,7 @@ async def is_revoked(world: World, grant_id: str) -> str | None:
 
 async def refused_soon(world: World, token: str) -> None:
     """Once the denylist has heard."""
-    async with asyncio.timeout(1):
+    async with within(1.0):
         while True:
             try:
                 await world.principal(token)
