@@ -58,6 +58,8 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     call: ApprovedCall
     nonce: str
+    tool: str = ""
+    """What `call.pin` is the digest of, for people."""
     requested_at_s: float
     expires_at_s: float
     state: ApprovalState = "pending"
@@ -105,13 +107,24 @@ def with_texts(value: object) -> object:
 
 
 def requested(
-    call: ApprovedCall, *, approval_id: str, nonce: str, now_s: float, ttl_s: float
+    call: ApprovedCall,
+    *,
+    approval_id: str,
+    nonce: str,
+    now_s: float,
+    ttl_s: float,
+    tool: str = "",
 ) -> Moved:
     """A new request. ApprovalRefused for a time to live of nothing or more than a day."""
     if not 0 < ttl_s <= MAX_TTL_S:
         raise ApprovalRefused(f"an approval lives up to {MAX_TTL_S} s, not {ttl_s}")
     approval = Approval(
-        id=approval_id, call=call, nonce=nonce, requested_at_s=now_s, expires_at_s=now_s + ttl_s
+        id=approval_id,
+        call=call,
+        nonce=nonce,
+        tool=tool,
+        requested_at_s=now_s,
+        expires_at_s=now_s + ttl_s,
     )
     return moved(approval, "approval.requested", now_s, call.caller)
 
@@ -207,7 +220,7 @@ class Approvals:
         self.new_id = new_id
         self.new_nonce = new_nonce
 
-    async def ask(self, call: ApprovedCall, *, ttl_s: float) -> Approval:
+    async def ask(self, call: ApprovedCall, *, ttl_s: float, tool: str = "") -> Approval:
         """The request for `call`: the one that waits already, or a new one. ApprovalRefused when
         MAX_PENDING of the org wait."""
         now = self.now_s()
@@ -215,7 +228,12 @@ class Approvals:
         if waiting is not None:
             return waiting
         new = requested(
-            call, approval_id=self.new_id(), nonce=self.new_nonce(), now_s=now, ttl_s=ttl_s
+            call,
+            approval_id=self.new_id(),
+            nonce=self.new_nonce(),
+            now_s=now,
+            ttl_s=ttl_s,
+            tool=tool,
         )
         if not await self.store.insert(call.org_id, new, max_pending=MAX_PENDING):
             raise ApprovalRefused(f"{MAX_PENDING} requests wait for approval already")

@@ -397,7 +397,7 @@ class Permit:
             policy_version=self._rules.version,
         )
         try:
-            found = await approvals.ask(call, ttl_s=APPROVAL_TTL_S)
+            found = await approvals.ask(call, ttl_s=APPROVAL_TTL_S, tool=record.tool)
             if found.state == "approved":
                 spent = await approvals.use(found.id, call, nonce=found.nonce, call_id=record.id)
                 if not isinstance(spent, str):

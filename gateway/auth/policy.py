@@ -26,7 +26,7 @@ from gateway.principal import (
 SCOPE_MCP_CALL = "mcp:call"
 SCOPE_ADMIN_READ = "admin:read"
 """Any GET of administration."""
-ADMIN_AREAS = ("projects", "members", "keys", "clients", "issuers", "audit", "billing")
+ADMIN_AREAS = ("projects", "members", "keys", "clients", "issuers", "audit", "billing", "mcp")
 OPERATOR_AREAS = ("plans", "prices", "models", "signing_keys", "orgs")
 """What the whole installation shares: changed from an operator org alone."""
 ADMIN, OPERATOR = "admin:", "operator:"

@@ -6,6 +6,8 @@ which; Postgres.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -21,10 +23,10 @@ BRIDGE = "mcp"
 
 
 class PostgresApprovals:
-    """An ApprovalStore."""
+    """An ApprovalStore. `decider`: in whose name decisions are recorded."""
 
-    def __init__(self, db: AsyncEngine) -> None:
-        self._db = db
+    def __init__(self, db: AsyncEngine, decider: Actor | None = None) -> None:
+        self._db, self._decider = db, decider
 
     async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> bool:
         """A few more than `max_pending` can wait, where they are asked for at the same time."""
@@ -38,7 +40,7 @@ class PostgresApprovals:
                 return False
             row = {"org_id": org_id, "id": new.approval.id, **fields_of(new.approval)}
             await conn.execute(sa.insert(table).values(**row))
-            await _record(conn, org_id, new.event)
+            await self._record(conn, org_id, new.event)
         return True
 
     async def get(self, org_id: str, approval_id: str) -> Approval | None:
@@ -69,8 +71,28 @@ class PostgresApprovals:
         async with tenant(self._db, org_id) as conn:
             if (await conn.execute(changed)).rowcount != 1:
                 return False
-            await _record(conn, org_id, after.event)
+            await self._record(conn, org_id, after.event)
         return True
+
+    async def _record(self, conn: AsyncConnection, org_id: str, event: ApprovalEvent) -> None:
+        by_caller = event.actor in ("", event.call.caller)
+        actor = Actor(kind="system", id=BRIDGE if by_caller else event.actor)
+        if self._decider is not None and event.event == "approval.decided":
+            actor = self._decider
+        await record(
+            conn,
+            org_id=org_id,
+            actor=actor,
+            action=f"mcp.{event.event}",
+            target=event.approval_id,
+            after={"state": event.state, **msgspec.to_builtins(event.call)},
+        )
+
+
+def select_approvals(org_id: str, state: str | None) -> sa.Select[tuple[str]]:
+    """For pages of them; read by `to_approval`."""
+    asked = sa.select(table.c.body).where(table.c.org_id == org_id)
+    return asked if state is None else asked.where(table.c.state == state)
 
 
 async def list_approvals(conn: AsyncConnection, *, org_id: str, after: str = "") -> list[Approval]:
@@ -97,13 +119,21 @@ def to_approval(body: str) -> Approval:
     return msgspec.json.decode(body, type=Approval)
 
 
-async def _record(conn: AsyncConnection, org_id: str, event: ApprovalEvent) -> None:
-    by_caller = event.actor in ("", event.call.caller)
-    await record(
-        conn,
-        org_id=org_id,
-        actor=Actor(kind="system", id=BRIDGE if by_caller else event.actor),
-        action=f"mcp.{event.event}",
-        target=event.approval_id,
-        after={"state": event.state, **msgspec.to_builtins(event.call)},
+# ---- the outbox of webhooks: of all orgs
+
+
+async def undispatched(conn: AsyncConnection, limit: int) -> list[Approval]:
+    """The oldest that nobody was told of, for who marks them in this transaction."""
+    found = (
+        sa.select(table.c.body)
+        .where(table.c.dispatched_at.is_(None))
+        .order_by(table.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
     )
+    return [to_approval(row.body) for row in await conn.execute(found)]
+
+
+async def mark_dispatched(conn: AsyncConnection, approval_ids: Iterable[str]) -> None:
+    told = sa.update(table).where(table.c.id.in_(list(approval_ids)))
+    await conn.execute(told.values(dispatched_at=sa.func.now()))

@@ -6,7 +6,7 @@ audit log, `mcp_bridge.policy`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import sqlalchemy as sa
@@ -30,9 +30,14 @@ async def read_rules(conn: AsyncConnection, *, org_id: str) -> Rules:
 
 
 async def replace_rules(
-    conn: AsyncConnection, *, org_id: str, rules: Iterable[ToolRule], actor: Actor
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    rules: Iterable[ToolRule],
+    actor: Actor,
+    check: Callable[[Rules], None] = lambda _: None,
 ) -> Rules:
-    """All of them. Raises: InvalidField."""
+    """All of them. `check`: of those that stand, under their lock. Raises: InvalidField."""
     wanted = list(rules)
     try:
         found = Rules.of(wanted)
@@ -41,10 +46,14 @@ async def replace_rules(
     body = msgspec.json.encode(wanted).decode()
     if len(body) > MAX_BYTES:
         raise InvalidField("rules", f"more than {MAX_BYTES} bytes")
+    none = insert(table).values(org_id=org_id, body="[]")
+    await conn.execute(none.on_conflict_do_nothing(index_elements=["org_id"]))
+    own = table.c.org_id == org_id
+    await conn.execute(sa.select(table.c.org_id).where(own).with_for_update())
     before = await read_rules(conn, org_id=org_id)
-    put = insert(table).values(org_id=org_id, body=body)
+    check(before)
     changed = {"body": body, "updated_at": sa.func.now()}
-    await conn.execute(put.on_conflict_do_update(index_elements=["org_id"], set_=changed))
+    await conn.execute(sa.update(table).where(own).values(**changed))
     await record(
         conn,
         org_id=org_id,

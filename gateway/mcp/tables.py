@@ -39,4 +39,5 @@ approvals = sa.Table(
     sa.Column("expires_at_s", sa.Double, nullable=False),
     text("body"),
     moment_made(),
+    sa.Column("dispatched_at", sa.DateTime(timezone=True)),
 )

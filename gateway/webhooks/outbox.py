@@ -1,10 +1,11 @@
 """From what has happened to deliveries that wait: each alert, and each state that an invoice or a
-top-up has entered, and each batch that has ended, once, to each endpoint that asked.
+top-up has entered, each batch that has ended and each call that waits for a person, once, to each
+endpoint that asked.
 
-Above: `sender`. Below: `billing.alerts`, `billing.invoices.transitions`, `billing.top_ups` and
-`batches`, whose rows are the outbox, and `deliveries`. A row is marked in the transaction that
-writes its deliveries, under its lock: no crash loses it, and two gateways at once take different
-ones. Of an org's top-ups operators hear, too: it is they who take its payment.
+Above: `sender`. Below: `billing.alerts`, `billing.invoices.transitions`, `billing.top_ups`,
+`batches` and `mcp.approvals`, whose rows are the outbox, and `deliveries`. A row is marked in the
+transaction that writes its deliveries, under its lock: no crash loses it, and two gateways at once
+take different ones. Of an org's top-ups operators hear, too: it is they who take its payment.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing import alerts, top_ups
 from billing.invoices import transitions
 from gateway.batches import batches
+from gateway.mcp import approvals
 from gateway.tenancy.tables import orgs
 from gateway.webhooks.deliveries import add_deliveries, to_row
 from gateway.webhooks.tables import endpoints
 from gateway.wire.webhook_events import (
     Event,
+    approval_event,
     batch_event,
     invoice_event,
     to_event,
@@ -48,6 +51,7 @@ async def fan_out(db: AsyncEngine) -> int:
         entered = await transitions.undispatched(conn, BATCH)
         asked = await top_ups.undispatched(conn, BATCH)
         ended = await batches.undispatched(conn, BATCH)
+        waiting = await approvals.undispatched(conn, BATCH)
         found = [Happened(each.org_id, each.id, to_event(each)) for each in raised]
         found += [Happened(each.org_id, each.id, invoice_event(each)) for each in entered]
         found += [
@@ -55,6 +59,7 @@ async def fan_out(db: AsyncEngine) -> int:
             for each in asked
         ]
         found += [Happened(each.org_id, each.id, batch_event(each)) for each in ended]
+        found += [Happened(each.call.org_id, each.id, approval_event(each)) for each in waiting]
         if not found:
             return 0
         await _deliver(conn, found)
@@ -62,6 +67,7 @@ async def fan_out(db: AsyncEngine) -> int:
         await transitions.mark_dispatched(conn, [each.id for each in entered])
         await top_ups.mark_dispatched(conn, [each.id for each in asked])
         await batches.mark_dispatched(conn, [each.id for each in ended])
+        await approvals.mark_dispatched(conn, [each.id for each in waiting])
     return len(found)
 
 

@@ -7,7 +7,7 @@ as Standard Webhooks has them, and Unix seconds in administration.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
@@ -27,6 +27,8 @@ from billing.invoices.transitions import Entered
 from billing.money import Pico, format_usd
 from billing.top_ups import TopUp, TopUpState
 from gateway.batches.batches import Batch
+from mcp_bridge.approvals import Approval
+from mcp_bridge.caller import Caller
 
 EventType = Literal[
     "budget.threshold_reached",
@@ -34,6 +36,7 @@ EventType = Literal[
     "spend.unusual",
     "credits.low",
     "credits.exhausted",
+    "mcp.approval_requested",
     "batch.completed",
     "batch.failed",
     "batch.expired",
@@ -127,6 +130,21 @@ class BatchEnded(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str
 
 
+class ApprovalRequested(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of an MCP server that waits for a person, who answers it by its id."""
+
+    organization_id: str
+    project_id: str
+    approval_id: str
+    server: str
+    tool: str
+    client_id: str
+    """The key or OAuth client that asks."""
+    arguments_digest: str
+    """What is approved is this call alone; its arguments are kept nowhere."""
+    expires_at: datetime
+
+
 class TopUpEntered(msgspec.Struct, frozen=True, kw_only=True):
     """`requested`: who takes payments for the installation grants it, or says that it failed; both
     by `top_up_id`, any number of times."""
@@ -165,7 +183,15 @@ class Pinged(msgspec.Struct, frozen=True, kw_only=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     timestamp: datetime
-    data: ThresholdReached | BalanceCrossed | BatchEnded | TopUpEntered | Pinged | InvoiceEntered
+    data: (
+        ThresholdReached
+        | BalanceCrossed
+        | BatchEnded
+        | ApprovalRequested
+        | TopUpEntered
+        | Pinged
+        | InvoiceEntered
+    )
 
 
 class AlertView(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +263,24 @@ def batch_event(batch: Batch) -> Event:
         type=f"batch.{batch.status}",
         timestamp=getattr(batch, f"{batch.status}_at"),
         data=BatchEnded(id=batch.id, organization_id=batch.org_id, project_id=batch.project_id),
+    )
+
+
+def approval_event(asked: Approval) -> Event:
+    caller = Caller.of(asked.call.caller)
+    return Event(
+        type="mcp.approval_requested",
+        timestamp=datetime.fromtimestamp(asked.requested_at_s, UTC),
+        data=ApprovalRequested(
+            organization_id=asked.call.org_id,
+            project_id=caller.project_id,
+            approval_id=asked.id,
+            server=asked.call.server,
+            tool=asked.tool,
+            client_id=caller.client,
+            arguments_digest=asked.call.arguments_digest,
+            expires_at=datetime.fromtimestamp(asked.expires_at_s, UTC),
+        ),
     )
 
 

@@ -72,10 +72,11 @@ async def app(
     """)
     # What the sender of webhooks does of itself would look like a change by the other tenant.
     idle = sa.text("UPDATE webhook_deliveries SET due_at = 'infinity'")
-    told = sa.text("UPDATE batches SET dispatched_at = now()")
+    outboxes = ("batches", "mcp_approvals")
+    told = [sa.text(f"UPDATE {table} SET dispatched_at = now()") for table in outboxes]
     async with db.begin() as conn:
-        await conn.execute(idle)
-        await conn.execute(told)
+        for each in (idle, *told):
+            await conn.execute(each)
         for org, key in KEY_OF.items():
             values = {"org": org, "hash": hash_key(pepper, key), "pepper_id": secret.id}
             await conn.execute(known, {**values, "prefix": ADMIN_PREFIX, "scopes": SCOPES})

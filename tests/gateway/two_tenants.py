@@ -37,7 +37,11 @@ LITERALS = {
     "tstzrange": "tstzrange(now(), NULL)",
 }
 """A value of each type; a new type of column stands here."""
+APPROVAL = """'{{"id": "{label}", "nonce": "n", "requested_at_s": 1, "expires_at_s": 2,
+    "state": "used", "call": {{"org_id": "o", "caller": "o\\np\\ns\\nc", "server": "s", "pin": "p",
+    "arguments_digest": "d", "policy_version": "v"}}}}'"""
 LITERALS_OF = {
+    ("mcp_approvals", "body"): APPROVAL,
     ("invoice_lines", "kind"): "'adjustment'",
     ("invoices", "currency"): "'USD'",
     ("invoices", "state"): "'draft'",
@@ -183,6 +187,7 @@ def id_of(table: str, column: str = "id", *, org: str = ALICE) -> str:
 IDS = {
     "org_id": ALICE,
     "api_key_id": id_of("api_keys"),
+    "approval_id": id_of("mcp_approvals"),
     "batch_id": id_of("batches"),
     "cap_id": id_of("spend_caps"),
     "client_id": id_of("oauth_clients"),

@@ -4,6 +4,7 @@ the route table with. A new route needs one here; what it needs to be there firs
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,7 +22,11 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth.grants import create_grant
 from gateway.auth.token_tables import signing_keys
 from gateway.db import tenant
+from gateway.ids import uuid7_text
+from gateway.mcp.approvals import PostgresApprovals
 from gateway.tenancy import users
+from mcp_bridge.approvals import ApprovedCall, requested
+from mcp_bridge.caller import Caller
 from tests.billing.invoices.billed import ACCOUNT_MADE, book, close_and_finalize, tokens
 from tests.gateway.administration.conftest import World
 
@@ -119,6 +124,30 @@ class Maker:
     async def delivery(self) -> str:
         path = await self.endpoint()
         return f"{path}/deliveries/{(await self.post(f'{path}/ping'))['id']}"
+
+    async def approval(self) -> str:
+        """Asked for by somebody else."""
+        name = self.name()
+        call = ApprovedCall(
+            org_id=self.org_id,
+            caller=Caller(
+                org_id=self.org_id, project_id=self.project_id, subject="u", client=name
+            ).principal,
+            server="s",
+            pin="sha256:0",
+            arguments_digest=f"sha256:{name}",
+            policy_version="1",
+        )
+        new = requested(
+            call,
+            approval_id=f"mcpapp_{uuid7_text()}",
+            nonce="n",
+            now_s=time.time(),
+            ttl_s=600,
+            tool="look",
+        )
+        assert await PostgresApprovals(self.world.db).insert(self.org_id, new, max_pending=1_000)
+        return f"{ADMIN}/mcp/approvals/{new.approval.id}"
 
     async def grant(self) -> str:
         client_id = (await self.client()).rpartition("/")[2]
@@ -306,6 +335,10 @@ async def issuer_with_a_secret(maker: Maker) -> Change:
     return Change(path=f"{ADMIN}/issuers/{made['id']}", body=other)
 
 
+async def tool_rules(_maker: Maker) -> str:
+    return f"{ADMIN}/mcp/rules"
+
+
 ENDPOINT = f"{ADMIN}/webhooks/{{endpoint_id}}"
 PROJECT = f"{ORG}/projects/{{project_id}}"
 ACCOUNT = f"{PROJECT}/service_accounts/{{service_account_id}}"
@@ -316,6 +349,11 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ),
     ("POST", f"{ADMIN}/issuers"): new(f"{ADMIN}/issuers", Maker.issuer_body),
     ("PUT", f"{ADMIN}/issuers/{{issuer_id}}"): change_issuer,
+    ("POST", f"{ADMIN}/mcp/approvals/{{approval_id}}/approve"): at(Maker.approval, "/approve"),
+    ("POST", f"{ADMIN}/mcp/approvals/{{approval_id}}/deny"): at(Maker.approval, "/deny"),
+    ("PUT", f"{ADMIN}/mcp/rules"): at(
+        tool_rules, body=lambda m: {"rules": [{"id": m.name(), "effect": "ask"}]}
+    ),
     ("DELETE", f"{ADMIN}/issuers/{{issuer_id}}"): at(Maker.issuer),
     ("POST", f"{ADMIN}/keys"): make_key,
     ("PATCH", f"{ADMIN}/keys/{{key_id}}"): at(Maker.key, body={"name": "other"}),

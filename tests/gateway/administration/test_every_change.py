@@ -59,7 +59,10 @@ REPEATABLE = {
 }
 """Conditional on what they do not change."""
 CHANGING = sorted(RECIPES)
-VERBS = ("/archive", "/revoke", "/rotate", "/rotate-secret", "/lift-suspension", "/grant", "/fail")
+VERBS = (
+    *("/archive", "/revoke", "/rotate", "/rotate-secret", "/lift-suspension", "/grant", "/fail"),
+    *("/approve", "/deny"),
+)
 """At the end of a path: what is done to what the rest of it names."""
 
 

@@ -40,6 +40,7 @@ NO_LIST = {
     f"{ADMIN}/forecast": "one thing",
     f"{ADMIN}/billing-account": "one thing",
     f"{ADMIN}/organization": "one thing",
+    f"{ADMIN}/mcp/rules": "one thing",
     f"{ADMIN}/invoices/{{invoice_id}}/export": "one document",
     f"{ADMIN}/journal": "one document",
     f"{ORG}/projects/{{project_id}}/model_permissions": "one thing",
@@ -233,6 +234,10 @@ async def nothing(maker: Maker, _path: str) -> None:
     """There are as many as the settings name, or as others have made."""
 
 
+async def add_approval(maker: Maker, _path: str) -> None:
+    await maker.approval()
+
+
 HERE = f"{ORG}/projects/{{project_id}}"
 LISTS: dict[str, Fill] = {
     f"{ADMIN}/alerts": add_alert,
@@ -244,6 +249,7 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/invoices": add_invoice,
     f"{ADMIN}/issuers": posts(Maker.issuer_body),
     f"{ADMIN}/keys": add_key,
+    f"{ADMIN}/mcp/approvals": add_approval,
     f"{ADMIN}/models": nothing,
     f"{ADMIN}/oauth/clients": posts(Maker.client_body),
     f"{ADMIN}/oauth/grants": add_grant,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from gateway.mcp.metered import LIMITED
 from gateway.mcp.rules import replace_rules
 from gateway.tenancy.keys import create_key
 from mcp_bridge.policy import SpendLimit, ToolRule
-from mcp_bridge.trust import DENIED
+from mcp_bridge.trust import APPROVAL_NEEDED, DENIED
 from tests.databases import Databases
 from tests.gateway.conftest import be_patient
 from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running, running
@@ -89,7 +89,9 @@ def world(
     asyncio.run(databases.take_back(lent))
 
 
-def new_key(world: World, plan: str | None = None) -> tuple[str, str]:
+def new_key(
+    world: World, plan: str | None = None, scopes: Sequence[str] = ("mcp:call",)
+) -> tuple[str, str]:
     """Its id and its secret."""
     worker, services = world.worker, world.worker.services
 
@@ -101,7 +103,7 @@ def new_key(world: World, plan: str | None = None) -> tuple[str, str]:
                 org_id=worker.org_id,
                 project_id=worker.project_id,
                 name="caller",
-                scopes=["mcp:call"],
+                scopes=scopes,
                 plan=plan,
                 pepper=pepper,
                 pepper_id=pepper_id,
@@ -252,6 +254,52 @@ def test_a_rules_budget_is_what_calls_have_cost(world: World) -> None:
         code, data = said[n]
         assert (code, data["reason"], data["rules"]) == (DENIED, "budget", ["bound"])
     assert len(booked(world, key_id, 3)) == 3
+
+
+def test_a_call_goes_out_once_when_an_administrator_says_yes(world: World) -> None:
+    """Rules and answers by the API; who asks cannot answer, whatever its key may do."""
+    key_id, secret = new_key(world, scopes=["mcp:call", "admin:mcp"])
+    base = f"{world.worker.url}/v1/admin/mcp"
+
+    def ask(method: str, path: str, key: str = world.worker.everything, **more: Any) -> Any:
+        headers = {"authorization": f"Bearer {key}"}
+        return world.worker.session.request(
+            method, base + path, headers=headers, timeout=TIMEOUT_S, **more
+        )
+
+    rules = [
+        {"id": "all", "effect": "allow", "tools": ["*"]},
+        {"id": "looks", "effect": "ask", "tools": ["paid__look"], "level": "key", "of": key_id},
+    ]
+    changed = ask("PUT", "/rules", json={"rules": rules})
+    assert changed.ok and ask("GET", "/rules").json() == changed.json(), changed.text
+    bad = ask("PUT", "/rules", json={"rules": [{"id": "a", "effect": "deny", "when": "args."}]})
+    assert bad.status_code == 400 and "when" in bad.text
+    try:
+        until = time.monotonic() + TIMEOUT_S
+        while (said := asyncio.run(calls_by(world, secret, ["paid__look"]))[0]) is False:
+            assert time.monotonic() < until
+        before = len(world.server.called)
+        code, data = said
+        assert (code, data["reason"]) == (APPROVAL_NEEDED, "approval_required")
+        path = f"/approvals/{data['approvalId']}"
+        shown = ask("GET", path).json()
+        assert (shown["state"], shown["tool"], shown["client_id"]) == ("pending", "look", key_id)
+        listed = ask("GET", "/approvals?state=pending").json()["data"]
+        assert data["approvalId"] in [each["id"] for each in listed]
+        assert ask("POST", f"{path}/approve", secret).status_code == 403
+        assert ask("POST", f"{path}/approve").json()["state"] == "approved"
+        assert ask("POST", f"{path}/deny").status_code == 409
+        first, second = asyncio.run(calls_by(world, secret, ["paid__look"] * 2))
+        assert first is False and second[0] == APPROVAL_NEEDED
+        assert second[1]["approvalId"] != data["approvalId"]
+        assert world.server.called[before:] == ["look"]
+        assert ask("GET", path).json()["state"] == "used"
+        other = f"/approvals/{second[1]['approvalId']}"
+        assert ask("POST", f"{other}/deny").json()["state"] == "denied"
+        assert ask("POST", "/approvals/mcpapp_none/deny").status_code == 404
+    finally:
+        assert ask("PUT", "/rules", json={"rules": []}).ok
 
 
 def test_the_books_agree(world: World) -> None:
