@@ -48,6 +48,7 @@ Verb = Callable[..., Awaitable[Any]]
 ROOMS = ("tenancy", "auth", "audit", "webhooks", "files", "batches", "vault", "mcp")
 SYSTEM = {
     "audit.log.record": "in the transaction of a verb, about what that found",
+    "audit.log.record_all": "in the transaction of who knows the org, about what that found",
     "audit.log.record_for_both": "in the transaction of a verb, about what that found",
     "audit.verify.verify": "the command line checks the logs of all orgs, or of those it names",
     "auth.clients.archive_registered": "a client that registered itself is no tenant's",
