@@ -7,6 +7,7 @@ body turns out when it runs, and then the line alone fails.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
@@ -66,7 +67,7 @@ async def split(
 ) -> AsyncIterator[tuple[int, bytes]]:
     """Lines that say something, with their numbers. Raises: TooLong."""
     number, rest = 0, b""
-    async for piece in pieces:
+    async for piece in without_mark(pieces):
         first, *others = piece.split(b"\n")
         rest += first
         for following in others:
@@ -78,6 +79,21 @@ async def split(
             raise TooLong(number + 1)
     if rest.strip():
         yield number + 1, rest
+
+
+async def without_mark(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same but for a byte order mark, with which editors on Windows begin a file."""
+    begun: bytes | None = b""
+    async for piece in pieces:
+        if begun is None:
+            yield piece
+            continue
+        begun += piece
+        if len(begun) >= len(BOM_UTF8):
+            yield begun.removeprefix(BOM_UTF8)
+            begun = None
+    if begun:
+        yield begun
 
 
 class Reader:

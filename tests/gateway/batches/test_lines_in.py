@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -114,18 +115,27 @@ async def pieces_of(content: bytes, cuts: list[int]) -> AsyncIterator[bytes]:
 
 
 @given(
-    st.lists(st.sampled_from([b"", b" ", b"{}", b"abc"])), st.booleans(), st.lists(st.integers(0))
+    st.lists(st.sampled_from([b"", b" ", b"{}", b"abc"])),
+    st.booleans(),
+    st.lists(st.integers(0)),
+    st.booleans(),
 )
 def test_lines_are_the_same_however_a_file_is_cut(
-    texts: list[bytes], ends: bool, cuts: list[int]
+    texts: list[bytes], ends: bool, cuts: list[int], marked: bool
 ) -> None:
-    content = b"\n".join(texts) + (b"\n" if ends else b"")
+    content = BOM_UTF8 * marked + b"\n".join(texts) + (b"\n" if ends else b"")
 
     async def found() -> list[tuple[int, bytes]]:
         return [each async for each in split(pieces_of(content, cuts), max_line_bytes=100)]
 
     wanted = [(number, text) for number, text in enumerate(texts, 1) if text.strip()]
     assert asyncio.run(found()) == wanted
+
+
+async def test_a_mark_within_a_file_is_part_of_its_line() -> None:
+    content = BOM_UTF8 * 2 + b"{}\n" + BOM_UTF8
+    found = [each async for each in split(pieces_of(content, [1, 2]), max_line_bytes=100)]
+    assert found == [(1, BOM_UTF8 + b"{}"), (2, BOM_UTF8)]
 
 
 async def test_a_line_without_an_end_is_not_kept_in_memory() -> None:
