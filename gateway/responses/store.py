@@ -118,8 +118,9 @@ class ResponseStore(KeptRows):
             ids = await self._continued(conn, owner, response_id)
             found = sa.select(table).where(*owned(table, owner), table.c.id.in_(ids))
             rows = {row.id: row for row in await conn.execute(found)}
-        if rows.keys() != set(ids):  # deleted between two looks
-            raise lost(response_id)
+        for each in ids:
+            if each not in rows:  # deleted between two looks
+                raise lost(each, response_id)
         return tuple(item for each in ids for item in opened(self._cipher, rows[each]).items)
 
     async def _continued(
@@ -201,8 +202,10 @@ def alive(owner: Owner, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 def check_continued(rows: Sequence[sa.Row[Any]], response_id: str) -> None:
     """From the first to `response_id`. Raises: BadField."""
-    if not rows or (rows[0].previous_id is not None and len(rows) <= MAX_CONTINUED):
-        raise lost(response_id)
+    if not rows:
+        raise lost(response_id, response_id)
+    if rows[0].previous_id is not None and len(rows) <= MAX_CONTINUED:
+        raise lost(rows[0].previous_id, response_id)
     if rows[-1].status not in CAN_BE_CONTINUED:
         raise bad_previous(
             f"Response '{response_id}' is {rows[-1].status}: only one that was answered can be"
@@ -218,8 +221,12 @@ def missing(response_id: str) -> NotFound:
     return NotFound("response_id", f"no response {response_id!r}")
 
 
-def lost(response_id: str) -> BadField:
-    return bad_previous(f"Previous response with id '{response_id}' not found.")
+def lost(response_id: str, last_id: str) -> BadField:
+    """last_id: which continues it, if it is another."""
+    said = f"Previous response with id '{response_id}' not found"
+    if response_id == last_id:
+        return bad_previous(f"{said}.")
+    return bad_previous(f"{said}, which '{last_id}' continues: it was deleted.")
 
 
 def bad_previous(message: str) -> BadField:

@@ -140,8 +140,12 @@ async def test_one_that_was_deleted_ends_what_continues_it(store: ResponseStore)
     for name, previous in (("a", None), ("b", "a"), ("c", "b")):
         await keep(store, name, previous)
     await store.delete(MINE, "a")
-    with pytest.raises(BadField, match="not found"):
+    with pytest.raises(BadField) as caught:
         await store.context(MINE, "c")
+    said_of = "Previous response with id 'a' not found, which 'c' continues: it was deleted."
+    assert (caught.value.message, caught.value.param) == (said_of, "previous_response_id")
+    with pytest.raises(BadField, match="id 'a' not found.$"):
+        await store.context(MINE, "a")
     assert (await store.find(MINE, "c")) == said("c")
 
 
