@@ -56,8 +56,10 @@ class ModelFormat:
         """What can be said before anything is rendered. Raises UnsupportedField."""
         if prompt.reasoning_effort is not None:
             options = template_options(prompt, self._template.variables)
-            if not options and self._output.reasoning != "none":
-                raise no_effort(prompt.effort_param, "thinks always")
+            thinks = self._output.reasoning != "none"
+            if not options and thinks == (prompt.reasoning_effort == "none"):
+                why = "thinks always" if thinks else "does not think"
+                raise no_effort(prompt.effort_param, why)
         if self._template.takes_tools:
             return
         if prompt.tools is not None:
@@ -237,7 +239,7 @@ def no_effort(param: str, why: str) -> UnsupportedField:
 
 def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[str, Any]:
     """How much the model is to think, as its template takes it; of one that knows on and off alone,
-    all but `none` are on. Raises UnsupportedField."""
+    all but `none` are on. Nothing for one that knows neither."""
     effort = prompt.reasoning_effort
     if effort is None:
         return {}
@@ -246,6 +248,4 @@ def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[
     for switch in THINKING_SWITCHES:
         if switch in variables:
             return {switch: effort != "none"}
-    if effort == "none":
-        return {}
-    raise no_effort(prompt.effort_param, "has no such setting")
+    return {}

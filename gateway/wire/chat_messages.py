@@ -25,6 +25,7 @@ from gateway.wire.openai_tools import ToolCall
 def to_messages(messages: list[Message]) -> list[dict[str, Any]]:
     """Raises BadField."""
     check_contents(messages)
+    check_results(messages)
     return [to_template(message) for message in messages]
 
 
@@ -45,6 +46,20 @@ def check_contents(messages: list[Message]) -> None:
             f"Invalid value for 'messages': more than {MAX_PARTS} parts of content.",
             param="messages",
         )
+
+
+def check_results(messages: list[Message]) -> None:
+    """Results of calls stand right behind the message that made them."""
+    answers = False
+    for index, message in enumerate(messages):
+        if not isinstance(message, ToolMessage):
+            answers = isinstance(message, AssistantMessage) and bool(message.tool_calls)
+        elif not answers:
+            raise BadField(
+                "Invalid parameter: messages with role 'tool' must be a response to a preceding "
+                "message with 'tool_calls'.",
+                param=f"messages[{index}].role",
+            )
 
 
 def to_template(message: Message) -> dict[str, Any]:

@@ -18,7 +18,13 @@ from gateway.wire.chat_messages import text_size_of_calls, to_messages
 from gateway.wire.openai import ChatCompletionRequest, SampledRequest, StreamOptions
 from gateway.wire.openai_forward import check_forward, without_our_tiers
 from gateway.wire.refusals import check_values, decode, unsupported
-from gateway.wire.request import ChatPrompt, GenerateRequest, OutputForm, ToolUse
+from gateway.wire.request import (
+    ChatPrompt,
+    GenerateRequest,
+    OutputForm,
+    ReasoningEffort,
+    ToolUse,
+)
 from gateway.wire.structured import output_form
 from gateway.wire.tools import tool_use
 
@@ -87,6 +93,7 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
     if request.store:
         raise unsupported("store", "not supported: nothing is stored")
     form, tools = output_form(request), tool_use(request)
+    effort, effort_param = reasoning_effort(request)
     if request.min_tokens:
         refuse_beside_ends(request.stop, form, tools)
     return GenerateRequest(
@@ -104,11 +111,24 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
             max_tokens=max_tokens(request),
             logprobs=logprobs(request),
             form=form,
-            reasoning_effort=request.reasoning_effort,
+            reasoning_effort=effort,
+            effort_param=effort_param,
             tools=tools,
             **sampling(request),
         ),
     )
+
+
+def reasoning_effort(request: ChatCompletionRequest) -> tuple[ReasoningEffort | None, str]:
+    """And the field that asked for it. Raises BadField."""
+    other = None if request.reasoning is None else request.reasoning.effort
+    if other is None:
+        return request.reasoning_effort, "reasoning_effort"
+    if request.reasoning_effort not in (None, other):
+        raise BadField(
+            "'reasoning_effort' and 'reasoning.effort' differ; give one.", param="reasoning.effort"
+        )
+    return other, "reasoning.effort"
 
 
 class Sampling(TypedDict):

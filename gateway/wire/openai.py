@@ -69,6 +69,7 @@ NOT_YET = {
     "modalities[]": frozenset({"audio", "image"}),
     "response_format.type": frozenset({"structural_tag"}),
     "service_tier": frozenset({"scale"}),
+    "verbosity": frozenset({"low", "high"}),
 }
 """Values that OpenAI or vLLM know and our engine cannot honour: refused as such. Others nobody
 knows."""
@@ -138,6 +139,12 @@ class ToolMessage(Strict, tag_field="role", tag="tool"):
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
+class ChatReasoning(Strict):
+    """OpenRouter's name of `reasoning_effort`."""
+
+    effort: ReasoningEffort | None = None
+
+
 class StreamOptions(Strict):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -181,6 +188,8 @@ class ChatCompletionRequest(SampledRequest, kw_only=True):
     service_tier: ServiceTier | None = None
     store: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    reasoning: ChatReasoning | None = None
+    verbosity: Literal["medium"] | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -206,7 +215,6 @@ class ChatCompletionRequest(SampledRequest, kw_only=True):
     prediction: Unsupported = None
     prompt_cache_options: Unsupported = None
     prompt_cache_retention: Unsupported = None
-    verbosity: Unsupported = None
     web_search_options: Unsupported = None
 
 

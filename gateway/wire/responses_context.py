@@ -145,6 +145,7 @@ def to_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[st
     for item in items:
         told.add(item)
     told.end_turn()
+    told.check_answered()
     return told.messages
 
 
@@ -155,6 +156,8 @@ class Told:
         self.messages: list[dict[str, Any]] = []
         self._answers = answers
         self._called: dict[str, str] = {}
+        self._open: dict[str, None] = {}
+        """Ids of calls that the client has not answered, in their order."""
         self._turn: dict[str, Any] | None = None
         """Of the model's, to which its next item belongs."""
         self._results: list[dict[str, Any]] = []
@@ -168,6 +171,7 @@ class Told:
             case CallOutput():
                 self.end_turn()
                 self.messages.append(answered(item, self._called))
+                self._open.pop(item.call_id, None)
             case Message() if item.role != "assistant":
                 self.end_turn()
                 self.messages.append({"role": templated(item.role), "content": joined(item)})
@@ -191,6 +195,7 @@ class Told:
                 turn["content"] = joined(item)
             case FunctionCall():
                 self._called[item.call_id] = item.name
+                self._open[item.call_id] = None
                 call = call_of(item.call_id, item.name, item.arguments)
                 turn.setdefault("tool_calls", []).append(call)
 
@@ -200,6 +205,13 @@ class Told:
             self._turn = {"role": "assistant", "content": ""}
             self.messages.append(self._turn)
         return self._turn
+
+    def check_answered(self) -> None:
+        """OpenAI's models go on from no call that nobody answered. Raises BadField."""
+        if self._open:
+            raise BadField(
+                f"No tool output found for function call {next(iter(self._open))}.", param="input"
+            )
 
     def end_turn(self) -> None:
         self.messages += self._results

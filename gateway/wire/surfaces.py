@@ -42,7 +42,11 @@ CHAT = Surface(
         "stream_options.include_obfuscation": "true is refused: chunks are not padded",
         "max_completion_tokens": "both may be given if they are equal",
         "reasoning_effort": "as the model's chat template takes it; one that knows on and off alone"
-        " thinks for all but `none`; one that knows neither takes what it does anyway",
+        " thinks for all but `none`; of one that knows neither, one that never thinks (penny) takes"
+        " `none` and one that always thinks all others: what it would not do is refused",
+        "reasoning": "OpenRouter's",
+        "reasoning.effort": "as `reasoning_effort`; both may be given if they are equal",
+        "verbosity": "what every answer has; others are refused",
         "response_format.json_schema.schema": "the answer is of it, by a grammar; what cannot be"
         " compiled is refused",
         "tools[].cache_control": "up to the end of its tool, and of the system's message where a"
@@ -56,6 +60,8 @@ CHAT = Surface(
         "ignore_eos": "not beside a form of the answer",
         "tools": "of a model whose chat template knows tools; a call is told apart from the text by"
         " the form of the model's family",
+        "messages[].tool_call_id": "a `tool` message stands behind the one that called",
+        "tools[].function.name": "of letters, digits, `_` and `-`",
         "tools[].function.strict": "true: its calls are valid by `parameters`, by a grammar; a call"
         " that is forced is so in any case",
         "tool_choice": "a function that is named, or allowed and required, is called, by a grammar",
@@ -139,7 +145,8 @@ RESPONSES = Surface(
         "text.format.strict": "the answer is kept to the schema in any case",
     },
     notes={
-        "input": "a text is a message of the user",
+        "input": "a text is a message of the user; with what it continues it has an output for each"
+        " function_call",
         "input[].id": "kept as it came; who sends none is given one",
         "input[].name": "of a call; its output is shown to the model under that name, too",
         "input[].type": "absent: a message, or a reference where there is nothing but an `id`",
@@ -162,7 +169,9 @@ RESPONSES = Surface(
         "include": "all but the first are of items that no answer here has",
         "top_logprobs": "beside `include` of the logprobs",
         "stream_options.include_obfuscation": "true is refused: events are not padded",
-        "previous_response_id": "one that was answered and is kept, of the same project",
+        "previous_response_id": "one that was answered and is kept, of the same project, and so is"
+        " each that it continues: who deletes one takes it from those behind it, too, and the error"
+        " names it",
         "conversation": "its items come before `input`; both and the answer are added to it,"
         " stored or not",
         "background": "true: it runs by itself, is found by its id, streamed from any event on, and"

@@ -8,6 +8,7 @@ the model's own affair (`engine.output_parser`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -17,6 +18,9 @@ from gateway.fleet.errors import BadField
 from gateway.wire.openai import ChatCompletionRequest
 from gateway.wire.openai_tools import AllowedToolChoice, NamedTool
 from gateway.wire.request import Tool, ToolUse
+
+NAME = re.compile("[a-zA-Z0-9_-]+")
+"""Of a tool: OpenAI's, and Anthropic's. How long one may be its field says."""
 
 
 class Function(Protocol):
@@ -79,6 +83,16 @@ def unnamed(param: str) -> BadField:
     return BadField(f"Invalid value for '{param}': no tool has that name.", param=param)
 
 
+def check_name(name: str, param: str) -> None:
+    """Raises BadField."""
+    if NAME.fullmatch(name) is None:
+        raise BadField(
+            f"Invalid '{param}': string does not match pattern. Expected a string that matches the"
+            " pattern '^[a-zA-Z0-9_-]+$'.",
+            param=param,
+        )
+
+
 def check_is_object(parameters: dict[str, Any] | None, param: str) -> None:
     """Raises BadField."""
     if parameters and parameters.get("type", "object") != "object":
@@ -98,6 +112,7 @@ def named_once(
     found: dict[str, Tool] = {}
     for index, function in enumerate(functions):
         field = place.format(index)
+        check_name(function.name, f"{field}.name")
         if function.name in found:
             raise named_twice(f"{field}.name")
         param = f"{field}.{schema}"

@@ -65,6 +65,24 @@ def test_a_call_is_parsed_into_a_model(client: OpenAI) -> None:
     assert call.type == "function_call" and isinstance(call.parsed_arguments, Walk)
 
 
+def test_a_call_is_continued_with_its_output_alone(client: OpenAI) -> None:
+    walk: Any = {"type": "function", "name": "walk", "parameters": Walk.model_json_schema()}
+    asked = {**ASKED, "tools": [walk], "tool_choice": "required", "parallel_tool_calls": False}
+    held = client.conversations.create()
+    for where in ({}, {"conversation": held.id}):
+        made = client.responses.create(**asked, **where)
+        (call,) = made.output
+        assert call.type == "function_call"
+        before = where or {"previous_response_id": made.id}
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(**{**ASKED, "input": "And?"}, **before)
+        assert caught.value.param == "input"
+        assert f"No tool output found for function call {call.call_id}." in str(caught.value)
+        output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "ok"}
+        answer = client.responses.create(**{**ASKED, "input": [output]}, **before)
+        assert answer.output_text
+
+
 def test_a_background_response_is_followed_event_by_event_over_two_workers(
     client: OpenAI, stack: Stack
 ) -> None:

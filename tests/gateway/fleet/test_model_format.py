@@ -157,10 +157,6 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments
     [
         ({"tools": [F]}, "tools"),
         ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
-        (
-            {"messages": [{"role": "tool", "tool_call_id": "1", "content": "x"}]},
-            "messages[0].role",
-        ),
     ],
 )
 async def test_a_template_that_knows_no_tools_is_given_none(
@@ -206,6 +202,15 @@ async def test_how_much_to_think_is_told_to_the_template(
     replica = make("{{ " + setting + " }}!")
     prepared = await replica.prepare(chat(reasoning_effort=effort))
     assert prepared.payload.rendered.token_ids == tokenizer.encode(f"{shown}!")
+
+
+async def test_a_model_that_always_thinks_takes_any_effort_but_none(
+    make: Make, tokenizer: Tokenizer
+) -> None:
+    replica = make("x</think>")
+    said = await replica.prepare(chat(reasoning_effort="low"))
+    plain = await replica.prepare(chat())
+    assert said.payload.rendered.token_ids == plain.payload.rendered.token_ids
 
 
 @pytest.mark.parametrize(("source", "effort"), [("x", "low"), ("</think>", "none")])

@@ -135,7 +135,8 @@ CHAT: Fields = {
     "reasoning_effort": EFFORT,
     "metadata": METADATA,
     "prompt_cache_key": st.just("k") | TEXT,
-    "verbosity": st.none() | st.just("low"),
+    "reasoning": st.none() | built(lambda effort: {"effort": effort}, EFFORT) | st.just({"a": 1}),
+    "verbosity": st.sampled_from([None, "medium", "low"]),
     "prediction": st.none() | st.just({}),
 }
 

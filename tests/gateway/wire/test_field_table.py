@@ -47,6 +47,7 @@ CHAT_HONOURED: dict[str, Any] = {
     "stream": True,
     "service_tier": "flex",
     "reasoning_effort": "none",
+    "reasoning": {"effort": "none"},
     "response_format": {"type": "json_object"},
     "top_k": 5,
     "min_p": 0.5,
@@ -69,7 +70,11 @@ CHAT_BESIDE: dict[str, tuple[dict[str, Any], Any]] = {
     "stream_options": ({"stream": True}, {"include_usage": True}),
 }
 """What has a meaning beside others alone: those, and a value."""
-CHAT_ONLY_REFUSES: dict[str, Any] = {"store": False, "modalities": ["text"]}
+CHAT_ONLY_REFUSES: dict[str, Any] = {
+    "store": False,
+    "modalities": ["text"],
+    "verbosity": "medium",
+}
 """Honoured, with the only value that is taken: what happens anyway."""
 CHAT_IGNORED: dict[str, Any] = {
     "user": "u",

@@ -236,6 +236,12 @@ def test_small_conversions() -> None:
 
 
 MESSAGE = {"role": "user", "content": "x"}
+CALLED = {
+    "role": "assistant",
+    "content": "x",
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "a b", "arguments": "{}"}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "x"}
 REFUSED = [
     ({"messages": None}, "messages"),
     ({"messages": []}, "messages"),
@@ -312,6 +318,17 @@ REFUSED = [
     ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
     ({"metadata": {"a": "x" * 513}}, "metadata"),
     ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+    ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
+    ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+    ({"reasoning": "low"}, "reasoning"),
+    ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning.effort"),
+    ({"verbosity": "low"}, "verbosity"),
+    ({"messages": [MESSAGE, RESULT]}, "messages[1].role"),
+    ({"messages": [{**CALLED, "tool_calls": None}, RESULT]}, "messages[1].role"),
+    ({"messages": [CALLED, RESULT, MESSAGE, RESULT]}, "messages[3].role"),
+    ({"tools": [{"type": "function", "function": {"name": "a.b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a\n"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "é"}}]}, "tools[0].function.name"),
     ({"web_search_options": {}}, "web_search_options"),
     ({"foo": 1}, "foo"),
     ({"a`b": 1}, "a`b"),
@@ -322,6 +339,21 @@ REFUSED = [
 @pytest.mark.parametrize(("fields", "param"), REFUSED)
 def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
     assert refused(encode(**fields)).param == param
+
+
+def test_results_of_calls_come_behind_them() -> None:
+    assert prompt(messages=[MESSAGE, CALLED, RESULT, RESULT, MESSAGE])
+    assert "'tool_calls'" in refused(encode(messages=[RESULT])).message
+
+
+def test_an_effort_by_either_name() -> None:
+    for fields in (
+        {"reasoning": {"effort": "high"}},
+        {"reasoning": {"effort": "high"}, "reasoning_effort": "high"},
+    ):
+        found = prompt(**fields)
+        assert (found.reasoning_effort, found.effort_param) == ("high", "reasoning.effort")
+    assert prompt(reasoning={}) == prompt(reasoning=None) == prompt(reasoning={"effort": None})
 
 
 def test_words() -> None:

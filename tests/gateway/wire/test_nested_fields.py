@@ -23,7 +23,7 @@ TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")
 SCHEMA = {"name": "x", "schema": {}}
 USER = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}
 ASSISTANT = {"messages": [{"role": "assistant", "content": "x", "tool_calls": [CALL]}]}
-TOOL = {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}
+TOOL = {"messages": [*ASSISTANT["messages"], {"role": "tool", "content": "x", "tool_call_id": "1"}]}
 OFFERED = {"tools": TOOLS}
 NAMED = OFFERED | {"tool_choice": {"type": "function", "function": {"name": "f"}}}
 ALLOWING = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
@@ -57,6 +57,7 @@ TWO_VALUES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "messages[].provider_specific_fields": (ASSISTANT, None, {"refusal": None}),
     "messages[].tool_call_id": (TOOL, "a", "b"),
     "stream_options.include_usage": ({"stream": True}, False, True),
+    "reasoning.effort": ({}, "low", "high"),
     "response_format.type": ({}, "text", "json_object"),
     "response_format.json_schema": (FORMED, SCHEMA, {"name": "x", "schema": {"type": "null"}}),
     "response_format.json_schema.name": (FORMED, "a", "b"),

@@ -16,7 +16,7 @@ from gateway.fleet.replica import CallDelta, MeteredUsage, TextDelta, TokenInfo,
 from gateway.wire.from_responses import own_items, read_response, to_generate
 from gateway.wire.request import ChatPrompt
 from gateway.wire.responses_answer import begun
-from gateway.wire.responses_items import FunctionCall, Item, Message, Reasoning, Text
+from gateway.wire.responses_items import CallOutput, FunctionCall, Item, Message, Reasoning, Text
 from gateway.wire.to_responses import ResponseEncoder
 from tests.gateway.wire.test_field_table import read_responses as read
 from tests.gateway.wire.test_to_openai import sdk
@@ -82,6 +82,7 @@ def test_what_openai_knows_and_we_do_not_is_refused_as_unsupported(
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{**TOOL, "parameters": {"type": "array"}}]}, "tools[0].parameters"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -93,6 +94,18 @@ def test_what_cannot_be_is_refused_by_its_name(fields: dict[str, Any], param: st
     with pytest.raises(BadField) as caught:
         read(**fields)
     assert caught.value.param == param
+
+
+def test_a_call_that_nobody_answered_is_named() -> None:
+    calls = [
+        {"type": "function_call", "call_id": f"call_{name}", "name": "f", "arguments": ""}
+        for name in "abc"
+    ]
+    answer = {"type": "function_call_output", "call_id": "call_a", "output": "x"}
+    with pytest.raises(BadField) as caught:
+        messages(*calls, answer, {"role": "user", "content": "so?"})
+    assert caught.value.param == "input"
+    assert caught.value.message == "No tool output found for function call call_b."
 
 
 def test_a_turn_of_the_model_is_one_message() -> None:
@@ -124,6 +137,7 @@ def test_a_turn_of_the_model_is_one_message() -> None:
         call,
         other,
         answered,
+        {**answered, "call_id": "c1", "output": "7"},
         {"role": "assistant", "content": "so"},
         {"role": "assistant", "content": "then"},
         instructions="be brief",
@@ -146,6 +160,7 @@ def test_a_turn_of_the_model_is_one_message() -> None:
             ],
         },
         {"role": "tool", "content": "42", "tool_call_id": "c2", "name": "f"},
+        {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "f"},
         {"role": "assistant", "content": "so"},
         {"role": "assistant", "content": "then"},
     ]
@@ -369,14 +384,21 @@ def test_what_was_answered_can_be_sent_back_as_it_came() -> None:
     at = encoder(stream=False)
     at.encode(DELTAS)
     output = [item.model_dump(exclude_unset=True) for item in whole(at.finish(USAGE)).output]
-    request = read_response(json.dumps({"model": "m", "input": output}).encode())
+    results = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "done"}
+        for item in output
+        if item["type"] == "function_call"
+    ]
+    request = read_response(json.dumps({"model": "m", "input": [*output, *results]}).encode())
     kinds: list[type[Item]] = [Reasoning, Message, FunctionCall, FunctionCall]
+    kinds += [CallOutput] * len(results)
     items = own_items(request, {})
     assert [type(item) for item in items] == kinds
-    assert [item.id for item in items] == [item["id"] for item in output]
+    assert [item.id for item in items[:4]] == [item["id"] for item in output]
     generate = to_generate(request, items)
     assert generate.prompt is not None
-    [shown] = generate.prompt.messages
+    shown, *answers = generate.prompt.messages
+    assert [each["role"] for each in answers] == ["tool", "tool"]
     assert (shown["content"], shown["reasoning_content"]) == ("Let me see.", "I will.")
 
 
