@@ -16,6 +16,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -25,6 +26,7 @@ MAX_ALIAS_CHARS = 64
 MAX_LABEL_CHARS = 24
 MAX_UPSTREAM_NAME_CHARS = 1_024
 MAX_ALIASES = 20_000
+MAX_REMEMBERED = 16_384
 DIGEST_CHARS = 12
 """60 bits of SHA-256 in base 32: two names of one server that share them are refused by name."""
 
@@ -78,6 +80,10 @@ def alias_of(label: str, name: str) -> str:
 
     At most 64 characters of `A-Za-z0-9_-`. NameRefused for an empty or endless name.
     """
+    return _remembered(label, name) if len(name) <= MAX_ALIAS_CHARS else _alias_of(label, name)
+
+
+def _alias_of(label: str, name: str) -> str:
     if not 0 < len(name) <= MAX_UPSTREAM_NAME_CHARS:
         raise NameRefused(
             f"server {label!r}: a name has 1 to {MAX_UPSTREAM_NAME_CHARS} characters, "
@@ -90,6 +96,10 @@ def alias_of(label: str, name: str) -> str:
     tail = f"_x{digest_of(name)}"
     head = ILLEGAL.sub("_", name)[: MAX_ALIAS_CHARS - len(prefix) - len(tail)]
     return prefix + head + tail
+
+
+_remembered = lru_cache(maxsize=MAX_REMEMBERED)(_alias_of)
+"""A list of a thousand tools asks for as many, each time."""
 
 
 def digest_of(name: str) -> str:
