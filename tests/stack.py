@@ -179,7 +179,7 @@ class Stack:
         time.sleep(OBSERVE_INTERVAL_S + 0.2)
         self.wait_metric("tollgate_spool_backlog_events", 0)
 
-    def wait_metric(self, name: str, value: float, timeout_s: float = 30.0, **labels: str) -> None:
+    def wait_metric(self, name: str, value: float, timeout_s: float = 90.0, **labels: str) -> None:
         deadline = time.monotonic() + timeout_s
         while (seen := self.metric(name, **labels)) != value:
             assert time.monotonic() < deadline, f"{name} is {seen}, not {value}"

@@ -44,7 +44,7 @@ def usage_of_today(client: OpenAI, **filters: Any) -> dict[str, int]:
     return total
 
 
-def eventually(read: Callable[[], Any], expected: Any, timeout_s: float = 10.0) -> None:
+def eventually(read: Callable[[], Any], expected: Any, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while (seen := read()) != expected:
         assert time.monotonic() < deadline, f"{seen} instead of {expected}"

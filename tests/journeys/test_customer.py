@@ -154,8 +154,9 @@ def test_an_answer_that_its_client_does_not_wait_for_is_cut_off_and_billed(stack
 
 def test_usage_can_be_grouped_and_paged(stack: Stack) -> None:
     usage = stack.client().admin.organization.usage
+    before = len(events(stack, "penny"))
     ask(stack.client(), "Hello!", max_tokens=4)
-    time.sleep(1.5)
+    stack.wait("it is counted", lambda: len(events(stack, "penny")) > before)
     hour = int(time.time()) // 3600 * 3600
     page = usage.completions(
         start_time=hour - 2 * 3600, bucket_width="1h", group_by=["model", "api_key_id"], limit=1

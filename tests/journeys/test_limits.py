@@ -167,7 +167,7 @@ def test_a_plan_of_an_org_or_a_project_binds_its_keys_together(
     place = (org,) if scope == "organization" else ("shop", "--org", org)
     group = "orgs" if scope == "organization" else "projects"
     stack.run(group, "set-plan", *place, "--plan", "requests")
-    time.sleep(1.0)  # by then every worker goes by it
+    time.sleep(3)  # by then every worker goes by it
     passed, refusals = 0, []
     began = time.monotonic()
     for turn in range(30):
@@ -180,7 +180,7 @@ def test_a_plan_of_an_org_or_a_project_binds_its_keys_together(
     assert len(refusals) == 30 - passed
     assert f"for this {scope[:3] if scope == 'organization' else scope} on" in refusals[0].message
     stack.run(group, "set-plan", *place, "--no-plan")
-    time.sleep(1.0)
+    time.sleep(3)
     assert all(ask(client) for client in clients)
 
 
@@ -245,8 +245,8 @@ def test_only_so_many_streams_at_once(stack: Stack, upstream: LiveUpstream) -> N
         assert int(error.response.headers["retry-after"]) >= 1
         assert int(error.response.headers["retry-after-ms"]) >= 1
     streams[0].close()
-    upstream.wait_left(upstream.exchanges[0], 1.0)
-    stack.wait("the place is free again", lambda: stack.open_leases() == 1, timeout_s=3)
+    upstream.wait_left(upstream.exchanges[0], 30.0)
+    stack.wait("the place is free again", lambda: stack.open_leases() == 1)
     streams[0] = ask(client, stream=True)
     assert next(streams[0]).choices
     refused(client)
