@@ -217,6 +217,14 @@ class Egress:
         async with self._bounded(url):
             return await self._ask("POST", url, sent, urlencode(form).encode(), max_body_bytes)
 
+    async def post_json_for_json(
+        self, url: str, body: bytes, *, max_body_bytes: int = MAX_BODY_BYTES
+    ) -> Fetched:
+        """Never redirected. With the answer's body. Raises: EgressError."""
+        sent = {"accept": "application/json", "content-type": "application/json"}
+        async with self._bounded(url):
+            return await self._ask("POST", url, sent, body, max_body_bytes)
+
     async def post_json(self, url: str, body: bytes, *, headers: Mapping[str, str]) -> Fetched:
         """Never redirected. Only the head of the answer is read, its body is empty here.
 

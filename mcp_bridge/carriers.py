@@ -16,7 +16,13 @@ from redis.asyncio import Redis
 from mcp_bridge.carrier import Carrier
 from mcp_bridge.channel import Line
 from mcp_bridge.channel_carrier import ChannelCarrier
-from mcp_bridge.credentials import Credentials, CredentialSet, NobodysCredentials, Whose
+from mcp_bridge.credentials import (
+    Credentials,
+    CredentialSet,
+    NobodysCredentials,
+    Refusal,
+    Whose,
+)
 from mcp_bridge.hosts import Hosts
 from mcp_bridge.http1 import Pool
 from mcp_bridge.http_carrier import HttpCarrier, Shown, shows_nothing
@@ -122,7 +128,7 @@ class Carriers:
         if config.credential == "none":
             return shows_nothing
 
-        async def shown(refused: CredentialSet | None) -> CredentialSet:
+        async def shown(refused: Refusal | None) -> CredentialSet:
             return await self._credentials.of(whose, config.name, refused)
 
         return shown

@@ -36,11 +36,20 @@ class CredentialSet(msgspec.Struct, frozen=True):
 NO_CREDENTIAL = CredentialSet("none", {})
 
 
+class Refusal(msgspec.Struct, frozen=True):
+    """A server did not take `credential`, or wants another one for what was asked."""
+
+    credential: CredentialSet
+    status: int
+    challenge: str = ""
+    """Its `WWW-Authenticate`."""
+    is_last: bool = False
+    """It was had in the place of one that was refused before: there is no third."""
+
+
 class Credentials(Protocol):
-    async def of(
-        self, whose: Whose, server: str, refused: CredentialSet | None = None
-    ) -> CredentialSet:
-        """refused: what the server did not take, so that another is had if there is one.
+    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
+        """refused: so that another is had if there is one.
 
         Raises: carrier.NotSent.
         """
@@ -50,7 +59,5 @@ class Credentials(Protocol):
 class NobodysCredentials:
     """For servers that are shown nothing."""
 
-    async def of(
-        self, whose: Whose, server: str, refused: CredentialSet | None = None
-    ) -> CredentialSet:
+    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
         return NO_CREDENTIAL

@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+import msgspec
+
 from mcp_bridge.carrier import Carried
-from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet
+from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet, Refusal
 from mcp_bridge.http1 import Pool, Response
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message
@@ -29,11 +31,11 @@ FRAMING = frozenset(
     ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding")
 )
 
-Shown = Callable[[CredentialSet | None], Awaitable[CredentialSet]]
-"""The credential for a request; with the one that was refused, another."""
+Shown = Callable[[Refusal | None], Awaitable[CredentialSet]]
+"""The credential for a request; where one was refused, another."""
 
 
-async def shows_nothing(_refused: CredentialSet | None) -> CredentialSet:
+async def shows_nothing(_refused: Refusal | None) -> CredentialSet:
     return NO_CREDENTIAL
 
 
@@ -77,12 +79,16 @@ class HttpCarrier:
             fixed["content-length"] = str(len(content))
         credential = await self._shown(None)
         async with self._once(method, fixed, credential, content, endless) as response:
-            again = await self._shown(credential) if response.status == 401 else credential
+            refused = refusal_of(response, credential)
+            again = credential if refused is None else await self._shown(refused)
             if again is credential:
                 yield Answer(self._config.name, response, endless=endless, on_change=on_change)
                 return
         # Refused before anything was done: a newer token may be taken.
         async with self._once(method, fixed, again, content, endless) as response:
+            refused = refusal_of(response, again)
+            if refused is not None:
+                await self._shown(msgspec.structs.replace(refused, is_last=True))
             yield Answer(self._config.name, response, endless=endless, on_change=on_change)
 
     @asynccontextmanager
@@ -107,3 +113,18 @@ class HttpCarrier:
             extensions={"timeout": {**limits, "pool": CONNECT_TIMEOUT_S}},
         ) as response:
             yield response
+
+
+def refusal_of(response: Response, credential: CredentialSet) -> Refusal | None:
+    """None: whatever the answer is, another credential would not change it."""
+    if response.status not in (401, 403):
+        return None
+    said = [
+        value.decode("latin-1")
+        for name, value in response.headers
+        if name.lower() == b"www-authenticate"
+    ]
+    challenge = ", ".join(said)
+    if response.status == 401 or (response.status == 403 and "insufficient_scope" in challenge):
+        return Refusal(credential, response.status, challenge)
+    return None

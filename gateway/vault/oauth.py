@@ -77,6 +77,13 @@ class Consent(msgspec.Struct, frozen=True, kw_only=True):
     browser: str
     """The digest of the browser's cookie."""
     expires_at: float
+    client: UpstreamClient | None = None
+    """Who asks, where nobody wrote it down anywhere else."""
+    needs_iss: bool = False
+    """Its issuer says that it always names itself (RFC 9207)."""
+
+    def __repr__(self) -> str:
+        return f"Consent({self.upstream!r})"
 
 
 class UpstreamToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,9 +124,11 @@ class Consents:
         user_id: str | None,
         began: str,
         browser: str,
+        carries_client: bool = False,
+        needs_iss: bool = False,
     ) -> str:
         """Where to send the browser with the cookie `browser`, in which `began` (an id) is signed
-        in. Raises: SignInRefused."""
+        in. carries_client: sealed in the state, for `finish`. Raises: SignInRefused."""
         if client.authorization_endpoint is None:
             raise SignInRefused(upstream, "it has no authorization endpoint")
         consent = Consent(
@@ -130,6 +139,8 @@ class Consents:
             code_verifier=random_secret(),
             browser=digest(browser),
             expires_at=self._wall_clock() + SIGN_IN_S,
+            client=client if carries_client else None,
+            needs_iss=needs_iss,
         )
         asked = {
             "response_type": "code",
@@ -165,14 +176,23 @@ class Consents:
         return consent
 
     async def finish(
-        self, consent: Consent, client: UpstreamClient, answer: Mapping[str, str], actor: Actor
+        self,
+        consent: Consent,
+        client: UpstreamClient | None,
+        answer: Mapping[str, str],
+        actor: Actor,
     ) -> UpstreamCredential:
-        """What came back with the browser: a code, which is redeemed and kept.
+        """What came back with the browser: a code, which is redeemed and kept. client: None where
+        the state carries it.
 
         Raises: SignInRefused, IssuerUnavailable, InvalidField.
         """
         upstream = consent.upstream
-        if client.issuer is not None and answer.get("iss", client.issuer) != client.issuer:
+        client = client or consent.client
+        if client is None:
+            raise SignInRefused(upstream, "nobody knows any more who asked")
+        unsaid = None if consent.needs_iss else client.issuer
+        if client.issuer is not None and answer.get("iss", unsaid) != client.issuer:
             raise SignInRefused(upstream, "an answer of another issuer")  # RFC 9207
         code = answer.get("code", "")
         if "error" in answer or not 1 <= len(code) <= MAX_CODE_LENGTH:

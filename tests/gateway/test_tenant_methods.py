@@ -53,7 +53,7 @@ from tests.gateway.no_tenants_methods import SYSTEM
 from tests.gateway.responses.tried import follow_events
 from tests.gateway.test_tenant_verbs import FOREIGN_KEY, SECRET
 from tests.gateway.two_tenants import ALICE, MALLORY, id_of, populate, rows_of_alice
-from tests.gateway.vault.tried import find_token
+from tests.gateway.vault.tried import find_shown, find_token
 
 CONNECTIONS = ("AsyncConnection", "AsyncEngine")
 NOW = datetime.now(tz=UTC)
@@ -394,6 +394,7 @@ TRIED: dict[str, Work] = {
     "files.contents.PostgresContents.read": read_content,
     "files.store.FileStore.begin": begin_file,
     "files.store.FileStore.begin_output": begin_output,
+    "mcp.credentials.VaultCredentials.of": find_shown,
     "vault.oauth.UpstreamTokens.access_token": find_token,
     "idempotency_keys.Claim.check": check_claim,
     "idempotency_keys.IdempotencyKeys.keep": keep_answer,

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from mcp_bridge.carrier import NotSent
+from mcp_bridge.carriers import Carriers
+from mcp_bridge.credentials import CredentialSet, Refusal, Whose
 from tests.mcp_bridge.processes import ask_modern
 from tests.mcp_bridge.test_hostile import CALL, Server, bridged, result, whole
 
@@ -98,3 +101,50 @@ async def test_a_tool_that_wants_a_header_that_cannot_be_is_left_out(
         found = await ask_modern(client, "/mcp", "tools/list")
     names = [each["name"] for each in found["result"]["tools"]]
     assert names == (["good", "plain"] if modern else [each["name"] for each in tools])
+
+
+class Wallet:
+    """Credentials with so many to show, one after another."""
+
+    def __init__(self, count: int) -> None:
+        self.left = [CredentialSet(f"c{n}", {"authorization": f"Bearer {n}"}) for n in range(count)]
+        self.refused: list[Refusal] = []
+
+    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
+        if refused is not None:
+            self.refused.append(refused)
+            if refused.is_last or len(self.left) == 1:
+                raise NotSent("consent_needed")
+            self.left.pop(0)
+        return self.left[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "has", "reason"),
+    [
+        (b"401 No", b'www-authenticate: Bearer scope="a"\r\n', 1, "consent_needed"),
+        (b"401 No", b"", 2, "consent_needed"),
+        (b"403 No", b"www-authenticate: Bearer error=insufficient_scope\r\n", 1, "consent_needed"),
+        (b"403 No", b"", 2, None),
+    ],
+)
+async def test_a_credential_that_is_refused_is_followed_by_one_other(
+    redis: redis.asyncio.Redis, status: bytes, header: bytes, has: int, reason: str | None
+) -> None:
+    def refusing(server: Server, writer: Any, message: Any) -> bytes:
+        said = {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -1, "message": "no"}}
+        return whole(said, header, status)
+
+    server, wallet = Server(refusing), Wallet(has)
+    carriers = Carriers(credentials=wallet)
+    async with bridged(redis, server, carriers=carriers) as client:
+        found = await ask_modern(client, "/mcp", "tools/call", CALL)
+    assert found["error"].get("data", {}).get("reason") == reason
+    shown = [call["head"].partition("authorization: ")[2][:8] for call in server.calls]
+    if reason is None:
+        assert shown == ["bearer 0"] and wallet.refused == []
+        return
+    assert shown == [f"bearer {n}" for n in range(has)]
+    last = wallet.refused[-1]
+    assert last.is_last is (has == 2) and last.credential.name == f"c{has - 1}"
+    assert last.challenge.encode() in header

@@ -18,6 +18,7 @@ from bench.ports import free_port
 from mcp_bridge import door, exchanges, sessions, upstream
 from mcp_bridge.bridge import BadServer, Bridge, check_servers
 from mcp_bridge.caller import Caller
+from mcp_bridge.carriers import Carriers
 from mcp_bridge.errors import BridgeError, NameRefused
 from mcp_bridge.rebinding import Allowed
 from mcp_bridge.upstream import ServerConfig
@@ -87,12 +88,19 @@ async def bridged(
     store: redis.asyncio.Redis,
     server: Server,
     others: Sequence[ServerConfig] = (),
+    carriers: Carriers | None = None,
     **caller: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     listening = await asyncio.start_server(server.handle, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
-    config = ServerConfig(name="s", url=f"http://127.0.0.1:{port}/mcp", namespace="identity")
-    bridge = Bridge([*others, config], store, KEYS, info={"name": "t", "version": "1"})
+    config = ServerConfig(
+        name="s",
+        url=f"http://127.0.0.1:{port}/mcp",
+        namespace="identity",
+        credential="none" if carriers is None else "tenant",
+    )
+    info = {"name": "t", "version": "1"}
+    bridge = Bridge([*others, config], store, KEYS, info=info, carriers=carriers)
     await bridge.start()
     server.bridge = bridge
     made, allowed = door.Door(bridge), Allowed(public_url="http://localhost")

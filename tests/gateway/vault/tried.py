@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.egress import Egress
+from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import CannotOpen, NoCredential
 from gateway.vault.oauth import UpstreamTokens
 from gateway.vault.token_endpoint import TokenEndpoint
+from mcp_bridge.carrier import NotSent
+from mcp_bridge.credentials import NO_CREDENTIAL, Whose
 from tests.gateway.two_tenants import id_of
 from tests.gateway.vault.conftest import a_secret
 
@@ -38,3 +42,22 @@ async def find_token(stage: Stage) -> Any:
         return None
     finally:
         egress.close()
+
+
+async def find_shown(stage: Stage) -> Any:
+    """As `find_token`, of what a server is shown."""
+    egress, vault = Egress(), Vault(a_secret("one"))
+    credentials = VaultCredentials(
+        db=stage.pool,
+        vault=vault,
+        tokens=UpstreamTokens(db=stage.pool, vault=vault, endpoint=TokenEndpoint(egress)),
+        challenges=Challenges(Redis()),  # asked for nothing here
+    )
+    whose = Whose(stage.org, id_of("users"))
+    try:
+        found = await credentials.of(whose, id_of("upstream_credentials", "upstream"))
+    except NotSent as error:
+        return error.reason if error.reason == CannotOpen.code else None
+    finally:
+        egress.close()
+    return None if found is NO_CREDENTIAL else found

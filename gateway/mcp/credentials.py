@@ -1,0 +1,137 @@
+"""What MCP servers are shown of the vault: the tenant's credential or the user's own.
+
+Above: `mcp_door`. Below: `gateway.vault`. A server that nobody gave a credential for is asked
+without one, so that it can say whom to ask. What it says when it refuses is kept for whoever signs
+in there. A person is sent for where that can change something: a scope that was granted already is
+not asked for again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth.external_login import digest
+from gateway.db import tenant
+from gateway.lru import Lru
+from gateway.vault.challenge import Challenge, read_challenge, split_scopes
+from gateway.vault.credentials import OpenCredential, open_credential
+from gateway.vault.envelope import Vault
+from gateway.vault.errors import VaultError
+from gateway.vault.oauth import UpstreamTokens
+from mcp_bridge.carrier import NotSent
+from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
+
+KNOWN_S = 5.0
+"""So long a credential is shown without looking whether it is there still."""
+MAX_KNOWN = 10_000
+CHALLENGE_S = 3_600
+CONSENT_NEEDED = "consent_needed"
+REFUSED = "credential_refused"
+INSUFFICIENT = "insufficient_scope"
+
+
+class Challenges:
+    """What servers said when they refused, by whose credential it was; for an hour."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def put(self, whose: Whose, server: str, challenge: Challenge) -> None:
+        key = self._key(whose, server)
+        await self._redis.set(key, msgspec.json.encode(challenge), ex=CHALLENGE_S)
+
+    async def get(self, whose: Whose, server: str) -> Challenge:
+        found = await self._redis.get(self._key(whose, server))
+        return Challenge() if found is None else msgspec.json.decode(found, type=Challenge)
+
+    def _key(self, whose: Whose, server: str) -> str:
+        return f"mcp:{{{whose.org_id}}}:challenge:{server}:{whose.user_id or ''}"
+
+
+class VaultCredentials:
+    """A Credentials. `db`: the tenants' pool. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        vault: Vault,
+        tokens: UpstreamTokens,
+        challenges: Challenges,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._db, self._vault, self._tokens = db, vault, tokens
+        self._challenges, self._clock = challenges, clock
+        self._known: Lru[tuple[Whose, str], tuple[CredentialSet, float]] = Lru(MAX_KNOWN)
+
+    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
+        """Raises: NotSent."""
+        key = (whose, server)
+        known = self._known.get(key)
+        if refused is None and known is not None and self._clock() < known[1]:
+            return known[0]
+        self._known.drop(key)
+        try:
+            found = await self._find(whose, server, refused)
+        except VaultError as error:
+            if refused is not None:
+                await self._keep(whose, server, read_challenge(refused.challenge))
+            raise NotSent(error.code) from error
+        if found is not NO_CREDENTIAL:
+            self._known.put(key, (found, self._clock() + KNOWN_S))
+        return found
+
+    async def _find(self, whose: Whose, server: str, refused: Refusal | None) -> CredentialSet:
+        async with tenant(self._db, whose.org_id) as conn:
+            found = await open_credential(
+                conn, self._vault, org_id=whose.org_id, upstream=server, user_id=whose.user_id
+            )
+        if found is None:
+            if refused is None:
+                return NO_CREDENTIAL
+            await self._refuse(whose, server, refused, CONSENT_NEEDED)
+        elif found.credential.kind == "static":
+            shown = CredentialSet(found.credential.credential_set, found.values)
+            if refused is None or refused.credential.name != shown.name:
+                return shown
+            await self._refuse(whose, server, refused, REFUSED)
+        elif refused is not None and (refused.status != 401 or refused.is_last):
+            await self._refuse(whose, server, refused, reason_of(found, refused))
+        return await self._token(whose, server, refused)
+
+    async def _token(self, whose: Whose, server: str, refused: Refusal | None) -> CredentialSet:
+        shown = None if refused is None else refused.credential.values.get("authorization")
+        token = await self._tokens.access_token(
+            org_id=whose.org_id,
+            upstream=server,
+            user_id=whose.user_id,
+            refused=None if shown is None else shown.partition(" ")[2],
+        )
+        name = f"{token.credential_set}.{digest(token.access_token)[:16]}"
+        return CredentialSet(name, {"authorization": f"Bearer {token.access_token}"})
+
+    async def _refuse(self, whose: Whose, server: str, refused: Refusal, reason: str) -> NoReturn:
+        await self._keep(whose, server, read_challenge(refused.challenge))
+        raise NotSent(reason)
+
+    async def _keep(self, whose: Whose, server: str, challenge: Challenge) -> None:
+        try:
+            await self._challenges.put(whose, server, challenge)
+        except RedisError as error:
+            raise NotSent("challenge_lost") from error
+
+
+def reason_of(found: OpenCredential, refused: Refusal) -> str:
+    """Whether a person is to be asked for more, or has granted it already and it is not enough."""
+    if refused.status == 401:
+        return CONSENT_NEEDED
+    wanted = read_challenge(refused.challenge).scopes
+    granted = split_scopes(found.values.get("scope", ""))
+    return CONSENT_NEEDED if set(wanted) - set(granted) else INSUFFICIENT

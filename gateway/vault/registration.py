@@ -1,0 +1,137 @@
+"""How an authorization server that we have never met knows us.
+
+Above: `sign_in`. Below: `gateway.egress`. In this order: as the client that the operator registered
+with it; as the one that we were there already; by the URL of our metadata document; by dynamic
+registration (RFC 7591). A client is good at the issuer that it was made for and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from gateway.egress import Egress, EgressError
+from gateway.vault.discovery import Server
+from gateway.vault.errors import IssuerUnavailable
+from gateway.vault.token_endpoint import UpstreamClient
+
+MAX_ANSWER_BYTES = 64 * 1024
+SHORT = re.compile(r"[\x21-\x7e]{1,1024}", re.ASCII)
+"""Ids and secrets that we are given: they travel in a state."""
+GRANTS = ["authorization_code", "refresh_token"]
+AuthMethod = Literal["client_secret_basic", "client_secret_post", "none"]
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """RFC 7591, 3.2.1."""
+
+    client_id: str
+    client_secret: str | None = None
+    token_endpoint_auth_method: str | None = None
+
+
+class KnownClient(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operator registered by hand."""
+
+    client_id: str
+    client_secret: str | None = None
+    issuer: str | None = None
+    """Where; None: wherever the upstream says."""
+
+    def __repr__(self) -> str:
+        return f"KnownClient({self.client_id!r})"
+
+
+class Ourselves(msgspec.Struct, frozen=True, kw_only=True):
+    """As we present ourselves. `document_url`: where our metadata can be read, if it can be."""
+
+    redirect_uri: str
+    name: str = "Tollgate"
+    document_url: str | None = None
+
+    def metadata(self, method: AuthMethod) -> dict[str, Any]:
+        """RFC 7591, section 2."""
+        near = self.redirect_uri.startswith("http:")
+        return {
+            "client_name": self.name,
+            "redirect_uris": [self.redirect_uri],
+            "grant_types": GRANTS,
+            "response_types": ["code"],
+            "token_endpoint_auth_method": method,
+            "application_type": "native" if near else "web",
+        }
+
+
+class Registration:
+    def __init__(self, egress: Egress, ourselves: Ourselves) -> None:
+        self._egress, self._ourselves = egress, ourselves
+
+    async def identify(
+        self,
+        upstream: str,
+        server: Server,
+        *,
+        known: KnownClient | None = None,
+        before: UpstreamClient | None = None,
+    ) -> UpstreamClient:
+        """`before`: the one of the last consent. Raises: IssuerUnavailable."""
+        if known is not None:
+            return self._client(server, known.client_id, known.client_secret, None)
+        if before is not None and before.issuer == server.issuer:
+            method = before.auth_method
+            return self._client(server, before.client_id, before.client_secret, method)
+        url = self._ourselves.document_url
+        if url is not None and server.client_id_metadata_document_supported:
+            return self._client(server, url, None, None)
+        if server.registration_endpoint is None:
+            raise IssuerUnavailable(upstream, "its issuer does not know us, and registers nobody")
+        return await self._register(upstream, server, server.registration_endpoint)
+
+    async def _register(self, upstream: str, server: Server, endpoint: str) -> UpstreamClient:
+        asked = best_method(server)
+        if asked is None:
+            raise IssuerUnavailable(upstream, "its issuer takes no secret in a way that we know")
+        body = msgspec.json.encode(self._ourselves.metadata(asked))
+        try:
+            found = await self._egress.post_json_for_json(
+                endpoint, body, max_body_bytes=MAX_ANSWER_BYTES
+            )
+            said = found.json_object()
+        except EgressError as error:
+            raise IssuerUnavailable(upstream, f"no client: {type(error).__name__}") from error
+        if found.status not in (200, 201):
+            raise IssuerUnavailable(upstream, f"it did not register us, status {found.status}")
+        try:
+            made = msgspec.convert({k: v for k, v in said.items() if v is not None}, Registered)
+        except msgspec.ValidationError:
+            raise IssuerUnavailable(upstream, "a registration that is none") from None
+        method = made.token_endpoint_auth_method or asked
+        values = [made.client_id] + ([] if made.client_secret is None else [made.client_secret])
+        if method not in get_args(AuthMethod) or not all(map(SHORT.fullmatch, values)):
+            raise IssuerUnavailable(upstream, "a registration of no use to us")
+        secret = None if method == "none" else made.client_secret
+        return self._client(server, made.client_id, secret, method)
+
+    def _client(
+        self, server: Server, client_id: str, secret: str | None, method: str | None
+    ) -> UpstreamClient:
+        by_post = (method or best_method(server)) == "client_secret_post"
+        return UpstreamClient(
+            token_endpoint=server.token_endpoint,
+            authorization_endpoint=server.authorization_endpoint,
+            client_id=client_id,
+            client_secret=secret,
+            auth_method="client_secret_post" if by_post else "client_secret_basic",
+            issuer=server.issuer,
+        )
+
+
+def best_method(server: Server) -> AuthMethod | None:
+    """Of those that both know; a secret rather than none."""
+    for method in get_args(AuthMethod):
+        if method in server.token_endpoint_auth_methods_supported:
+            found: AuthMethod = method
+            return found
+    return None
