@@ -182,6 +182,11 @@ def decide(call: ToolCall, rules: Sequence[ToolRule], state: CallState) -> Decis
     return Decision("allow", "granted", by)
 
 
+def taint_matters(call: ToolCall, decision: Decision) -> bool:
+    """Whether `decide`, which said this of somebody clean, could say otherwise of them tainted."""
+    return decision.effect == "allow" and not call.hints()["readOnlyHint"]
+
+
 def concerns(rule: ToolRule, call: ToolCall) -> bool:
     """Whether the rule is of this call's org, project or key. All rules are of one org."""
     return rule.of == {"org": "", "project": call.project_id, "key": call.key_id}[rule.level]

@@ -51,6 +51,7 @@ from mcp_bridge.policy import (
     ToolCall,
     ToolRule,
     decide,
+    taint_matters,
 )
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
@@ -318,13 +319,21 @@ class Permit:
     async def ask(self) -> None:
         """Raises: RpcError."""
         trust, call, rules = self._trust, self._call, self._rules.rules
-        state = CallState(tainted_by=await trust.memory.tainted_by(self.record.caller))
-        decision = decide(call, rules, state)
+        decision = decide(call, rules, CallState())
         if decision.effect == "deny":
             raise await self._denied(decision)
-        if not self._goes_on:
-            self._ticket = await trust.meter.admit(self.record)
-            call = msgspec.structs.replace(call, cost_pico=self._ticket.cost_pico)
+        looking = None
+        if taint_matters(call, decision):  # while the limits are asked: both are trips to Redis
+            looking = asyncio.create_task(trust.memory.tainted_by(self.record.caller))
+        try:
+            if not self._goes_on:
+                self._ticket = await trust.meter.admit(self.record)
+                call = msgspec.structs.replace(call, cost_pico=self._ticket.cost_pico)
+            if looking is not None:
+                decision = decide(self._call, rules, CallState(tainted_by=await looking))
+        finally:
+            if looking is not None:
+                looking.cancel()
         approval: str | None = None
         if decision.effect == "ask":
             approval = await self._approved()

@@ -22,6 +22,7 @@ from mcp_bridge.policy import (
     checked_rules,
     decide,
     policy_version,
+    taint_matters,
 )
 
 
@@ -125,6 +126,15 @@ def test_a_matching_deny_wins(one: ToolCall, rules: Any, state: CallState) -> No
 def test_taint_and_spending_only_tighten(one: ToolCall, rules: Any, state: CallState) -> None:
     clean = decide(one, rules, CallState()).effect
     assert STRICTNESS[decide(one, rules, state).effect] >= STRICTNESS[clean]
+
+
+@given(calls, rule_sets(), states)
+def test_taint_is_looked_up_wherever_it_changes_anything(
+    one: ToolCall, rules: Any, state: CallState
+) -> None:
+    clean = decide(one, rules, msgspec.structs.replace(state, tainted_by=()))
+    tainted = decide(one, rules, msgspec.structs.replace(state, tainted_by=("web",)))
+    assert taint_matters(one, clean) == (tainted != clean)
 
 
 @given(rule_sets(), states)
