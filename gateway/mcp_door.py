@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
     from mcp_bridge.rebinding import Allowed
+    from mcp_bridge.trust import Trust
     from mcp_bridge.upstream import ServerConfig
 
 STATE_PURPOSE = "mcp-request-state"
@@ -37,10 +38,11 @@ NAME = "tollgate"
 
 
 class McpDoor:
-    def __init__(self, bridge: Bridge, allowed: Allowed, callers: Callers) -> None:
+    def __init__(self, bridge: Bridge, allowed: Allowed, callers: Callers, guard: Trust) -> None:
         from mcp_bridge.door import Door
 
         self._bridge, self._allowed, self._callers = bridge, allowed, callers
+        self._once = guard.memory.once
         self._door = Door(bridge)
 
     @property
@@ -48,7 +50,7 @@ class McpDoor:
         from gateway.mcp_toolbox import BridgeToolbox
 
         info = {"name": NAME, "version": own_version()}
-        return BridgeToolbox(self._bridge, info, self.caller_of)
+        return BridgeToolbox(self._bridge, info, self.caller_of, self._once)
 
     def caller_of(self, principal: Principal) -> Caller:
         """Of a request that comes now: what it may do and spend is its principal's."""
@@ -121,7 +123,7 @@ async def open_mcp(
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
-    return McpDoor(bridge, Allowed(public_url=settings.issuer), callers)
+    return McpDoor(bridge, Allowed(public_url=settings.issuer), callers, guard)
 
 
 def open_tool_loops(settings: Settings, door: McpDoor | None) -> ToolLoops | None:

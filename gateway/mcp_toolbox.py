@@ -8,14 +8,21 @@ asked nothing itself: neither sampled nor questioned.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gateway.principal import Principal
-from gateway.toolbox import CallOutcome, ListFailed, OfferedTool, Refused, ToolResult
+from gateway.toolbox import (
+    CallOutcome,
+    ListFailed,
+    NeedsApproval,
+    OfferedTool,
+    Refused,
+    ToolResult,
+)
 
 if TYPE_CHECKING:
     from mcp_bridge.bridge import Bridge
@@ -27,14 +34,23 @@ MAX_TOOLS = 512
 """Of one server, shown to a model: what is behind them in its list is left out."""
 LIST_TIMEOUT_S = 30.0
 NO_ANSWER = -32603
+SPENT_S = 400 * 86_400.0
+"""Longer than what asked for an approval is kept (`response_lifetime_days`)."""
 OMITTED = "[{kind}: not shown]"
 
 
 class BridgeToolbox:
+    """`once`: whether it is the first time that something of an org happens (`CallMemory.once`)."""
+
     def __init__(
-        self, bridge: Bridge, info: dict[str, Any], caller_of: Callable[[Principal], Caller]
+        self,
+        bridge: Bridge,
+        info: dict[str, Any],
+        caller_of: Callable[[Principal], Caller],
+        once: Callable[[str, str, float], Awaitable[bool]],
     ) -> None:
         self._bridge, self._info, self._caller_of = bridge, info, caller_of
+        self._once = once
         self._ids = count(1)
 
     def knows(self, principal: Principal, server_label: str) -> bool:
@@ -69,6 +85,7 @@ class BridgeToolbox:
     ) -> CallOutcome:
         from mcp_bridge.protocol.inbound import param_headers
         from mcp_bridge.protocol.rpc import RpcError
+        from mcp_bridge.trust import APPROVAL_NEEDED
 
         params = {"name": tool.alias, "arguments": arguments}
         headers = param_headers(tool.input_schema, arguments)
@@ -78,12 +95,17 @@ class BridgeToolbox:
                     principal, tool.server_label, "tools/call", params, headers
                 )
         except RpcError as error:
+            if error.code == APPROVAL_NEEDED:
+                return NeedsApproval(f"{error.message} ({approval_id(error.data)})")
             return Refused(message=error.message, code=error.code)
         except TimeoutError:
             return Refused(message="No answer in time; whether it was done is not known.")
         if result.get("resultType") == "input_required":
             return Refused(message="The server asks for something that cannot be asked here.")
         return ToolResult(text=text_of(result), is_error=result.get("isError") is True)
+
+    async def spend(self, principal: Principal, request_id: str) -> bool:
+        return await self._once(principal.org_id, f"approval:{request_id}", SPENT_S)
 
     async def _ask(
         self,
@@ -120,6 +142,11 @@ class BridgeToolbox:
         if not found:
             return None
         return msgspec.structs.replace(endpoint, upstreams=found, keeps_names=False)
+
+
+def approval_id(data: Any) -> str:
+    """By which a person answers it (docs/mcp.md)."""
+    return str(data.get("approvalId")) if isinstance(data, dict) else "no id"
 
 
 async def said_to_nobody(_message: Any) -> None:

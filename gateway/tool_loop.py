@@ -240,13 +240,19 @@ class Loop:
     async def _run_approved(self) -> list[McpCall]:
         done: list[McpCall] = []
         for request_id, made in self._asked.approved:
-            outcome = await self._until_left(self._call_tool(made))
+            outcome = await self._until_left(self._call_approved(request_id, made))
             if outcome is None:
                 break
             call = to_call(made, outcome, self._bounds.max_result_bytes, request_id)
             done.append(call)
             await self._put(self._steps.called(call))
         return done
+
+    async def _call_approved(self, request_id: str, made: MadeCall) -> CallOutcome:
+        """Of a conversation that has branched, on one of them alone."""
+        if await self._asked.loops.toolbox.spend(self._principal, request_id):
+            return await self._call_tool(made)
+        return Refused(message="Its approval was used already: ask for another one.")
 
     # ---- a round
 

@@ -81,6 +81,11 @@ class Toolbox(Protocol):
         protocol can tell."""
         ...
 
+    async def spend(self, principal: Principal, request_id: str) -> bool:
+        """An approval that was asked for by that id is used now; False: it was before, on whatever
+        branch of a conversation."""
+        ...
+
 
 Act = Callable[[dict[str, Any]], Awaitable[CallOutcome]]
 
@@ -94,6 +99,7 @@ class FakeToolbox:
         self._servers = servers
         self.called: list[tuple[str, dict[str, Any]]] = []
         self.cancelled: list[str] = []
+        self.spent: set[tuple[str, str]] = set()
 
     def knows(self, principal: Principal, server_label: str) -> bool:
         return server_label in self._servers
@@ -116,3 +122,8 @@ class FakeToolbox:
         except BaseException:
             self.cancelled.append(tool.alias)
             raise
+
+    async def spend(self, principal: Principal, request_id: str) -> bool:
+        is_new = (principal.org_id, request_id) not in self.spent
+        self.spent.add((principal.org_id, request_id))
+        return is_new

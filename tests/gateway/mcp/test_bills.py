@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from openai import OpenAI
 
 from billing.ledger import check
 from gateway.db import tenant
@@ -30,6 +31,7 @@ from mcp_bridge.trust import APPROVAL_NEEDED, DENIED
 from tests.databases import Databases
 from tests.gateway.conftest import be_patient
 from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running, running
+from tests.gateway.tool_loop.scripted import core, script
 from tests.mcp_bridge.counting import Counting, counting
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
@@ -37,6 +39,8 @@ PRICE_PICO = 20_000_000_000
 CONFIG = """
 [plan.one]
 requests_per_minute = 6
+[plan.two]
+requests_per_minute = 12
 
 [[mcp.servers]]
 name = "paid"
@@ -81,7 +85,8 @@ def world(
     with pytest.MonkeyPatch.context() as patch, counting() as server:
         be_patient(patch)
         more = CONFIG.replace("URL", server.url)
-        with running(folder, databases.url(lent.name), redis_server_url, more=more) as found:
+        url = databases.url(lent.name)
+        with running(folder, url, redis_server_url, core=core(), more=more) as found:
             made = World(found, server)
             # Redis learns of the org before it has used anything: later its limits begin empty.
             asyncio.run(calls_by(made, new_key(made, plan="one")[1], ["other__look"]))
@@ -300,6 +305,47 @@ def test_a_call_goes_out_once_when_an_administrator_says_yes(world: World) -> No
         assert ask("POST", "/approvals/mcpapp_none/deny").status_code == 404
     finally:
         assert ask("PUT", "/rules", json={"rules": []}).ok
+
+
+LOOK: Any = ("paid__look", {})
+TOOL: Any = {"type": "mcp", "server_label": "paid", "require_approval": "never"}
+
+
+def looped(world: World, secret: str, *rounds: list[Any]) -> Any:
+    with OpenAI(api_key=secret, base_url=f"{world.worker.url}/v1", max_retries=0) as client:
+        return client.responses.create(model="near", input=script(*rounds), tools=[TOOL])
+
+
+def test_calls_of_a_loop_are_billed_beside_its_rounds(world: World) -> None:
+    key_id, secret = new_key(world, scopes=["inference", "mcp:call"])
+    made = looped(world, secret, [LOOK, LOOK], [LOOK])
+    assert made.status == "completed"
+    models = [row.model for row in booked(world, key_id, 6)]
+    assert sorted(models) == ["mcp/paid"] * 3 + ["near"] * 3
+
+
+def test_a_rate_limit_amid_a_loop_ends_it_with_what_was_done(world: World) -> None:
+    """Two requests: a round and a call."""
+    key_id, secret = new_key(world, plan="two", scopes=["inference", "mcp:call"])
+    made = looped(world, secret, [LOOK])
+    assert made.status == "incomplete"
+    assert made.incomplete_details.reason == "rate_limit_exceeded"
+    call = made.output[-1]
+    assert (call.type, call.status, call.output) == ("mcp_call", "completed", "all is well")
+    assert sorted(row.model for row in booked(world, key_id, 2)) == ["mcp/paid", "near"]
+
+
+def test_a_cap_amid_a_loop_is_told_to_the_model(world: World) -> None:
+    """One call fits, the second does not; the rounds cost next to nothing."""
+    key_id, secret = new_key(world, scopes=["inference", "mcp:call"])
+    world.worker.post("/v1/admin/spend-caps", key_id=key_id, period="day", amount_usd="0.035")
+    made = looped(world, secret, [LOOK], [LOOK])
+    calls = [item for item in made.output if item.type == "mcp_call"]
+    assert [call.status for call in calls] == ["completed", "failed"]
+    assert calls[1].error.code == LIMITED and "budget" in calls[1].error.message
+    assert made.status == "completed"
+    models = [row.model for row in booked(world, key_id, 4)]
+    assert sorted(models) == ["mcp/paid", *["near"] * 3]
 
 
 def test_the_books_agree(world: World) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from gateway.mcp.calls import RedisCalls
 from gateway.mcp_door import to_caller
 from gateway.mcp_toolbox import BridgeToolbox
 from gateway.principal import Principal
@@ -44,7 +47,7 @@ async def toolbox(servers: list[Process], redis_server_url: str) -> AsyncIterato
     ]
     bridge = Bridge(configs, redis, [b"k" * 32], info=INFO)
     await bridge.start()
-    yield BridgeToolbox(bridge, INFO, to_caller)
+    yield BridgeToolbox(bridge, INFO, to_caller, RedisCalls(redis).once)
     await bridge.close()
     await redis.aclose()
 
@@ -68,3 +71,11 @@ async def test_what_is_away_is_said_so(toolbox: BridgeToolbox) -> None:
         await toolbox.offered(ALICE, "away")
     away = OfferedTool(server_label="away", name="look")
     assert isinstance(await toolbox.call(ALICE, away, {}, 10.0), Refused)
+
+
+async def test_an_approval_is_spent_once_in_its_org(toolbox: BridgeToolbox) -> None:
+    async with asyncio.TaskGroup() as group:
+        tries = [group.create_task(toolbox.spend(ALICE, "mcpr_1")) for _ in range(8)]
+    assert sum(each.result() for each in tries) == 1
+    assert await toolbox.spend(ALICE, "mcpr_2")
+    assert await toolbox.spend(msgspec.structs.replace(ALICE, org_id="org_2"), "mcpr_1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -204,6 +205,30 @@ def test_an_approval_round_trip(client: OpenAI, servers: Servers) -> None:
     for previous in (denied, done):
         with pytest.raises(openai.BadRequestError, match="answered already"):
             answer(True, previous.id)
+
+
+def test_an_approval_is_used_on_one_branch_alone(client: OpenAI, servers: Servers) -> None:
+    """At once, and later."""
+    tools: Any = [mcp(approval="always")]
+    first = client.responses.create(**asked(script([LOOK]), *tools))
+    asks: Any = first.output[-1]
+    said: Any = {
+        "type": "mcp_approval_response",
+        "approval_request_id": asks.id,
+        "approve": True,
+    }
+
+    def branch(_: int) -> Any:
+        found = client.responses.create(
+            model="near", tools=tools, previous_response_id=first.id, input=[said]
+        )
+        return found.output[0]
+
+    with ThreadPoolExecutor(4) as threads:
+        calls = [*threads.map(branch, range(4)), branch(4)]
+    assert servers.toolbox.called == [LOOK]
+    assert sorted(call.status for call in calls) == ["completed", *["failed"] * 4]
+    assert all("used already" in str(call.error) for call in calls if call.error)
 
 
 def test_an_approved_call_is_streamed(client: OpenAI, servers: Servers) -> None:
