@@ -112,12 +112,15 @@ $(VENV)/.dev: requirements/dev.lock requirements/without_deps.txt $(VENV)/.runti
 # machine; the browser is the system's Chromium (apt-get install chromium), without which its tests are skipped.
 auth-conformance: $(VENV)/.dev
 	$(KIT)
-	$(BIN)/python -m pytest -rs tests/conformance --ignore=tests/conformance/test_mcp_suite.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -rs tests/conformance --ignore=tests/conformance/test_mcp_suite.py \
+	  --ignore=tests/conformance/test_mcp_client_suite.py $(PYTEST_ARGS)
 
-# The MCP bridge before the same suite's server scenarios, with servers of both eras behind it.
+# The MCP bridge before the same suite, with servers of both eras behind it, and as the client of the suite's own servers;
+# ROLE=server or ROLE=client for one of them.
+MCP_SUITES := $(addprefix tests/conformance/test_mcp_,$(if $(filter client,$(ROLE)),,suite.py) $(if $(filter server,$(ROLE)),,client_suite.py))
 mcp-conformance: $(VENV)/.dev
 	$(KIT)
-	$(BIN)/python -m pytest -rs tests/conformance/test_mcp_suite.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -rs $(MCP_SUITES) $(PYTEST_ARGS)
 
 # Every branch of gateway/auth, by the tests that run it.
 auth-coverage: $(VENV)/.dev
