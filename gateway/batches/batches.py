@@ -16,16 +16,20 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
-from gateway.batches.states import ENDED, MESSAGES, Shape, Status, may_cancel
+from gateway.batches.states import ENDED, MESSAGES, Shape, Status, may_cancel, shape_of
 from gateway.batches.tables import batches
 from gateway.files.files import BATCH, get_file
 from gateway.ids import uuid7_hex
 from gateway.tenancy.errors import InvalidField, NotFound, ReadOnly
 
-PREFIX = "batch_"
+PREFIX, MESSAGES_PREFIX = "batch_", "msgbatch_"
+INPUT_FILE, REQUESTS = "input_file_id", "requests"
+"""What each shape is made of."""
 WINDOWS = {"24h": timedelta(hours=24)}
 MAX_LIVE_PER_ORG = 200
 """That have not ended."""
+FORGOTTEN_AT_ONCE = 100
+_HOLD = sa.text("SELECT pg_advisory_xact_lock(hashtextextended('batches of ' || :org_id, 0))")
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,63 +83,21 @@ async def create_batch(
     completion_window: str = "24h",
     metadata: Mapping[str, str] | None = None,
     output_expires_after_s: int | None = None,
-    tags: Mapping[str, str] | None = None,
-    actor: Actor,
-) -> Batch:
-    """To be validated, and then run. Raises: InvalidField, NotFound (the file)."""
-    file = await get_file(
-        conn,
-        org_id=org_id,
-        project_id=project_id,
-        file_id=input_file_id,
-        field="input_file_id",
-    )
-    if file.purpose != BATCH:
-        detail = "must be a file with the purpose 'batch'"
-        raise InvalidField("input_file_id", detail)
-    return await add_batch(
-        conn,
-        org_id=org_id,
-        project_id=project_id,
-        key_id=key_id,
-        endpoint=endpoint,
-        input_file_id=input_file_id,
-        field="input_file_id",
-        completion_window=completion_window,
-        metadata=metadata,
-        output_expires_after_s=output_expires_after_s,
-        tags=tags,
-        actor=actor,
-    )
-
-
-async def add_batch(
-    conn: AsyncConnection,
-    *,
-    org_id: str,
-    project_id: str,
-    key_id: str,
-    endpoint: str,
-    input_file_id: str,
-    field: str,
-    completion_window: str = "24h",
-    metadata: Mapping[str, str] | None = None,
-    output_expires_after_s: int | None = None,
     num_total: int = 0,
     tags: Mapping[str, str] | None = None,
-    prefix: str = PREFIX,
     actor: Actor,
 ) -> Batch:
-    """Of a file that its caller has looked at. `field`: what is to blame for one too many;
-    `num_total`: its lines, where that is known. Raises: InvalidField."""
-    live = sa.select(sa.func.count()).where(
-        batches.c.org_id == org_id, batches.c.status.not_in(ENDED)
-    )
-    if (await conn.scalar(live) or 0) >= MAX_LIVE_PER_ORG:
-        most = f"an organization has at most {MAX_LIVE_PER_ORG} batches under way"
-        raise InvalidField(field, most)
+    """To be validated, and then run. `num_total`: its lines, where they were counted as they came,
+    as those of messages are, whose file is their caller's.
+
+    Raises: InvalidField, NotFound (the file).
+    """
+    is_ours = shape_of(endpoint) == "openai"
+    if is_ours:
+        await _check_input(conn, org_id, project_id, input_file_id)
+    await _hold_room(conn, org_id, INPUT_FILE if is_ours else REQUESTS)
     added = sa.insert(batches).values(
-        id=f"{prefix}{uuid7_hex()}",
+        id=f"{PREFIX if is_ours else MESSAGES_PREFIX}{uuid7_hex()}",
         org_id=org_id,
         project_id=project_id,
         key_id=key_id,
@@ -161,6 +123,27 @@ async def add_batch(
         project_id=project_id,
     )
     return made
+
+
+async def _check_input(
+    conn: AsyncConnection, org_id: str, project_id: str, input_file_id: str
+) -> None:
+    file = await get_file(
+        conn, org_id=org_id, project_id=project_id, file_id=input_file_id, field=INPUT_FILE
+    )
+    if file.purpose != BATCH:
+        raise InvalidField(INPUT_FILE, "must be a file with the purpose 'batch'")
+
+
+async def _hold_room(conn: AsyncConnection, org_id: str, field: str) -> None:
+    """For one more, until the end of the transaction. Raises: InvalidField."""
+    await conn.execute(_HOLD, {"org_id": org_id})
+    live = sa.select(sa.func.count()).where(
+        batches.c.org_id == org_id, batches.c.status.not_in(ENDED)
+    )
+    if (await conn.scalar(live) or 0) >= MAX_LIVE_PER_ORG:
+        most = f"an organization has at most {MAX_LIVE_PER_ORG} batches under way"
+        raise InvalidField(field, most)
 
 
 def select_batches(org_id: str, project_id: str, shape: Shape = "openai") -> sa.Select[Any]:
@@ -241,3 +224,13 @@ async def undispatched(conn: AsyncConnection, limit: int) -> list[Batch]:
 async def mark_dispatched(conn: AsyncConnection, batch_ids: Iterable[str]) -> None:
     told = sa.update(batches).where(batches.c.id.in_(list(batch_ids)))
     await conn.execute(told.values(dispatched_at=sa.func.now()))
+
+
+async def forget_deleted(conn: AsyncConnection) -> int:
+    """Some of those that their owners deleted, once webhooks were told of them; how many. Of all
+    orgs."""
+    old = sa.select(batches.c.id).where(
+        batches.c.deleted_at.is_not(None), batches.c.dispatched_at.is_not(None)
+    )
+    old = old.limit(FORGOTTEN_AT_ONCE).with_for_update(skip_locked=True)
+    return (await conn.execute(sa.delete(batches).where(batches.c.id.in_(old)))).rowcount

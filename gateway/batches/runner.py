@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from gateway.auth.errors import AuthError, MissingScope
 from gateway.auth.policy import may
 from gateway.batches import lines, steward
 from gateway.batches.absences import Absences
-from gateway.batches.batches import Batch
+from gateway.batches.batches import Batch, forget_deleted
 from gateway.batches.ending import LineEnder
 from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import LeasedLine
@@ -47,6 +48,7 @@ JITTER = random.Random()
 
 POLL_S = 0.5
 LEASE_S = 30.0
+SWEEP_INTERVAL_S = 60.0
 MAX_ATTENDED = 2
 """Batches that are validated or finished at once."""
 MAX_KNOWN_KEYS = 1024
@@ -94,6 +96,7 @@ class BatchRunner:
         self._absences = Absences(clock)
         self._is_leaving = False
         self._renewed_at = time.monotonic()
+        self._swept_at = -math.inf
         self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -144,6 +147,7 @@ class BatchRunner:
         if not self._is_leaving:
             await self._attend_to_batches()
             await self._begin_lines()
+            await self._sweep()
 
     async def _renew(self) -> None:
         if time.monotonic() - self._renewed_at < self._lease_s / 3:
@@ -153,6 +157,13 @@ class BatchRunner:
         await lines.renew(db, holder, self._running.values(), lease_s=lease_s)
         ids = [batch.id for batch in self._attended.values()]
         await steward.renew(db, holder, ids, lease_s=lease_s)
+
+    async def _sweep(self) -> None:
+        if time.monotonic() - self._swept_at < SWEEP_INTERVAL_S:
+            return
+        async with self._system_db.begin() as conn:
+            await forget_deleted(conn)
+        self._swept_at = time.monotonic()
 
     async def _attend_to_batches(self) -> None:
         while len(self._attended) < MAX_ATTENDED:

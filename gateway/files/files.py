@@ -126,7 +126,7 @@ async def drop_file(conn: AsyncConnection, *, org_id: str, project_id: str, file
 _END = sa.text(f"""
     UPDATE files SET deleted_at = coalesce(deleted_at, now()) WHERE id IN (
         SELECT id FROM files
-        WHERE stored_in = :place AND (deleted_at IS NOT NULL OR expires_at <= now()
+        WHERE stored_in = :place AND id > :after AND (deleted_at IS NOT NULL OR expires_at <= now()
             OR uploading_since < now() - interval '{STALE_UPLOAD_S} seconds')
         ORDER BY id LIMIT {SWEEP_BATCH} FOR UPDATE SKIP LOCKED)
     RETURNING org_id, id
@@ -134,10 +134,12 @@ _END = sa.text(f"""
 _FORGET = sa.text("DELETE FROM files WHERE id = :file_id AND deleted_at IS NOT NULL")
 
 
-async def end_files(conn: AsyncConnection, place: str) -> list[Ended]:
-    """Some of that place that are nobody's any more, and that nobody can finish from now on."""
-    found = await conn.execute(_END, {"place": place})
-    return [Ended(row.org_id, row.id) for row in found]
+async def end_files(conn: AsyncConnection, place: str, *, after: str = "") -> list[Ended]:
+    """Some of that place that are nobody's any more, and that nobody can finish from now on, in the
+    order of their ids, behind `after`."""
+    found = await conn.execute(_END, {"place": place, "after": after})
+    ended = (Ended(row.org_id, row.id) for row in found)
+    return sorted(ended, key=lambda each: each.file_id)
 
 
 async def forget_file(conn: AsyncConnection, ended: Ended) -> None:

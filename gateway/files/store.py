@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 60.0
 SWEEP_TIMEOUT_S = 10.0
+MAX_FAILURES = 10
+"""In a row: then it is the store that is away, and no single object that it keeps."""
 
 
 class FileStore(Flusher):
@@ -87,22 +89,35 @@ class FileStore(Flusher):
         for place in self._by_place:
             try:
                 async with asyncio.timeout(SWEEP_TIMEOUT_S):
-                    while await self.sweep(place) == SWEEP_BATCH:
-                        continue
+                    await self.sweep(place)
             except (*DATABASE_ERRORS, FilesError) as error:
                 log.warning("files in %s are swept later (%s)", place, type(error).__name__)
 
     async def sweep(self, place: str | None = None) -> int:
         """Delete what ended in a place, None: where new files go; how many. What two gateways
-        delete at once is deleted once. Raises: FilesError; the rest is left for the next time."""
+        delete at once is deleted once; what cannot be is passed over, and tried the next time.
+        Raises: FilesError, where nothing can."""
         contents = self._contents if place is None else self._by_place[place]
-        async with self._system_db.begin() as conn:
-            ended = await end_files(conn, contents.place)
-        for each in ended:
-            await contents.delete(each.org_id, each.file_id)
+        swept, failures, after = 0, 0, ""
+        while True:
             async with self._system_db.begin() as conn:
-                await forget_file(conn, each)
-        return len(ended)
+                ended = await end_files(conn, contents.place, after=after)
+            for each in ended:
+                try:
+                    await contents.delete(each.org_id, each.file_id)
+                except FilesError as error:
+                    failures += 1
+                    if failures == MAX_FAILURES:
+                        raise
+                    log.warning("file %s is deleted later (%s)", each.file_id, error)
+                    continue
+                failures = 0
+                async with self._system_db.begin() as conn:
+                    await forget_file(conn, each)
+                swept += 1
+            if len(ended) < SWEEP_BATCH:
+                return swept
+            after = ended[-1].file_id
 
 
 async def _following(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

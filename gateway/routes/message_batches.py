@@ -21,9 +21,9 @@ from litestar.response import Stream
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batches import message_batches
-from gateway.batches.batches import Batch, get_batch, select_batches, to_batches
+from gateway.batches.batches import Batch, create_batch, get_batch, select_batches, to_batches
 from gateway.batches.results import DEFAULT_EXPIRY_S
-from gateway.batches.states import ENDED
+from gateway.batches.states import ENDED, MESSAGES
 from gateway.batches.tables import batches as table
 from gateway.db import tenant
 from gateway.files.files import MESSAGE_BATCH, File, get_file
@@ -95,13 +95,14 @@ async def create(request: Asked) -> Response[bytes]:
 
         async def make(conn: AsyncConnection) -> MessageBatchObject:
             file = await upload.finish(conn, purpose=MESSAGE_BATCH, filename="requests.jsonl")
-            made = await message_batches.create_message_batch(
+            made = await create_batch(
                 conn,
                 org_id=principal.org_id,
                 project_id=principal.project_id,
                 key_id=principal.key_id,
+                endpoint=MESSAGES,
                 input_file_id=file.id,
-                num_requests=reader.num_requests,
+                num_total=reader.num_requests,
                 tags=tags,
                 actor=actor_of(request),
             )

@@ -75,6 +75,7 @@ SYSTEM = {
     "tenancy.invites.accept_invite": "whoever has the link, before the tenant is known",
     "tenancy.invites.find_invite": "whoever has the link, before the tenant is known",
     "tenancy.pages.read_page": "a page of the statement that it is given",
+    "batches.batches.forget_deleted": "of what was deleted, whosever it was",
     "batches.batches.mark_dispatched": "of the batches that it is given",
     "batches.batches.undispatched": "the sender of webhooks serves all tenants",
     "batches.lines.end": "of the lines that it leased",

@@ -18,9 +18,10 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.files.contents import PostgresContents
+from gateway.files.errors import FileStoreAway
 from gateway.files.files import STALE_UPLOAD_S, File, delete_file, get_file
 from gateway.files.s3_contents import S3Contents
-from gateway.files.store import FileStore
+from gateway.files.store import MAX_FAILURES, FileStore
 from gateway.files.tables import file_chunks, files
 from gateway.files.uploads import FileTooLarge, Upload
 from gateway.tenancy.errors import InvalidField, NotFound
@@ -171,6 +172,48 @@ async def test_what_has_ended_is_swept_with_its_content(
     assert await store.sweep() == 0
     assert (await rows(db, files), await num_pieces(db, store)) == (1, 1)
     assert await whole(store, kept) == b"others"
+
+
+async def test_what_cannot_be_deleted_stands_in_nobodys_way(
+    db: AsyncEngine, store: FileStore, owner: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = [await made(db, store, owner, b"x") for _ in range(MAX_FAILURES + 5)]
+    async with db.begin() as conn:
+        await conn.execute(sa.update(files).values(deleted_at=sa.func.now()))
+    contents, held = store._contents, sorted(each.id for each in ended)[:2]
+    delete = contents.delete
+
+    async def locked(org_id: str, file_id: str) -> None:
+        if file_id in held:
+            raise FileStoreAway(file_id, "PermissionDenied")
+        await delete(org_id, file_id)
+
+    monkeypatch.setattr(contents, "delete", locked)
+    assert await store.sweep() == len(ended) - len(held)
+    held = [each.id for each in ended]
+    assert (await rows(db, files), await store.sweep()) == (2, 0)
+    await made(db, store, owner, b"kept")
+    held = []
+    assert (await store.sweep(), await rows(db, files)) == (2, 1)
+
+
+async def test_a_store_that_is_away_is_asked_no_more_this_time(
+    db: AsyncEngine, store: FileStore, owner: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(MAX_FAILURES + 5):
+        await made(db, store, owner, b"x")
+    async with db.begin() as conn:
+        await conn.execute(sa.update(files).values(deleted_at=sa.func.now()))
+    asked: list[str] = []
+
+    async def away(org_id: str, file_id: str) -> None:
+        asked.append(file_id)
+        raise FileStoreAway(file_id, "away")
+
+    monkeypatch.setattr(store._contents, "delete", away)
+    with pytest.raises(FileStoreAway):
+        await store.sweep()
+    assert len(asked) == MAX_FAILURES
 
 
 async def test_an_upload_that_was_swept_is_no_file(

@@ -22,7 +22,6 @@ from billing.worker import nobody
 from gateway.audit.log import COMMAND_LINE
 from gateway.batches.batches import Batch, create_batch, get_batch
 from gateway.batches.endpoints import Endpoint, ask_surface, in_anthropic_shape
-from gateway.batches.message_batches import create_message_batch
 from gateway.batches.runner import BatchRunner
 from gateway.batches.states import MESSAGES, Shape, shape_of
 from gateway.batches.validation import InputBounds
@@ -115,7 +114,7 @@ class World:
             file = await upload.finish(conn, purpose=MESSAGE_BATCH, filename="in.jsonl")
             whose["input_file_id"] = file.id
             number = content.count(b"\n")
-            return await create_message_batch(conn, **whose, num_requests=number)
+            return await create_batch(conn, **whose, endpoint=MESSAGES, num_total=number)
 
     async def now(self, batch: Batch) -> Batch:
         shape = shape_of(batch.endpoint)
