@@ -5,12 +5,10 @@ Above: `app`. Below: `gateway.responses.conversations`, the structs of `wire`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath
-from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.principal import SCOPE_INFERENCE, Principal
@@ -22,7 +20,7 @@ from gateway.routes.body import plain_body
 from gateway.routes.made_once import made_once
 from gateway.routes.media_types import JSON
 from gateway.routes.operations import describes
-from gateway.routes.responses import ItemList, ItemsQuery, to_list
+from gateway.routes.responses import ItemList, to_list
 from gateway.wire.conversations import (
     Conversation,
     ConversationUpdate,
@@ -33,8 +31,8 @@ from gateway.wire.conversations import (
 from gateway.wire.from_conversations import read_body, to_new_items
 from gateway.wire.openai_admin import parse_query
 from gateway.wire.refusals import unsupported
-from gateway.wire.responses import MAX_INCLUDES, Included
 from gateway.wire.responses_items import Item
+from gateway.wire.responses_queries import IncludeQuery, ItemsQuery
 
 CONVERSATIONS = "/v1/conversations"
 CONVERSATION = CONVERSATIONS + "/{conversation_id:str}"
@@ -43,12 +41,6 @@ ITEM = ITEMS + "/{item_id:str}"
 NEEDED = needs(SCOPE_INFERENCE)
 TAGS = ["Conversations"]
 Asked = Request[Principal, Any, Any]
-
-
-class IncludeQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What could be included is in it, where it was asked for when it was made."""
-
-    include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] = []
 
 
 def store_of(request: Asked) -> tuple[ConversationStore, Owner]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from litestar import Request, Response, delete, get, post
@@ -15,7 +15,6 @@ from litestar.params import FromPath
 from litestar.response import Stream
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
-from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import DATABASE_ERRORS
@@ -35,14 +34,13 @@ from gateway.routes.kept_reply import Replayed, claim_once, once
 from gateway.routes.media_types import EVENT_STREAM, JSON
 from gateway.routes.operations import ErrorEnvelope, describes
 from gateway.routes.reply import Reply
-from gateway.tenancy.pages import DEFAULT_LIMIT, MAX_LIMIT, Order
 from gateway.wire import responses_answer
 from gateway.wire.from_openai import peek
-from gateway.wire.openai import MAX_INT64
 from gateway.wire.openai_admin import parse_query
 from gateway.wire.refusals import unsupported
-from gateway.wire.responses import MAX_INCLUDES, Included, ResponseRequest
+from gateway.wire.responses import ResponseRequest
 from gateway.wire.responses_items import Item
+from gateway.wire.responses_queries import ItemsQuery, RetrieveQuery
 from gateway.wire.to_responses import ResponseEncoder
 
 RESPONSES = "/v1/responses"
@@ -60,25 +58,8 @@ NAMES = {
 SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
 
 
-class RetrieveQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What could be included is in it, where it was asked for when it was made."""
-
-    include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] = []
-    stream: bool = False
-    include_obfuscation: bool = False
-    starting_after: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
-    """With `stream`: the number of the event behind which it goes on."""
-
-
 class Named(msgspec.Struct):
     id: str
-
-
-class ItemsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    after: str | None = None
-    include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] = []
-    limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
-    order: Order = "desc"
 
 
 class ItemList(msgspec.Struct, kw_only=True):

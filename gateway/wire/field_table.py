@@ -18,6 +18,7 @@ import msgspec
 from msgspec import inspect
 
 from gateway.wire.field_surface import Surface
+from gateway.wire.kept_surfaces import REQUEST_HEADERS
 from gateway.wire.surfaces import FORWARDED, SURFACES
 
 Treatment = Literal["honoured", "refused", "ignored"]
@@ -42,7 +43,12 @@ class Row(msgspec.Struct):
 
 
 def page() -> str:
-    return INTRODUCTION + "".join(f"\n{table(surface)}" for surface in SURFACES) + forwarded()
+    return (
+        INTRODUCTION
+        + "".join(f"\n{table(surface)}" for surface in SURFACES)
+        + forwarded()
+        + headers()
+    )
 
 
 def table(surface: Surface) -> str:
@@ -65,6 +71,18 @@ def forwarded() -> str:
         "| field | | |\n|---|---|---|\n",
     ]
     lines += [f"| `{name}` | refused | {why} |\n" for name, why in FORWARDED.items()]
+    return "".join(lines)
+
+
+def headers() -> str:
+    lines = [
+        "\n## Request headers\n\n",
+        "Beside the credential, and those of HTTP itself:\n\n",
+        "| header | on | |\n|---|---|---|\n",
+    ]
+    for header in REQUEST_HEADERS:
+        on = ", ".join(f"`{each}`" for each in header.on)
+        lines.append(f"| `{header.name}` | {on} | {header.meaning} |\n")
     return "".join(lines)
 
 

@@ -7,16 +7,30 @@ refusals, without indices: `messages[].content[].type`.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
 from gateway.wire import anthropic, responses
-from gateway.wire.anthropic import MessagesRequest
+from gateway.wire.anthropic import CountTokensRequest, MessagesRequest
 from gateway.wire.batch_surfaces import BATCH_SURFACES
 from gateway.wire.field_surface import Surface
+from gateway.wire.kept_surfaces import KEPT_SURFACES, MODELS
 from gateway.wire.openai import NOT_YET, ChatCompletionRequest
 from gateway.wire.openai_completions import CompletionRequest
 from gateway.wire.openai_embeddings import EmbeddingRequest
 from gateway.wire.openai_forward import BILLED_OTHERWISE
 from gateway.wire.responses import ResponseRequest
 from gateway.wire.tokenizing import DetokenizeRequest, TokenizeRequest
+
+T = TypeVar("T")
+
+
+def counted(of_messages: Mapping[str, T]) -> dict[str, T]:
+    """Of the fields that are counted, too."""
+    names = CountTokensRequest.__struct_fields__
+    return {path: said for path, said in of_messages.items() if re.split(r"\W", path)[0] in names}
+
 
 CHAT = Surface(
     title="POST /v1/chat/completions, of our engine's models",
@@ -133,7 +147,7 @@ MESSAGES = Surface(
     refused_values=anthropic.NOT_YET,
 )
 RESPONSES = Surface(
-    title="POST /v1/responses",
+    title="POST /v1/responses, and POST /v1/responses/input_tokens",
     body=ResponseRequest,
     ignored={
         "input[].parsed_arguments": "what a client's library read in them",
@@ -241,9 +255,16 @@ DETOKENIZE = Surface(
     notes={},
     refused_values={},
 )
+COUNT_TOKENS = Surface(
+    title="POST /v1/messages/count_tokens",
+    body=CountTokensRequest,
+    ignored=counted(MESSAGES.ignored),
+    notes=counted(MESSAGES.notes),
+    refused_values=counted(MESSAGES.refused_values),
+)
 SURFACES = (
-    *(CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE, MESSAGES),
-    *BATCH_SURFACES,
+    *(CHAT, COMPLETIONS, RESPONSES, *KEPT_SURFACES, EMBEDDINGS, TOKENIZE, DETOKENIZE),
+    *(MESSAGES, COUNT_TOKENS, MODELS, *BATCH_SURFACES),
 )
 FORWARDED = BILLED_OTHERWISE
 """Of an upstream's model: refused, and why."""
