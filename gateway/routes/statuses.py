@@ -110,7 +110,7 @@ def statuses(
     if method in CHANGES and is_administration(handler, path):
         yield from (404, 409)
     if IDEMPOTENCY_KEY.name in names:
-        yield from (409, 422)
+        yield from (409, 422 if is_administration(handler, path) else 400)
     if IF_MATCH.name in names:
         yield 412
 
