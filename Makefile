@@ -20,7 +20,7 @@ export PIP_NO_INPUT := 1
 # Where it is set, each process that the tests start compiles all it imports, and pytest rewrites all tests again.
 export PYTHONDONTWRITEBYTECODE :=
 
-CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 oauth4webapi@3 oidc-provider@9 playwright-core@1
+CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 @modelcontextprotocol/sdk@1 oauth4webapi@3 oidc-provider@9 playwright-core@1
 KIT = npm install --prefix .conformance --no-audit --no-fund $(CONFORMANCE) \
   "node-$$(uname -s | tr A-Z a-z)-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@24"
 
@@ -108,7 +108,7 @@ $(VENV)/.dev: requirements/dev.lock requirements/without_deps.txt $(VENV)/.runti
 	$(PIP) install -q --require-hashes --no-deps -r requirements/without_deps.txt
 	@touch $@
 
-# The authorization server before clients, a browser and an issuer of others. Node >= 22 comes as npm's package for this
+# The authorization server before clients (MCP's own among them, to a tool's result), a browser and an issuer of others. Node >= 22 comes as npm's package for this
 # machine; the browser is the system's Chromium (apt-get install chromium), without which its tests are skipped.
 auth-conformance: $(VENV)/.dev
 	$(KIT)

@@ -163,9 +163,9 @@ class World:
 
 
 @contextmanager
-def populated(folder: Path) -> Iterator[World]:
+def populated(folder: Path, config: str = CONFIG) -> Iterator[World]:
     with document_server(folder) as (document, server):
-        with running(config=CONFIG, env={"SSL_CERT_FILE": str(folder / "trust.pem")}) as stack:
+        with running(config=config, env={"SSL_CERT_FILE": str(folder / "trust.pem")}) as stack:
             world = World(stack, free_port(), document)
             # As the SDK says what it is, with any port, for a native client has none of its own.
             server.document = {  # type: ignore[attr-defined]

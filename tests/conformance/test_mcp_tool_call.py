@@ -1,0 +1,69 @@
+"""Official clients from a 401 to a tool's result: where a token is to be had they find out,
+somebody says yes once, and nothing else is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.conformance.test_mcp_sdk import Agent, Storage
+from tests.conformance.world import CONFIG, KITTED, NODE, World, kit_script, populated
+from tests.mcp_bridge.processes import running
+
+pytestmark = KITTED
+TOOL, TEXT = "fixture__test_simple_text", "This is a simple text response for testing."
+SERVER = """
+[[mcp.servers]]
+name = "fixture"
+url = "URL"
+network = "loopback"
+trust = "all"
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A gateway with one MCP server behind it."""
+    with running(("fixture_server",)) as (server,):
+        config = CONFIG + SERVER.replace("URL", server.url)
+        with populated(tmp_path_factory.mktemp("tool-call"), config) as world:
+            yield world
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_the_python_sdk_calls_a_tool(served: World, mode: Any) -> None:
+    agent = Agent(served, Storage())
+    async with httpx2.AsyncClient(auth=agent.provider, follow_redirects=True) as http:
+        transport = streamable_http_client(served.resource, http_client=http)
+        async with Client(transport, mode=mode) as client:
+            names = {tool.name for tool in (await client.list_tools()).tools}
+            result = await client.call_tool(TOOL, {})
+    assert TOOL in names
+    assert result.content[0].text == TEXT  # type: ignore[union-attr]
+    assert len(agent.asked) == 1, "one consent for all its requests"
+
+
+async def test_the_typescript_sdk_calls_a_tool(served: World) -> None:
+    given = {"resource": served.resource, "redirectUri": served.redirect_uri, "tool": TOOL}
+    run = await asyncio.create_subprocess_exec(
+        *(NODE, kit_script("mcp_sdk_client.mjs"), json.dumps(given)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert run.stdout is not None
+    url = (await run.stdout.readline()).decode().strip()
+    assert url.startswith(served.issuer), (await run.communicate())[1].decode()
+    answer = await asyncio.to_thread(served.allow, url)
+    said, wrong = await run.communicate(f"{answer}\n".encode())
+    assert run.returncode == 0, wrong.decode()
+    found = json.loads(said.splitlines()[-1])
+    assert found["refused"] is True and TOOL in found["tools"] and found["text"] == TEXT
+    assert "mcp:call" in found["scope"].split()
