@@ -22,10 +22,12 @@ from gateway.principal import Principal
 from gateway.secret import Secret
 from gateway.settings import Settings
 from gateway.settings_file import WrittenMcpServer
+from gateway.tenancy.errors import NotFound
 from gateway.tool_loop import LoopBounds, ToolLoops
 from gateway.toolbox import Toolbox
 
 if TYPE_CHECKING:
+    from gateway.mcp.credential_desk import UpstreamVault
     from gateway.mcp.metered import Callers
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
@@ -38,9 +40,19 @@ NAME = "tollgate"
 
 
 class McpDoor:
-    def __init__(self, bridge: Bridge, allowed: Allowed, callers: Callers, guard: Trust) -> None:
+    """`vault`: what servers are shown."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        allowed: Allowed,
+        callers: Callers,
+        guard: Trust,
+        vault: UpstreamVault,
+    ) -> None:
         from mcp_bridge.door import Door
 
+        self.vault = vault
         self._bridge, self._allowed, self._callers = bridge, allowed, callers
         self._once = guard.memory.once
         self._door = Door(bridge)
@@ -97,13 +109,15 @@ async def open_mcp(
 ) -> McpDoor | None:
     if not settings.mcp_servers:
         return None
+    from gateway.mcp.credential_desk import open_vault
     from gateway.mcp.metered import Callers, CallMeter
     from gateway.mcp.upstreams import open_carriers
     from gateway.mcp.wiring import open_trust
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.rebinding import Allowed
 
-    carriers = stack.enter_context(open_carriers(settings))
+    vault = await open_vault(settings, stack, secret, db, redis)
+    carriers = stack.enter_context(open_carriers(settings, vault.shown))
     callers = Callers()
     meter = CallMeter(
         callers,
@@ -123,7 +137,14 @@ async def open_mcp(
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
-    return McpDoor(bridge, Allowed(public_url=settings.issuer), callers, guard)
+    return McpDoor(bridge, Allowed(public_url=settings.issuer), callers, guard, vault)
+
+
+def vault_of(door: McpDoor | None) -> UpstreamVault:
+    """Raises: NotFound, where there are no servers."""
+    if door is None:
+        raise NotFound("server", "no MCP server is configured")
+    return door.vault
 
 
 def open_tool_loops(settings: Settings, door: McpDoor | None) -> ToolLoops | None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.egress_targets import LOCALHOST, Forbidden, check_address
+from gateway.egress_targets import LOCALHOST, Forbidden, check_address, parse_target
 from gateway.settings_file import SettingsError, WrittenMcpServer, explain
 
 if TYPE_CHECKING:
@@ -43,10 +43,25 @@ def check_mcp_servers(
             raise SettingsError(f"{place}.name: {server.name!r} stands there twice")
         if (server.url is None) == (server.command is None):
             raise SettingsError(f"{place} ({server.name}): wants exactly one of url, command")
+        if server.oauth is not None:
+            _check_oauth(place, server, near=near)
         if server.url is not None:
             _check_url(f"{place}.url", server.url, server.network, near=near)
         else:
             _check_launch(place, server)
+
+
+def _check_oauth(place: str, server: WrittenMcpServer, *, near: bool) -> None:
+    """A browser is sent there with our state in hand: in the clear on this machine alone."""
+    assert server.oauth is not None
+    if server.credential != "user" or server.url is None:
+        raise SettingsError(f"{place}.oauth: is for a url with credential = 'user'")
+    for field in ("authorization_endpoint", "token_endpoint"):
+        url: str = getattr(server.oauth, field)
+        try:
+            parse_target(url, allow_loopback=near)
+        except Forbidden as error:
+            raise SettingsError(f"{place}.oauth.{field}: {error}") from None
 
 
 def to_launch(server: WrittenMcpServer) -> LaunchSpec:

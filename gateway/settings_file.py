@@ -153,6 +153,21 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
     """Of one object; each open upload and each reader holds one in memory."""
 
 
+class WrittenMcpOauth(Strict, frozen=True, kw_only=True):
+    """`[mcp.servers.oauth]`: what we are at a server's authorization server, so that people can let
+    us in there."""
+
+    token_endpoint: Url
+    authorization_endpoint: Url
+    client_id: Name
+    client_secret_env: Name | None = None
+    """The environment variable that holds it."""
+    auth_method: Literal["client_secret_basic", "client_secret_post"] = "client_secret_basic"
+    issuer: Url | None = None
+    scope: Name | None = None
+    resource: Url | None = None
+
+
 class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     """`[[mcp.servers]]`: asked where its URL says, or a process of this machine. `trust`: each
     thing that it offers has to be approved (`tollgate mcp approve`), or the operator vouches for
@@ -175,6 +190,7 @@ class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     credential_names: list[str] = []
     """Of variables that are filled from the vault."""
+    oauth: WrittenMcpOauth | None = None
     digests: list[dict[str, str]] = []
     """Compared before each start: `kind` (file, tree, image), `path`, `sha256`; `reference`."""
     readable: list[str] = []

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.carrier import CarrierFailed, NotSent
 from mcp_bridge.channel import Ask, Channel, Emit, Line, Told
-from mcp_bridge.credentials import Credentials, CredentialSet, Whose
+from mcp_bridge.credentials import NO_CREDENTIAL, Credentials, CredentialSet, Whose
 from mcp_bridge.relay import NotHeard, Relay
 from mcp_bridge.upstream import ServerConfig, Unreachable
 
@@ -262,7 +262,7 @@ class Hosts:
             raise Unreachable(place.server, "unknown_here")
         whose = Whose(place.org_id, payload["user_id"])
         try:
-            credential = await self._credentials.of(whose, place.server)
+            credential = await self._current(config, whose)
             if credential.name != place.credential:
                 raise NotSent("credential_changed")
             ask = msgspec.convert(payload["ask"], Ask)
@@ -271,6 +271,12 @@ class Hosts:
             raise Unreachable(place.server, error.reason) from error
         found: dict[str, Any] = msgspec.to_builtins(told)
         return found
+
+    async def _current(self, config: ServerConfig, whose: Whose) -> CredentialSet:
+        """Raises: CarrierFailed."""
+        if config.credential == "none":
+            return NO_CREDENTIAL
+        return await self._credentials.of(whose, config.name)
 
     # Signs of life, and ends.
 
@@ -290,7 +296,7 @@ class Hosts:
         if not host.is_open and time.monotonic() > host.used_at + IDLE_S:
             return False
         try:
-            current = await self._credentials.of(host.whose, place.server)
+            current = await self._current(host.config, host.whose)
         except CarrierFailed:
             return False
         if current.name != place.credential:

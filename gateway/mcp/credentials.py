@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.auth.external_login import digest
 from gateway.db import tenant
 from gateway.lru import Lru
+from gateway.tenancy.changes import EVERYTHING
 from gateway.vault.challenge import Challenge, read_challenge, split_scopes
 from gateway.vault.credentials import OpenCredential, open_credential
 from gateway.vault.envelope import Vault
@@ -70,6 +71,12 @@ class VaultCredentials:
         self._db, self._vault, self._tokens = db, vault, tokens
         self._challenges, self._clock = challenges, clock
         self._known: Lru[tuple[Whose, str], tuple[CredentialSet, float]] = Lru(MAX_KNOWN)
+
+    def forget(self, org_id: str) -> None:
+        """Somebody changed what is kept. EVERYTHING: of all orgs."""
+        for key in [key for key, _ in self._known.items()]:
+            if org_id in (EVERYTHING, key[0].org_id):
+                self._known.drop(key)
 
     async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
         """Raises: NotSent."""

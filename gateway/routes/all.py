@@ -43,6 +43,7 @@ from gateway.routes import (
     files,
     health,
     mcp,
+    mcp_credentials,
     message_batches,
     messages,
     model_permissions,
@@ -61,6 +62,7 @@ from gateway.routes import (
     responses,
     signing_keys,
     tokenize,
+    upstream_consent,
 )
 
 MODULES = (
@@ -74,6 +76,7 @@ MODULES = (
     completions,
     embeddings,
     tokenize,
+    upstream_consent,
     files,
     batches,
     organization,
@@ -82,6 +85,7 @@ MODULES = (
     own_view,
     protected_resources,
     mcp,
+    mcp_credentials,
     audit_logs,
     admin_orgs,
     admin_organization,

@@ -5,6 +5,9 @@ from __future__ import annotations
 SYSTEM = {
     "auth.access_tokens.AccessTokens.authenticate": "of the token that is shown",
     "auth.access_tokens.AccessTokens.changed": "of what was announced: it forgets",
+    "mcp.credential_desk.UpstreamVault.client": "of the operator's settings",
+    "mcp.credentials.VaultCredentials.forget": "of what was announced: it forgets",
+    "mcp.credential_desk.UpstreamVault.told": "says that something changed",
     "auth.access_tokens.AccessTokens.verify": "of the token that is shown",
     "auth.api_keys.Authenticator.authenticate": "of the key that is shown",
     "auth.api_keys.Authenticator.hashes": "asks nobody",

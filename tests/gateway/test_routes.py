@@ -67,6 +67,8 @@ OPEN = {
     "/schema/{path:str}",
     "/oauth/external/{issuer_id:str}/callback",
     "/oauth/external/{issuer_id:str}/start",
+    "/oauth/upstream/callback",
+    "/oauth/upstream/{server:str}/start",
     "/.well-known/oauth-protected-resource",
     "/.well-known/oauth-protected-resource/v1",
     "/.well-known/oauth-protected-resource/mcp/{org_id:str}",

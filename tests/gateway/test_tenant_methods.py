@@ -53,7 +53,13 @@ from tests.gateway.no_tenants_methods import SYSTEM
 from tests.gateway.responses.tried import follow_events
 from tests.gateway.test_tenant_verbs import FOREIGN_KEY, SECRET
 from tests.gateway.two_tenants import ALICE, MALLORY, id_of, populate, rows_of_alice
-from tests.gateway.vault.tried import find_shown, find_token
+from tests.gateway.vault.tried import (
+    delete_kept,
+    find_kept,
+    find_shown,
+    find_token,
+    put_kept,
+)
 
 CONNECTIONS = ("AsyncConnection", "AsyncEngine")
 NOW = datetime.now(tz=UTC)
@@ -109,7 +115,7 @@ class Stage:
     """What is tried, on `pool`, for `org`, with the ids of Alice."""
 
     def __init__(self, pool: AsyncEngine, redis: Redis, org: str) -> None:
-        self.pool, self.org = pool, org
+        self.pool, self.org, self.redis = pool, org, redis
         self.passwords = Passwords()
         sessions, seals = Peppers(SECRET, "session"), Seals(SECRET)
         self.login = Login(
@@ -395,6 +401,9 @@ TRIED: dict[str, Work] = {
     "files.store.FileStore.begin": begin_file,
     "files.store.FileStore.begin_output": begin_output,
     "mcp.credentials.VaultCredentials.of": find_shown,
+    "mcp.credential_desk.UpstreamVault.find": find_kept,
+    "mcp.credential_desk.UpstreamVault.delete": delete_kept,
+    "mcp.credential_desk.UpstreamVault.put": put_kept,  # behind `delete`, which would find it
     "vault.oauth.UpstreamTokens.access_token": find_token,
     "idempotency_keys.Claim.check": check_claim,
     "idempotency_keys.IdempotencyKeys.keep": keep_answer,

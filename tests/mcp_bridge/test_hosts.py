@@ -19,7 +19,7 @@ import redis.asyncio
 
 from mcp_bridge.bridge import Bridge
 from mcp_bridge.carriers import Carriers
-from mcp_bridge.credentials import CredentialSet, Whose
+from mcp_bridge.credentials import CredentialSet, Refusal, Whose
 from mcp_bridge.door import Door
 from mcp_bridge.rebinding import Allowed
 from mcp_bridge.stdio.isolation import Unprotected
@@ -78,9 +78,7 @@ class Held:
     def __init__(self) -> None:
         self.sets: dict[Whose, CredentialSet] = {}
 
-    async def of(
-        self, whose: Whose, server: str, refused: CredentialSet | None = None
-    ) -> CredentialSet:
+    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
         own = self.sets.get(whose) or self.sets.get(Whose(whose.org_id))
         return own or CredentialSet(f"none-{whose.org_id}", {"TOKEN": "none"})
 

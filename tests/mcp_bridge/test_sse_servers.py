@@ -17,7 +17,7 @@ from starlette.requests import Request
 from mcp_bridge.bridge import Bridge
 from mcp_bridge.carrier import CarrierFailed
 from mcp_bridge.carriers import Carriers
-from mcp_bridge.credentials import CredentialSet, Whose
+from mcp_bridge.credentials import CredentialSet, Refusal, Whose
 from mcp_bridge.sse_line import endpoint_of
 from mcp_bridge.upstream import ServerConfig
 from tests.mcp_bridge.test_hostile import KEYS
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class TenantsOwn:
-    async def of(
-        self, whose: Whose, server: str, refused: CredentialSet | None = None
-    ) -> CredentialSet:
+    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
         return CredentialSet(whose.org_id, {"Authorization": f"Bearer of-{whose.org_id}"})
 
 

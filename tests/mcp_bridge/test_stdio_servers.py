@@ -17,13 +17,15 @@ import httpx
 import msgspec
 import pytest
 
-from tests.mcp_bridge.processes import ask_modern
+from tests.mcp_bridge.processes import MODERN, ask_modern, last_of, modern, running
 from tests.mcp_bridge.stdio.servers import SDK_SERVER
 from tests.stack import Stack
 from tests.stack import running as running_stack
 
 pytestmark = pytest.mark.slow
 STALE = "tollgate/stale"
+MISSING = "bad_launch"
+"""Of a process whose variables nobody has filled."""
 CONFIG = """
 [[model]]
 name = "b"
@@ -38,6 +40,21 @@ name = "shared"
 command = "PYTHON"
 args = ["-c", '''CODE''']
 trust = "all"
+
+[[mcp.servers]]
+name = "keyed"
+command = "PYTHON"
+args = ["-c", '''CODE''']
+trust = "all"
+credential = "tenant"
+credential_names = ["UPSTREAM_KEY"]
+
+[[mcp.servers]]
+name = "web"
+url = "WEB"
+network = "loopback"
+trust = "all"
+credential = "tenant"
 
 [[mcp.servers]]
 name = "pinned"
@@ -59,9 +76,9 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
             return await ask_modern(http, f"{self.stack.base_url}/mcp", "tools/call", params)
 
     async def whereabouts(self, key: str | None = None) -> dict[str, str]:
-        found = (await self.call("shared__whereabouts", key))["result"]["structuredContent"]
-        told: dict[str, str] = found.get("result", found)
-        return told
+        found = await self.call("shared__whereabouts", key)
+        assert "result" in found, found
+        return told(found)
 
     async def pages(self) -> list[dict[str, Any]]:
         headers = {"authorization": f"Bearer {self.key}"}
@@ -87,7 +104,10 @@ def world() -> Iterator[World]:
     config = CONFIG.replace("PYTHON", sys.executable).replace("CODE", SDK_SERVER)
     config = config.replace("SCRATCH", str(folder / "scratch")).replace("FILE", str(script))
     try:
-        with running_stack(config=config, workers=2) as stack:
+        with (
+            running(("fixture_server", "--era", MODERN)) as (web,),
+            running_stack(config=config.replace("WEB", web.url), workers=2) as stack,
+        ):
             yield World(stack=stack, script=script, key=stack.create_key("--scope", "mcp:call"))
     finally:
         shutil.rmtree(folder)
@@ -134,6 +154,62 @@ async def test_one_that_cannot_start_is_listed_as_it_was_approved(world: World) 
     assert stale[0]["_meta"][STALE] == ["pinned"]
     assert "pinned__add" in {tool["name"] for tool in stale[0]["tools"]}
     assert (await world.whereabouts())["holds"] == "[]"
+
+
+async def test_a_server_is_shown_its_own_credential_and_never_the_callers(world: World) -> None:
+    """In headers and variables, by whichever worker; not in parameters or `_meta` either."""
+    admin = {"authorization": f"Bearer {world.stack.credentials['admin_key']}"}
+
+    async def keep(server: str, values: dict[str, str] | None) -> int:
+        url = f"{world.stack.base_url}/v1/mcp/tenant_credentials/{server}"
+        async with httpx.AsyncClient(headers=admin, timeout=60) as http:
+            if values is None:
+                return (await http.delete(url)).status_code
+            answer = await http.put(url, json={"values": values})
+            assert not set(values.values()) & set(answer.text.split('"')), (
+                "what is kept is not told"
+            )
+            return answer.status_code
+
+    assert (await world.call("keyed__environment"))["error"]["data"]["reason"] == MISSING
+    assert await keep("keyed", {"UPSTREAM_KEY": "first-value"}) == 200
+    assert await keep("web", {"X-Api-Key": "web-value"}) == 200
+    assert await keep("shared", {"A": "b"}) == 404, "it is shown nothing"
+    assert await keep("keyed", {"no name": "b"}) == 400
+    shown: Any = {}
+    async with asyncio.timeout(60):
+        while shown.get("UPSTREAM_KEY") != "first-value":
+            shown = told(await world.call("keyed__environment"))
+    assert world.key not in str(shown)
+    seen = await echoed(world)
+    assert seen["x-api-key"] == "web-value" and "authorization" not in seen
+    assert world.key not in str(seen)
+    assert await keep("keyed", {"UPSTREAM_KEY": "second-value"}) == 200
+    async with asyncio.timeout(60):
+        while shown.get("UPSTREAM_KEY") != "second-value":
+            shown = told(await world.call("keyed__environment"))
+    assert await keep("keyed", None) == 200
+    assert await keep("keyed", None) == 404
+    async with asyncio.timeout(60):
+        while "error" not in (found := await world.call("keyed__environment")):
+            await asyncio.sleep(0.05)
+    assert found["error"]["data"]["reason"] in (MISSING, "catalogue")
+
+
+async def echoed(world: World) -> dict[str, str]:
+    """The headers that the server on HTTP got, of a call with odd headers of its own."""
+    message, headers = modern("tools/call", {"name": "web__test_headers", "arguments": {}})
+    headers |= {"authorization": f"Bearer {world.key}", "x-api-key": "the-callers"}
+    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+        answer = await http.post(f"{world.stack.base_url}/mcp", json=message)
+    found: dict[str, str] = msgspec.json.decode(last_of(answer)["result"]["content"][0]["text"])
+    return found
+
+
+def told(answer: dict[str, Any]) -> dict[str, str]:
+    found = answer.get("result", {}).get("structuredContent", {})
+    shown: dict[str, str] = found.get("result", found)
+    return shown
 
 
 def cwd_of(pid: int) -> str:

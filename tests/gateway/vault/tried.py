@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.audit.log import COMMAND_LINE
+from gateway.auth.encrypted_at_rest import Cipher
 from gateway.egress import Egress
+from gateway.mcp.credential_desk import UpstreamVault
 from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import CannotOpen, NoCredential
-from gateway.vault.oauth import UpstreamTokens
+from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
 from gateway.vault.token_endpoint import TokenEndpoint
 from mcp_bridge.carrier import NotSent
 from mcp_bridge.credentials import NO_CREDENTIAL, Whose
@@ -21,6 +26,7 @@ from tests.gateway.vault.conftest import a_secret
 
 class Stage(Protocol):
     pool: AsyncEngine
+    redis: Redis
     org: str
 
 
@@ -61,3 +67,49 @@ async def find_shown(stage: Stage) -> Any:
     finally:
         egress.close()
     return None if found is NO_CREDENTIAL else found
+
+
+@asynccontextmanager
+async def upstream_vault(stage: Stage) -> AsyncIterator[UpstreamVault]:
+    egress, vault, redis = Egress(), Vault(a_secret("one")), stage.redis
+    endpoint = TokenEndpoint(egress)
+    tokens = UpstreamTokens(db=stage.pool, vault=vault, endpoint=endpoint)
+    try:
+        yield UpstreamVault(
+            db=stage.pool,
+            redis=redis,
+            vault=vault,
+            shown=VaultCredentials(
+                db=stage.pool, vault=vault, tokens=tokens, challenges=Challenges(redis)
+            ),
+            consents=Consents(
+                db=stage.pool,
+                vault=vault,
+                endpoint=endpoint,
+                states=Cipher(a_secret("one"), STATE_PURPOSE),
+                redirect_uri="https://gateway.example/callback",
+            ),
+            servers={id_of("upstream_credentials", "upstream"): None},
+        )
+    finally:
+        egress.close()
+
+
+async def find_kept(stage: Stage) -> Any:
+    async with upstream_vault(stage) as found:
+        upstream = id_of("upstream_credentials", "upstream")
+        return await found.find(stage.org, upstream, None)
+
+
+async def delete_kept(stage: Stage) -> Any:
+    async with upstream_vault(stage) as found:
+        upstream = id_of("upstream_credentials", "upstream")
+        return await found.delete(stage.org, upstream, None, COMMAND_LINE)
+
+
+async def put_kept(stage: Stage) -> bool:
+    """Whether it stands in the place of another one."""
+    async with upstream_vault(stage) as found:
+        upstream = id_of("upstream_credentials", "upstream")
+        kept = await found.put(stage.org, upstream, None, {"A": "b"}, COMMAND_LINE)
+        return kept.version > 1

@@ -1,0 +1,156 @@
+"""Where people keep what servers are shown: a user's own credential, or the tenant's.
+
+Above: `mcp_door`, routes. Below: `gateway.vault`, `credentials` (which shows them), `known`. Every
+worker is told of a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+import msgspec
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.audit.log import Actor
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.db import tenant
+from gateway.egress import Egress
+from gateway.mcp.credentials import Challenges, VaultCredentials
+from gateway.mcp.known import Feed, announce
+from gateway.secret import Secret
+from gateway.settings import Settings, read_secret
+from gateway.settings_file import WrittenMcpServer
+from gateway.tenancy.errors import NotFound
+from gateway.vault.credentials import (
+    UpstreamCredential,
+    delete_credential,
+    find_credential,
+    put_credential,
+)
+from gateway.vault.envelope import Vault
+from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
+from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
+
+CALLBACK = "/oauth/upstream/callback"
+
+
+class UpstreamVault:
+    """The verbs of those who keep them. `shown`: what the bridge asks. `servers`: by name,
+    those that are shown one, with what we are at their authorization servers."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        redis: Redis,
+        vault: Vault,
+        shown: VaultCredentials,
+        consents: Consents,
+        servers: Mapping[str, UpstreamClient | None],
+    ) -> None:
+        self.shown, self.consents, self._servers = shown, consents, servers
+        self._db, self._redis, self._vault = db, redis, vault
+
+    def client(self, name: str) -> UpstreamClient:
+        """What we are at its authorization server. Raises: NotFound."""
+        found = self._client(name)
+        if found is None:
+            raise NotFound("server", "nobody signs in at this server")
+        return found
+
+    def _client(self, name: str) -> UpstreamClient | None:
+        """Raises: NotFound."""
+        if name not in self._servers:
+            raise NotFound("server", "no server of that name is shown a credential")
+        return self._servers[name]
+
+    async def find(self, org_id: str, server: str, user_id: str | None) -> UpstreamCredential:
+        """Exactly that one. Raises: NotFound."""
+        self._client(server)
+        async with tenant(self._db, org_id) as conn:
+            found = await find_credential(conn, org_id=org_id, upstream=server, user_id=user_id)
+        if found is None or found.user_id != user_id:
+            raise NotFound("server", "no credential is kept for it")
+        return found
+
+    async def put(
+        self,
+        org_id: str,
+        server: str,
+        user_id: str | None,
+        values: Mapping[str, str],
+        actor: Actor,
+    ) -> UpstreamCredential:
+        """Raises: NotFound, InvalidField, NameTaken, ChangeNotAnnounced."""
+        self._client(server)
+        async with tenant(self._db, org_id) as conn:
+            kept = await put_credential(
+                conn,
+                self._vault,
+                org_id=org_id,
+                upstream=server,
+                user_id=user_id,
+                values=values,
+                actor=actor,
+            )
+        await announce(self._redis, org_id)
+        return kept
+
+    async def delete(
+        self, org_id: str, server: str, user_id: str | None, actor: Actor
+    ) -> UpstreamCredential:
+        """Raises: NotFound, ChangeNotAnnounced."""
+        found = await self.find(org_id, server, user_id)
+        async with tenant(self._db, org_id) as conn:
+            gone = await delete_credential(conn, org_id=org_id, credential_id=found.id, actor=actor)
+        await announce(self._redis, org_id)
+        return gone
+
+    async def told(self, org_id: str) -> None:
+        """After a consent. Raises: ChangeNotAnnounced."""
+        await announce(self._redis, org_id)
+
+
+async def open_vault(
+    settings: Settings, stack: AsyncExitStack, secret: Secret, db: AsyncEngine, redis: Redis
+) -> UpstreamVault:
+    """Closed with `stack`, after the bridge."""
+    feed = Feed(redis)
+    await feed.start()
+    stack.push_async_callback(feed.close)
+    egress = Egress(allow_loopback=settings.egress_to_loopback)
+    stack.callback(egress.close)
+    vault, endpoint = Vault(secret), TokenEndpoint(egress)
+    tokens = UpstreamTokens(db=db, vault=vault, endpoint=endpoint)
+    stack.push_async_callback(tokens.close)
+    shown = VaultCredentials(db=db, vault=vault, tokens=tokens, challenges=Challenges(redis))
+    feed.forgetting.append(shown.forget)
+    return UpstreamVault(
+        db=db,
+        redis=redis,
+        vault=vault,
+        shown=shown,
+        consents=Consents(
+            db=db,
+            vault=vault,
+            endpoint=endpoint,
+            states=Cipher(secret, STATE_PURPOSE),
+            redirect_uri=settings.issuer + CALLBACK,
+        ),
+        servers={
+            each.name: to_client(each) for each in settings.mcp_servers if each.credential != "none"
+        },
+    )
+
+
+def to_client(server: WrittenMcpServer) -> UpstreamClient | None:
+    """Raises: SettingsError, for a secret that the environment does not have."""
+    if server.oauth is None:
+        return None
+    fields = msgspec.structs.asdict(server.oauth)
+    variable = fields.pop("client_secret_env")
+    field = "mcp.servers.oauth.client_secret_env"
+    secret = None if variable is None else read_secret(variable, field)
+    return UpstreamClient(**fields, client_secret=secret)
