@@ -22,6 +22,7 @@ from mcp_bridge.protocol.inbound import Envelope, misnames_headers, param_header
 from mcp_bridge.protocol.rpc import HEADER_MISMATCH, METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.protocol.translation import (
     check_asked,
+    is_of,
     to_modern_params,
     without_reserved,
 )
@@ -41,6 +42,12 @@ log = logging.getLogger(__name__)
 MAX_ASKED = 32
 """Of a client, at once."""
 MAX_PAGES = 100
+MAX_POLLS = 5_000
+"""Of one request: each time its server has closed the stream and wants to be asked again."""
+MIN_RETRY_MS = 20
+"""Whatever it says."""
+CALL_S = 3600.0
+"""Of one request, all in all, questions to its client included."""
 MAX_TOOLS = 10_000
 """Of one server."""
 
@@ -126,7 +133,8 @@ class ModernExchange:
                 if found is None or rpc.is_request(found):
                     continue
                 if rpc.is_notification(found):
-                    yield Noted(found)
+                    if is_of(found, params):
+                        yield Noted(found)
                     continue
                 yield self._ended(found)
                 return
@@ -216,10 +224,13 @@ class LegacyExchange:
                 if isinstance(event, Done):
                     return
             last_id, retry_ms = answer.last_id, answer.retry_ms
-        tries = 0
+        tries = polls = 0
         while last_id is not None and tries < MAX_RECONNECTS:
             yield Waiting()
-            await asyncio.sleep(retry_ms / 1000)
+            polls += 1
+            if polls > MAX_POLLS:
+                raise Unreachable(self._upstream.name, "too_much")
+            await asyncio.sleep(max(retry_ms, MIN_RETRY_MS) / 1000)
             headers = legacy_headers(session, last_id)
             async with self._upstream.ask("GET", None, headers) as answer:
                 if answer.status != 200 or not answer.is_stream:
@@ -239,7 +250,8 @@ class LegacyExchange:
             if found is None:
                 continue
             if rpc.is_notification(found):
-                yield Noted(found)
+                if is_of(found, self._params):
+                    yield Noted(found)
             elif rpc.is_request(found):
                 asked = await self._ask(found)
                 if asked is not None:

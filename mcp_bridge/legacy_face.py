@@ -20,6 +20,8 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.changes import ACKNOWLEDGED, follow, modern_changes, session_changes
 from mcp_bridge.endpoint import Endpoint, Reach
 from mcp_bridge.exchanges import (
+    CALL_S,
+    MAX_ASKED,
     Answers,
     Asked,
     Done,
@@ -61,7 +63,6 @@ log = logging.getLogger(__name__)
 MAX_ROUNDS = 16
 """In which one call asks its client."""
 ANSWER_S = 600.0
-CALL_S = 3600.0
 MAX_CALLS = 1024
 """Of one worker."""
 MAX_CALLS_OF_ONE = 128
@@ -166,7 +167,8 @@ class LegacyFace:
         if len(self._calls) >= MAX_CALLS or self._by_principal[principal] >= MAX_CALLS_OF_ONE:
             raise RpcError(TOO_MANY, "Too many requests are under way", status=429)
         stream = Stream(self._sessions, session, self._relay.worker, message["id"])
-        task = asyncio.get_running_loop().create_task(self._run(endpoint, session, message, stream))
+        work = self._run(endpoint, session, message, stream)
+        task = asyncio.get_running_loop().create_task(work)
         self._calls[key] = task
         self._by_principal[principal] += 1
 
@@ -408,10 +410,19 @@ class LegacyFace:
     async def _follow_one(
         self, reach: Reach, session: Session, upstream: Upstream, modern: bool, stream: Stream
     ) -> None:
+        asked: set[asyncio.Task[None]] = set()
+
         async def take(message: Message) -> None:
+            if rpc.is_response(message):
+                return
             if rpc.is_request(message):
-                self._spawn(self._pass_on(reach, session, upstream, message, stream))
-            elif rpc.is_notification(message) and message["method"] != ACKNOWLEDGED:
+                while len(asked) >= MAX_ASKED:
+                    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                work = self._pass_on(reach, session, upstream, message, stream)
+                task = self._spawn(work)
+                asked.add(task)
+                task.add_done_callback(asked.discard)
+            elif message["method"] not in (ACKNOWLEDGED, "notifications/cancelled"):
                 await stream.put(to_unsubscribed(message))
 
         def open_() -> AsyncGenerator[Message | None]:
@@ -439,10 +450,11 @@ class LegacyFace:
         with suppress(RpcError, SessionEnded):
             await upstream.notify(own, {"jsonrpc": "2.0", "id": message["id"], **kept})
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def cancel_all(tasks: list[asyncio.Task[None]]) -> None:

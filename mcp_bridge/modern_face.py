@@ -22,6 +22,7 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.changes import ACKNOWLEDGED, follow, granted_by, legacy_changes, modern_changes
 from mcp_bridge.endpoint import Endpoint, Reach
 from mcp_bridge.exchanges import (
+    CALL_S,
     Answers,
     Asked,
     Done,
@@ -150,14 +151,17 @@ class ModernFace:
                 return await self._discover(reach)
             if method == "subscriptions/listen":
                 return await self._listen(reach, message["id"], params, emit)
-            if method in LISTS:
-                page = await reach.list(method, params)
-                return to_modern_result(method, page, self._info)
-            if method not in FORWARDED:
-                raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
-            return await self._forward(asker, reach, headers, emit)
+            async with asyncio.timeout(CALL_S):
+                if method in LISTS:
+                    page = await reach.list(method, params)
+                    return to_modern_result(method, page, self._info)
+                if method not in FORWARDED:
+                    raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
+                return await self._forward(asker, reach, headers, emit)
         except RpcError as error:
             raise to_modern_error(method, params, error) from None
+        except TimeoutError:
+            raise RpcError(INTERNAL_ERROR, "It took too long") from None
 
     def _reach(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> Reach:
         sessions = Shared(self._sessions, caller, envelope)

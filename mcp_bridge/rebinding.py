@@ -13,6 +13,7 @@ import msgspec
 
 from mcp_bridge.protocol.rpc import INVALID_REQUEST, RpcError
 
+PAGES = frozenset({"http", "https"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -25,14 +26,18 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, host: str | None, origin: str | None, pages: Collection[str] = ()) -> None:
         """`pages`: origins that the tenant lets in. Raises: RpcError."""
         own = urlsplit(self.public_url)
-        names = {own.netloc.lower()}
         local = name_of(own.netloc) in LOOPBACK
         if local and name_of(host or "") not in LOOPBACK:
             raise RpcError(INVALID_REQUEST, "Host: not ours", status=403)
         if origin is None or origin in pages:
             return
-        page = urlsplit(origin)
-        if page.netloc.lower() not in names and not (local and name_of(page.netloc) in LOOPBACK):
+        try:
+            page = urlsplit(origin)
+        except ValueError:
+            raise RpcError(INVALID_REQUEST, "Origin: not allowed", status=403) from None
+        is_ours = (page.scheme, page.netloc.lower()) == (own.scheme, own.netloc.lower())
+        is_local = local and page.scheme in PAGES and name_of(page.netloc) in LOOPBACK
+        if not is_ours and not is_local:
             raise RpcError(INVALID_REQUEST, "Origin: not allowed", status=403)
 
 

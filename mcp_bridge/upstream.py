@@ -180,16 +180,15 @@ class Answer:
         total = count = 0
         async for chunk in self._response.aiter_stream():
             total += len(chunk)
+            if not self._endless and total > MAX_EXCHANGE_BYTES:
+                raise Unreachable(self._server, "too_much")
             try:
                 events = list(decoder.feed(chunk))
             except sse.TooLong:
                 raise Unreachable(self._server, "too_long") from None
             for event in events:
                 count += 1
-                if (
-                    not self._endless
-                    and max(total / MAX_EXCHANGE_BYTES, count / MAX_EXCHANGE_MESSAGES) > 1
-                ):
+                if not self._endless and count > MAX_EXCHANGE_MESSAGES:
                     raise Unreachable(self._server, "too_much")
                 self.last_id = event.id or self.last_id
                 self.retry_ms = self.retry_ms if event.retry_ms is None else event.retry_ms

@@ -178,6 +178,18 @@ def is_wanted(message: Message, wanted: dict[str, Any]) -> bool:
     return flag is not None and wanted.get(flag) is True
 
 
+def is_of(message: Message, params: dict[str, Any]) -> bool:
+    """Whether a notification may stand on the stream of a request with `params`: progress has its
+    own token, and what a server cancels has an id that means something else to the client."""
+    if message.get("method") == "notifications/cancelled":
+        return False
+    if message.get("method") != "notifications/progress":
+        return True
+    token = meta_of(params).get("progressToken")
+    said = params_of(message).get("progressToken")
+    return said == token and type(said) is type(token)
+
+
 def to_subscribed(message: Message, subscription: Any) -> Message:
     """A change as it stands on the stream of one `subscriptions/listen`."""
     params = params_of(message)

@@ -187,6 +187,9 @@ def test_arguments_travel_as_headers_and_agree() -> None:
         ("https://gw.example.com", "gw.example.com", "https://gw.example.com", True),
         ("https://gw.example.com", "gw.example.com", "https://page.example.com", True),
         ("https://gw.example.com", "gw.example.com", "http://localhost", False),
+        ("https://gw.example.com", "gw.example.com", "http://gw.example.com", False),
+        ("https://gw.example.com", "gw.example.com", "https://[", False),
+        ("http://127.0.0.1:8000", "localhost", "file://localhost", False),
     ],
 )
 def test_pages_of_others_are_not_let_in(

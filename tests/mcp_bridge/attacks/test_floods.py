@@ -1,0 +1,162 @@
+"""Servers that say too much, too long or too often, and what is not for who asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from mcp_bridge import exchanges, legacy_face, modern_face, upstream
+from tests.mcp_bridge.attacks.hostile import (
+    Attacker,
+    answer,
+    attacked,
+    events,
+    note,
+)
+from tests.mcp_bridge.processes import LegacyClient, ask_modern, messages_of, modern
+from tests.mcp_bridge.test_hostile import OK, SSE
+
+CALL: dict[str, Any] = {"name": "t", "arguments": {}}
+
+
+async def comments(server: Any, writer: asyncio.StreamWriter, message: Any) -> bytes:
+    """Without an event, for as long as somebody reads."""
+    writer.write(OK + SSE + b"\r\n")
+    while not writer.is_closing():
+        writer.write(b": nothing\n\n" * 100)
+        await writer.drain()
+    return b""
+
+
+@pytest.mark.parametrize("is_modern", [True, False])
+async def test_a_stream_of_comments_has_an_end(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, is_modern: bool
+) -> None:
+    monkeypatch.setattr(upstream, "MAX_EXCHANGE_BYTES", 65_536)
+    async with attacked(redis, Attacker(comments, modern=is_modern)) as client:
+        found = await ask_modern(client, "/mcp", "tools/call", CALL)
+    assert found["error"]["data"] == {"server": "s0", "reason": "too_much"}
+
+
+async def test_a_server_that_wants_to_be_asked_again_at_once_is_left(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`retry: 0` with another id each time: neither a loop without a pause nor one without end."""
+    monkeypatch.setattr(exchanges, "MAX_POLLS", 7)
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def slept(pause_s: float) -> None:
+        pauses.append(pause_s)
+        await sleep(0)
+
+    monkeypatch.setattr(exchanges.asyncio, "sleep", slept)
+
+    def again(server: Any) -> bytes:
+        body = b"id: %d\nretry: 0\ndata:\n\n" % len(server.heard)
+        return OK + SSE + b"content-length: %d\r\n\r\n" % len(body) + body
+
+    class Polled(Attacker):
+        async def reply(self, writer: asyncio.StreamWriter, message: Any, head: str) -> None:
+            if head.startswith("get "):
+                self.heard.append((head, message))
+                writer.write(again(self))
+            else:
+                await super().reply(writer, message, head)
+
+    server = Polled(lambda server, _, __: again(server), modern=False)
+    async with attacked(redis, server) as client:
+        found = await ask_modern(client, "/mcp", "tools/call", CALL)
+    monkeypatch.undo()
+    assert found["error"]["data"] == {"server": "s0", "reason": "too_much"}
+    assert sum(head.startswith("get ") for head, _ in server.heard) == 7
+    assert min(pauses) >= exchanges.MIN_RETRY_MS / 1000
+
+
+async def test_a_call_has_a_deadline_in_either_era(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the server says that it goes on."""
+
+    async def going_on(server: Any, writer: asyncio.StreamWriter, message: Any) -> bytes:
+        writer.write(OK + SSE + b"\r\n")
+        while not writer.is_closing():
+            writer.write(b": still there\n\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        return b""
+
+    monkeypatch.setattr(modern_face, "CALL_S", 0.1)
+    monkeypatch.setattr(legacy_face, "CALL_S", 0.1)
+    async with attacked(redis, Attacker(going_on)) as client:
+        session = await LegacyClient.open(client, "/mcp")
+        for found in (
+            await ask_modern(client, "/mcp", "tools/call", CALL),
+            await session.ask("/mcp", "tools/call", CALL),
+        ):
+            assert found["error"]["message"] == "It took too long"
+
+
+@pytest.mark.parametrize("is_modern", [True, False])
+async def test_only_what_is_of_a_request_is_said_on_its_stream(
+    redis: redis.asyncio.Redis, is_modern: bool
+) -> None:
+    def telling(server: Any, writer: Any, message: Any) -> bytes:
+        return events(
+            note("notifications/progress", progressToken="another's", progress=1),
+            note("notifications/progress", progressToken=1, progress=2),
+            note("notifications/progress", progress=3),
+            note("notifications/cancelled", requestId=1),
+            note("notifications/progress", progressToken="1", progress=4),
+            answer(message["id"]),
+        )
+
+    async with attacked(redis, Attacker(telling, modern=is_modern)) as client:
+        session = await LegacyClient.open(client, "/mcp")
+        asked, headers = modern("tools/call", CALL)
+        asked["params"]["_meta"]["progressToken"] = "1"
+        old = {**CALL, "_meta": {"progressToken": "1"}}
+        of_old = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": old}
+        for said in (
+            messages_of(await client.post("/mcp", json=asked, headers=headers)),
+            messages_of(await session.send("/mcp", of_old)),
+        ):
+            assert [each["params"]["progress"] for each in said[:-1]] == [4]
+            assert "result" in said[-1]
+
+
+async def test_questions_outside_of_requests_are_few_at_once(redis: redis.asyncio.Redis) -> None:
+    """A server that asks without end is read no further than its questions are answered."""
+    begun, asked = asyncio.Event(), 10 * exchanges.MAX_ASKED
+
+    class Asking(Attacker):
+        async def reply(self, writer: asyncio.StreamWriter, message: Any, head: str) -> None:
+            if not head.startswith("get "):
+                await super().reply(writer, message, head)
+                return
+            each = [{"jsonrpc": "2.0", "id": n, "method": "roots/list"} for n in range(asked)]
+            cancelled = note("notifications/cancelled", requestId=1)
+            writer.write(OK + SSE + b"\r\n" + events(cancelled, *each).partition(b"\r\n\r\n")[2])
+            await writer.drain()
+            begun.set()
+            await asyncio.Event().wait()
+
+    async with attacked(redis, Asking(modern=False)) as client:
+        session = await LegacyClient.open(client, "/mcp")
+        hearing = asyncio.create_task(client.get("/mcp", headers=session.headers))
+        legacy = client.bridge.legacy
+        try:
+            await begun.wait()
+            while len(legacy._pending) < exchanges.MAX_ASKED:
+                await asyncio.sleep(0.01)
+            for _ in range(100):  # turns in which more could be taken
+                await asyncio.sleep(0)
+            assert len(legacy._pending) == exchanges.MAX_ASKED
+            assert len(legacy._tasks) <= exchanges.MAX_ASKED + 2
+        finally:
+            client.bridge.begin_drain()
+            heard = await hearing
+        assert "cancelled" not in heard.text
