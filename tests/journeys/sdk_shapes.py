@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 def extras(model: BaseModel, at: str = "") -> list[str]:
     """Paths of fields that the SDK's types do not have, but for the place of a call in a stream,
-    which its accumulator keeps."""
+    which its accumulator keeps; and of those that they cannot be without and that did not come.
+    A client that is not strict makes an answer without them and says nothing."""
     return list(_extras(model, at))
 
 
@@ -19,17 +20,25 @@ def _extras(value: Any, at: str) -> Iterator[str]:
         for name in value.model_extra or {}:
             if (type(value).__name__, name) != ("ParsedFunctionToolCall", "index"):
                 yield f"{at}.{name}"
-        for name in type(value).model_fields:
-            yield from _extras(getattr(value, name), f"{at}.{name}")
+        for name, field in type(value).model_fields.items():
+            if field.is_required() and name not in value.model_fields_set:
+                yield f"{at}.{name} is missing"
+            else:
+                yield from _extras(getattr(value, name), f"{at}.{name}")
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from _extras(each, f"{at}[{index}]")
 
 
-def said(completion: BaseModel) -> dict[str, Any]:
-    """All of an answer that two requests of one seed have in common. A stream that is not asked for
-    its usage has none."""
-    found = completion.model_dump(exclude={"id", "created", "usage"}, warnings=False)
+def said(completion: BaseModel, *, usage: bool = True) -> dict[str, Any]:
+    """All of an answer that two requests of one seed have in common; of what it used all but what
+    of its prompt was found in the cache. `usage` false: a stream that is not asked for it has
+    none."""
+    found = completion.model_dump(exclude={"id", "created"}, warnings=False)
+    used = found.pop("usage", None)
+    if usage:
+        used.pop("prompt_tokens_details")
+        found["usage"] = used
     for choice in found["choices"]:
         choice["message"].setdefault("parsed", None)  # the accumulator always has it
         for call in choice["message"].get("tool_calls") or ():

@@ -41,16 +41,19 @@ def asked(**options: Any) -> dict[str, Any]:
     return {"model": "penny", "messages": HELLO, "max_tokens": 60, "seed": 7} | options
 
 
+USED: Any = {"include_usage": True}
+
+
 def accumulated(client: OpenAI, **request: Any) -> Any:
     state = ChatCompletionStreamState[Any](input_tools=request.get("tools", openai.omit))
-    for chunk in client.chat.completions.create(**request, stream=True):
+    for chunk in client.chat.completions.create(**request, stream=True, stream_options=USED):
         state.handle_chunk(chunk)
     return state.current_completion_snapshot
 
 
 def helped(client: OpenAI, **options: Any) -> Any:
     """As the SDK's own helper does it, which refuses to read half of an answer."""
-    with client.chat.completions.stream(**asked(**options)) as stream:
+    with client.chat.completions.stream(**asked(**options), stream_options=USED) as stream:
         for event in stream:
             assert event.type != "error"
         return stream.get_final_completion()

@@ -4,9 +4,10 @@ both ways: what its answers are in bytes, and that all its tokens count."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -41,8 +42,10 @@ async def asked_both_ways(
     answer: str,
     *,
     contract: ContractName = DEFAULT_CONTRACT,
+    of_stream: Mapping[str, Any] = MappingProxyType({}),
 ) -> BothWays | None:
-    """None: it is refused, by the name of one of its fields."""
+    """`of_stream`: fields that go with a stream alone. None: it is refused, by the name of one of
+    its fields."""
     ids = TOKENIZER.encode(answer)
 
     def respond(request: EngineRequest, index: int) -> Iterator[int]:
@@ -60,7 +63,8 @@ async def asked_both_ways(
             threads=threads,
             cache_contract=contract,
         )
-        body = json.dumps({"model": "penny", "stream": stream, **fields}).encode()
+        asked = {"model": "penny", "stream": stream, **fields, **(of_stream if stream else {})}
+        body = json.dumps(asked).encode()
         try:
             said, usage = await answered(surface, replica, surface.read(body, "engine"))
         except BadField as error:

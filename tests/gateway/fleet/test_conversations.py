@@ -89,6 +89,9 @@ ANSWER = st.lists(
 ).map("".join)
 
 
+USED = {"stream_options": {"include_usage": True}}
+
+
 def chunks(answer: bytes) -> Iterator[ChatCompletionChunk]:
     *events, done, rest = answer.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -103,7 +106,7 @@ def chunks(answer: bytes) -> Iterator[ChatCompletionChunk]:
 async def test_a_conversation_is_answered_or_refused_by_name(
     threads: PrepareThreads, fields: dict[str, Any], answer: str
 ) -> None:
-    found = await asked_both_ways(CHAT, threads, fields, answer)
+    found = await asked_both_ways(CHAT, threads, fields, answer, of_stream=USED)
     if found is None:
         return
     state = ChatCompletionStreamState[Any]()

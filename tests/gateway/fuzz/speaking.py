@@ -214,7 +214,9 @@ def check_same(asked: Asked, whole: Answer, stream: Answer) -> None:
     streamed = check_stream(asked, stream, strict=True)
     match asked.surface:
         case "chat":
-            assert said(streamed) == said(read)
+            options = moded(asked, stream=True)["stream_options"] or {}
+            usage = bool(options.get("include_usage"))
+            assert said(streamed, usage=usage) == said(read, usage=usage)
         case "responses":
             assert said_in(streamed) == said_in(read)
         case "messages":

@@ -164,6 +164,7 @@ def test_the_sdk_reads_a_whole_answer() -> None:
     assert_usage(answer.usage)
 
 
+USED = {"include_usage": True}
 CALLED = [
     TextDelta(index=0, text="", reasoning="I "),
     TextDelta(index=0, text="Let me", reasoning="will.", logprobs=[INFO]),
@@ -182,7 +183,7 @@ OTHERS = [
 
 def test_calls_and_thoughts_add_up_to_the_same_in_a_stream_and_in_a_whole_answer() -> None:
     items = [*CALLED, *OTHERS]
-    stream, body = encoder(stream=True, n=4), encoder(n=4)
+    stream, body = encoder(stream=True, n=4, stream_options=USED), encoder(n=4)
     answer = b"".join(stream.encode([item]) for item in items) + stream.finish(USAGE)
     body.encode(items)
     state = ChatCompletionStreamState[Any]()
@@ -221,7 +222,7 @@ def test_the_sdk_adds_choices_up_in_whatever_order_they_begin(order: tuple[int, 
     }
     items = [firsts[index] for index in order]
     items += [TextDelta(index=index, text="", finish_reason="stop") for index in (2, 0)]
-    chat, body = encoder(stream=True, n=3), encoder(n=3)
+    chat, body = encoder(stream=True, n=3, stream_options=USED), encoder(n=3)
     answer = b"".join(chat.encode([item]) for item in items) + chat.finish(USAGE)
     state = ChatCompletionStreamState[Any]()
     for chunk in streamed(answer):
