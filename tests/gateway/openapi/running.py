@@ -42,11 +42,13 @@ from gateway.auth.rfc9068_access_token import AccessClaims, token_id
 from gateway.connection import Connection
 from gateway.db import tenant
 from gateway.home import Home
+from gateway.mcp.approvals import PostgresApprovals
 from gateway.services import Services
 from gateway.settings import Settings, load
 from gateway.tenancy.keys import create_key
 from gateway.tenancy.members import add_member
 from gateway.tenancy.users import create_user
+from mcp_bridge.approvals import ApprovedCall, requested
 from tests.billing.invoices.billed import tokens
 from tests.gateway.fleet.scripted_upstream import Upstream
 from tests.journeys.upstreams import good
@@ -54,7 +56,8 @@ from tests.journeys.upstreams import good
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
 ACTOR = Actor(kind="system", id="test")
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
+MAX_APPROVALS = 100_000
 VOCAB_SIZE = 4096
 """Of penny, whose tokenizer reads prompts."""
 CONFIG = """
@@ -267,6 +270,22 @@ class Running:
             project_id=self.project_id,
             default_role="reader",
         )
+
+    def make_approval(self, *_: Any) -> str:
+        number = next(self._numbers)
+        call = ApprovedCall(
+            org_id=self.org_id,
+            caller=f"org\nproject\nkey\n{number}",
+            server="s",
+            pin="sha256:0",
+            arguments_digest="sha256:1",
+            policy_version="1",
+        )
+        made_id, now_s = f"mcpapp_{number}", time.time()
+        new = requested(call, approval_id=made_id, nonce="n", now_s=now_s, ttl_s=3600)
+        store = PostgresApprovals(self.services.db)
+        assert self.run(store.insert(self.org_id, new, max_pending=MAX_APPROVALS))
+        return made_id
 
     def make_name(self, *_: Any) -> str:
         name = f"plan-{next(self._numbers)}"

@@ -61,7 +61,7 @@ LEFT_OUT = {
 VERBS = frozenset(
     {
         *("archive", "cancel", "finalize", "grant", "lift-suspension", "password-reset", "ping"),
-        *("redeliver", "revoke", "rotate"),
+        *("redeliver", "revoke", "rotate", "approve", "deny"),
     }
 )
 """At the end of a path: what is done to what it names, without any word more."""
