@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,10 +16,12 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.conformance.test_mcp_sdk import Agent, Storage
-from tests.conformance.world import CONFIG, KITTED, NODE, World, kit_script, populated
+from tests.conformance.world import CONFIG, HERE, KITTED, NODE, World, kit_script, populated
 from tests.mcp_bridge.processes import running
+from tests.stack import ROOT
 
 pytestmark = KITTED
+AGENTS = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".clients" / "bin" / "python"))
 TOOL, TEXT = "fixture__test_simple_text", "This is a simple text response for testing."
 SERVER = """
 [[mcp.servers]]
@@ -51,9 +55,19 @@ async def test_the_python_sdk_calls_a_tool(served: World, mode: Any) -> None:
 
 
 async def test_the_typescript_sdk_calls_a_tool(served: World) -> None:
+    await call_by(served, str(NODE), str(kit_script("mcp_sdk_client.mjs")))
+
+
+@pytest.mark.skipif(not AGENTS.exists(), reason="make clients installs openai-agents")
+async def test_openai_agents_calls_a_tool(served: World) -> None:
+    await call_by(served, str(AGENTS), str(HERE / "with_agents_mcp.py"))
+
+
+async def call_by(served: World, *program: str) -> None:
+    """One that says where to sign in, and is told with what its browser came back."""
     given = {"resource": served.resource, "redirectUri": served.redirect_uri, "tool": TOOL}
     run = await asyncio.create_subprocess_exec(
-        *(NODE, kit_script("mcp_sdk_client.mjs"), json.dumps(given)),
+        *(*program, json.dumps(given)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
