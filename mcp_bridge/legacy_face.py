@@ -177,6 +177,10 @@ class LegacyFace:
             self._by_principal[principal] -= 1
             if not self._by_principal[principal]:
                 del self._by_principal[principal]
+            if done.cancelled() and not stream.ended:
+                # it had not begun, and said nothing to who waits
+                cancelled = RpcError(REQUEST_CANCELLED, "Cancelled")
+                self._spawn(stream.finish(rpc.failure(message["id"], cancelled)))
             if not done.cancelled() and (error := done.exception()) is not None:
                 log.error("mcp: a call could not be answered", exc_info=error)
 

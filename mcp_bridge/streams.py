@@ -38,6 +38,7 @@ class Stream:
         self.answer: Message | None = None
         """Where it came before there was a stream."""
         self.primed = False
+        self.ended = False
         self._sessions, self._session = sessions, session
         self._worker, self._request_id = worker, request_id
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -74,6 +75,7 @@ class Stream:
             await self._say(message)
 
     async def finish(self, message: Message) -> None:
+        self.ended = True
         async with self._lock:
             if self.primed:
                 await self._say(message)

@@ -13,6 +13,7 @@ from tests.mcp_bridge.attacks.hostile import (
     Attacker,
     answer,
     attacked,
+    caller_of,
     events,
     note,
 )
@@ -160,3 +161,29 @@ async def test_questions_outside_of_requests_are_few_at_once(redis: redis.asynci
             client.bridge.begin_drain()
             heard = await hearing
         assert "cancelled" not in heard.text
+
+
+async def test_a_call_that_is_cancelled_at_once_ends(redis: redis.asyncio.Redis) -> None:
+    """Who waits for its answer is told, also where the call had not begun."""
+
+    async def slow(server: Any, writer: Any, message: Any) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async with attacked(redis, Attacker(slow, modern=False)) as client:
+        opened = await LegacyClient.open(client, "/mcp")
+        legacy, who = client.bridge.legacy, caller_of("alice")
+        endpoint = client.bridge.endpoint(who.org_id)
+        assert endpoint is not None
+        session = await legacy.find(who, endpoint, opened.id)
+        for turns in (0, 1):
+            call = {"jsonrpc": "2.0", "id": turns, "method": "tools/call", "params": CALL}
+            stream = legacy.begin(endpoint, session, call)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            assert legacy._cancel(session.id, turns)
+            assert await stream.next() is None
+            assert stream.answer is not None
+            assert stream.answer["error"]["message"] == "Cancelled", turns
+            while legacy._calls:
+                await asyncio.sleep(0)
