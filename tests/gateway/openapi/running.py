@@ -56,6 +56,13 @@ from tests.journeys.upstreams import good
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
 ACTOR = Actor(kind="system", id="test")
+SHOWN_SERVER = "shown"
+SHOWN = f"""
+[[mcp.servers]]
+name = "{SHOWN_SERVER}"
+url = "https://mcp.invalid/mcp"
+credential = "tenant"
+"""
 TIMEOUT_S = 90.0
 MAX_APPROVALS = 100_000
 VOCAB_SIZE = 4096
@@ -184,6 +191,15 @@ class Running:
             return made.id
 
         return self.run(work())
+
+    def make_server(self, path: str, _: dict[str, str]) -> str:
+        """That is shown a credential of the tenant."""
+        headers = {"authorization": f"Bearer {self.everything}"}
+        url = f"{self.url}/v1/mcp/tenant_credentials/{SHOWN_SERVER}"
+        body = {"values": {"X-Key": "value"}}
+        answer = self.session.put(url, json=body, headers=headers, timeout=TIMEOUT_S)
+        assert answer.ok, answer.text
+        return SHOWN_SERVER
 
     def make_invoice(self, path: str, _: dict[str, str]) -> str:
         """Of September, with a line; final where it is to be exported."""
@@ -433,7 +449,7 @@ def running(
         (folder / "book.toml").write_text(BOOK)
         where = f"http://127.0.0.1:{far.sockets[0].getsockname()[1]}/v1"
         written = CONFIG.format(root=ROOT, folder=folder, upstream=where, near=near)
-        config.write_text(written + more)
+        config.write_text(written + more + SHOWN)
         engine = EngineServer(core or FakeCore(vocab_size=VOCAB_SIZE), f"unix:{folder}/engine.sock")
         await engine.start()
         environ = {
