@@ -21,7 +21,7 @@ import msgspec
 from gateway.audit.log import COMMAND_LINE
 from gateway.cli_audit import audit
 from gateway.cli_billing import billing
-from gateway.cli_mcp import mcp
+from gateway.cli_mcp_servers import mcp
 from gateway.cli_prices import prices
 from gateway.cli_reconcile import reconcile
 from gateway.cli_tenancy import all_orgs, orgs, projects, show_header

@@ -147,6 +147,13 @@ POINTERS = {"TOLLGATE_CONFIG": "config", "TOLLGATE_MODEL": "model"}
 """A file to read, and one model, a folder or a repository, in the place of all configured ones."""
 
 
+def config_path(
+    flags: Mapping[str, str | int | Path | None], environ: Mapping[str, str] = os.environ
+) -> Path:
+    """The file that `load` reads, which may be missing."""
+    return Path(str(flags.get("config") or environ.get("TOLLGATE_CONFIG") or DEFAULT_CONFIG))
+
+
 def load(
     flags: Mapping[str, str | int | Path | None], environ: Mapping[str, str] = os.environ
 ) -> Settings:

@@ -248,7 +248,7 @@ async def test_a_kill_amid_a_call_leaves_it_on_the_bill_once(
 ) -> None:
     """And those before it, whose results were told."""
     http.headers["authorization"] = f"Bearer {world.key}"
-    url = f"{world.whole}/{world.project_id}/fourth"
+    url, before = f"{world.whole}/{world.project_id}/fourth", len(world.counted.called)
     for _ in range(3):
         look = {"name": "counted__look", "arguments": {}}
         assert "result" in await ask_modern(http, url, "tools/call", look)
@@ -265,13 +265,27 @@ async def test_a_kill_amid_a_call_leaves_it_on_the_bill_once(
     told = "SELECT finish, tool_call FROM usage_events WHERE model = 'mcp/counted' ORDER BY id"
 
     async def booked() -> bool:
-        return len(await world.stack.sql(told)) >= 4
+        return len(await world.stack.sql(told)) >= before + 4
 
     await until(booked)
     await asyncio.to_thread(world.stack.wait_booked)
     found = [tuple(row) for row in await world.stack.sql(told)]
-    assert found == [("done", 1)] * 3 + [("recovered", 1)]
-    assert world.counted.called == ["look"] * 3 + ["hold"]
+    assert found[before:] == [("done", 1)] * 3 + [("recovered", 1)]
+    assert world.counted.called[before:] == ["look"] * 3 + ["hold"]
+
+
+async def test_the_command_line_examines_servers_and_calls_tools(world: World) -> None:
+    def tollgate(*arguments: str) -> str:
+        config = world.stack.home.parent / "tollgate.toml"
+        return world.stack.run("mcp", *arguments, "--config", str(config))
+
+    said = await asyncio.to_thread(tollgate, "doctor")
+    assert [line.split()[:2] for line in said.splitlines()] == [
+        ["ok", f"{name}"] for name in ("old", "new", "unknown", "counted")
+    ]
+    there = ("--key", world.key, "--address", world.stack.base_url)
+    called = await asyncio.to_thread(tollgate, "call", "counted", "look", '{"n": 1}', *there)
+    assert msgspec.json.decode(called)["content"][0]["text"] == "all is well"
 
 
 async def third_names(world: World, http: httpx.AsyncClient) -> set[str]:

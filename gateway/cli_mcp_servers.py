@@ -1,0 +1,217 @@
+"""`tollgate mcp add`, `doctor` and `call`: a server more, whether each answers, and a call of it.
+
+Above: `cli`. Below: `cli_mcp`, `command`. A server is a table of the settings file; a call goes to
+the running gateway, as a client's does, with all that stands in its way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from gateway.cli_mcp import ORG, PROJECT, changes_in, mcp, of_others, offered, org_of
+from gateway.command import JSON, STATE, Flags, run, with_options
+from gateway.settings import Settings, config_path, load
+from gateway.settings_file import SettingsError
+
+__all__ = ["mcp"]
+
+CALL_TIMEOUT_S = 600.0
+NETWORK = click.Choice(["public", "private", "loopback"])
+KEY = click.option(
+    "--key", envvar="TOLLGATE_API_KEY", help="An API key with mcp:call. Or TOLLGATE_API_KEY."
+)
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.option("--url", help="Where it is asked.")
+@click.option("--command", "executable", help="A process of this machine: an absolute path.")
+@click.option("--arg", "arguments", multiple=True, help="Of the command, in their order.")
+@click.option("--namespace", help="At /mcp/ORG/PROJECT/NAMESPACE.")
+@click.option("--network", type=NETWORK, default="public", show_default=True)
+@click.argument("name")
+def add(
+    name: str,
+    org: str,
+    project: str,
+    url: str | None,
+    executable: str | None,
+    arguments: tuple[str, ...],
+    namespace: str | None,
+    network: str,
+    **flags: Flags,
+) -> None:
+    """Add a server to the settings file; a running gateway knows it once it is started anew. What
+    it offers is shown to nobody before `tollgate mcp approve`."""
+    if (url is None) == (executable is None) or (arguments and executable is None):
+        raise click.UsageError("name --url, or --command with its --arg")
+    path = config_path(flags)
+    written: dict[str, Any] = {"name": name, "url": url, "namespace": namespace}
+    written |= {"command": executable, "args": list(arguments) or None}
+    written["network"] = None if network == "public" else network
+    lines = [f"{key} = {json.dumps(value)}" for key, value in written.items() if value is not None]
+    table = "\n".join(["", "[[mcp.servers]]", *lines, ""])
+    before = path.read_text() if path.exists() else ""
+    descriptor, beside = tempfile.mkstemp(dir=path.absolute().parent, suffix=".toml")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(before + ("" if before.endswith("\n") or not before else "\n") + table)
+        if path.exists():
+            os.chmod(beside, path.stat().st_mode)
+        try:
+            load({**flags, "config": beside})
+        except SettingsError as error:
+            raise click.ClickException(str(error).replace(beside, str(path))) from None
+        os.replace(beside, path)
+    finally:
+        Path(beside).unlink(missing_ok=True)
+    click.echo(f"{name} stands in {path}; now: tollgate mcp diff {name}")
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT, JSON)
+def doctor(org: str, project: str, as_json: bool, **flags: Flags) -> None:
+    """Ask each server what it offers, and say what keeps it from being used; ends with 1 where one
+    does not answer."""
+    from gateway import administration
+
+    settings, sick = load(flags), []
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _):
+            org_id = await org_of(db, org, project)
+            for server in settings.mcp_servers:
+                said = await examined(settings, db, org_id, server.name)
+                if said["problem"] is not None:
+                    sick.append(server.name)
+                click.echo(msgspec.json.encode(said) if as_json else in_words(said))
+
+    run(work())
+    if sick:
+        raise SystemExit(1)
+
+
+async def examined(settings: Settings, db: Any, org_id: str, name: str) -> dict[str, Any]:
+    """`problem`: why it cannot be asked."""
+    from gateway.cli_mcp import server_of
+    from gateway.mcp.pins import read_pins
+    from mcp_bridge.scan import worst
+
+    config = server_of(settings, name)
+    said: dict[str, Any] = {"server": name, "trust": config.trust, "problem": None}
+    async with db.connect() as conn:
+        approved = await read_pins(conn, org_id=org_id, server=name)
+        others = await of_others(conn, settings, org_id, name)
+    try:
+        offer = await offered(settings, config, org_id)
+    except click.ClickException as error:
+        return said | {"approved": len(approved.pins), "problem": error.message}
+    waiting = [] if config.trust == "all" else changes_in(config, approved, offer, others)
+    suspicious = [change.name for change, found in waiting if worst(found) == "high"]
+    tools = [pin for pin in offer.pins.values() if pin.kind == "tool"]
+    return said | {
+        "tools": len(tools),
+        "approved": len(approved.pins),
+        "waiting": len(waiting),
+        "suspicious": suspicious,
+    }
+
+
+def in_words(said: dict[str, Any]) -> str:
+    """For terminals."""
+    from mcp_bridge.hidden_text import visible
+
+    if said["problem"] is not None:
+        return visible(f"FAILS  {said['server']}: {said['problem']}")
+    parts = [f"{said['tools']} tools", f"{said['approved']} approved", f"{said['waiting']} wait"]
+    if said["suspicious"]:
+        parts.append("looks like an attack: " + ", ".join(said["suspicious"]))
+    return visible(f"ok     {said['server']} ({said['trust']}): {', '.join(parts)}")
+
+
+@mcp.command("call")
+@with_options(*STATE, ORG, PROJECT, KEY)
+@click.option("--address", help="Of the running gateway. Default: as the settings say.")
+@click.argument("name")
+@click.argument("tool")
+@click.argument("arguments", default="{}")
+def call_tool(
+    name: str,
+    tool: str,
+    arguments: str,
+    org: str,
+    project: str,
+    key: str | None,
+    address: str | None,
+    **flags: Flags,
+) -> None:
+    """Call a server's tool with ARGUMENTS, an object in JSON, by the running gateway: rules, limits
+    and prices are the key's. Ends with 1 where the call or the tool fails."""
+    from gateway import administration
+
+    if key is None:
+        raise click.UsageError("an API key is needed: --key, or TOLLGATE_API_KEY")
+    settings = load(flags)
+    try:
+        given = msgspec.json.decode(arguments, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise click.BadParameter(str(error), param_hint="ARGUMENTS") from None
+    failed: list[bool] = []
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _):
+            org_id = await org_of(db, org, project)
+        url = f"{(address or settings.issuer).rstrip('/')}/mcp/{org_id}"
+        answered = await asked(url, key, {"name": f"{name}__{tool}", "arguments": given})
+        result = answered.get("result")
+        failed.append(not isinstance(result, dict) or result.get("isError") is True)
+        click.echo(json.dumps(result if isinstance(result, dict) else answered, indent=2))
+
+    run(work())
+    if any(failed):
+        raise SystemExit(1)
+
+
+async def asked(url: str, key: str, params: dict[str, Any]) -> dict[str, Any]:
+    """The answer, whatever it is."""
+    import httpx
+
+    from mcp_bridge.protocol import sse
+    from mcp_bridge.protocol.eras import MODERN
+    from mcp_bridge.protocol.inbound import Envelope
+    from mcp_bridge.protocol.translation import to_modern_params
+
+    envelope = Envelope(version=MODERN, capabilities={}, info={"name": "tollgate", "version": "0"})
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": to_modern_params(params, envelope),
+    }
+    headers = {
+        "authorization": f"Bearer {key}",
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": MODERN,
+        "mcp-method": "tools/call",
+        "mcp-name": params["name"],
+    }
+    try:
+        async with httpx.AsyncClient(timeout=CALL_TIMEOUT_S) as client:
+            answer = await client.post(url, json=body, headers=headers)
+    except httpx.HTTPError as error:
+        raise click.ClickException(f"no gateway answers at {url}: {error}") from None
+    said = answer.content
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        events = [one.data for one in sse.Decoder(2**27).feed(said) if one.data]
+        said = events[-1] if events else b""
+    try:
+        return msgspec.json.decode(said, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise click.ClickException(f"{url}: status {answer.status_code}, and no JSON") from None
