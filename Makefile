@@ -20,7 +20,8 @@ export PIP_NO_INPUT := 1
 # Where it is set, each process that the tests start compiles all it imports, and pytest rewrites all tests again.
 export PYTHONDONTWRITEBYTECODE :=
 
-CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 @modelcontextprotocol/sdk@1 oauth4webapi@3 oidc-provider@9 playwright-core@1
+CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 @modelcontextprotocol/sdk@1 \
+  @modelcontextprotocol/inspector@2 oauth4webapi@3 oidc-provider@9 playwright-core@1
 KIT = npm install --prefix .conformance --no-audit --no-fund $(CONFORMANCE) \
   "node-$$(uname -s | tr A-Z a-z)-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@24"
 

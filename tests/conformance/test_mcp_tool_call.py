@@ -6,22 +6,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import httpx2
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.conformance.test_mcp_sdk import Agent, Storage
-from tests.conformance.world import CONFIG, HERE, KITTED, NODE, World, kit_script, populated
+from tests.conformance.world import CONFIG, HERE, KIT, KITTED, NODE, World, kit_script, populated
 from tests.mcp_bridge.processes import running
 from tests.stack import ROOT
 
 pytestmark = KITTED
 AGENTS = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".clients" / "bin" / "python"))
+INSPECTOR = KIT / ".bin" / "mcp-inspector"
 TOOL, TEXT = "fixture__test_simple_text", "This is a simple text response for testing."
 SERVER = """
 [[mcp.servers]]
@@ -81,3 +84,33 @@ async def call_by(served: World, *program: str) -> None:
     found = json.loads(said.splitlines()[-1])
     assert found["refused"] is True and TOOL in found["tools"] and found["text"] == TEXT
     assert "mcp:call" in found["scope"].split()
+
+
+@pytest.mark.skipif(not INSPECTOR.exists(), reason="make auth-conformance installs the Inspector")
+async def test_the_inspector_calls_a_tool(served: World, tmp_path: Path) -> None:
+    """On the command line: it says where to sign in, and listens for the browser itself."""
+    run = await asyncio.create_subprocess_exec(
+        *(INSPECTOR, "--cli", served.resource, "--transport", "http"),
+        *("--method", "tools/call", "--tool-name", TOOL, "--callback-url", served.redirect_uri),
+        env={
+            **os.environ,
+            "PATH": f"{NODE.parent}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "BROWSER": "true",
+            "MCP_AUTO_OPEN_ENABLED": "true",
+        },
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert run.stdout is not None
+    said = ""
+    while line := (await run.stdout.readline()).decode():
+        said += line
+        found = re.search(re.escape(served.issuer) + r"/oauth/authorize\S+", line)
+        if found is not None:
+            answer = await asyncio.to_thread(served.allow, found[0])
+            async with httpx.AsyncClient() as browser:
+                await browser.get(answer)
+    assert await run.wait() == 0, said
+    assert TEXT in said
