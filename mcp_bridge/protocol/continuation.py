@@ -18,7 +18,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from mcp_bridge.protocol.rpc import INVALID_PARAMS, RpcError
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 
 TTL_S = 600.0
 """How long somebody may take to answer."""
@@ -58,10 +58,15 @@ class Sealer:
         self._keys = [AESGCM(key) for key in keys]
 
     def seal(self, continuation: Continuation, principal: str, digest: bytes) -> str:
+        """Raises: RpcError, where the server's own state is too long for ours to come back."""
         nonce = os.urandom(NONCE_BYTES)
         plain = msgspec.json.encode(continuation)
         sealed = self._keys[0].encrypt(nonce, plain, bound_to(principal, digest))
-        return PREFIX + base64.urlsafe_b64encode(nonce + sealed).decode().rstrip("=")
+        state = PREFIX + base64.urlsafe_b64encode(nonce + sealed).decode().rstrip("=")
+        if len(state) > MAX_STATE_LENGTH:
+            data = {"server": continuation.server, "reason": "state_too_long"}
+            raise RpcError(INTERNAL_ERROR, "requestState: the server's own is too long", data)
+        return state
 
     def unseal(self, state: Any, principal: str, digest: bytes, now: float) -> Continuation:
         """Raises: RpcError, the same for all that can be wrong."""

@@ -118,6 +118,17 @@ def test_a_seal_opens_for_nothing_that_was_changed(flip: bytes, place: int, who:
         Sealer([b"x" * 32]).unseal(state, "alice", digest, 9.0)
 
 
+def test_a_state_that_could_not_come_back_is_not_given_out() -> None:
+    sealer, digest = Sealer([b"n" * 32]), b"d"
+    fits = Continuation(server="s", expires_at=10.0, state="x" * 48_000)
+    assert sealer.unseal(sealer.seal(fits, "alice", digest), "alice", digest, 9.0) == fits
+    for state in ("x" * 50_000, '"' * 25_000):
+        with pytest.raises(RpcError) as refused:
+            long = Continuation(server="s", expires_at=10.0, state=state)
+            sealer.seal(long, "alice", digest)
+        assert refused.value.data == {"server": "s", "reason": "state_too_long"}
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
 def test_what_is_no_message_is_refused(found: Any) -> None:
     with pytest.raises(RpcError):
