@@ -60,7 +60,7 @@ async def test_it_looks_by_itself_and_outlives_what_goes_wrong(
 
     job = DailyAgreement(db, tmp_path, unreadable, host="here")  # type: ignore[arg-type]
     job.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while "no record of usage" not in caplog.text:
             await asyncio.sleep(0.02)
     await job.stop()

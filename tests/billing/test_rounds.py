@@ -70,7 +70,7 @@ async def test_a_loop_goes_on(
     rounds = Rounds()
     loop, close = kind(rounds, monkeypatch)
     loop.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await rounds.went_on.wait()
         await close()
     assert [record.exc_info is not None for record in caplog.records] == [True]

@@ -213,7 +213,7 @@ async def test_a_rotation_that_fails_as_nobody_foresaw_breaks_the_spool(
         raise LookupError("unforeseen")
 
     monkeypatch.setattr(spool._files, "rotate", fails)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await spool.close(one := an_event())
         await spool.broken.wait()
         with pytest.raises(SpoolBroken, match="unforeseen"):

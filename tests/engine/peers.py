@@ -100,7 +100,7 @@ class Peer:
 
     async def next(self) -> ServerMessage | None:
         """The next message that is not a status; None when the engine hung up."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while isinstance(message := await self._frames.read(), ReplicaStatus):
                 self.status = message
         if message is not None:
@@ -108,7 +108,7 @@ class Peer:
         return message
 
     async def until_status(self, wanted: Callable[[ReplicaStatus], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.status is None or not wanted(self.status):
                 message = await self._frames.read()
                 assert message is not None

@@ -108,7 +108,7 @@ async def test_an_idle_engine_and_a_slow_one_are_alive(serve: Serve) -> None:
 async def test_an_idle_engine_says_so_now_and_then(serve: Serve, join: Join) -> None:
     peer = await join(await serve(FakeCore(BRISK)))
     statuses: list[ServerMessage | None] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(statuses) < 4:
             statuses.append(await peer._frames.read())
     assert all(isinstance(status, ReplicaStatus) for status in statuses)

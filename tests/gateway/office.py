@@ -224,7 +224,7 @@ class Office:
     async def written(self) -> None:
         """What the spool was told is in its file."""
         await asyncio.sleep(0)  # a task that was just made begins
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.desk.spool._dirty.is_set() or self.desk.spool._flushing:
                 await asyncio.sleep(0.01)
 
@@ -234,6 +234,6 @@ class Office:
 
 async def read(delivery: Delivery) -> bytes:
     whole = b""
-    while (chunk := await asyncio.wait_for(delivery.next(), 5)) is not None:
+    while (chunk := await asyncio.wait_for(delivery.next(), 30)) is not None:
         whole += chunk
     return whole

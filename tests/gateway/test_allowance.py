@@ -64,7 +64,7 @@ class World:
 
     async def quiet(self) -> None:
         """Until all that can go on without the clock has."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(self.tasks._tasks) > len(self.sleepers):
                 await asyncio.sleep(0)
 

@@ -254,7 +254,7 @@ async def test_a_revocation_is_seen_within_a_second_without_redis(
         server.send_signal(trouble)
         work = revoke_key(db, store, created.row.id, org_id=created.row.org_id, actor=COMMAND_LINE)
         revoking = asyncio.create_task(work)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async with db.connect() as conn:
                 revoked = sa.text("SELECT 1 FROM api_keys WHERE revoked_at IS NOT NULL")
                 while await conn.scalar(revoked) is None:
@@ -304,7 +304,7 @@ async def test_what_was_missed_while_redis_was_away_is_not_trusted_afterwards(
             # and it listens again: an announcement is handled, a known key costs no query
             other = await make_second_key(db, created)
             heard = authenticator._listener.as_of
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while authenticator._listener.as_of == heard:
                     await asyncio.sleep(0.01)
             await authenticator.authenticate(other.secret)
@@ -341,7 +341,7 @@ async def test_an_answer_overtaken_by_an_announcement_is_read_again(
             async with db.connect() as blocker:
                 await blocker.execute(sa.text("LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE"))
                 pending = asyncio.create_task(authenticator.authenticate(created.secret))
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     while len(queries) < 2:
                         await asyncio.sleep(0.005)
                     changes = authenticator._changes
@@ -396,7 +396,7 @@ async def test_limits_that_changed_silently_are_seen_after_a_while(
             await sync_plans(conn, [bigger])
         heard = authenticator._listener.as_of
         clock.ahead_s += api_keys.REFRESH_S
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while authenticator._listener.as_of < heard + api_keys.REFRESH_S:
                 await asyncio.sleep(0.01)
             assert (await authenticator.authenticate(created.secret)).project_plan == PLAN
@@ -431,7 +431,7 @@ async def test_without_postgres_known_keys_work_for_a_while(
             """Until the listener has heard of it."""
             heard = authenticator._listener.as_of
             clock.ahead_s += seconds
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while authenticator._listener.as_of < heard + seconds:
                     await asyncio.sleep(0.01)
 
@@ -464,7 +464,7 @@ async def test_closing_ends_the_reads_under_way(
         await blocker.execute(sa.text("LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE"))
         async with authenticating(db, redis) as authenticator:
             pending = asyncio.create_task(authenticator.authenticate(created.secret))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not authenticator._reads:
                     await asyncio.sleep(0.005)
         with pytest.raises(asyncio.CancelledError):

@@ -143,7 +143,7 @@ async def test_it_writes_by_itself(db: AsyncEngine) -> None:
     noting = Ceilings(db, interval_s=0.01)
     noting.start()
     noting.note("org_1", [scope(tokens_per_minute=10)], of(10), NOTHING)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(await raised(db)) < 3:
             await asyncio.sleep(0.01)
     await noting.close()

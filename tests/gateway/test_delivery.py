@@ -62,7 +62,7 @@ async def test_the_writer_rests_while_the_reader_is_slow(rest: Rested, chunks: l
     await asyncio.sleep(0.01)
     assert not late.done() and rest.told == [True]
     assert await box.next() == b"".join(chunks)
-    await asyncio.wait_for(late, 1)
+    await asyncio.wait_for(late, 30)
     assert rest.told == [True, False]
     await box.put(b"!", rest)
     assert await box.next() == b"!"
@@ -91,7 +91,7 @@ async def test_the_last_chunk_waits_for_nobody(rest: Rested) -> None:
 async def test_a_reader_that_stalls_is_given_up_and_nothing_written_again(rest: Rested) -> None:
     box = Delivery(stalled_reader_s=0.02)
     for _ in range(MAX_QUEUED_CHUNKS + 1):
-        await asyncio.wait_for(box.put(b".", rest), 1)
+        await asyncio.wait_for(box.put(b".", rest), 30)
     assert box.abandoned
     assert rest.told == [True], "it is aborted as it is"
 
@@ -105,7 +105,7 @@ async def test_abandoning_frees_a_waiting_writer_and_calls_back_once(rest: Reste
         await asyncio.sleep(0.01)
         box.abandon()
         box.abandon()
-        await asyncio.wait_for(late, 1)
+        await asyncio.wait_for(late, 30)
     assert calls == ["gone"]
     assert await box.next() is None
 

@@ -306,7 +306,7 @@ async def freeze(world: World, place: str) -> tuple[asyncio.Task[httpx.Response]
     """A request that stands still there until its claim can be taken over."""
     reached, thawed = freezing[place] = asyncio.Event(), asyncio.Event()
     first = asyncio.create_task(world.post())
-    await asyncio.wait_for(reached.wait(), 5)
+    await asyncio.wait_for(reached.wait(), 30)
     await world.age(idempotency_keys.CLAIM_TIMEOUT_S + 1)
     return first, thawed
 
@@ -408,7 +408,7 @@ async def test_sweeping_goes_on_after_a_failure(
 
     monkeypatch.setattr(world.keys, "sweep", sweep)
     task = asyncio.create_task(world.keys.sweep_forever())
-    await asyncio.wait_for(swept.wait(), 5)
+    await asyncio.wait_for(swept.wait(), 30)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

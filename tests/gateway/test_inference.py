@@ -122,7 +122,7 @@ async def test_the_first_token_of_a_whole_answer_is_timed_when_it_comes(open_off
     office = open_office(ScriptedReplica(length=9, hangs_after=1))
     delivery = office.begin(stream=False, encoder=SilentEncoder())
     value, labels = office.telemetry.registry.get_sample_value, {"model": "m"}
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while value("tollgate_time_to_first_token_seconds_count", labels) != 1:
             await asyncio.sleep(0.005)
     assert office.desk.open_calls, "the rest is still to come"
@@ -355,10 +355,10 @@ async def test_at_the_clients_deadline_it_is_cut_off_and_billed_as_if_the_client
     office = open_office(replica)
     encoder = PlainEncoder() if stream else SilentEncoder()
     delivery, whole = office.begin(stream=stream, encoder=encoder), b""
-    await asyncio.wait_for(replica.hangs.wait(), 5)
+    await asyncio.wait_for(replica.hangs.wait(), 30)
     delivery.expire(DeadlinePassed("0.1 s are over"))
     with pytest.raises(DeadlinePassed) as late:
-        while (chunk := await asyncio.wait_for(delivery.next(), 1)) is not None:
+        while (chunk := await asyncio.wait_for(delivery.next(), 30)) is not None:
             whole += chunk
     assert whole == (b"w1 w2 " if stream else b""), "what came in time is read"
     failed = to_face(late.value)
@@ -461,7 +461,7 @@ async def test_a_limiter_that_is_away_is_told_later(
     await asyncio.sleep(0.1)
     assert limiter.settled == [INPUT_TOKENS + 3] and limiter._outage._deferred
     monkeypatch.setattr(limiter._scripts, "probe", probe)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while limiter._outage._deferred:
             await asyncio.sleep(0.01)
     await office.settled()

@@ -75,7 +75,7 @@ async def test_what_was_granted_to_others_is_posted_and_redis_is_back(
     for org in ("org_a", "org_b"):
         granted = await admit(limiter, org, 1)
         assert isinstance(granted, Admission) and granted.is_local
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while limiter._scripts.is_away:
             await asyncio.sleep(0.02)
     assert "debit fails for {org_a}" in caplog.text

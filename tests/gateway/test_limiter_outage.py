@@ -109,7 +109,7 @@ async def passed(limiter: Limiter, tokens: int, times: int) -> int:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not true():
             await asyncio.sleep(0.01)
 

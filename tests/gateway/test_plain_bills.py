@@ -97,7 +97,7 @@ async def test_who_leaves_pays_for_what_was_generated(
     request = completion(4000)
     delivery = office.begin(WIDE, request=request, encoder=to_completions(request, HEADING))
     for _ in range(3):
-        await asyncio.wait_for(delivery.next(), 5)
+        await asyncio.wait_for(delivery.next(), 30)
     delivery.abandon()
     await office.settled()
     (event,) = await office.billed()
@@ -111,7 +111,7 @@ async def test_a_lost_engine_costs_what_was_delivered(office: Office, engine: Fa
     request = completion(4000)
     delivery = office.begin(WIDE, request=request, encoder=to_completions(request, HEADING))
     for _ in range(3):
-        await asyncio.wait_for(delivery.next(), 5)
+        await asyncio.wait_for(delivery.next(), 30)
     engine.lose()
     with pytest.raises(Exception, match="lost"):
         await read(delivery)

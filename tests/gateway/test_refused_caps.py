@@ -114,7 +114,7 @@ async def test_what_postgres_does_not_take_is_kept_within_bounds(
     noting.start()
     for key in "abca":
         noting.note(ORG, [refuses(100, "key", key)])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while "refusals of caps not written" not in caplog.text:
             await asyncio.sleep(0.01)
         noting._db = db

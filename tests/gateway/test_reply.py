@@ -56,7 +56,7 @@ class Server:
         producer = asyncio.create_task(produce(self.delivery))
         await Reply(self.delivery, stream=True)(scope, receive, send)
         self.outcomes.append(scope["state"][OUTCOME])
-        await asyncio.wait_for(producer, 5)
+        await asyncio.wait_for(producer, 30)
         self.done.set()
 
     async def ask(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -73,16 +73,16 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     serving = asyncio.create_task(server.uvicorn.serve(sockets=[server.listener]))
     yield server
     server.uvicorn.should_exit = True
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 30)
 
 
 async def test_a_client_that_stops_reading_is_given_up(server: Server) -> None:
     reader, writer = await server.ask()
-    await asyncio.wait_for(server.done.wait(), 10)
+    await asyncio.wait_for(server.done.wait(), 30)
     assert server.delivery.abandoned
     assert server.outcomes == [CLIENT_LEFT]
 
-    rest = await asyncio.wait_for(reader.read(), 10)
+    rest = await asyncio.wait_for(reader.read(), 30)
     assert len(rest) < len(CHUNK) * MAX_CHUNKS
     assert not rest.endswith(b"0\r\n\r\n"), "what was cut short must not look whole"
     writer.close()
@@ -93,7 +93,7 @@ async def test_a_client_that_leaves_is_known_to_have_left_at_once(server: Server
     server.delivery.stalled_reader_s = 60.0
     reader, writer = await server.ask()
     writer.transport.abort()
-    await asyncio.wait_for(server.done.wait(), 5)
+    await asyncio.wait_for(server.done.wait(), 30)
     assert server.delivery.abandoned and server.delivery.was_left
     assert server.outcomes == [CLIENT_LEFT]
 
@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_is_known_to_have_left_at_once(server: Server
 async def test_a_client_that_never_reads_again_holds_no_connection(server: Server) -> None:
     bound_unread(server.listener, STALLED_S)
     _, writer = await server.ask()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await server.done.wait()
         while server.uvicorn.server_state.connections:
             await asyncio.sleep(0.02)

@@ -122,7 +122,7 @@ async def test_a_loop_goes_on(
         went_on.set()
 
     running = asyncio.ensure_future(kind(work, monkeypatch))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await went_on.wait()
     running.cancel()
     await asyncio.wait((running,))

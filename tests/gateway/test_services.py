@@ -112,7 +112,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
     value = worker.telemetry.registry.get_sample_value
     await spool.close(an_event())
     worker.shipper.alarms.conflicts = 2
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while value("tollgate_spool_backlog_events") != 1 or value("tollgate_usage_conflicts") != 2:
             await asyncio.sleep(0.01)
     assert value("tollgate_open_calls") == 2

@@ -145,14 +145,14 @@ async def serve() -> AsyncIterator[Callable[[Delivery], Any]]:
     for client in clients:
         client.close()
     server.should_exit = True
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 30)
 
 
 async def read_all(client: socket.socket) -> bytes:
     """To the end of the response."""
     loop, seen = asyncio.get_running_loop(), b""
     while not seen.endswith(b"\r\n0\r\n\r\n"):
-        data = await asyncio.wait_for(loop.sock_recv(client, 2**20), 10)
+        data = await asyncio.wait_for(loop.sock_recv(client, 2**20), 30)
         assert data, "it broke off"
         seen += data
     return seen
@@ -168,7 +168,7 @@ async def a_byte_now_and_then(client: socket.socket) -> None:
 
 async def still(count: Callable[[], int]) -> int:
     """What it is once it has not moved for a fifth of a second."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         seen = -1
         while seen != count():
             seen = count()

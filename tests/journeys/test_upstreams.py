@@ -322,7 +322,7 @@ def test_what_an_upstream_cannot_take_at_once_waits_for_as_long_as_its_deadline(
             stack.wait_metric("tollgate_upstream_requests_waiting", 1, **one)
             assert len(narrow.exchanges) == 1
             held.close()
-            assert text_of(waiting.result(10)) == "Hello there"
+            assert text_of(waiting.result(60)) == "Hello there"
     stack.wait("both are billed", lambda: len(events(stack, "narrow")) == before + 2)
     stack.wait_metric("tollgate_upstream_requests_running", 0, **one)
 

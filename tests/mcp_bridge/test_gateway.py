@@ -305,7 +305,7 @@ async def third_call(world: World, http: httpx.AsyncClient, name: str) -> dict[s
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
     """What was announced is known to every worker within a second."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not await check():
             await asyncio.sleep(0.05)
 

@@ -314,7 +314,7 @@ async def test_who_takes_nothing_is_given_up(
             await asyncio.Event().wait()
 
     async with bridged(redis, server):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await server.serve(scope, receive, send)
             await server.left.wait()
 

@@ -18,7 +18,7 @@ NANO = 1_000_000_000
 async def told(world: World, *caps: SpendCap) -> None:
     """Within a second, whom they bind knows of them."""
     found: tuple[SpendCap, ...] | None = None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while found != caps:
             await asyncio.sleep(0.01)
             found = (await world.services.authenticator.authenticate(world.api_key)).spend_caps

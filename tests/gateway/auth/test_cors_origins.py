@@ -94,7 +94,7 @@ async def test_closing_ends_the_read_under_way(db: AsyncEngine) -> None:
     async with db.connect() as blocker:
         await blocker.execute(sa.text("LOCK TABLE orgs IN ACCESS EXCLUSIVE MODE"))
         asking = asyncio.create_task(origins.orgs_of(APP))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while origins._reading is None:
                 await asyncio.sleep(0.005)
         await origins.close()

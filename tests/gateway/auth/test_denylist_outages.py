@@ -82,7 +82,7 @@ async def test_a_revocation_is_seen_within_a_second_without_redis(
         server.send_signal(trouble)
         claims = await world.claims(token)
         revoking = asyncio.create_task(revoke(world, "token", claims.jti))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async with pool.connect() as conn:
                 while await conn.scalar(sa.text("SELECT 1 FROM revocations")) is None:
                     await conn.rollback()
@@ -132,7 +132,7 @@ async def test_who_revokes_without_redis_is_noticed_by_those_who_have_it(world: 
     token = await a_token(world)
     claims = await world.claims(token)
     await world.principal(token)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while world.tokens.denylist._behind:
             await asyncio.sleep(0.01)
     nowhere = connect("redis://127.0.0.1:1")

@@ -54,7 +54,7 @@ async def test_it_writes_by_itself_and_once_more_at_the_end(db: AsyncEngine, red
     noting = LastUsed(db, interval_s=0.01)
     noting.start()
     noting.note(created.row.id)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await used_at(db) == [None]:
             await asyncio.sleep(0.01)
     [before] = await used_at(db)

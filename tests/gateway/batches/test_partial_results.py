@@ -73,7 +73,7 @@ async def test_a_cancelled_batch_has_what_was_done(
     runner = world.runner(max_running=2)
     runner.start()
     batch = await world.batch(5, shape)
-    await asyncio.wait_for(replica.hangs.wait(), 10)
+    await asyncio.wait_for(replica.hangs.wait(), 30)
     cancel = cancel_batch if shape == "openai" else cancel_message_batch
     where = {**world.where, "batch_id": batch.id}
     async with tenant(world.db, world.owner.org_id) as conn:
@@ -100,7 +100,7 @@ async def test_what_a_dead_gateway_reserved_for_a_cancelled_batch_is_given_back(
     batch = await world.batch(3)
     dead = world.runner(max_running=2)
     dead.start()
-    await asyncio.wait_for(replica.hangs.wait(), 10)
+    await asyncio.wait_for(replica.hangs.wait(), 30)
     kill(dead)
     begun = sa.select(batch_lines.c.request_id).where(batch_lines.c.leased_by.is_not(None))
     async with tenant(world.db, world.owner.org_id) as conn:
@@ -127,7 +127,7 @@ async def test_a_batch_that_is_late_has_what_was_done(
     runner = world.runner(max_running=1, poll_s=0.01)
     replica.hangs_after = 2
     runner.start()
-    await asyncio.wait_for(replica.hangs.wait(), 10)
+    await asyncio.wait_for(replica.hangs.wait(), 30)
     async with world.db.begin() as conn:
         await conn.execute(sa.update(batches).values(expires_at=sa.func.now()))
     replica.aborted.set()

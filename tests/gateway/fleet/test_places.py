@@ -109,7 +109,7 @@ async def test_who_waits_is_served_when_another_gives_back(tmp_path: Path, other
     came: list[Place] = [room.join(Turn(tenant="a"), 10) for _ in range(2)]
     assert not came[0].served.is_set()
     other.says("give back")
-    await asyncio.wait_for(came[0].served.wait(), 5)
+    await asyncio.wait_for(came[0].served.wait(), 30)
     assert not came[1].served.is_set() and room.num_waiting["interactive"] == 1
     room.leave(came[0])  # a place of its share, so the next one of its own has it at once
     assert came[1].served.is_set()
@@ -203,7 +203,7 @@ async def test_a_request_outlives_a_kernel_without_locks(
         patch.setattr(fcntl, "lockf", refuse)
         came = room.join(Turn(tenant="a"), 10)
         assert not came.served.is_set()
-    await asyncio.wait_for(came.served.wait(), 5)
+    await asyncio.wait_for(came.served.wait(), 30)
     room.leave(came)
     room.check_integrity()
     room.close()

@@ -244,7 +244,7 @@ async def test_a_silent_stream_is_given_up(
     upstream.script = script
     with pytest.raises(ReplicaLost):
         await run(make_replica(), chat(stream=True))
-    await asyncio.wait_for(upstream.exchanges[0].left.wait(), 1)
+    await asyncio.wait_for(upstream.exchanges[0].left.wait(), 30)
 
 
 @pytest.mark.parametrize("stream", [True, False])

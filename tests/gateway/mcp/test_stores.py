@@ -88,7 +88,7 @@ async def test_a_worker_knows_a_change_once_it_is_announced(
         assert before.pins == {} and await known.approved(orgs[0], "s") is before
         await approve(pool, orgs[0])
         await announce(redis, orgs[0])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not (await known.approved(orgs[0], "s")).pins:
                 await asyncio.sleep(0.01)
         assert (await known.approved(orgs[1], "s")).pins == {}

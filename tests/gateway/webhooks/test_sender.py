@@ -433,7 +433,7 @@ async def test_an_outage_of_postgres_ends_no_sender(
     sender = make_sender(poll_s=0.01)
     sender.start()
     await reach(db, org_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not receiver.received:
             await asyncio.sleep(0.01)
     await sender.close()

@@ -374,7 +374,7 @@ class Machine(RuleBasedStateMachine):
         here between two steps."""
         async with self.world.db.connect() as conn:
             last = await conn.scalar(sa.text("SELECT coalesce(max(seq), 0) FROM revocations"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.world.tokens.denylist._last_seq < last:
                 await asyncio.sleep(0.001)
 
