@@ -47,6 +47,8 @@ class Delivery:
         is queued or being sent."""
         self._is_whole = self._has_expired = False
         self._ended = False
+        self._over: asyncio.Event | None = None
+        """Made for who waits for the driver's end."""
         self._awaited: asyncio.Future[None] | None = None
         """By the reader: that there is something to read, or nothing more."""
         self._writable: asyncio.Event | None = None
@@ -95,6 +97,8 @@ class Delivery:
 
     def end(self) -> None:
         self._ended = True
+        if self._over is not None:
+            self._over.set()
         self._wake_reader()
 
     def fail(self, error: Exception) -> None:
@@ -142,6 +146,13 @@ class Delivery:
         self._num_taken = self._num_put
         self._let_write()
         return ready
+
+    async def over(self) -> None:
+        """The driver has ended: `is_billed` is final. What is abandoned or expires is still aborted
+        and billed after its reader has heard of it."""
+        if not self._ended:
+            self._over = self._over or asyncio.Event()
+            await self._over.wait()
 
     def abandon(self, reason: Exception | None = None) -> None:
         """The reader is gone, or told to go with a `reason`. Idempotent; once all is put it changes

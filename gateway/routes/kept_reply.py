@@ -55,6 +55,9 @@ log = logging.getLogger(__name__)
 MAX_KEPT_BYTES = 4 * 1024 * 1024
 """Of an answer."""
 RENEW_S = ALIVE_S / 4
+OVER_TIMEOUT_S = 10.0
+"""Of a failed answer, to be aborted and billed. What takes longer leaves its key claimed: once that
+is over it is generated anew, and what it was billed is taken back."""
 HEADER_NAME = HEADER.lower().encode()
 
 
@@ -167,16 +170,27 @@ class KeptReply:
         """A failure costs the replay, not the answer: until its claim is over it is in flight, and
         then generated anew."""
         self.is_kept = True
-        delivery = self.reply.delivery
         try:
-            if is_whole and delivery.failure is not None and not delivery.is_billed:
+            if is_whole and await self.has_cost_nothing():
                 await self.keys.let_go(self.claim)
             elif is_whole and self.num_bytes <= self.most_bytes:
                 await self.keys.keep(self.claim, to_answer(self.held))
             else:
                 await self.keys.keep(self.claim, None)
+        except TimeoutError:
+            log.error("what a failed answer was billed is not known: its key is left claimed")
         except (SQLAlchemyError, OSError) as error:
             log.error("an answer could not be kept for its key (%s)", type(error).__name__)
+
+    async def has_cost_nothing(self) -> bool:
+        """It failed, and is on no bill, nor comes to one: what ran out of time or was cut off is
+        billed once it is aborted, after its reader has heard of it. Raises: TimeoutError."""
+        delivery = self.reply.delivery
+        if delivery.failure is None:
+            return False
+        async with asyncio.timeout(OVER_TIMEOUT_S):
+            await delivery.over()
+        return not delivery.is_billed
 
     async def renew_forever(self) -> None:
         while True:

@@ -22,6 +22,7 @@ from billing.ledger import account_of
 from billing.superseded import take_back
 from billing.tables import transfers, usage_events
 from gateway import idempotency_keys
+from gateway.fleet.errors import DeadlinePassed, ReplicaLost
 from gateway.idempotency_keys import Claim, IdempotencyKeys
 from gateway.routes import kept_reply
 from gateway.secret import Secret
@@ -30,7 +31,7 @@ from gateway.tenancy.tables import idempotency_keys as table
 from gateway.tenancy.tables import projects
 from tests.gateway.auth.browsing import live_app, new_browser
 from tests.gateway.auth.conftest import ACTOR, Tenant, make_tenant
-from tests.gateway.fleet.scripted_upstream import Exchange, Upstream, completion, good_stream
+from tests.gateway.fleet.scripted_upstream import Exchange, Upstream, chunk, completion, good_stream
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ASKED: dict[str, Any] = {CHAT: {}, RESPONSES: {}, MESSAGES: {"max_tokens": 9}}
@@ -223,6 +224,49 @@ async def test_what_failed_and_was_billed_nothing_lets_go_of_its_key(world: Worl
     world.upstream.script = good
     answer = await world.ask()
     assert answer.status_code == 200 and "idempotent-replayed" not in answer.headers
+    assert len(await world.events()) == 1
+
+
+@pytest.mark.parametrize("cut", ["its time is over", "its gateway leaves"])
+async def test_what_is_cut_off_and_billed_keeps_its_key(world: World, cut: str) -> None:
+    """The reader hears of it before the bill does: a retry must not be a second one."""
+
+    async def begins(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.send(chunk(""), chunk("Hel"), chunk("lo"))
+        await exchange.hang()
+
+    world.upstream.script = begins
+    asking = asyncio.create_task(world.ask(stream=True))
+    open_calls = world.app.state.services.desk.open_calls
+    async with asyncio.timeout(30):
+        while not any(each.begun for each in open_calls.values()):
+            await asyncio.sleep(0.01)
+    [delivery] = open_calls.values()
+    if cut == "its time is over":
+        delivery.expire(DeadlinePassed("late"))
+    else:
+        delivery.abandon(ReplicaLost("this gateway is shutting down"))
+    first = await asking
+    assert '"error"' in first.text and "[DONE]" not in first.text
+    world.upstream.script = world.answers
+    again = await world.ask(stream=True)
+    assert (again.content, again.headers.get("idempotent-replayed")) == (first.content, "true")
+    assert world.num_asked == len(await world.events()) == 1
+
+
+async def test_what_is_cut_off_and_billed_nothing_lets_go_of_its_key(world: World) -> None:
+    world.gate.clear()
+    asking = asyncio.create_task(world.ask())
+    async with asyncio.timeout(30):
+        while not world.num_asked:
+            await asyncio.sleep(0.01)
+    [delivery] = world.app.state.services.desk.open_calls.values()
+    delivery.abandon(ReplicaLost("this gateway is shutting down"))
+    assert (await asking).status_code >= 500
+    world.gate.set()
+    again = await world.ask()
+    assert again.status_code == 200 and "idempotent-replayed" not in again.headers
     assert len(await world.events()) == 1
 
 
