@@ -239,6 +239,7 @@ async def offered(settings: Settings, config: ServerConfig, org_id: str) -> Offe
     from gateway.mcp.upstreams import open_carriers
     from gateway.mcp_door import NAME, own_version
     from mcp_bridge.errors import BridgeError
+    from mcp_bridge.hidden_text import visible
     from mcp_bridge.look import look
     from mcp_bridge.protocol.rpc import RpcError
 
@@ -246,9 +247,20 @@ async def offered(settings: Settings, config: ServerConfig, org_id: str) -> Offe
         with open_carriers(settings) as carriers:
             return await look(config, {"name": NAME, "version": own_version()}, carriers, org_id)
     except RpcError as error:
-        raise click.ClickException(f"{config.name}: {error.message}: {error.data}") from None
+        said = f"{config.name}: {error.message}: {error.data}"
+        raise click.ClickException(visible(f"{said}{refusal_behind(error)}")) from None
     except BridgeError as error:
-        raise click.ClickException(f"{config.name}: {error}") from None
+        raise click.ClickException(visible(f"{config.name}: {error}")) from None
+
+
+def refusal_behind(error: BaseException) -> str:
+    """Why it is none, where it was we who refused what a server is made of: callers are told a
+    word, the operator which place of it."""
+    from mcp_bridge.errors import BridgeError
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f": {error}" if isinstance(error, BridgeError) else ""
 
 
 async def seen(

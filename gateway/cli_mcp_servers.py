@@ -31,7 +31,8 @@ KEY = click.option(
 
 @mcp.command()
 @with_options(*STATE, ORG, PROJECT)
-@click.option("--url", help="Where it is asked.")
+@click.option("--url", help="Where it is asked. Of an API by default as its document says.")
+@click.option("--openapi", help="Of an HTTP API: its OpenAPI document, a file or a URL.")
 @click.option("--command", "executable", help="A process of this machine: an absolute path.")
 @click.option("--arg", "arguments", multiple=True, help="Of the command, in their order.")
 @click.option("--namespace", help="At /mcp/ORG/PROJECT/NAMESPACE.")
@@ -42,6 +43,7 @@ def add(
     org: str,
     project: str,
     url: str | None,
+    openapi: str | None,
     executable: str | None,
     arguments: tuple[str, ...],
     namespace: str | None,
@@ -50,10 +52,14 @@ def add(
 ) -> None:
     """Add a server to the settings file; a running gateway knows it once it is started anew. What
     it offers is shown to nobody before `tollgate mcp approve`."""
-    if (url is None) == (executable is None) or (arguments and executable is None):
-        raise click.UsageError("name --url, or --command with its --arg")
+    ways = (url if openapi is None else openapi, executable)
+    if ways.count(None) != 1 or (arguments and executable is None):
+        raise click.UsageError("name --url, --openapi, or --command with its --arg")
+    if openapi is not None:
+        openapi, url = described(name, openapi, url)
     path = config_path(flags)
-    written: dict[str, Any] = {"name": name, "url": url, "namespace": namespace}
+    written: dict[str, Any] = {"name": name, "openapi": openapi, "url": url}
+    written["namespace"] = namespace
     written |= {"command": executable, "args": list(arguments) or None}
     written["network"] = None if network == "public" else network
     lines = [f"{key} = {json.dumps(value)}" for key, value in written.items() if value is not None]
@@ -72,7 +78,43 @@ def add(
         os.replace(beside, path)
     finally:
         Path(beside).unlink(missing_ok=True)
-    click.echo(f"{name} stands in {path}; now: tollgate mcp diff {name}")
+    where = "" if openapi is None else f", asked at {url}"
+    click.echo(f"{name} stands in {path}{where}; now: tollgate mcp diff {name}")
+
+
+def described(name: str, openapi: str, url: str | None) -> tuple[str, str]:
+    """A document's place as the settings file says it, and where its API is. A file is read: what
+    no tools can be made of is refused."""
+    if openapi.startswith(("http://", "https://")):
+        if url is None:
+            raise click.UsageError("--url: where the API is, of which only its document has a URL")
+        return openapi, url
+    from mcp_bridge.hidden_text import visible
+    from mcp_bridge.openapi.document import MAX_DOCUMENT_BYTES, Document
+    from mcp_bridge.openapi.errors import BadDocument
+    from mcp_bridge.openapi.tools import OpenApiTools
+
+    try:
+        with Path(openapi).open("rb") as file:
+            content = file.read(MAX_DOCUMENT_BYTES + 1)
+        found = url or first_server(Document.parse(content).root)
+        if found is None:
+            raise click.UsageError("--url: where the API is; the document does not say it")
+        OpenApiTools(name, content, found)
+    except OSError as error:
+        raise click.ClickException(f"{openapi}: {error.strerror}") from None
+    except BadDocument as error:
+        raise click.ClickException(visible(f"{openapi}: {error}")) from None
+    return str(Path(openapi).absolute()), found
+
+
+def first_server(root: dict[str, Any]) -> str | None:
+    """None: there is none that says by itself where it is."""
+    servers = root.get("servers")
+    first = servers[0] if isinstance(servers, list) and servers else None
+    url = first.get("url") if isinstance(first, dict) else None
+    is_whole = isinstance(url, str) and url.startswith(("http://", "https://")) and "{" not in url
+    return url if is_whole else None
 
 
 @mcp.command()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mcp_bridge.caller import Caller
     from mcp_bridge.rebinding import Allowed
     from mcp_bridge.trust import Trust
-    from mcp_bridge.upstream import ServerConfig
+    from mcp_bridge.upstream import ServerConfig, Transport
 
 STATE_PURPOSE = "mcp-request-state"
 NAME = "tollgate"
@@ -170,9 +170,17 @@ def to_config(server: WrittenMcpServer) -> ServerConfig:
         taints=server.taints,
         network=server.network,
         credential=server.credential,
-        transport=server.transport if launch is None else "stdio",
+        transport=transport_of(server),
         launch=launch,
+        document=server.openapi or "",
+        query_credentials=tuple(server.query_credentials),
     )
+
+
+def transport_of(server: WrittenMcpServer) -> Transport:
+    if server.openapi is not None:
+        return "openapi"
+    return server.transport if server.command is None else "stdio"
 
 
 def own_version() -> str:

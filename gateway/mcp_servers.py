@@ -41,8 +41,12 @@ def check_mcp_servers(
         place = f"mcp.servers[{position}]"
         if server.name in names[:position]:
             raise SettingsError(f"{place}.name: {server.name!r} stands there twice")
+        if server.openapi is not None and server.url is None:
+            raise SettingsError(f"{place}.openapi: wants a url, where the API is asked")
         if (server.url is None) == (server.command is None):
             raise SettingsError(f"{place} ({server.name}): wants exactly one of url, command")
+        if server.openapi is not None or server.query_credentials:
+            _check_openapi(place, server, near=near)
         if server.oauth is not None:
             _check_oauth(place, server, near=near)
         if server.url is not None:
@@ -62,6 +66,30 @@ def _check_oauth(place: str, server: WrittenMcpServer, *, near: bool) -> None:
             parse_target(url, allow_loopback=near)
         except Forbidden as error:
             raise SettingsError(f"{place}.oauth.{field}: {error}") from None
+
+
+def _check_openapi(place: str, server: WrittenMcpServer, *, near: bool) -> None:
+    """What it says is looked at when it is read: a document that cannot be used is its server's
+    trouble alone."""
+    from mcp_bridge.openapi.calls import checked_base_url
+    from mcp_bridge.openapi.errors import BadDocument
+
+    document = server.openapi
+    if document is None:
+        raise SettingsError(f"{place}.query_credentials: is for a server with openapi")
+    if server.transport != "http":
+        raise SettingsError(f"{place}.transport: is not for a server with openapi")
+    assert server.url is not None
+    try:
+        checked_base_url(server.url)
+    except BadDocument as error:
+        raise SettingsError(f"{place}.url: {error.message}") from None
+    if "://" in document:
+        if not document.startswith(("http://", "https://")):
+            raise SettingsError(f"{place}.openapi: an absolute path, or an http or https URL")
+        _check_url(f"{place}.openapi", document, server.network, near=near)
+    elif not document.startswith("/"):
+        raise SettingsError(f"{place}.openapi: an absolute path, or an http or https URL")
 
 
 def to_launch(server: WrittenMcpServer) -> LaunchSpec:

@@ -179,6 +179,10 @@ class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     url: Url | None = None
     transport: Literal["http", "sse"] = "http"
     """Of `url`: Streamable HTTP, or what was before it (2024-11-05)."""
+    openapi: Annotated[str, Meta(min_length=1, max_length=2048)] | None = None
+    """A document, an absolute path or a URL, of the HTTP API at `url`."""
+    query_credentials: list[Name] = []
+    """Of such an API: what of the vault is shown in the query, not as headers."""
     namespace: McpName | None = None
     trust: Literal["pinned", "all"] = "pinned"
     taints: bool = False

@@ -148,6 +148,8 @@ def check_servers(servers: Iterable[ServerConfig]) -> tuple[ServerConfig, ...]:
             each.launch.check()
         elif not each.url.startswith(("http://", "https://")):
             raise BadServer(f"url: {each.name!r}: an http or https URL is wanted")
+        if (each.transport == "openapi") != bool(each.document):
+            raise BadServer(f"document: {each.name!r}: is of transport 'openapi', which wants one")
         if each.namespace is not None and NAMESPACE.fullmatch(each.namespace) is None:
             raise BadServer(f"namespace: {each.namespace!r}: letters, digits and single hyphens")
     return found

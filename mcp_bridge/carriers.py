@@ -8,6 +8,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpcore
@@ -37,6 +38,7 @@ from mcp_bridge.upstream import (
 )
 
 if TYPE_CHECKING:
+    from mcp_bridge.openapi_source import DocumentSource
     from mcp_bridge.stdio.line import StdioLines
     from mcp_bridge.stdio.process import Launcher
 
@@ -65,6 +67,8 @@ class Carriers:
         self._shared: tuple[Redis, Relay] | None = None
         self._hosts: Hosts | None = None
         self._processes: StdioLines | None = None
+        self._documents: dict[str, DocumentSource] = {}
+        """By the names of servers, which stay."""
 
     def share(self, redis: Redis, relay: Relay) -> None:
         """With other workers, of whom one has the connection to a server that there is one of.
@@ -79,7 +83,20 @@ class Carriers:
         shown = self._shown(config, whose)
         if config.transport in ("stdio", "sse"):
             return ChannelCarrier(config, whose, self._all_hosts(), shown)
+        if config.transport == "openapi":
+            return self._open_api(config, shown)
         return HttpCarrier(config, self._pool(config), shown)
+
+    def _open_api(self, config: ServerConfig, shown: Shown) -> Carrier:
+        # The SDK's types are loaded with it: only where there is such a server.
+        from mcp_bridge.openapi_carrier import OpenApiCarrier
+        from mcp_bridge.openapi_source import DocumentSource
+
+        source = self._documents.get(config.name)
+        if source is None:
+            source = DocumentSource(config, partial(self._pool, config))
+            self._documents[config.name] = source
+        return OpenApiCarrier(config, source, self._pool(config), shown)
 
     def _all_hosts(self) -> Hosts:
         if self._hosts is None:
@@ -114,9 +131,10 @@ class Carriers:
             network_backend=None if self._network_of is None else self._network_of(config.network),
         )
 
-    def _pool(self, config: ServerConfig) -> Pool:
+    def _pool(self, config: ServerConfig, url: str | None = None) -> Pool:
+        """url: another one than the server's, under the same rules."""
         return Pool(
-            config.url,
+            url or config.url,
             max_connections=MAX_CONNECTIONS,
             max_idle=MAX_IDLE_CONNECTIONS,
             idle_s=IDLE_S,

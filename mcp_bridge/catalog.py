@@ -179,6 +179,8 @@ def launch_pin(config: ServerConfig) -> Pin:
     """How a server is reached, to the byte: of its headers and credentials the names."""
     if config.launch is not None:
         return pin_of("launch", {"transport": "stdio", **config.launch.to_canonical()})
+    if config.document:
+        return document_launch_pin(config.document, config.url, *sorted(config.headers))
     return url_launch_pin(config.transport, config.url, *sorted(config.headers))
 
 
@@ -186,6 +188,12 @@ def launch_pin(config: ServerConfig) -> Pin:
 def url_launch_pin(transport: str, url: str, *headers: str) -> Pin:
     """Asked several times for every call, and a server's stays the same."""
     return pin_of("launch", {"transport": transport, "url": url, "headers": list(headers)})
+
+
+@lru_cache(maxsize=MAX_LAUNCHES)
+def document_launch_pin(document: str, url: str, *headers: str) -> Pin:
+    where = {"transport": "openapi", "document": document, "url": url}
+    return pin_of("launch", {**where, "headers": list(headers)})
 
 
 def changes_of(config: ServerConfig, approved: Approved, offer: Offer) -> tuple[Change, ...]:

@@ -15,7 +15,7 @@ import msgspec
 
 from mcp_bridge.carrier import Carried
 from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet, Refusal
-from mcp_bridge.http1 import Pool, Response
+from mcp_bridge.http1 import Headers, Pool, Response
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.upstream import (
@@ -79,14 +79,14 @@ class HttpCarrier:
             fixed["content-length"] = str(len(content))
         credential = await self._shown(None)
         async with self._once(method, fixed, credential, content, endless) as response:
-            refused = refusal_of(response, credential)
+            refused = refusal_of(response.status, response.headers, credential)
             again = credential if refused is None else await self._shown(refused)
             if again is credential:
                 yield Answer(self._config.name, response, endless=endless, on_change=on_change)
                 return
         # Refused before anything was done: a newer token may be taken.
         async with self._once(method, fixed, again, content, endless) as response:
-            refused = refusal_of(response, again)
+            refused = refusal_of(response.status, response.headers, again)
             if refused is not None:
                 await self._shown(msgspec.structs.replace(refused, is_last=True))
             yield Answer(self._config.name, response, endless=endless, on_change=on_change)
@@ -115,16 +115,14 @@ class HttpCarrier:
             yield response
 
 
-def refusal_of(response: Response, credential: CredentialSet) -> Refusal | None:
+def refusal_of(status: int, headers: Headers, credential: CredentialSet) -> Refusal | None:
     """None: whatever the answer is, another credential would not change it."""
-    if response.status not in (401, 403):
+    if status not in (401, 403):
         return None
     said = [
-        value.decode("latin-1")
-        for name, value in response.headers
-        if name.lower() == b"www-authenticate"
+        value.decode("latin-1") for name, value in headers if name.lower() == b"www-authenticate"
     ]
     challenge = ", ".join(said)
-    if response.status == 401 or (response.status == 403 and "insufficient_scope" in challenge):
-        return Refusal(credential, response.status, challenge)
+    if status == 401 or "insufficient_scope" in challenge:
+        return Refusal(credential, status, challenge)
     return None

@@ -66,7 +66,8 @@ FAILURES = (
 
 Trusted = Literal["pinned", "all"]
 Transport = Literal["http", "sse", "stdio", "openapi"]
-"""`sse`: HTTP with server-sent events, of 2024-11-05. `stdio`: a process, of `launch`."""
+"""`sse`: HTTP with server-sent events, of 2024-11-05. `stdio`: a process, of `launch`.
+`openapi`: an HTTP API, of `document`."""
 Addresses = Literal["public", "private", "loopback"]
 """Where a server may be dialled, besides the public internet: in the operator's own networks, or on
 this machine."""
@@ -88,6 +89,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     credential: CredentialOf = "none"
     transport: Transport = "http"
     launch: LaunchSpec | None = None
+    document: str = ""
+    """An absolute path or a URL; `url` is where the API is, whatever it says."""
+    query_credentials: tuple[str, ...] = ()
+    """Names of what is shown in the query of an API's URL; all else is headers."""
 
     @property
     def place(self) -> str:

@@ -152,6 +152,9 @@ class _Reader:
     def read(self, name: str, method: str, path: str, item: Object, operation: object) -> Operation:
         if not isinstance(operation, dict):
             raise BadDocument(self._pointer, "is no object")
+        if method == "trace":
+            # RFC 9110, 9.3.8: our credential would be in the answer, which the model reads.
+            raise BadDocument(self._pointer, "TRACE says back what it was sent")
         properties: Object = {}
         required: list[str] = []
         parameters = self._parameters(item, operation, properties)

@@ -43,6 +43,9 @@ class OpenApiTools:
     def tools(self) -> Sequence[Tool]:
         return [each.tool for each in self._operations.by_name.values()]
 
+    def __contains__(self, tool: str) -> bool:
+        return tool in self._operations.by_name
+
     @property
     def left_out(self) -> Sequence[LeftOut]:
         """What no tool was made of, and why."""

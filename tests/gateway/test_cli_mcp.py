@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,61 @@ def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
     assert [each.name for each in config.parent.iterdir()] == ["tollgate.toml"]
 
 
+def described(config: Path, **more: object) -> str:
+    """The path of a document, beside the settings' folder."""
+    folder = config.parent / "documents"
+    folder.mkdir(exist_ok=True)
+    made = folder / "api.json"
+    made.write_text(json.dumps({"openapi": "3.1.0", "paths": {}, **more}))
+    return str(made)
+
+
+def test_an_api_is_added_by_its_document(config: Path) -> None:
+    """It is asked where the operator says, or where the document does, which is written down."""
+    there = described(config, servers=[{"url": "https://api.example/v1"}, {"url": "/v2"}])
+    one = add(config, "one", "--openapi", there)
+    assert one.exit_code == 0 and "asked at https://api.example/v1" in one.output
+    given = ("--openapi", there, "--url", "https://api.example/v3")
+    assert add(config, "two", *given).exit_code == 0
+    far = ("--openapi", "https://api.example/openapi.json", "--url", "https://api.example")
+    assert add(config, "far", *far).exit_code == 0
+    found = load({"config": config}, {}).mcp_servers
+    assert [(each.openapi, each.url) for each in found] == [
+        (there, "https://api.example/v1"),
+        (there, "https://api.example/v3"),
+        (far[1], "https://api.example"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({}, "--url"),
+        ({"servers": [{"url": "/v1"}]}, "--url"),
+        ({"servers": [{"url": "https://{host}/v1"}]}, "--url"),
+        ({"servers": [{"url": "http://169.254.169.254/"}]}, "not a public address"),
+        ({"servers": [{"url": "https://h/"}], "openapi": "2.0"}, "/openapi: must be 3.0.x or"),
+        ({"paths": {"/\u202e": {"$ref": "http://h"}}, "servers": [{"url": "https://h"}]}, "202E"),
+    ],
+)
+def test_a_document_that_will_not_do_is_not_added(
+    config: Path, document: dict[str, object], said: str
+) -> None:
+    done = add(config, "api", "--openapi", described(config, **document))
+    assert done.exit_code != 0 and said in done.output, done.output
+    assert config.read_text() == BEFORE
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("maps",), "--url"),
+        (("maps", "--openapi", "https://a.example/x"), "--url"),
+        (("maps", "--openapi", "/nowhere", "--url", "https://a.example"), "No such file"),
+        (("maps", "--openapi", "/x", "--command", "/bin/true"), "--command"),
+        (("a", "--openapi", "http://a.example/x", "--url", "https://a.example"), "http is for"),
+        (("a", "--openapi", "https://169.254.169.254/x", "--url", "https://a.example"), "public"),
+        (("a", "--openapi", "https://a.example/x", "--url", "https://a.example/?b=c"), "base URL"),
         (("maps", "--url", "https://a.example", "--command", "/bin/true"), "--url"),
         (("maps", "--url", "https://a.example", "--arg", "x"), "--url"),
         (("no name", "--url", "https://a.example/mcp"), "name"),

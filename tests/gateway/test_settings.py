@@ -163,6 +163,7 @@ def test_an_engine_that_runs_elsewhere_is_not_started() -> None:
 GOOD = "QUJD" * 11
 """33 bytes in base64."""
 SERVER = "[[mcp.servers]]\nname = 'a'\n"
+API = SERVER + "url = 'https://h.example/v1'\n"
 MODEL = '[[model]]\nname = "m"\n'
 ADAPTED = MODEL + "path = 'a'\n[[model.adapter]]\n"
 MISTAKES = [
@@ -208,6 +209,11 @@ MISTAKES = [
     (SERVER + "command = '/x'\nlimits = {cpus = 1}", "mcp.servers[0].limits.cpus: unknown key"),
     (SERVER + "command = '/x'\ncredential_names = ['A']", "mcp.servers[0].credential: whose"),
     (SERVER + "url = 'https://u:p@h.example'", "credentials belong into the vault"),
+    (SERVER + "openapi = '/a.json'", "mcp.servers[0].openapi: wants a url"),
+    (API + "openapi = 'a.json'", "openapi: an absolute path, or an http or https URL"),
+    (API + "openapi = 'file:///a.json'", "openapi: an absolute path, or an http or https URL"),
+    (API + "openapi = '/a.json'\ntransport = 'sse'", "servers[0].transport: is not for"),
+    (API + "query_credentials = ['key']", "query_credentials: is for a server with openapi"),
     ("price_books = [1]", "tollgate.toml: price_books[0]: expected a path"),
     ("redis_url = '127.0.0.1'", "redis_url: expected a URL such as 'redis://"),
     ("database_url = 'mysql://h/d'", "tollgate.toml: database_url: Postgres only, not 'mysql'"),
