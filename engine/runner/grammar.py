@@ -38,6 +38,9 @@ LIMITS = LLParserLimits(
 )
 MAX_MESSAGE_CHARS = 200
 """Of what the library says of a grammar."""
+NOTHING_ALLOWED = "NoExtensionBias"
+"""What llguidance calls a grammar of which no text begins."""
+UNSATISFIABLE = "no text is of it: what it begins with is itself, or excluded"
 END_OF_GRAMMAR = "<|end of grammar|>"
 """Stands in for EOS where a model has none. Never allowed."""
 
@@ -103,7 +106,8 @@ def compile_grammar(grammar: Grammar, tokenizer: MatcherTokenizer) -> LLMatcher:
     if not matcher.is_error():
         _compute_mask(matcher, _mask(tokenizer.tokenizer.vocab_size))
     if matcher.is_error():
-        raise _refusal(matcher.get_error().partition("\n")[0])
+        said = matcher.get_error().partition("\n")[0]
+        raise _refusal(UNSATISFIABLE if said == NOTHING_ALLOWED else said)
     return matcher
 
 

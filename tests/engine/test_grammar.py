@@ -373,6 +373,12 @@ def test_what_cannot_be_kept_to_is_refused_by_name(penny: EngineCore, grammar: G
     assert say(penny, ask("next", CHOICE))["next"].text in CHOICES
 
 
+@pytest.mark.parametrize("text", ['{"$ref": "#"}', '{"allOf": [{"$ref": "#"}]}'])
+def test_a_schema_of_itself_alone_is_refused_in_words(penny: EngineCore, text: str) -> None:
+    with pytest.raises(InvalidRequest, match="no text is of it"):
+        penny.prepare(ask("r", Grammar(kind="json_schema", text=text)))
+
+
 def test_a_refusal_takes_its_time_once(penny: EngineCore) -> None:
     endless = Grammar(kind="lark", text=f"start: B\nB: {ENDLESS}")
     took_s: list[float] = []
