@@ -20,7 +20,7 @@ from mcp_bridge.http1 import Pool
 from mcp_bridge.http_carrier import FRAMING, Shown, refusal_of, shows_nothing
 from mcp_bridge.openapi.calls import Secrets
 from mcp_bridge.openapi.errors import BadArguments, HttpFailed
-from mcp_bridge.openapi_http import PoolClient
+from mcp_bridge.openapi_http import PoolClient, written
 from mcp_bridge.openapi_source import DocumentSource, Loaded
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import MODERN
@@ -123,9 +123,11 @@ class OpenApiCarrier:
     async def _once(
         self, loaded: Loaded, name: str, arguments: dict[str, Any], credential: CredentialSet
     ) -> tuple[CallToolResult, Refusal | None]:
-        client = PoolClient(self._pool)
+        # An API that refuses a key may say it back, to whoever may use it and not know it.
+        client = PoolClient(self._pool, written(credential.values.values()))
+        secrets = self._secrets(credential)
         try:
-            result = await loaded.tools.call(name, arguments, client, self._secrets(credential))
+            result = await loaded.tools.call(name, arguments, client, secrets)
         except BadArguments as error:
             said = TextContent(type="text", text=str(error))
             return CallToolResult(content=[said], is_error=True), None

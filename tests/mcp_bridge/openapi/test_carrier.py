@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -260,6 +261,23 @@ async def test_a_credential_stands_over_arguments_and_frames_nothing(api: Api, f
     assert asked.startswith("GET /v1/pets/1?key=a%26b HTTP/1.1\r\n")
     assert "authorization: Bearer s\r\n" in asked
     assert "evil" not in asked and "content-length" not in asked and "key:" not in asked
+
+
+@pytest.mark.parametrize("status", ["200 OK", "402 No"])
+async def test_what_an_api_says_back_has_no_credential_in_it(
+    api: Api, file: Path, status: str
+) -> None:
+    token, key = "t0ken-of-all", 'a&"bö c/d'
+    again = {"token": token, "key": key, "url": f"/x?key={quote(key, safe='')}", "most": "most"}
+    said = json.dumps(again).encode() + json.dumps(key, ensure_ascii=False).encode()
+    head = f"HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {len(said)}\r\n\r\n"
+    api.says = head.encode() + said
+    shows = Shows({"Authorization": f"Bearer {token}", "key": key, "X-Unit": "most"})
+    config = of(api, file, credential="tenant", query_credentials=("key",))
+    async with asking(config, shows) as ask:
+        (part,) = (await ask("tools/call", **get()))["result"]["content"]
+    hidden = {"token": "[credential]", "key": "[credential]", "url": "/x?key=[credential]"}
+    assert part["text"].endswith(json.dumps({**hidden, "most": "most"}) + '"[credential]"')
 
 
 async def test_a_token_that_is_refused_is_had_anew_once(api: Api, file: Path) -> None:
