@@ -114,7 +114,7 @@ REQUEST_HEADERS = (
         meaning="up to 255 characters; repeated with it within 24 hours by the same credential (an"
         " API key, or an OAuth client for the same person: another key of the same project is"
         " another), the request is done and billed once and answered as before; 409 while the first"
-        " runs, and with another body. Every POST below `/v1/admin` takes it, too",
+        " runs, 400 with another body. Every POST below `/v1/admin` takes it, too",
     ),
     Header(
         name="X-Request-Timeout-Ms",
