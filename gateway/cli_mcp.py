@@ -18,10 +18,10 @@ from gateway.command import JSON, STATE, Columns, Flags, header_of, in_columns, 
 from gateway.settings import Settings, load
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from mcp_bridge.pinning import Approved, Change, Offer, Pin
-    from mcp_bridge.scan import Finding, Offered
+    from mcp_bridge.scan import Finding
     from mcp_bridge.upstream import ServerConfig
 
 SERVER_COLUMNS: Columns = (
@@ -82,6 +82,7 @@ def diff(name: str, org: str, project: str, **flags: Flags) -> None:
     """Show what a server offers that is not approved, with each place that changed, and what in it
     looks like an attack."""
     from gateway import administration
+    from gateway.mcp.pin_desk import changes_in, of_others
     from gateway.mcp.pins import read_pins
 
     settings = load(flags)
@@ -92,7 +93,7 @@ def diff(name: str, org: str, project: str, **flags: Flags) -> None:
             org_id = await org_of(db, org, project)
             async with db.connect() as conn:
                 approved = await read_pins(conn, org_id=org_id, server=name)
-                others = await of_others(conn, settings, org_id, name)
+                others = await of_others(conn, names_in(settings), org_id, name)
         offer = await offered(settings, config, org_id)
         show(changes_in(config, approved, offer, others))
         for one in offer.unpinnable:
@@ -122,7 +123,9 @@ def approve(
     second."""
     from gateway import administration
     from gateway.mcp.known import announce
+    from gateway.mcp.pin_desk import changes_in, chosen, of_others
     from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
+    from gateway.tenancy.errors import InvalidField
 
     if everything == bool(tools) or (revoke and everything):
         raise click.UsageError("name tools with --tool, or --all")
@@ -141,9 +144,12 @@ def approve(
                 offer = await offered(settings, config, org_id)
                 async with db.begin() as conn:
                     approved = await read_pins(conn, org_id=org_id, server=name)
-                    others = await of_others(conn, settings, org_id, name)
+                    others = await of_others(conn, names_in(settings), org_id, name)
                     found = changes_in(config, approved, offer, others)
-                    wanted = chosen(found, tools)
+                    try:
+                        wanted = chosen(found, tools or None)
+                    except InvalidField as error:
+                        raise click.ClickException(error.message) from None
                     count = await approve_changes(
                         conn, org_id=org_id, server=name, pin_changes=wanted, actor=COMMAND_LINE
                     )
@@ -235,6 +241,10 @@ def server_of(settings: Settings, name: str) -> ServerConfig:
     raise click.ClickException(f"{name}: the settings file has no such server")
 
 
+def names_in(settings: Settings) -> list[str]:
+    return [each.name for each in settings.mcp_servers]
+
+
 async def offered(settings: Settings, config: ServerConfig, org_id: str) -> Offer:
     from gateway.mcp.upstreams import open_carriers
     from gateway.mcp_door import NAME, own_version
@@ -267,63 +277,13 @@ async def seen(
     settings: Settings, config: ServerConfig, org_id: str, approved: Approved
 ) -> tuple[list[Change], str | None]:
     """What waits, or why it cannot be seen."""
+    from gateway.mcp.pin_desk import changes_in
+
     try:
         found = changes_in(config, approved, await offered(settings, config, org_id))
     except click.ClickException:
         return [], "no answer"
     return [] if config.trust == "all" else [change for change, _ in found], None
-
-
-async def of_others(
-    conn: AsyncConnection, settings: Settings, org_id: str, name: str
-) -> list[Offered]:
-    """What is approved of all other servers."""
-    from gateway.mcp.pins import read_pins
-    from mcp_bridge.scan import Offered
-
-    found = []
-    for other in settings.mcp_servers:
-        if other.name != name:
-            approved = await read_pins(conn, org_id=org_id, server=other.name)
-            found += [Offered(other.name, pin) for pin in approved.pins.values()]
-    return found
-
-
-def changes_in(
-    config: ServerConfig, approved: Approved, offer: Offer, others: Iterable[Offered] = ()
-) -> list[tuple[Change, tuple[Finding, ...]]]:
-    """Each with what in it looks like an attack, be it beside what `others` are approved for."""
-    from mcp_bridge.catalog import changes_of
-    from mcp_bridge.scan import Offered, scan, scan_together
-
-    changes = changes_of(config, approved, offer)
-    own = [Offered(config.name, pin) for pin in offer.pins.values()]
-    beside = scan_together([*own, *others])
-    found = []
-    for change in changes:
-        findings: tuple[Finding, ...] = ()
-        if change.now is not None and change.kind != "launch":
-            findings = scan(change.kind, change.now.value())
-            findings += beside.get((config.name, change.kind, change.name), ())
-        found.append((change, findings))
-    return found
-
-
-def chosen(found: list[tuple[Change, tuple[Finding, ...]]], tools: tuple[str, ...]) -> list[Change]:
-    """All but what looks like an attack, or the tools that were named, and how to reach them."""
-    from mcp_bridge.scan import worst
-
-    if not tools:
-        return [change for change, findings in found if worst(findings) != "high"]
-    names = {change.name for change, _ in found if change.kind == "tool"}
-    for tool in tools:
-        if tool not in names:
-            raise click.ClickException(f"{tool}: no tool of that name waits")
-    return [
-        change
-        for change, _ in found
-        if change.kind == "launch" or (change.kind == "tool" and change.name in tools)
-    ]
 
 
 def show(found: Iterable[tuple[Change, tuple[Finding, ...]]]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.cli_mcp import ORG, PROJECT, changes_in, mcp, of_others, offered, org_of
+from gateway.cli_mcp import ORG, PROJECT, mcp, names_in, offered, org_of
 from gateway.command import JSON, STATE, Flags, run, with_options
 from gateway.settings import Settings, config_path, load
 from gateway.settings_file import SettingsError
@@ -143,6 +143,7 @@ def doctor(org: str, project: str, as_json: bool, **flags: Flags) -> None:
 async def examined(settings: Settings, db: Any, org_id: str, name: str) -> dict[str, Any]:
     """`problem`: why it cannot be asked."""
     from gateway.cli_mcp import server_of
+    from gateway.mcp.pin_desk import changes_in, of_others
     from gateway.mcp.pins import read_pins
     from mcp_bridge.scan import worst
 
@@ -150,7 +151,7 @@ async def examined(settings: Settings, db: Any, org_id: str, name: str) -> dict[
     said: dict[str, Any] = {"server": name, "trust": config.trust, "problem": None}
     async with db.connect() as conn:
         approved = await read_pins(conn, org_id=org_id, server=name)
-        others = await of_others(conn, settings, org_id, name)
+        others = await of_others(conn, names_in(settings), org_id, name)
     try:
         offer = await offered(settings, config, org_id)
     except click.ClickException as error:

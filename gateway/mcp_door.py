@@ -29,6 +29,7 @@ from gateway.toolbox import Toolbox
 if TYPE_CHECKING:
     from gateway.mcp.credential_desk import UpstreamVault
     from gateway.mcp.metered import Callers
+    from gateway.mcp.pin_desk import PinDesk
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
     from mcp_bridge.rebinding import Allowed
@@ -40,7 +41,7 @@ NAME = "tollgate"
 
 
 class McpDoor:
-    """`vault`: what servers are shown."""
+    """`vault`: what servers are shown. `pins`: what is approved of them."""
 
     def __init__(
         self,
@@ -49,10 +50,11 @@ class McpDoor:
         callers: Callers,
         guard: Trust,
         vault: UpstreamVault,
+        pins: PinDesk,
     ) -> None:
         from mcp_bridge.door import Door
 
-        self.vault = vault
+        self.vault, self.pins = vault, pins
         self._bridge, self._allowed, self._callers = bridge, allowed, callers
         self._once = guard.memory.once
         self._door = Door(bridge)
@@ -111,6 +113,7 @@ async def open_mcp(
         return None
     from gateway.mcp.credential_desk import open_vault
     from gateway.mcp.metered import Callers, CallMeter
+    from gateway.mcp.pin_desk import PinDesk
     from gateway.mcp.upstreams import open_carriers
     from gateway.mcp.wiring import open_trust
     from mcp_bridge.bridge import Bridge
@@ -127,17 +130,20 @@ async def open_mcp(
         tasks=desk.tasks,
     )
     guard = await open_trust(stack, db, redis, meter)
+    servers = [to_config(each) for each in settings.mcp_servers]
+    info = {"name": NAME, "version": own_version()}
     bridge = Bridge(
-        [to_config(each) for each in settings.mcp_servers],
+        servers,
         redis,
         [key.derive(STATE_PURPOSE) for key in secret.keys],
-        info={"name": NAME, "version": own_version()},
+        info=info,
         guard=guard,
         carriers=carriers,
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
-    return McpDoor(bridge, Allowed(public_url=settings.issuer), callers, guard, vault)
+    pins = PinDesk(servers, carriers, info, db, redis)
+    return McpDoor(bridge, Allowed(public_url=settings.issuer), callers, guard, vault, pins)
 
 
 def vault_of(door: McpDoor | None) -> UpstreamVault:
@@ -145,6 +151,13 @@ def vault_of(door: McpDoor | None) -> UpstreamVault:
     if door is None:
         raise NotFound("server", "no MCP server is configured")
     return door.vault
+
+
+def pins_of(door: McpDoor | None) -> PinDesk:
+    """Raises: NotFound, where there are no servers."""
+    if door is None:
+        raise NotFound("server", "no MCP server is configured")
+    return door.pins
 
 
 def open_tool_loops(settings: Settings, door: McpDoor | None) -> ToolLoops | None:

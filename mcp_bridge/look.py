@@ -1,7 +1,7 @@
 """A look at what a server offers now, for whoever is to approve it: past the guard, once.
 
-Above: the command line. Below: `endpoint`. Nothing is kept: a session that is needed is begun for
-this, and ended.
+Above: whoever shows an offer. Below: `endpoint`. Nothing is kept: a session that is needed is
+begun for this, and ended.
 """
 
 from __future__ import annotations
@@ -39,10 +39,15 @@ class OneSession:
 
 
 async def look(
-    config: ServerConfig, info: dict[str, Any], carriers: Carriers | None = None, org_id: str = ""
+    config: ServerConfig,
+    info: dict[str, Any],
+    carriers: Carriers | None = None,
+    org_id: str = "",
+    *,
+    close: bool = True,
 ) -> Offer:
-    """As the tenant is shown it. Raises: RpcError, where the server gives no usable answer;
-    NotPinnable, for too much."""
+    """As the tenant is shown it. `close`: the carriers, too. Raises: RpcError, where the server
+    gives no usable answer; NotPinnable, for too much."""
     carriers = carriers or Carriers()
     carrier = carriers.open(config, Whose(org_id))
     upstream = Upstream(config, info, carrier)
@@ -61,5 +66,6 @@ async def look(
             await upstream.end(sessions.session)
     finally:
         await upstream.close()
-        await carriers.close()
+        if close:
+            await carriers.close()
     return offer_of(fetched.things)

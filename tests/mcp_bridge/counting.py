@@ -23,6 +23,7 @@ TOOLS = [LOOK, {**LOOK, "name": "hold"}, {**LOOK, "name": "fail"}, {**LOOK, "nam
 class Counting:
     def __init__(self) -> None:
         self.called: list[str] = []
+        self.tools = TOOLS
         self.holds, self.release = threading.Event(), threading.Event()
         self.url = ""
 
@@ -31,7 +32,7 @@ class Counting:
         if method == "server/discover":
             return {"result": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}}
         if method == "tools/list":
-            return {"result": {"tools": TOOLS, "ttlMs": 0, "cacheScope": "public"}}
+            return {"result": {"tools": self.tools, "ttlMs": 0, "cacheScope": "public"}}
         name = message["params"]["name"]
         self.called.append(name)
         if name == "hold":

@@ -53,6 +53,16 @@ name = "other"
 url = "URL"
 network = "loopback"
 trust = "all"
+
+[[mcp.servers]]
+name = "pinned"
+url = "URL"
+network = "loopback"
+
+[[mcp.servers]]
+name = "gone"
+url = "http://127.0.0.1:9/mcp"
+network = "loopback"
 """
 BOOK = """
 [[price]]
@@ -305,6 +315,61 @@ def test_a_call_goes_out_once_when_an_administrator_says_yes(world: World) -> No
         assert ask("POST", "/approvals/mcpapp_none/deny").status_code == 404
     finally:
         assert ask("PUT", "/rules", json={"rules": []}).ok
+
+
+def test_an_administrator_approves_what_was_looked_at_and_nothing_else(world: World) -> None:
+    """By the API alone; what changes between the look and the yes gets none."""
+    _, secret = new_key(world)
+    base = f"{world.worker.url}/v1/admin/mcp/servers"
+
+    def ask(method: str, path: str, key: str = world.worker.everything, **more: Any) -> Any:
+        headers = {"authorization": f"Bearer {key}", **more.pop("headers", {})}
+        return world.worker.session.request(
+            method, base + path, headers=headers, timeout=TIMEOUT_S, **more
+        )
+
+    def states() -> dict[str, str]:
+        return {one["name"]: one["state"] for one in ask("GET", "").json()["data"]}
+
+    assert (states()["paid"], states()["pinned"]) == ("trusted", "unapproved")
+    assert ask("GET", "/pinned", secret).status_code == 403
+    assert ask("GET", "/nobody").status_code == 404
+    gone = ask("GET", "/gone").json()
+    assert (gone["state"], gone["changes"]) == ("unreachable", []) and gone["problem"]
+    assert ask("POST", "/gone/approve", json={"all": True}).status_code == 409
+    assert ask("GET", "/paid").json()["state"] == "trusted"
+
+    before = world.server.tools
+    shown = ask("GET", "/pinned")
+    offer = shown.json()
+    names = {(one["kind"], one["name"], one["state"]) for one in offer["changes"]}
+    assert {("tool", "look", "new"), ("tool", "hold", "new")} < names
+    assert (offer["state"], offer["waiting"]) == ("waiting", len(offer["changes"]))
+    for bad in ({}, {"all": True, "tools": ["look"]}, {"tools": []}, {"tools": ["no"]}):
+        assert ask("POST", "/pinned/approve", json=bad).status_code == 400, bad
+    seen = {"If-Match": shown.headers["etag"]}
+    try:
+        world.server.tools = [{**before[0], "description": "another"}, *before[1:]]
+        refused = ask("POST", "/pinned/approve", json={"tools": ["look"]}, headers=seen)
+        assert refused.status_code == 412 and states()["pinned"] == "unapproved"
+        world.server.tools = before
+        made = ask("POST", "/pinned/approve", json={"tools": ["look"]}, headers=seen)
+        assert made.ok, made.text
+        assert made.json()["approved"] == 2  # the tool, and how the server is reached
+        assert states()["pinned"] == "approved"
+        until = time.monotonic() + TIMEOUT_S
+        while asyncio.run(calls_by(world, secret, ["pinned__look"])) != [False]:
+            assert time.monotonic() < until
+        world.server.tools = [{**before[0], "description": "another"}]
+        (change,) = (one for one in ask("GET", "/pinned").json()["changes"] if one["was"])
+        assert (change["state"], change["name"]) == ("changed", "look")
+        said = [(one["path"], one["was"]) for one in change["differences"]]
+        assert said == [("/description", None)]
+        gone_now = ask("POST", "/pinned/revoke", json={"tools": ["look"]})
+        assert gone_now.json()["approved"] == 1, gone_now.text
+        assert ask("POST", "/pinned/revoke", json={"tools": ["look"]}).status_code == 404
+    finally:
+        world.server.tools = before
 
 
 LOOK: Any = ("paid__look", {})

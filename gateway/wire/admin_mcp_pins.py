@@ -1,0 +1,103 @@
+"""/v1/admin/mcp/servers: what clients write and read.
+
+Above: `routes.admin_mcp_pins`. Below: msgspec.
+
+Texts of a server stand here as it wrote them; in differences and findings, what nobody would see is
+made visible.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+MAX_SHOWN = 500
+"""Changes in one answer."""
+MAX_TOOLS = 1_000
+Tool = Annotated[str, Meta(min_length=1, max_length=1024)]
+Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class McpServer(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "mcp.server"
+    name: str
+    state: Literal["trusted", "approved", "unapproved"]
+    """Without asking it. `trusted`: the operator has all that it offers shown."""
+    transport: Literal["http", "sse", "stdio"]
+    approved: int
+    """Tools, prompts, resources, instructions and how it is reached."""
+
+
+class McpServers(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them."""
+
+    object: str = "list"
+    data: list[McpServer]
+
+
+class McpDifference(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    """A JSON pointer."""
+    was: str | None
+    now: str | None
+
+
+class McpFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """What looks like an attack."""
+
+    code: str
+    path: str
+    severity: str
+    detail: str
+
+
+class McpChange(msgspec.Struct, frozen=True, kw_only=True):
+    state: Literal["new", "changed", "renamed", "removed"]
+    kind: Literal["tool", "prompt", "resource", "resource_template", "instructions", "launch"]
+    name: str
+    was: str | None
+    """The digest of what is approved."""
+    now: str | None
+    """The digest of what is offered, and what approving it keeps."""
+    differences: list[McpDifference]
+    findings: list[McpFinding]
+
+
+class McpNeverShown(msgspec.Struct, frozen=True, kw_only=True):
+    """What stays hidden whatever is approved."""
+
+    kind: str
+    name: str
+    path: str
+    reason: str
+
+
+class McpServerOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server offers now, beside what is approved of it."""
+
+    object: str = "mcp.server.offer"
+    name: str
+    state: Literal["trusted", "approved", "waiting", "unreachable"]
+    problem: str | None
+    """Why it cannot be asked."""
+    approved: int
+    waiting: int
+    digest: str
+    """Of all that waits, to the byte."""
+    changes: list[McpChange]
+    """Of what waits, the first 500."""
+    never: list[McpNeverShown]
+
+
+class McpApproveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`tools`: these, whatever they look like, and how the server is reached. `all`: whatever
+    waits, but what looks like an attack."""
+
+    all: Literal[True] | None = None
+    tools: Tools | None = None
+
+
+class McpRevokeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tools: Tools
