@@ -25,7 +25,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: Literal["trusted", "approved", "unapproved"]
     """Without asking it. `trusted`: the operator has all that it offers shown."""
-    transport: Literal["http", "sse", "stdio"]
+    transport: Literal["http", "sse", "stdio", "openapi"]
     approved: int
     """Tools, prompts, resources, instructions and how it is reached."""
 

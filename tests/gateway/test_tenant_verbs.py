@@ -180,6 +180,7 @@ VALUES: dict[str, object] = {
     "names": [id_of("mcp_pins", "name")],
     "rules": (),
     "server": id_of("mcp_pins", "server"),
+    "servers": [id_of("mcp_pins", "server")],
     "role": "owner",
     "scopes": ["inference"],
     "secret": SECRET,
