@@ -23,6 +23,7 @@ from billing.events import Band, Price, PriceSet, Quantities, Tags, UsageEvent
 from billing.invoices import proof
 from billing.invoices.documents.document import read_bill
 from billing.invoices.documents.tagged import read_tagged, write_tagged
+from billing.invoices.drilldown import requests_of
 from billing.invoices.invoice import Invoice
 from billing.price_book import PriceBook, PriceEntry
 from billing.rerating import Span, apply, plan
@@ -100,6 +101,32 @@ async def rate_anew(db: AsyncEngine, prices: PriceSet) -> None:
 async def told(db: AsyncEngine, invoice: Invoice) -> Sequence[Told]:
     found = await lines(db, invoice)
     return [(it.kind, it.price_id, it.quantity, it.exact_pico) for it in found]
+
+
+async def test_calls_of_tools_are_on_a_final_invoice_whose_line_leads_to_each(
+    db: AsyncEngine,
+) -> None:
+    """Beside tokens, on a line of their server."""
+    await open_account(db)
+    price: PriceSet = {"tool_call": Price("call", 20_000_000_000)}
+    calls = [
+        an_event(
+            an_attempt(model="mcp/maps", prices=price, admitted_at=at(2026, 9, day).timestamp()),
+            Quantities(tool_call=1),
+        )
+        for day in (3, 3, 17)
+    ]
+    await book(db, *calls, wrote(at(2026, 9, 3), uncached=10))
+    invoice = await close_and_finalize(db, OCTOBER)
+    assert invoice.state == "finalized"
+    (line,) = (each for each in await lines(db, invoice) if each.component == "tool_call")
+    assert (line.model, line.quantity) == ("mcp/maps", 3)
+    async with db.connect() as conn:
+        found = (await conn.execute(requests_of(invoice, line))).all()
+    assert {row.id for row in found} == {call.id for call in calls}
+    assert sum(row.amount_pico for row in found) == line.exact_pico == 60_000_000_000
+    await assert_leads_down(db, invoice)
+    await assert_books_agree(db)
 
 
 async def test_what_was_kept_in_part_is_on_the_lines_of_both_of_its_prices(
