@@ -16,8 +16,9 @@ from mcp_bridge.exchanges import SessionSource
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES
 from mcp_bridge.protocol.inbound import Envelope
-from mcp_bridge.protocol.rpc import Message, RpcError
+from mcp_bridge.protocol.rpc import INVALID_PARAMS, Message, RpcError
 from mcp_bridge.protocol.translation import honoured, is_wanted, to_modern_params
+from mcp_bridge.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN
 from mcp_bridge.upstream import (
     SessionEnded,
     Unreachable,
@@ -135,11 +136,31 @@ async def follow(
         pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
 
-def granted_by(message: Message) -> dict[str, Any]:
-    """What a server acknowledges, as far as it can be told to a client."""
+def checked_filter(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Each of its URIs is asked of every server that is followed: so they are few, and short.
+    Raises: RpcError."""
+    uris = wanted.get("resourceSubscriptions")
+    if uris is None:
+        return wanted
+    field = "notifications.resourceSubscriptions"
+    if not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
+        raise RpcError(INVALID_PARAMS, f"{field}: no list of URIs")
+    if any(len(uri) > MAX_URI_LEN for uri in uris):
+        raise RpcError(INVALID_PARAMS, f"{field}: a URI of more than {MAX_URI_LEN} characters")
+    found = list(dict.fromkeys(uris))
+    if len(found) > MAX_SUBSCRIPTIONS:
+        raise RpcError(INVALID_PARAMS, f"{field}: more than {MAX_SUBSCRIPTIONS}")
+    return {**wanted, "resourceSubscriptions": found}
+
+
+def granted_by(message: Message, wanted: dict[str, Any]) -> dict[str, Any]:
+    """What a server acknowledges of what was `wanted`, as far as it can be told to a client."""
     said = as_object(rpc.params_of(message).get("notifications"))
     found: dict[str, Any] = {flag: True for flag in LIST_CHANGES.values() if said.get(flag) is True}
     uris = said.get("resourceSubscriptions")
     if isinstance(uris, list):
-        found["resourceSubscriptions"] = [uri for uri in uris if isinstance(uri, str)]
+        asked = frozenset(wanted.get("resourceSubscriptions") or ())
+        found["resourceSubscriptions"] = [
+            uri for uri in uris if isinstance(uri, str) and uri in asked
+        ]
     return found

@@ -54,7 +54,14 @@ from mcp_bridge.protocol.translation import (
     to_unsubscribed,
 )
 from mcp_bridge.relay import Payload, Relay
-from mcp_bridge.sessions import About, OfSession, Session, Sessions, TooManySessions
+from mcp_bridge.sessions import (
+    MAX_URI_LEN,
+    About,
+    OfSession,
+    Session,
+    Sessions,
+    TooManySessions,
+)
 from mcp_bridge.streams import Stream
 from mcp_bridge.upstream import MAX_SESSION_ID_LENGTH, SessionEnded, Upstream, as_object
 
@@ -294,6 +301,8 @@ class LegacyFace:
     ) -> dict[str, Any]:
         """Kept, for the stream of the session; told to servers that keep it."""
         uri = str(params.get("uri"))
+        if len(uri) > MAX_URI_LEN:
+            raise RpcError(INVALID_PARAMS, f"uri: more than {MAX_URI_LEN} characters")
         if method == "resources/unsubscribe":
             await self._sessions.unsubscribe(session, uri)
         elif not await self._sessions.subscribe(session, uri):

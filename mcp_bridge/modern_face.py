@@ -19,7 +19,14 @@ from typing import Any
 import msgspec
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.changes import ACKNOWLEDGED, follow, granted_by, legacy_changes, modern_changes
+from mcp_bridge.changes import (
+    ACKNOWLEDGED,
+    checked_filter,
+    follow,
+    granted_by,
+    legacy_changes,
+    modern_changes,
+)
 from mcp_bridge.endpoint import Endpoint, Reach
 from mcp_bridge.exchanges import (
     CALL_S,
@@ -392,7 +399,7 @@ class ModernFace:
         self, reach: Reach, subscription: rpc.RequestId, params: dict[str, Any], emit: Emit
     ) -> dict[str, Any]:
         """Until the client leaves, or this worker does."""
-        wanted = as_object(params.get("notifications"))
+        wanted = checked_filter(as_object(params.get("notifications")))
         granted: dict[str, Any] = {}
         pending: asyncio.Queue[Message] = asyncio.Queue(MAX_HELD)
         followed = await reach.describe()
@@ -402,7 +409,7 @@ class ModernFace:
             if message["method"] != ACKNOWLEDGED:
                 await pending.put(to_subscribed(message, subscription))
                 return
-            for name, value in granted_by(message).items():
+            for name, value in granted_by(message, wanted).items():
                 known = granted.setdefault(name, value)
                 if isinstance(value, list) and known is not value:
                     granted[name] = sorted({*known, *value})

@@ -29,6 +29,8 @@ MAX_SESSIONS = 1000
 """Of one tenant."""
 MAX_SUBSCRIPTIONS = 256
 """Of one session."""
+MAX_URI_LEN = 8_192
+"""Of what is subscribed to, in characters."""
 EVENTS_TTL_S = 600
 MAX_EVENTS = 1000
 """Of one stream, kept for reading on."""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mcp_bridge.approvals import Approvals, ApprovedCall, arguments_digest
+from mcp_bridge.approvals import Approval, Approvals, ApprovedCall, arguments_digest
 from mcp_bridge.call_records import (
     CallMemory,
     CallRecord,
@@ -293,7 +293,8 @@ class Answered(msgspec.Struct, frozen=True):
 
 class Permit:
     """What one call needs before it goes out, in this order: its caller's limits, the rules, a
-    person's yes where they ask for one, what the rules count; and its records."""
+    person's yes where they ask for one, what the rules count; then the yes is spent, and the call
+    is on record."""
 
     def __init__(
         self,
@@ -334,17 +335,21 @@ class Permit:
         finally:
             if looking is not None:
                 looking.cancel()
-        approval: str | None = None
-        if decision.effect == "ask":
-            approval = await self._approved()
+        said_yes = await self._said_yes() if decision.effect == "ask" else None
         self._by = [rule for rule in rules if rule.id in decision.rules]
         if not self._goes_on:
             taken = await trust.memory.take(call.org_id, self._by, self.record.id, call.cost_pico)
             if taken.full is not None:
                 raise await self._denied(decide(call, rules, taken.full))
             self._taken = taken
+        approval_id = None
+        if said_yes is not None:  # last: what is refused here leaves it for another time
+            approval_id = said_yes.id
+            await self._spend(said_yes)
+        elif decision.effect == "ask":
+            approval_id = "continued"
         self.record = msgspec.structs.replace(
-            self.record, rules=decision.rules, approval_id=approval
+            self.record, rules=decision.rules, approval_id=approval_id
         )
 
     async def record_it(self) -> None:
@@ -390,11 +395,12 @@ class Permit:
             data["retryAfterSeconds"] = decision.retry_after_s
         return RpcError(DENIED, f"Not allowed: {self.record.alias}", data)
 
-    async def _approved(self) -> str:
-        """The id of what was approved for this call, and is spent on it. Raises: RpcError."""
+    async def _said_yes(self) -> Approval | None:
+        """What a person approved of this call, not spent yet; None: it was spent when the call went
+        out that this continues. Raises: RpcError."""
         record, approvals = self.record, self._trust.approvals
         if self._goes_on:
-            return "continued"  # its approval was spent when it went out
+            return None
         if self._asking.continues is not None:
             raise RpcError(DENIED, "This call has gone on already", {"reason": "replayed"})
         call = ApprovedCall(
@@ -407,18 +413,28 @@ class Permit:
         )
         try:
             found = await approvals.ask(call, ttl_s=APPROVAL_TTL_S, tool=record.tool)
-            if found.state == "approved":
-                spent = await approvals.use(found.id, call, nonce=found.nonce, call_id=record.id)
-                if not isinstance(spent, str):
-                    return spent.id
         except ApprovalRefused as error:
             raise RpcError(DENIED, str(error), {"reason": "too_many_approvals"}) from None
+        if found.state == "approved":
+            return found
+        raise self._waits(found)
+
+    async def _spend(self, found: Approval) -> None:
+        """Raises: RpcError."""
+        spent = await self._trust.approvals.use(
+            found.id, found.call, nonce=found.nonce, call_id=self.record.id
+        )
+        if isinstance(spent, str):
+            raise self._waits(found)
+
+    def _waits(self, found: Approval) -> RpcError:
         data = {
             "reason": "approval_required",
             "approvalId": found.id,
             "expiresAt": int(found.expires_at_s),
         }
-        raise RpcError(APPROVAL_NEEDED, f"{record.alias} waits for a person's approval", data)
+        alias = self.record.alias
+        return RpcError(APPROVAL_NEEDED, f"{alias} waits for a person's approval", data)
 
 
 class CallPassage:

@@ -21,6 +21,7 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.canonical import walk
 from mcp_bridge.catalog import Catalog, MemoryPins, changes_of
 from mcp_bridge.door import Door
+from mcp_bridge.exchanges import MAX_PAGES
 from mcp_bridge.pinning import Kind, offer_of
 from mcp_bridge.policy import CallLimit, ToolRule
 from mcp_bridge.provenance import META_KEY
@@ -287,6 +288,24 @@ async def test_a_dead_server_has_its_approved_offer_listed_and_marked(world: Wor
     assert (await world.call())["error"]["data"]["reason"] == "catalogue"
 
 
+async def test_a_list_has_so_many_pages(world: World) -> None:
+    """One that always knows of another page is left, and what was approved stands."""
+
+    def endless(server: Server, writer: Any, message: Any) -> bytes:
+        if message["method"] != "tools/list":
+            return world.answer(server, writer, message)
+        result = {"tools": [], "nextCursor": "more"}
+        return whole({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    world.server.answer = endless
+    pause(world)
+    page = (await world.ask("tools/list"))["result"]
+    assert [each["name"] for each in page["tools"]] == ["weather"]
+    assert page["_meta"]["tollgate/stale"] == ["s"]
+    lists = [each for each in world.server.calls if each["method"] == "tools/list"]
+    assert len(lists) <= MAX_PAGES + 1
+
+
 @pytest.mark.parametrize(
     "arguments", [{"town": "Rome"}, {"city": 1}, {"city": "x" * 41}, {"city": ["Rome"]}]
 )
@@ -368,6 +387,21 @@ async def test_a_person_says_yes_to_one_call(world: World) -> None:
     assert world.records.calls[0].approval_id == approval_id
     assert code_of(await world.call()) == APPROVAL_NEEDED
     assert len(world.went_out) == 1
+
+
+async def test_a_call_that_a_rate_refuses_spends_no_approval(world: World) -> None:
+    world.rules.now = MemoryRules(
+        ToolRule(id="ask", effect="ask", rate=CallLimit(calls=1, window_s=60))
+    ).now
+    ids = {}
+    for city in ("Rome", "Oslo"):
+        ids[city] = (await world.call(city=city))["error"]["data"]["approvalId"]
+        await world.approvals.decide("org_a", ids[city], approve=True, by="bob")
+    assert "result" in await world.call()
+    refused = await world.call(city="Oslo")
+    assert refused["error"]["data"]["reason"] == "rate"
+    states = [(await world.waiting.get("org_a", ids[city])) for city in ids]
+    assert [each and each.state for each in states] == ["used", "approved"]
 
 
 async def test_an_approval_covers_what_its_call_asks_for_and_that_once(world: World) -> None:

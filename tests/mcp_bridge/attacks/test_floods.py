@@ -9,6 +9,7 @@ import pytest
 import redis.asyncio
 
 from mcp_bridge import exchanges, legacy_face, modern_face, upstream
+from mcp_bridge.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN
 from tests.mcp_bridge.attacks.hostile import (
     Attacker,
     answer,
@@ -187,3 +188,31 @@ async def test_a_call_that_is_cancelled_at_once_ends(redis: redis.asyncio.Redis)
             assert stream.answer["error"]["message"] == "Cancelled", turns
             while legacy._calls:
                 await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "uris",
+    [
+        [f"a:{number}" for number in range(MAX_SUBSCRIPTIONS + 1)],
+        ["a:" + "b" * MAX_URI_LEN],
+        "a:b",
+        ["a:b", 1],
+    ],
+    ids=["many", "long", "text", "number"],
+)
+async def test_a_client_subscribes_to_so_much(redis: redis.asyncio.Redis, uris: Any) -> None:
+    """Each would be asked of every server."""
+    server = Attacker(modern=False)
+    async with attacked(redis, server) as client:
+        wanted = {"notifications": {"resourceSubscriptions": uris}}
+        found = await ask_modern(client, "/mcp", "subscriptions/listen", wanted, id=5)
+        assert found["error"]["code"] == -32602
+        assert "notifications.resourceSubscriptions" in str(found["error"])
+        session = await LegacyClient.open(client, "/mcp")
+        uri = uris[0] if len(uris) == 1 else "a:b"
+        told = await session.ask("/mcp", "resources/subscribe", {"uri": uri})
+        assert ("error" in told) == (len(uri) > MAX_URI_LEN)
+    heard = [
+        message for _, message in server.heard if message.get("method") == "resources/subscribe"
+    ]
+    assert len(heard) == (len(uri) <= MAX_URI_LEN)
