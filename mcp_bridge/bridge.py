@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 
 from mcp_bridge.carriers import Carriers, whose_of
 from mcp_bridge.credentials import Whose
+from mcp_bridge.ending import end
 from mcp_bridge.endpoint import Endpoint
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.guard import Guard, LetsAllPass
@@ -89,8 +90,7 @@ class Bridge:
     async def close(self) -> None:
         """What is under way ends by name."""
         if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+            await end(self._sweeper)
         await self.legacy.close()
         await self.modern.close()
         await self._carriers.close()

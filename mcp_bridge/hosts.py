@@ -24,6 +24,7 @@ from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.carrier import CarrierFailed, NotSent
 from mcp_bridge.channel import Ask, Channel, Emit, Line, Told
 from mcp_bridge.credentials import NO_CREDENTIAL, Credentials, CredentialSet, Whose
+from mcp_bridge.ending import end
 from mcp_bridge.relay import NotHeard, Relay
 from mcp_bridge.upstream import ServerConfig, Unreachable
 
@@ -191,8 +192,7 @@ class Hosts:
 
     async def close(self) -> None:
         if self._signing is not None:
-            self._signing.cancel()
-            await asyncio.gather(self._signing, return_exceptions=True)
+            await end(self._signing)
         places = list(self._hosts)
         await asyncio.gather(*(self._let_go(place) for place in places))
 

@@ -17,6 +17,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from mcp_bridge.ending import end
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError, from_error
 
 log = logging.getLogger(__name__)
@@ -79,10 +80,7 @@ class Relay:
         await self._heard.wait()
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._tasks)
         try:
             await self._redis.delete(alive_key(self.worker))
         except RedisError:
