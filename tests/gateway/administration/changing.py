@@ -343,6 +343,11 @@ ENDPOINT = f"{ADMIN}/webhooks/{{endpoint_id}}"
 PROJECT = f"{ORG}/projects/{{project_id}}"
 ACCOUNT = f"{PROJECT}/service_accounts/{{service_account_id}}"
 CLIENT = f"{ADMIN}/oauth/clients/{{client_id}}"
+BY_ITS_SERVER = {
+    ("POST", f"{ADMIN}/mcp/servers/{{server}}/{verb}"): "`tests/gateway/mcp/test_bills.py`"
+    for verb in ("approve", "revoke")
+}
+"""Changes of what an MCP server offers, which is asked for it; and where they are tried."""
 RECIPES: dict[tuple[str, str], Recipe] = {
     ("POST", f"{ADMIN}/invites"): new(
         f"{ADMIN}/invites", lambda m: {"email": m.email(), "role": "developer"}

@@ -15,7 +15,7 @@ import httpx
 from litestar.routes import HTTPRoute
 
 from gateway.routes.access import SCOPE
-from tests.gateway.administration.changing import ADMIN, RECIPES, Maker
+from tests.gateway.administration.changing import ADMIN, BY_ITS_SERVER, RECIPES, Maker
 from tests.gateway.administration.conftest import World
 
 ECHOES = ("zebraquux", "walruskelp")
@@ -60,6 +60,9 @@ async def asked(world: World, maker: Maker, echo: str) -> list[Request]:
             found += [
                 (method, f"{filled}?{query}", None) for query in (f"{echo}=1", f"limit={echo}")
             ]
+            continue
+        if (method, path) in BY_ITS_SERVER:
+            found += [(method, filled, each) for each in spoilt({"tools": ["x"]}, echo)]
             continue
         change = await RECIPES[method, path](maker)
         if filled != path:

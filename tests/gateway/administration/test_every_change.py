@@ -20,7 +20,14 @@ from gateway.routes.conditional import etag_of
 from gateway.routes.idempotency import PREFIXES
 from gateway.tenancy.tables import api_keys
 from gateway.tenancy.tables import idempotency_keys as table
-from tests.gateway.administration.changing import ADMIN, RECIPES, UNSEEN, Change, Maker
+from tests.gateway.administration.changing import (
+    ADMIN,
+    BY_ITS_SERVER,
+    RECIPES,
+    UNSEEN,
+    Change,
+    Maker,
+)
 from tests.gateway.administration.conftest import World
 
 NO_CREDENTIAL = {
@@ -114,7 +121,7 @@ def taken_over(world: World) -> Iterator[None]:
 
 
 async def test_every_change_stands_here(world: World) -> None:
-    assert in_table(world) == set(RECIPES) | set(NO_CREDENTIAL)
+    assert in_table(world) == set(RECIPES) | set(NO_CREDENTIAL) | set(BY_ITS_SERVER)
     assert set(UNCONDITIONAL) | set(REPEATABLE) <= set(RECIPES)
 
 

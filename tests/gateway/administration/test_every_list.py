@@ -41,6 +41,7 @@ NO_LIST = {
     f"{ADMIN}/billing-account": "one thing",
     f"{ADMIN}/organization": "one thing",
     f"{ADMIN}/mcp/rules": "one thing",
+    f"{ADMIN}/mcp/servers": "all that the settings have",
     f"{ADMIN}/invoices/{{invoice_id}}/export": "one document",
     f"{ADMIN}/journal": "one document",
     f"{ORG}/projects/{{project_id}}/model_permissions": "one thing",
