@@ -25,9 +25,10 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from gateway.cli_mcp import changes_in, offered, server_of
+from gateway.cli_mcp import offered, server_of
 from gateway.db import tenant
 from gateway.mcp.known import announce
+from gateway.mcp.pin_desk import changes_in
 from gateway.mcp.pins import approve_changes, read_pins
 from gateway.settings import Settings, load
 from tests.databases import Databases
