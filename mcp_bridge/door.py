@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from mcp_bridge.bridge import Bridge
 from mcp_bridge.caller import Caller
 from mcp_bridge.endpoint import Endpoint
+from mcp_bridge.places import Places
 from mcp_bridge.protocol import rpc, sse
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
@@ -54,6 +55,8 @@ STALLED_READER_S = 60.0
 MAX_QUEUED = 256
 MAX_OPEN = 4096
 """Requests and streams of one worker."""
+MAX_OPEN_OF_ORG = 1280
+"""Of one tenant, in one worker."""
 FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
 """How often a stream that another worker writes is looked at."""
 JSON = b"application/json"
@@ -71,7 +74,7 @@ class Gone(Exception):
 class Door:
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._open = 0
+        self._places = Places(MAX_OPEN, MAX_OPEN_OF_ORG)
 
     async def serve(
         self,
@@ -91,14 +94,16 @@ class Door:
         found = self._bridge.endpoint(caller.org_id, namespace, caller.user_id)
         endpoint = found or Endpoint(key="", upstreams=(), keeps_names=False)
         visit = Visit(self._bridge, caller, endpoint, headers, receive, send)
-        self._open += 1
+        has_place = False
         try:
             named = dict(headers)
             allowed.check(named.get("host"), named.get("origin"), pages)
             if found is None:
                 raise RpcError(INVALID_REQUEST, "No such namespace", status=404)
-            if self._open > MAX_OPEN:
-                raise RpcError(INTERNAL_ERROR, "Too many requests are open", status=503)
+            has_place = self._places.take(caller.org_id)
+            if not has_place:
+                status = 503 if self._places.is_full else 429
+                raise RpcError(INTERNAL_ERROR, "Too many requests are open", status=status)
             await visit.serve(scope["method"])
         except Gone:
             return
@@ -108,7 +113,8 @@ class Door:
             log.warning("mcp: Redis: %s", type(error).__name__)
             await visit.fail(RpcError(INTERNAL_ERROR, "Temporarily unavailable", status=503))
         finally:
-            self._open -= 1
+            if has_place:
+                self._places.give_back(caller.org_id)
 
 
 class Visit:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
@@ -30,6 +29,7 @@ from mcp_bridge.exchanges import (
     Waiting,
 )
 from mcp_bridge.guard import Guard
+from mcp_bridge.places import Places
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import (
     FORWARDED,
@@ -72,8 +72,9 @@ MAX_ROUNDS = 16
 ANSWER_S = 600.0
 MAX_CALLS = 1024
 """Of one worker."""
+MAX_CALLS_OF_ORG = 256
 MAX_CALLS_OF_ONE = 128
-"""Of one principal, in one worker."""
+"""Of one tenant, and of one principal, in one worker."""
 TOO_MANY = -32000
 ANSWER, CANCEL, ENDED, CHANGED = "answer", "cancel", "ended", "changed"
 
@@ -87,7 +88,7 @@ class LegacyFace:
         self._sessions, self._relay = sessions, relay
         self._info, self._guard = info, guard
         self._calls: dict[tuple[str, rpc.RequestId], asyncio.Task[None]] = {}
-        self._by_principal: Counter[str] = Counter()
+        self._places = Places(MAX_CALLS, MAX_CALLS_OF_ORG, MAX_CALLS_OF_ONE)
         self._pending: dict[str, Pending] = {}
         self._numbers = itertools.count(1)
         self._listening: dict[str, tuple[Stream, asyncio.Event]] = {}
@@ -168,22 +169,19 @@ class LegacyFace:
     def begin(self, endpoint: Endpoint, session: Session, message: Message) -> Stream:
         """The stream on which it is answered. Raises: RpcError."""
         key = (session.id, message["id"])
-        principal = session.about.principal
+        owners = session.org_id, session.about.principal
         if key in self._calls:
             raise RpcError(INVALID_REQUEST, "id: a request with it is under way")
-        if len(self._calls) >= MAX_CALLS or self._by_principal[principal] >= MAX_CALLS_OF_ONE:
+        if not self._places.take(*owners):
             raise RpcError(TOO_MANY, "Too many requests are under way", status=429)
         stream = Stream(self._sessions, session, self._relay.worker, message["id"])
         work = self._run(endpoint, session, message, stream)
         task = asyncio.get_running_loop().create_task(work)
         self._calls[key] = task
-        self._by_principal[principal] += 1
 
         def forget(done: asyncio.Task[None]) -> None:
             del self._calls[key]
-            self._by_principal[principal] -= 1
-            if not self._by_principal[principal]:
-                del self._by_principal[principal]
+            self._places.give_back(*owners)
             if done.cancelled() and not stream.ended:
                 # it had not begun, and said nothing to who waits
                 cancelled = RpcError(REQUEST_CANCELLED, "Cancelled")

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -66,8 +65,9 @@ log = logging.getLogger(__name__)
 
 MAX_HELD = 1024
 """Calls that wait for a client's answer, in one worker."""
+MAX_HELD_OF_ORG = 256
 MAX_HELD_OF_ONE = 32
-"""Of one principal."""
+"""Of one tenant, and of one principal."""
 SWEEP_S = 15.0
 GATHER_S = 0.02
 """How long what a server of the older era asks is waited for, so that it goes out together."""
@@ -311,9 +311,7 @@ class ModernFace:
                 server=server, expires_at=expires_at, state=asked.state, asked=keys
             )
             return self._input_required(asker, asked.requests, continuation)
-        counted = Counter(each.asker.caller.principal for each in self._held.values())
-        of_one = counted[asker.caller.principal]
-        if len(self._held) >= MAX_HELD or of_one >= MAX_HELD_OF_ONE:
+        if not self._has_place_for(asker.caller):
             raise RpcError(INTERNAL_ERROR, "Too many calls wait for answers", status=429)
         return self._hold(
             Held(
@@ -327,6 +325,12 @@ class ModernFace:
                 coming=coming,
             )
         )
+
+    def _has_place_for(self, caller: Caller) -> bool:
+        waiting = [each.asker.caller for each in self._held.values()]
+        of_org = sum(each.org_id == caller.org_id for each in waiting)
+        of_one = sum(each.principal == caller.principal for each in waiting)
+        return len(waiting) < MAX_HELD and of_org < MAX_HELD_OF_ORG and of_one < MAX_HELD_OF_ONE
 
     def _hold(self, held: Held) -> dict[str, Any]:
         key = secrets.token_hex(16)
