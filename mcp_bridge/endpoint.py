@@ -35,10 +35,10 @@ from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
-    RESOURCE_NOT_FOUND,
     RpcError,
 )
 from mcp_bridge.protocol.translation import server_capabilities
+from mcp_bridge.resource_owners import owner_of
 from mcp_bridge.upstream import Described, Unreachable, Upstream, as_object
 
 log = logging.getLogger(__name__)
@@ -310,26 +310,25 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             return upstream, {**params, "ref": {**reference, "name": name}}
         if endpoint.keeps_names:
             return endpoint.upstreams[0], params
-        return await self._who_has(params.get("uri", reference.get("uri"))), params
+        uri = params.get("uri", reference.get("uri"))
+        return await owner_of(uri, await self._with_resources(), self.request), params
 
-    async def _who_has(self, uri: Any) -> Upstream:
-        """URIs stay as they are, so whose one is, is asked: reading changes nothing."""
-        found = [
-            upstream
-            for upstream, described in await self.describe()
-            if "resources" in described.capabilities
-        ]
-        for upstream in found[:-1]:
+    async def _with_resources(self) -> tuple[Upstream, ...]:
+        """And those that had some when they last answered: what was theirs stays theirs. Raises:
+        RpcError, where there is none and one gave no answer."""
+        found: tuple[Upstream, ...] = ()
+        lost: RpcError | None = None
+        for upstream in self.endpoint.upstreams:
             try:
-                await self.request(upstream, "resources/read", {"uri": uri})
+                if "resources" in (await self.described(upstream)).capabilities:
+                    found += (upstream,)
             except RpcError as error:
-                if error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
-                    raise
-            else:
-                return upstream
-        if not found:
-            raise RpcError(INVALID_PARAMS, "Resource not found", {"uri": uri})
-        return found[-1]
+                lost = error
+                if upstream.known is not None and await self.guard.opens(self.caller, upstream):
+                    found += (upstream,)
+        if lost is not None and not found:
+            raise lost
+        return found
 
 
 def as_list(value: Any) -> list[Any]:

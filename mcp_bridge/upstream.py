@@ -16,6 +16,7 @@ import msgspec
 
 from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.carrier import Carried, Carrier, CarrierFailed, NotSent
+from mcp_bridge.claims import Known
 from mcp_bridge.credentials import CredentialOf
 from mcp_bridge.http1 import Response
 from mcp_bridge.protocol import rpc, sse
@@ -225,6 +226,9 @@ class Upstream:
         """Of its tools, by name, as they were listed last: which arguments travel as headers."""
         self.shortened: dict[str, str] = {}
         """Names of it that clients cannot take, by what was made of them."""
+        self.known: Known | None = None
+        """What it listed of resources, last."""
+        self.listing = asyncio.Lock()
         self.generation = 0
         """Another one whenever what it offers may be another: it said so, or a session began."""
 

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 
 from tests.mcp_bridge.counting import Counting, counting
 from tests.mcp_bridge.fixture_data import PLAIN
@@ -132,7 +133,8 @@ async def test_one_url_has_every_server(world: World, mode: str) -> None:
             assert found.content[0].text.startswith("This is a simple")  # type: ignore[union-attr]
         prompt = await client.get_prompt("new__test_simple_prompt")
         assert prompt.messages
-        assert (await client.read_resource("test://static-text")).contents
+        with pytest.raises(MCPError, match="Several servers have this resource: old, new"):
+            await client.read_resource("test://static-text")
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
@@ -140,6 +142,7 @@ async def test_a_namespace_of_one_keeps_names(world: World, mode: str) -> None:
     async with client_of(world, world.identity, mode) as client:
         found = await client.call_tool("test_simple_text", {})
         assert not found.is_error
+        assert (await client.read_resource("test://static-text")).contents
 
 
 async def test_the_bare_path_is_the_credentials_orgs(world: World, http: httpx.AsyncClient) -> None:
