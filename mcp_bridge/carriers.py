@@ -33,6 +33,7 @@ from mcp_bridge.upstream import (
     IDLE_S,
     MAX_CONNECTIONS,
     MAX_IDLE_CONNECTIONS,
+    MAX_STREAMS,
     Addresses,
     ServerConfig,
 )
@@ -85,7 +86,7 @@ class Carriers:
             return ChannelCarrier(config, whose, self._all_hosts(), shown)
         if config.transport == "openapi":
             return self._open_api(config, shown)
-        return HttpCarrier(config, self._pool(config), shown)
+        return HttpCarrier(config, self._pool(config), shown, max_streams=MAX_STREAMS)
 
     def _open_api(self, config: ServerConfig, shown: Shown) -> Carrier:
         # The SDK's types are loaded with it: only where there is such a server.
@@ -135,7 +136,7 @@ class Carriers:
         """url: another one than the server's, under the same rules."""
         return Pool(
             url or config.url,
-            max_connections=MAX_CONNECTIONS,
+            max_connections=MAX_CONNECTIONS + MAX_STREAMS,
             max_idle=MAX_IDLE_CONNECTIONS,
             idle_s=IDLE_S,
             network=None if self._network_of is None else self._network_of(config.network),

@@ -7,13 +7,15 @@ followed, and no content coding is asked for.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from mcp_bridge.carrier import Carried
+from mcp_bridge.carrier import Carried, NotSent
 from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet, Refusal
 from mcp_bridge.http1 import Headers, Pool, Response
 from mcp_bridge.protocol import rpc
@@ -21,6 +23,7 @@ from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.upstream import (
     ACCEPT,
     CONNECT_TIMEOUT_S,
+    PLACE_TIMEOUT_S,
     READ_TIMEOUT_S,
     WRITE_TIMEOUT_S,
     Answer,
@@ -40,27 +43,49 @@ async def shows_nothing(_refused: Refusal | None) -> CredentialSet:
 
 
 class HttpCarrier:
-    """`pool`: of this one alone; closed with it."""
+    """`pool`: of this one alone; closed with it. `max_streams`: without an end, of its connections:
+    whoever listens takes none from who calls."""
 
     def __init__(
         self,
         config: ServerConfig,
         pool: Pool,
         shown: Shown = shows_nothing,
+        *,
+        max_streams: int,
     ) -> None:
+        self._streams = asyncio.Semaphore(max_streams)
         self._config, self._pool, self._shown = config, pool, shown
         self._url = urlsplit(config.url)
 
     async def close(self) -> None:
         await self._pool.aclose()
 
-    @asynccontextmanager
-    async def ask(
+    def ask(
         self,
         method: str,
         body: Message | None,
         headers: Mapping[str, str],
         *,
+        endless: bool,
+        on_change: Callable[[], None],
+    ) -> AbstractAsyncContextManager[Carried]:
+        ask = self._ask_endless if endless else self._ask
+        return ask(method, body, headers, endless, on_change)
+
+    @asynccontextmanager
+    async def _ask_endless(self, *asked: Any) -> AsyncIterator[Carried]:
+        if self._streams.locked():
+            raise NotSent("too_many_streams")
+        async with self._streams, self._ask(*asked) as answer:
+            yield answer
+
+    @asynccontextmanager
+    async def _ask(
+        self,
+        method: str,
+        body: Message | None,
+        headers: Mapping[str, str],
         endless: bool,
         on_change: Callable[[], None],
     ) -> AsyncIterator[Carried]:
@@ -110,7 +135,7 @@ class HttpCarrier:
             self._config.url,
             headers=[(name.encode(), value.encode()) for name, value in sent.items()],
             content=content,
-            extensions={"timeout": {**limits, "pool": CONNECT_TIMEOUT_S}},
+            extensions={"timeout": {**limits, "pool": PLACE_TIMEOUT_S}},
         ) as response:
             yield response
 

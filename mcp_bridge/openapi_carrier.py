@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpcore
 import msgspec
 from mcp_types import CallToolResult, TextContent
 
-from mcp_bridge.carrier import Carried, CarrierFailed
+from mcp_bridge.carrier import Carried, CarrierFailed, NotSent
 from mcp_bridge.credentials import CredentialSet, Refusal
 from mcp_bridge.http1 import Pool
 from mcp_bridge.http_carrier import FRAMING, Shown, refusal_of, shows_nothing
@@ -132,7 +133,8 @@ class OpenApiCarrier:
             said = TextContent(type="text", text=str(error))
             return CallToolResult(content=[said], is_error=True), None
         except HttpFailed as error:
-            raise CarrierFailed(str(error)) from error
+            is_busy = isinstance(error.__cause__, httpcore.PoolTimeout)
+            raise (NotSent("busy") if is_busy else CarrierFailed(str(error))) from error
         return result, refusal_of(client.status, client.headers, credential)
 
     def _secrets(self, credential: CredentialSet) -> Secrets:

@@ -18,7 +18,7 @@ import msgspec
 from mcp_bridge.http1 import Pool, Response
 from mcp_bridge.openapi.calls import HttpAnswer, HttpRequest
 from mcp_bridge.openapi.errors import HttpFailed
-from mcp_bridge.upstream import CONNECT_TIMEOUT_S, WRITE_TIMEOUT_S
+from mcp_bridge.upstream import CONNECT_TIMEOUT_S, PLACE_TIMEOUT_S, WRITE_TIMEOUT_S
 
 READ_TIMEOUT_S = 120.0
 """Between two pieces of an answer."""
@@ -73,7 +73,7 @@ class PoolClient:
             request.url,
             headers=[(name.encode(), value.encode()) for name, value in headers.items()],
             content=request.body,
-            extensions={"timeout": {**limits, "pool": CONNECT_TIMEOUT_S}},
+            extensions={"timeout": {**limits, "pool": PLACE_TIMEOUT_S}},
         ) as response:
             self.status, self.headers = response.status, response.headers
             said = {

@@ -36,12 +36,16 @@ from mcp_bridge.protocol.translation import to_legacy_capabilities, to_modern_pa
 from mcp_bridge.stdio.launch_spec import LaunchSpec
 
 CONNECT_TIMEOUT_S = 5.0
+PLACE_TIMEOUT_S = 5.0
+"""For one of our connections to be free."""
 READ_TIMEOUT_S = 300.0
 """Between two pieces of an answer; those who keep a stream open say so more often."""
 WRITE_TIMEOUT_S = 10.0
 SETUP_TIMEOUT_S = 15.0
 """For a handshake, or a look at what a server is."""
 MAX_CONNECTIONS = 64
+"""For requests; streams that wait for changes have their own."""
+MAX_STREAMS = 64
 MAX_IDLE_CONNECTIONS = 16
 IDLE_S = 30.0
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -258,8 +262,10 @@ class Upstream:
                 self.breaker.report(attempt, failure=failure)
                 is_open = False
                 yield answer
-        except NotSent as error:
-            raise Unreachable(self.name, error.reason) from error
+        except (NotSent, httpcore.PoolTimeout) as error:
+            # Our own bounds: the server has done nothing that the breaker should hear of.
+            reason = error.reason if isinstance(error, NotSent) else "busy"
+            raise Unreachable(self.name, reason) from error
         except FAILURES as error:
             reason = error.reason if isinstance(error, CarrierFailed) else type(error).__name__
             if is_open:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge import door, legacy_face, modern_face
+from mcp_bridge import carriers, changes, door, http_carrier, legacy_face, modern_face, upstream
 from mcp_bridge.places import Places
 from tests.mcp_bridge.attacks.hostile import Attacker, attacked, events
 from tests.mcp_bridge.processes import LegacyClient, ask_modern, modern
@@ -126,3 +127,76 @@ def test_places_are_bounded_for_all_for_a_tenant_and_for_a_principal(
             places.give_back(*owners)
             taken.remove(owners)
         assert places.is_full == (len(taken) == 4)
+
+
+class Telling(Attacker):
+    """Keeps every stream open that waits for changes, until `may_end`."""
+
+    def __init__(self, *, modern: bool) -> None:
+        super().__init__(self.by_result, modern=modern)
+        self.listening, self.most_at_once = 0, 0
+        self.may_end = asyncio.Event()
+
+    async def reply(self, writer: asyncio.StreamWriter, message: Any, head: str) -> None:
+        if not head.startswith("get ") and message.get("method") != "subscriptions/listen":
+            await super().reply(writer, message, head)
+            return
+        self.listening += 1
+        self.most_at_once = max(self.most_at_once, self.listening)
+        writer.write(OK + SSE + b"connection: close\r\n\r\n: here\n\n")
+        await writer.drain()
+        await self.may_end.wait()
+        self.listening -= 1
+        writer.close()
+
+
+@pytest.mark.parametrize("is_modern", [True, False])
+async def test_who_listens_takes_no_connection_from_who_calls(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, is_modern: bool
+) -> None:
+    """Nor does the breaker hear of it: the server did nothing."""
+    monkeypatch.setattr(carriers, "MAX_STREAMS", SHARE)
+    monkeypatch.setattr(carriers, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(changes, "FIRST_PAUSE_S", 0.01)
+    refused: Counter[str] = Counter()
+
+    def unreachable(self: Any, server: str, reason: str) -> None:
+        refused[reason] += 1
+        told(self, server, reason)
+
+    told = upstream.Unreachable.__init__
+    monkeypatch.setattr(upstream.Unreachable, "__init__", unreachable)
+    server = Telling(modern=is_modern)
+    async with attacked(redis, server) as client:
+        sessions = [await LegacyClient.open(client, "/mcp", caller=f"{who}@alice") for who in MANY]
+        hearing = [
+            asyncio.create_task(client.get("/mcp", headers=each.headers)) for each in sessions
+        ]
+        while server.listening < SHARE or refused["too_many_streams"] < 3 * (KEYS - SHARE):
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            assert "result" in await ask_modern(client, "/mcp", "tools/call", QUICK)
+        assert server.most_at_once == SHARE
+        assert set(refused) == {"too_many_streams"}
+        client.bridge.begin_drain()
+        await asyncio.gather(*hearing)
+        server.may_end.set()
+
+
+async def test_where_all_connections_are_in_use_the_server_is_not_to_blame(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carriers, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(carriers, "MAX_STREAMS", 0)
+    monkeypatch.setattr(http_carrier, "PLACE_TIMEOUT_S", 0.05)
+    server = Slow()
+    async with attacked(redis, server) as client:
+        asking = asyncio.create_task(ask_modern(client, "/mcp", "tools/call", SLOW))
+        await flood(server, [asking])
+        for _ in range(5):
+            found = await ask_modern(client, "/mcp", "tools/call", QUICK)
+            assert found["error"]["data"]["reason"] == "busy"
+        monkeypatch.undo()
+        server.may_end.set()
+        assert "result" in await asking
+        assert "result" in await ask_modern(client, "/mcp", "tools/call", QUICK)

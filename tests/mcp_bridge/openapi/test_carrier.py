@@ -15,6 +15,7 @@ from urllib.parse import quote
 import pytest
 
 from gateway.mcp.network import UpstreamNetworks
+from mcp_bridge import carriers, openapi_http
 from mcp_bridge.carrier import CarrierFailed, NotSent
 from mcp_bridge.carriers import Carriers
 from mcp_bridge.catalog import changes_of
@@ -107,8 +108,8 @@ Ask = Callable[..., Awaitable[dict[str, Any]]]
 @asynccontextmanager
 async def asking(config: ServerConfig, credentials: Any = None) -> AsyncIterator[Ask]:
     networks = UpstreamNetworks(look_up)
-    carriers = Carriers(network_of=networks.of, credentials=credentials)
-    carrier = carriers.open(config, WHO)
+    opened = Carriers(network_of=networks.of, credentials=credentials)
+    carrier = opened.open(config, WHO)
 
     async def ask(method: str, **params: Any) -> dict[str, Any]:
         message = rpc.request(1, method, params)
@@ -122,7 +123,7 @@ async def asking(config: ServerConfig, credentials: Any = None) -> AsyncIterator
         yield ask
     finally:
         await carrier.close()
-        await carriers.close()
+        await opened.close()
 
 
 def of(api: Api, document: object, **more: Any) -> ServerConfig:
@@ -214,6 +215,19 @@ async def test_an_answer_without_bounds_fails_by_name(
         with pytest.raises(CarrierFailed) as found:
             await ask("tools/call", **get())
     assert found.value.reason == reason
+
+
+async def test_what_had_no_connection_was_not_sent(
+    api: Api, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So nobody holds it against the API."""
+    monkeypatch.setattr(carriers, "MAX_CONNECTIONS", 0)
+    monkeypatch.setattr(carriers, "MAX_STREAMS", 0)
+    monkeypatch.setattr(openapi_http, "PLACE_TIMEOUT_S", 0.01)
+    async with asking(of(api, file)) as ask:
+        with pytest.raises(NotSent) as found:
+            await ask("tools/call", **get())
+    assert (found.value.reason, api.asked) == ("busy", [])
 
 
 @pytest.mark.parametrize("host", ["inner.example", "meta.example"])
