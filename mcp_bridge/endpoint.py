@@ -47,6 +47,8 @@ NAMED = ("tools/list", "prompts/list")
 MAX_SHORTENED = 10_000
 """Names of one server that are remembered by what was made of them."""
 MAX_CURSOR_LENGTH = 4096
+MAX_OFFERED_BYTES = 32 * 1024 * 1024
+"""Of what one server offers, all pages together, as JSON."""
 MAX_PAGE = 1_000
 """Of what was approved."""
 STALE_META = "tollgate/stale"
@@ -220,6 +222,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             await self.sessions.get(upstream)  # one that begins now is not another change
         generation = upstream.generation
         things: list[tuple[Kind, object]] = []
+        size_bytes = 0
         for method in NAMED:
             cursor: str | None = None
             pages = MAX_PAGES if NEEDS[method] in described.capabilities else 0
@@ -228,8 +231,9 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
                 page = await self.request(upstream, method, params)
                 found = page.get(LISTS[method])
                 things += [(KIND_OF[method], each) for each in as_list(found)]
+                size_bytes += len(msgspec.json.encode(found))
                 cursor = page.get("nextCursor")
-                if len(things) > MAX_OFFERED:
+                if len(things) > MAX_OFFERED or size_bytes > MAX_OFFERED_BYTES:
                     raise Unreachable(upstream.name, "too_much")
                 if not isinstance(cursor, str):
                     break

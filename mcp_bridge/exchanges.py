@@ -16,9 +16,15 @@ from typing import Any, Protocol
 import msgspec
 
 from mcp_bridge.carrier import Carried
+from mcp_bridge.header_schemas import listed
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LISTS
-from mcp_bridge.protocol.inbound import Envelope, misnames_headers, param_headers
+from mcp_bridge.protocol.inbound import (
+    Envelope,
+    HeaderSchema,
+    misnames_headers,
+    param_headers,
+)
 from mcp_bridge.protocol.rpc import HEADER_MISMATCH, METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.protocol.translation import (
     check_asked,
@@ -48,8 +54,6 @@ MIN_RETRY_MS = 20
 """Whatever it says."""
 CALL_S = 3600.0
 """Of one request, all in all, questions to its client included."""
-MAX_TOOLS = 10_000
-"""Of one server."""
 
 
 class Noted(msgspec.Struct, frozen=True):
@@ -333,24 +337,28 @@ async def result_of(exchange: Exchange) -> dict[str, Any]:
 
 async def tool_schema(
     upstream: Upstream, name: str, envelope: Envelope, *, sessions: SessionSource | None
-) -> Any:
-    """Of a tool's arguments, as it was listed last; None: it is not listed. `sessions`: None for a
-    server of the newer era. Raises: RpcError."""
-    if name not in upstream.schemas:
-        cursor: str | None = None
-        for _ in range(MAX_PAGES):
-            params = {} if cursor is None else {"cursor": cursor}
-            exchange: Exchange = (
-                ModernExchange(upstream, envelope, "tools/list", params)
-                if sessions is None
-                else LegacyExchange(upstream, sessions, "tools/list", params, {})
-            )
-            page = await result_of(exchange)
-            remember_schemas(upstream, page)
-            cursor = page.get("nextCursor")
-            if not isinstance(cursor, str) or name in upstream.schemas:
-                break
-    return upstream.schemas.get(name)
+) -> HeaderSchema | None:
+    """Of a tool's arguments that are headers, as it was listed last; None: it is not listed.
+    `sessions`: None for a server of the newer era. Raises: RpcError."""
+    found = upstream.schemas.get(name)
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        if found is not None:
+            break
+        params = {} if cursor is None else {"cursor": cursor}
+        exchange: Exchange = (
+            ModernExchange(upstream, envelope, "tools/list", params)
+            if sessions is None
+            else LegacyExchange(upstream, sessions, "tools/list", params, {})
+        )
+        page = await result_of(exchange)
+        for listed_name, schema in listed(page):
+            upstream.schemas.keep(listed_name, schema)
+            found = schema if listed_name == name else found
+        cursor = page.get("nextCursor")
+        if not isinstance(cursor, str):
+            break
+    return found
 
 
 def without_misnamed(upstream: Upstream, page: dict[str, Any]) -> dict[str, Any]:
@@ -371,9 +379,5 @@ def without_misnamed(upstream: Upstream, page: dict[str, Any]) -> dict[str, Any]
 
 
 def remember_schemas(upstream: Upstream, page: dict[str, Any]) -> None:
-    tools = page.get(LISTS["tools/list"])
-    for tool in tools if isinstance(tools, list) else ():
-        if isinstance(tool, dict) and isinstance(tool.get("name"), str):
-            if len(upstream.schemas) >= MAX_TOOLS:
-                upstream.schemas.clear()
-            upstream.schemas[tool["name"]] = tool.get("inputSchema")
+    for name, schema in listed(page):
+        upstream.schemas.keep(name, schema)

@@ -18,6 +18,7 @@ from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.carrier import Carried, Carrier, CarrierFailed, NotSent
 from mcp_bridge.claims import Known
 from mcp_bridge.credentials import CredentialOf
+from mcp_bridge.header_schemas import HeaderSchemas
 from mcp_bridge.http1 import Response
 from mcp_bridge.protocol import rpc, sse
 from mcp_bridge.protocol.eras import (
@@ -226,8 +227,7 @@ class Upstream:
         self._ids = 0
         self._described: Described | None = None
         self._describing: asyncio.Lock = asyncio.Lock()
-        self.schemas: dict[str, Any] = {}
-        """Of its tools, by name, as they were listed last: which arguments travel as headers."""
+        self.schemas = HeaderSchemas()
         self.shortened: dict[str, str] = {}
         """Names of it that clients cannot take, by what was made of them."""
         self.known: Known | None = None

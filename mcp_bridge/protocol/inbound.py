@@ -34,6 +34,8 @@ from mcp_bridge.protocol.rpc import (
 )
 
 PARAM_PREFIX = MCP_PARAM_HEADER_PREFIX.lower()
+HeaderSchema = dict[str, Any]
+"""Of a schema of arguments the properties that travel as headers, and nothing else."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,10 +101,27 @@ class Folded(Mapping[str, str]):
 def misnames_headers(schema: Any) -> bool:
     """Whether this schema of a tool's arguments wants headers that there cannot be: clients leave
     such a tool out. Most name none, which is seen faster than their schema is walked."""
-    return (
-        X_MCP_HEADER_KEY.encode() in msgspec.json.encode(schema)
-        and find_invalid_x_mcp_header(schema) is not None
-    )
+    return names_headers(schema) and find_invalid_x_mcp_header(schema) is not None
+
+
+def names_headers(listed: Any) -> bool:
+    """Whether headers are named anywhere in it."""
+    return X_MCP_HEADER_KEY.encode() in msgspec.json.encode(listed)
+
+
+def header_schema(schema: Any) -> HeaderSchema:
+    """What `check_param_headers` and `param_headers` read of it: of one that wants headers that
+    there cannot be, nothing."""
+    kept: HeaderSchema = {}
+    if not names_headers(schema) or find_invalid_x_mcp_header(schema) is not None:
+        return kept
+    for path, token in x_mcp_header_map(schema).items():
+        there, here = schema, kept
+        for name in path:
+            there = there["properties"][name]
+            here = here.setdefault("properties", {}).setdefault(name, {})
+        here |= {X_MCP_HEADER_KEY: token, "type": there["type"]}
+    return kept
 
 
 def param_headers(schema: Any, arguments: dict[str, Any]) -> dict[str, str]:

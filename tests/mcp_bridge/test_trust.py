@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from mcp_bridge import endpoint
 from mcp_bridge.approvals import Approvals, MemoryApprovals
 from mcp_bridge.bridge import Bridge
 from mcp_bridge.call_records import MemoryCalls, MemoryRecords, MemoryRules
@@ -288,22 +289,28 @@ async def test_a_dead_server_has_its_approved_offer_listed_and_marked(world: Wor
     assert (await world.call())["error"]["data"]["reason"] == "catalogue"
 
 
-async def test_a_list_has_so_many_pages(world: World) -> None:
+@pytest.mark.parametrize(
+    ("tools", "most"), [([], MAX_PAGES + 1), ([{"name": "big", "description": "x" * 5_000}], 4)]
+)
+async def test_a_list_has_so_many_pages(
+    world: World, monkeypatch: pytest.MonkeyPatch, tools: list[Any], most: int
+) -> None:
     """One that always knows of another page is left, and what was approved stands."""
 
     def endless(server: Server, writer: Any, message: Any) -> bytes:
         if message["method"] != "tools/list":
             return world.answer(server, writer, message)
-        result = {"tools": [], "nextCursor": "more"}
+        result = {"tools": tools, "nextCursor": "more"}
         return whole({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
+    monkeypatch.setattr(endpoint, "MAX_OFFERED_BYTES", 15_000)
     world.server.answer = endless
     pause(world)
     page = (await world.ask("tools/list"))["result"]
     assert [each["name"] for each in page["tools"]] == ["weather"]
     assert page["_meta"]["tollgate/stale"] == ["s"]
     lists = [each for each in world.server.calls if each["method"] == "tools/list"]
-    assert len(lists) <= MAX_PAGES + 1
+    assert len(lists) <= most
 
 
 @pytest.mark.parametrize(
