@@ -6,7 +6,7 @@ checks are pydantic's, which nothing else here needs. Servers are dialled at che
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.money import PICO_PER_USD
+from gateway.audit.log import Actor
 from gateway.inference import Desk
 from gateway.principal import Principal
 from gateway.secret import Secret
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gateway.mcp.credential_desk import UpstreamVault
     from gateway.mcp.metered import Callers
     from gateway.mcp.pin_desk import PinDesk
+    from mcp_bridge.approvals import Approvals
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
     from mcp_bridge.rebinding import Allowed
@@ -51,12 +53,13 @@ class McpDoor:
         guard: Trust,
         vault: UpstreamVault,
         pins: PinDesk,
+        approvals_of: Callable[[Principal], Approvals],
     ) -> None:
         from mcp_bridge.door import Door
 
         self.vault, self.pins = vault, pins
         self._bridge, self._allowed, self._callers = bridge, allowed, callers
-        self._once = guard.memory.once
+        self._once, self._approvals_of = guard.memory.once, approvals_of
         self._door = Door(bridge)
 
     @property
@@ -64,7 +67,7 @@ class McpDoor:
         from gateway.mcp_toolbox import BridgeToolbox
 
         info = {"name": NAME, "version": own_version()}
-        return BridgeToolbox(self._bridge, info, self.caller_of, self._once)
+        return BridgeToolbox(self._bridge, info, self.caller_of, self._once, self._approvals_of)
 
     def caller_of(self, principal: Principal) -> Caller:
         """Of a request that comes now: what it may do and spend is its principal's."""
@@ -101,6 +104,15 @@ def to_caller(principal: Principal) -> Caller:
     )
 
 
+def to_actor(principal: Principal) -> Actor:
+    """For the audit log, where there is no request of HTTP."""
+    return Actor(
+        kind="api_key" if principal.kind == "key" else "client",
+        id=principal.key_id,
+        on_behalf_of=principal.user_id or principal.service_account_id,
+    )
+
+
 async def open_mcp(
     settings: Settings,
     stack: AsyncExitStack,
@@ -115,7 +127,7 @@ async def open_mcp(
     from gateway.mcp.metered import Callers, CallMeter
     from gateway.mcp.pin_desk import PinDesk
     from gateway.mcp.upstreams import open_carriers
-    from gateway.mcp.wiring import open_trust
+    from gateway.mcp.wiring import open_approvals, open_trust
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.rebinding import Allowed
 
@@ -143,7 +155,12 @@ async def open_mcp(
     await bridge.start()
     stack.push_async_callback(bridge.close)
     pins = PinDesk(servers, carriers, info, db, redis)
-    return McpDoor(bridge, Allowed(public_url=settings.issuer), callers, guard, vault, pins)
+
+    def approvals_of(principal: Principal) -> Approvals:
+        return open_approvals(db, to_actor(principal))
+
+    allowed = Allowed(public_url=settings.issuer)
+    return McpDoor(bridge, allowed, callers, guard, vault, pins, approvals_of)
 
 
 def vault_of(door: McpDoor | None) -> UpstreamVault:

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.principal import Principal
 from gateway.toolbox import (
+    ApprovalState,
     CallOutcome,
     ListFailed,
     NeedsApproval,
@@ -25,9 +26,11 @@ from gateway.toolbox import (
 )
 
 if TYPE_CHECKING:
+    from mcp_bridge.approvals import Approval, Approvals
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
     from mcp_bridge.endpoint import Endpoint
+    from mcp_bridge.protocol.rpc import RpcError
 
 MAX_PAGES = 100
 MAX_TOOLS = 512
@@ -40,7 +43,8 @@ OMITTED = "[{kind}: not shown]"
 
 
 class BridgeToolbox:
-    """`once`: whether it is the first time that something of an org happens (`CallMemory.once`)."""
+    """`once`: whether it is the first time that something of an org happens (`CallMemory.once`).
+    `approvals_of`: the org's queue, where somebody answers in his own name."""
 
     def __init__(
         self,
@@ -48,9 +52,10 @@ class BridgeToolbox:
         info: dict[str, Any],
         caller_of: Callable[[Principal], Caller],
         once: Callable[[str, str, float], Awaitable[bool]],
+        approvals_of: Callable[[Principal], Approvals],
     ) -> None:
         self._bridge, self._info, self._caller_of = bridge, info, caller_of
-        self._once = once
+        self._once, self._approvals_of = once, approvals_of
         self._ids = count(1)
 
     def knows(self, principal: Principal, server_label: str) -> bool:
@@ -96,13 +101,53 @@ class BridgeToolbox:
                 )
         except RpcError as error:
             if error.code == APPROVAL_NEEDED:
-                return NeedsApproval(f"{error.message} ({approval_id(error.data)})")
+                return await self._needs_approval(principal, tool, error)
             return Refused(message=error.message, code=error.code)
         except TimeoutError:
             return Refused(message="No answer in time; whether it was done is not known.")
         if result.get("resultType") == "input_required":
             return Refused(message="The server asks for something that cannot be asked here.")
         return ToolResult(text=text_of(result), is_error=result.get("isError") is True)
+
+    async def _needs_approval(
+        self, principal: Principal, tool: OfferedTool, error: RpcError
+    ) -> NeedsApproval | Refused:
+        """What asks is our own queue: a server can say such a thing of itself."""
+        data = error.data if isinstance(error.data, dict) else {}
+        found = await self._asked(principal, str(data.get("approvalId")))
+        if found is None or (found.call.server, found.tool) != (tool.server_label, tool.name):
+            return Refused(message=error.message, code=error.code)
+        return NeedsApproval(
+            message=f"{error.message} ({found.id})",
+            id=found.id,
+            by_caller=found.call.decider == "caller",
+        )
+
+    async def _asked(self, principal: Principal, approval_id: str) -> Approval | None:
+        """For a call of this caller."""
+        found = await self._approvals_of(principal).look(principal.org_id, approval_id)
+        if found is None or found.call.caller != self._caller_of(principal).principal:
+            return None
+        return found
+
+    async def approval(self, principal: Principal, approval_id: str) -> ApprovalState:
+        found = await self._asked(principal, approval_id)
+        if found is None:
+            return "unknown"
+        match found.state:
+            case "expired":
+                return "unknown"
+            case "pending" if found.call.decider == "caller":
+                return "pending_caller"
+        return found.state
+
+    async def decide(self, principal: Principal, approval_id: str, approve: bool) -> ApprovalState:
+        if await self.approval(principal, approval_id) == "pending_caller":
+            by = self._caller_of(principal).principal
+            queue = self._approvals_of(principal)
+            # Where somebody else was faster it stands as they said.
+            await queue.decide(principal.org_id, approval_id, approve=approve, by=by)
+        return await self.approval(principal, approval_id)
 
     async def spend(self, principal: Principal, request_id: str) -> bool:
         return await self._once(principal.org_id, f"approval:{request_id}", SPENT_S)
@@ -142,11 +187,6 @@ class BridgeToolbox:
         if not found:
             return None
         return msgspec.structs.replace(endpoint, upstreams=found, keeps_names=False)
-
-
-def approval_id(data: Any) -> str:
-    """By which a person answers it (docs/mcp.md)."""
-    return str(data.get("approvalId")) if isinstance(data, dict) else "no id"
 
 
 async def said_to_nobody(_message: Any) -> None:

@@ -26,6 +26,13 @@ from gateway.fleet.replica import Item, MeteredUsage, TextDelta
 from gateway.inference import Call, Desk, RateLimited, drive, watched
 from gateway.principal import Principal
 from gateway.telemetry import RequestMeter
+from gateway.tool_approvals import (
+    AnsweredRequest,
+    refusal,
+    request_id,
+    settled,
+    to_request,
+)
 from gateway.tool_rounds import (
     CallsOfRound,
     Listing,
@@ -37,11 +44,18 @@ from gateway.tool_rounds import (
     tools_of,
     total,
 )
-from gateway.toolbox import CallOutcome, ListFailed, OfferedTool, Refused, Toolbox
+from gateway.toolbox import (
+    CallOutcome,
+    ListFailed,
+    NeedsApproval,
+    OfferedTool,
+    Refused,
+    Toolbox,
+)
 from gateway.wire.mcp_tools import McpTool
 from gateway.wire.request import GenerateRequest
 from gateway.wire.responses_answer import IncompleteReason
-from gateway.wire.responses_items import McpCall
+from gateway.wire.responses_items import McpApprovalRequest, McpCall
 
 
 class LoopBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +94,10 @@ class Steps(Protocol):
         """What came of one; of those that were approved also that there is one."""
         ...
 
+    def asked(self, request: McpApprovalRequest) -> bytes:
+        """By the rules, of a call that was begun."""
+        ...
+
     def finish(
         self, usage: MeteredUsage, cost: Rated | None, why: IncompleteReason | None
     ) -> bytes: ...
@@ -106,8 +124,8 @@ class LoopCall(msgspec.Struct, frozen=True, kw_only=True):
     parallel: bool = True
     max_calls: int | None = None
     """Over all rounds, as the client gave it."""
-    approved: tuple[tuple[str, MadeCall], ...] = ()
-    """By the id of the request for approval: called before the first round."""
+    answers: tuple[AnsweredRequest, ...] = ()
+    """Of those that are approved the calls come before the first round."""
     with_approved: Callable[[Sequence[McpCall]], list[dict[str, Any]]] | None = None
     """The messages of the first round, with what came of those."""
     new_meter: Callable[[], RequestMeter]
@@ -163,6 +181,8 @@ class Loop:
         self._usage = MeteredUsage()
         self._cost: Rated | None = None
         self._num_calls = 0
+        self._waiting: set[str] = set()
+        """Ids of requests for approval by the rules."""
         self._until = asyncio.get_running_loop().time() + self._bounds.max_seconds
 
     @property
@@ -174,6 +194,9 @@ class Loop:
             self._principal.check_served()
             request = await self._begin()
             why: IncompleteReason | None = None
+            if self._waiting:  # what was approved needs another one's yes, too
+                await self._finish(why)
+                return
             for number in range(self._bounds.max_rounds):
                 if self._delivery.abandoned:
                     return
@@ -192,7 +215,7 @@ class Loop:
                 called = await self._run_all(calls.here)
                 if self._delivery.abandoned:
                     return
-                if calls.elsewhere or calls.asking:
+                if calls.elsewhere or calls.asking or self._waiting:
                     break
                 why = self._passed(request)
                 if why is not None:
@@ -205,7 +228,8 @@ class Loop:
     # ---- before the first round
 
     async def _begin(self) -> GenerateRequest:
-        """The first round's request, with tools that servers offer. Raises: BadField."""
+        """The first round's request, with tools that servers offer. Raises: BadField,
+        ApprovalPending."""
         servers = self._asked.servers
         listings = await self._until_left(asyncio.gather(*(self._list(label) for label in servers)))
         for listing in listings or ():
@@ -221,9 +245,9 @@ class Loop:
             request.prompt.tools, self._tools.values(), self._asked.choice, self._asked.parallel
         )
         request = with_prompt(request, tools=tools)
-        if self._asked.approved and not self._delivery.abandoned:
+        if self._asked.answers and not self._delivery.abandoned:
             assert self._asked.with_approved is not None
-            done = await self._run_approved()
+            done = await self._until_left(self._run_approved()) or []
             request = with_prompt(request, messages=self._asked.with_approved(done))
         return request
 
@@ -238,21 +262,40 @@ class Loop:
         )
 
     async def _run_approved(self) -> list[McpCall]:
+        """Raises: ApprovalPending, before anything is called."""
+        toolbox, answers = self._asked.loops.toolbox, self._asked.answers
+        states = await settled(toolbox, self._principal, answers)
         done: list[McpCall] = []
-        for request_id, made in self._asked.approved:
-            outcome = await self._until_left(self._call_approved(request_id, made))
+        for answer in answers:
+            if not answer.approve:
+                continue
+            state = states.get(answer.id)
+            outcome: CallOutcome | None = await refusal(toolbox, self._principal, answer, state)
             if outcome is None:
-                break
-            call = to_call(made, outcome, self._bounds.max_result_bytes, request_id)
-            done.append(call)
-            await self._put(self._steps.called(call))
+                outcome = await self._call_tool(answer.made)
+            if isinstance(outcome, NeedsApproval) and outcome.by_caller and state is None:
+                # The rules leave it to the caller, who has just said yes.
+                await toolbox.decide(self._principal, outcome.id, True)
+                outcome = await self._call_tool(answer.made)
+            done.append(await self._tell(answer.made, outcome, answer.id))
         return done
 
-    async def _call_approved(self, request_id: str, made: MadeCall) -> CallOutcome:
-        """Of a conversation that has branched, on one of them alone."""
-        if await self._asked.loops.toolbox.spend(self._principal, request_id):
-            return await self._call_tool(made)
-        return Refused(message="Its approval was used already: ask for another one.")
+    async def _tell(
+        self, made: MadeCall, outcome: CallOutcome, answered: str | None = None
+    ) -> McpCall:
+        """What came of a call, and what the rules ask before it is made. `answered`: the request
+        for approval that it was made for."""
+        most = self._bounds.max_result_bytes
+        asks = request_id(made, outcome) if isinstance(outcome, NeedsApproval) else None
+        if asks is None or asks == answered or asks in self._waiting:
+            call = to_call(made, outcome, most, answered)
+            await self._put(self._steps.called(call))
+            return call
+        self._waiting.add(asks)
+        call = to_call(made, outcome, most, answered or asks, waits=answered is None)
+        request = to_request(made, asks)
+        await self._put(self._steps.called(call) + self._steps.asked(request))
+        return call
 
     # ---- a round
 
@@ -362,8 +405,7 @@ class Loop:
         async def one(made: MadeCall) -> None:
             async with some:
                 outcome = await self._call_tool(made)
-            call = done[made.id] = to_call(made, outcome, self._bounds.max_result_bytes)
-            await self._put(self._steps.called(call))
+            done[made.id] = await self._tell(made, outcome)
 
         async def all_of_them() -> None:
             async with asyncio.TaskGroup() as group:

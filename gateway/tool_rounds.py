@@ -103,8 +103,14 @@ class CallsOfRound(msgspec.Struct, frozen=True):
 
 
 def to_call(
-    made: MadeCall, outcome: CallOutcome, max_bytes: int, request_id: str | None = None
+    made: MadeCall,
+    outcome: CallOutcome,
+    max_bytes: int,
+    request_id: str | None = None,
+    *,
+    waits: bool = False,
 ) -> McpCall:
+    """`request_id`: of the request for approval that it answers, or stands for while it `waits`."""
     label, _, name = made.alias.partition("__")
     output: str | None = None
     error: McpExecutionError | McpProtocolError | None = None
@@ -125,7 +131,7 @@ def to_call(
         arguments=made.text,
         output=output,
         error=error,
-        status="completed" if error is None else "failed",
+        status="incomplete" if waits else "completed" if error is None else "failed",
         approval_request_id=request_id,
     )
 

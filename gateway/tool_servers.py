@@ -13,9 +13,10 @@ from gateway.auth.errors import MissingScope
 from gateway.auth.policy import SCOPE_MCP_CALL, may
 from gateway.fleet.errors import BadField
 from gateway.principal import Principal
+from gateway.tool_approvals import AnsweredRequest
 from gateway.tool_loop import ToolLoops
 from gateway.tool_rounds import MadeCall
-from gateway.wire.mcp_history import round_of
+from gateway.wire.mcp_history import round_of, waits
 from gateway.wire.mcp_tools import McpTool, labelled_once, only_mcp
 from gateway.wire.refusals import unsupported
 from gateway.wire.responses_items import (
@@ -58,10 +59,10 @@ def labels_of(items: Iterable[Item]) -> frozenset[str]:
     )
 
 
-def approved_calls(
+def answered_requests(
     before: Iterable[Item], given: Iterable[Item], servers: Mapping[str, McpTool]
-) -> tuple[tuple[str, MadeCall], ...]:
-    """What `given` approves of the requests for approval among all, each once. Raises: BadField."""
+) -> tuple[AnsweredRequest, ...]:
+    """What `given` says of the requests for approval among all, each once. Raises: BadField."""
     before, given = list(before), list(given)
     requests = {item.id: item for item in (*before, *given) if isinstance(item, McpApprovalRequest)}
     answered = {
@@ -70,9 +71,9 @@ def approved_calls(
     answered |= {
         item.approval_request_id
         for item in (*before, *given)
-        if isinstance(item, McpCall) and item.approval_request_id is not None
+        if isinstance(item, McpCall) and item.approval_request_id is not None and not waits(item)
     }
-    found: list[tuple[str, MadeCall]] = []
+    found: list[AnsweredRequest] = []
     for index, item in enumerate(given):
         if not isinstance(item, McpApprovalResponse):
             continue
@@ -88,7 +89,6 @@ def approved_calls(
                 f"'tools' has no server '{request.server_label}', whose call is approved.",
                 param="tools",
             )
-        if item.approve:
-            made = MadeCall(request.alias, len(found), round_of(id_), text=request.arguments)
-            found.append((id_, made))
+        made = MadeCall(request.alias, len(found), round_of(id_), text=request.arguments)
+        found.append(AnsweredRequest(id=id_, made=made, approve=item.approve))
     return tuple(found)

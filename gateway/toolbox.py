@@ -7,7 +7,7 @@ no model.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -42,10 +42,14 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """The tool says that it failed."""
 
 
-class NeedsApproval(msgspec.Struct, frozen=True):
-    """Of a person, by the policy of the gateway; it was not called."""
+class NeedsApproval(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a person, by the rules of the organization; it was not called."""
 
     message: str
+    id: str
+    """By which it is answered."""
+    by_caller: bool = False
+    """It is whoever called that answers; else an administrator."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,9 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CallOutcome = ToolResult | NeedsApproval | Refused
+ApprovalState = Literal["unknown", "pending", "pending_caller", "approved", "denied", "used"]
+"""`pending_caller`: it waits for the caller's own answer. `unknown`: it was never asked, by another
+caller, or too long ago; the call, made again, asks anew."""
 
 
 class ListFailed(Exception):
@@ -81,6 +88,14 @@ class Toolbox(Protocol):
         protocol can tell."""
         ...
 
+    async def approval(self, principal: Principal, approval_id: str) -> ApprovalState:
+        """How it stands with what the rules asked for (`NeedsApproval.id`)."""
+        ...
+
+    async def decide(self, principal: Principal, approval_id: str, approve: bool) -> ApprovalState:
+        """The caller's own answer to what is `pending_caller`; how it stands then."""
+        ...
+
     async def spend(self, principal: Principal, request_id: str) -> bool:
         """An approval that was asked for by that id is used now; False: it was before, on whatever
         branch of a conversation."""
@@ -100,6 +115,8 @@ class FakeToolbox:
         self.called: list[tuple[str, dict[str, Any]]] = []
         self.cancelled: list[str] = []
         self.spent: set[tuple[str, str]] = set()
+        self.approvals: dict[str, ApprovalState] = {}
+        """Of what tools asked for; what changes them stands for the rules."""
 
     def knows(self, principal: Principal, server_label: str) -> bool:
         return server_label in self._servers
@@ -122,6 +139,14 @@ class FakeToolbox:
         except BaseException:
             self.cancelled.append(tool.alias)
             raise
+
+    async def approval(self, principal: Principal, approval_id: str) -> ApprovalState:
+        return self.approvals.get(approval_id, "unknown")
+
+    async def decide(self, principal: Principal, approval_id: str, approve: bool) -> ApprovalState:
+        if self.approvals.get(approval_id) == "pending_caller":
+            self.approvals[approval_id] = "approved" if approve else "denied"
+        return await self.approval(principal, approval_id)
 
     async def spend(self, principal: Principal, request_id: str) -> bool:
         is_new = (principal.org_id, request_id) not in self.spent

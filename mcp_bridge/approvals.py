@@ -1,9 +1,9 @@
 """A person's yes to one call, and to nothing else.
 
 An approval is bound to tenant, caller, server, the pin of the tool, the digest of the arguments,
-the version of the rules, a time and a nonce. It is used once: by one call, with that call's
-continuations (multi round-trip requests, MCP 2026-07-28). Whatever of the binding is other by
-then, it is of no use.
+the version of the rules, who may give it, a time and a nonce. It is used once: by one call, with
+that call's continuations (multi round-trip requests, MCP 2026-07-28). Whatever of the binding is
+other by then, it is of no use.
 
     pending -> approved -> used
        |          `-----> expired
@@ -25,6 +25,7 @@ import msgspec
 from mcp_bridge.canonical import beyond, digest, pointer, walk
 from mcp_bridge.errors import ApprovalRefused
 
+Decider = Literal["administrator", "caller"]
 ApprovalState = Literal["pending", "approved", "denied", "used", "expired"]
 Happened = Literal["approval.requested", "approval.decided", "approval.used", "approval.expired"]
 Refused = Literal[
@@ -37,7 +38,7 @@ MAX_PENDING = 1_000
 MAX_ATTEMPTS = 8
 
 
-class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True):
+class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The call that an approval is about."""
 
     org_id: str
@@ -47,6 +48,9 @@ class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the pinned tool."""
     arguments_digest: str
     policy_version: str
+    decider: Decider = "administrator"
+    """Whose yes the rules want: of what waits for the caller's own, an administrator may give it,
+    too."""
 
     def key(self) -> str:
         return digest(msgspec.to_builtins(self))
@@ -153,14 +157,14 @@ def expired(approval: Approval, now_s: float) -> Moved | None:
 
 
 def decided(approval: Approval, *, approve: bool, by: str, now_s: float) -> Outcome:
-    """Yes or no by `by`, once. Who asks does not answer: an agent that holds its own key would
-    approve itself."""
+    """Yes or no by `by`, once. Who asks does not answer, unless the rules leave it to the caller:
+    an agent that holds its own key would approve itself."""
     late = expired(approval, now_s)
     if late is not None:
         return late
     if approval.state != "pending":
         return "expired" if approval.state == "expired" else "decided"
-    if by == approval.call.caller:
+    if by == approval.call.caller and approval.call.decider != "caller":
         return "own_request"
     state: ApprovalState = "approved" if approve else "denied"
     answered = msgspec.structs.replace(approval, state=state, decided_by=by)
@@ -238,6 +242,12 @@ class Approvals:
         if not await self.store.insert(call.org_id, new, max_pending=MAX_PENDING):
             raise ApprovalRefused(f"{MAX_PENDING} requests wait for approval already")
         return new.approval
+
+    async def look(self, org_id: str, approval_id: str) -> Approval | None:
+        """As it stands now, whether or not its end is on record."""
+        found = await self.store.get(org_id, approval_id)
+        passed = None if found is None else expired(found, self.now_s())
+        return found if passed is None else passed.approval
 
     async def decide(
         self, org_id: str, approval_id: str, *, approve: bool, by: str

@@ -4,7 +4,8 @@ Order says nothing. Of all rules that match a call **a deny wins, then an ask, t
 call that no rule of the org grants (allow or ask) is denied. A project or a key that has grants
 of its own must grant, too: what is narrower only narrows, never widens. A rule can bound calls
 and money in a window; beyond it the call is denied for a while. After a result of an untrusted
-server in the same conversation (taint), what has side effects asks.
+server in the same conversation (taint), what has side effects asks. Who asks is answered by an
+administrator, or by the caller itself where all rules that ask leave it to the caller.
 
 A condition that cannot be evaluated is taken as the stricter answer: it matches in a deny or an
 ask, and grants nothing. Annotations are hints (MCP 2025-11-25, ToolAnnotations): of a server that
@@ -21,6 +22,7 @@ from typing import Literal
 
 import msgspec
 
+from mcp_bridge.approvals import Decider
 from mcp_bridge.canonical import digest
 from mcp_bridge.conditions import holds, problem_of
 from mcp_bridge.errors import PolicyRefused
@@ -61,7 +63,8 @@ class SpendLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ToolRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is said of the calls that match all of: level and `of` (the id of the project or key;
-    empty for the org), one of the globs over `server__tool`, every annotation, the condition."""
+    empty for the org), one of the globs over `server__tool`, every annotation, the condition.
+    `decider`: who answers, where it asks."""
 
     id: str
     effect: Effect
@@ -70,6 +73,7 @@ class ToolRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tools: tuple[str, ...] = ("*",)
     annotations: dict[str, bool] = {}
     when: str = ""
+    decider: Decider = "administrator"
     rate: CallLimit | None = None
     budget: SpendLimit | None = None
 
@@ -107,12 +111,14 @@ class CallState(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The answer, why, by which rules (sorted by id), and when asking again makes sense."""
+    """The answer, why, by which rules (sorted by id), when asking again makes sense, and who says
+    yes where it is to ask."""
 
     effect: Effect
     reason: Reason
     rules: tuple[str, ...] = ()
     retry_after_s: int | None = None
+    decider: Decider = "administrator"
 
 
 def checked_rules(rules: Iterable[ToolRule]) -> tuple[ToolRule, ...]:
@@ -141,6 +147,12 @@ def problems_of(rule: ToolRule, before: str) -> Iterable[tuple[str, str]]:
         yield "annotations", f"{min(unknown)[:MAX_ID_CHARS]!r} is none of {', '.join(HINTS)}"
     if rule.when and (problem := problem_of(rule.when)):
         yield "when", problem
+    if rule.decider != "administrator" and rule.effect != "ask":
+        yield "decider", "is for what asks alone"
+    yield from problems_of_limits(rule)
+
+
+def problems_of_limits(rule: ToolRule) -> Iterable[tuple[str, str]]:
     for field in ("rate", "budget"):
         limit: CallLimit | SpendLimit | None = getattr(rule, field)
         if limit is None:
@@ -173,18 +185,22 @@ def decide(call: ToolCall, rules: Sequence[ToolRule], state: CallState) -> Decis
     exhausted = over(granted, state, call.cost_pico)
     if exhausted is not None:
         return exhausted
-    asked = [rule.id for rule in grants if rule.effect == "ask" and matches[rule.id] is not False]
+    asked = [rule for rule in grants if rule.effect == "ask" and matches[rule.id] is not False]
+    is_tainted = bool(state.tainted_by) and not call.hints()["readOnlyHint"]
     if asked:
-        return Decision("ask", "asked", tuple(sorted(asked)))
+        by = tuple(sorted(rule.id for rule in asked))
+        own = not is_tainted and all(rule.decider == "caller" for rule in asked)
+        return Decision("ask", "asked", by, decider="caller" if own else "administrator")
     by = tuple(sorted(rule.id for rule in granted))
-    if state.tainted_by and not call.hints()["readOnlyHint"]:
+    if is_tainted:
         return Decision("ask", "tainted", by)
     return Decision("allow", "granted", by)
 
 
 def taint_matters(call: ToolCall, decision: Decision) -> bool:
     """Whether `decide`, which said this of somebody clean, could say otherwise of them tainted."""
-    return decision.effect == "allow" and not call.hints()["readOnlyHint"]
+    could = decision.effect == "allow" or decision.decider == "caller"
+    return could and not call.hints()["readOnlyHint"]
 
 
 def concerns(rule: ToolRule, call: ToolCall) -> bool:

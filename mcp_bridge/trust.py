@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mcp_bridge.approvals import Approval, Approvals, ApprovedCall, arguments_digest
+from mcp_bridge.approvals import Approval, Approvals, ApprovedCall, Decider, arguments_digest
 from mcp_bridge.call_records import (
     CallMemory,
     CallRecord,
@@ -335,7 +335,7 @@ class Permit:
         finally:
             if looking is not None:
                 looking.cancel()
-        said_yes = await self._said_yes() if decision.effect == "ask" else None
+        said_yes = await self._said_yes(decision.decider) if decision.effect == "ask" else None
         self._by = [rule for rule in rules if rule.id in decision.rules]
         if not self._goes_on:
             taken = await trust.memory.take(call.org_id, self._by, self.record.id, call.cost_pico)
@@ -395,7 +395,7 @@ class Permit:
             data["retryAfterSeconds"] = decision.retry_after_s
         return RpcError(DENIED, f"Not allowed: {self.record.alias}", data)
 
-    async def _said_yes(self) -> Approval | None:
+    async def _said_yes(self, decider: Decider) -> Approval | None:
         """What a person approved of this call, not spent yet; None: it was spent when the call went
         out that this continues. Raises: RpcError."""
         record, approvals = self.record, self._trust.approvals
@@ -410,6 +410,7 @@ class Permit:
             pin=record.pin,
             arguments_digest=record.arguments_digest,
             policy_version=self._rules.version,
+            decider=decider,
         )
         try:
             found = await approvals.ask(call, ttl_s=APPROVAL_TTL_S, tool=record.tool)
@@ -432,6 +433,7 @@ class Permit:
             "reason": "approval_required",
             "approvalId": found.id,
             "expiresAt": int(found.expires_at_s),
+            "decider": found.call.decider,
         }
         alias = self.record.alias
         return RpcError(APPROVAL_NEEDED, f"{alias} waits for a person's approval", data)

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.audit.log import Actor
 from gateway.ids import uuid7_text
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.mcp.calls import RedisCalls
@@ -48,9 +49,10 @@ async def open_trust(
     return trust
 
 
-def open_approvals(db: AsyncEngine) -> Approvals:
+def open_approvals(db: AsyncEngine, decider: Actor | None = None) -> Approvals:
+    """`decider`: in whose name they are answered."""
     return Approvals(
-        PostgresApprovals(db),
+        PostgresApprovals(db, decider),
         now_s=time.time,
         new_id=lambda: f"mcpapp_{uuid7_text()}",
         new_nonce=lambda: secrets.token_hex(16),

@@ -23,7 +23,7 @@ from gateway.responses.kept import MAX_KEPT_BYTES, Kept, Owner, to_json
 from gateway.responses.wiring import Responses
 from gateway.tenancy.errors import NotFound
 from gateway.tool_loop import LoopCall, ToolLoops
-from gateway.tool_servers import approved_calls, known_servers, labels_of, refuse_servers
+from gateway.tool_servers import answered_requests, known_servers, labels_of, refuse_servers
 from gateway.wire.from_responses import own_items, read_response, to_generate
 from gateway.wire.looped_responses import LoopedResponse, ResponseSteps
 from gateway.wire.refusals import unsupported
@@ -81,7 +81,7 @@ async def create(
         keep = partial(keep_answer, responses, created, keeps)
         call = msgspec.structs.replace(call, before_end=keep)
         created = msgspec.structs.replace(created, call=call)
-    approved = approved_calls(before, given, servers)
+    answers = answered_requests(before, given, servers)
     if not servers:
         return created
     assert loops is not None and isinstance(call.encoder, LoopedResponse)
@@ -93,7 +93,7 @@ async def create(
         choice=request.tool_choice,
         parallel=request.parallel_tool_calls is not False,
         max_calls=request.max_tool_calls,
-        approved=approved,
+        answers=answers,
         with_approved=lambda done: to_messages(request.instructions, [*items, *done]),
         new_meter=asker.meter.again,
     )

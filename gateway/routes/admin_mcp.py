@@ -65,7 +65,9 @@ def to_view(approval: Approval) -> McpApproval:
         policy_version=call.policy_version,
         requested_at=int(approval.requested_at_s),
         expires_at=int(approval.expires_at_s),
-        decided_by=approval.decided_by or None,
+        decider=call.decider,
+        decided_by=(caller.client if approval.decided_by == call.caller else approval.decided_by)
+        or None,
         call_id=approval.used_by or None,
     )
 

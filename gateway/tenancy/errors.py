@@ -9,7 +9,8 @@ TenancyError
 │   ├── Archived         an archived project cannot be used or changed
 │   ├── LastOwner        an organization keeps an owner
 │   ├── InviteClosed     it was accepted already
-│   └── ReadOnly         it is kept elsewhere, or for good
+│   ├── ReadOnly         it is kept elsewhere, or for good
+│   └── ApprovalPending  of `gateway.tool_approvals`: a call that nobody has answered
 ├── NotAllowed           a good credential that may not do this to this row
 └── ChangeNotAnnounced   committed, but the workers could not be told; repeating the call tells them
 """

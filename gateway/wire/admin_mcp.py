@@ -40,7 +40,9 @@ class McpApproval(msgspec.Struct, frozen=True, kw_only=True):
     subject_id: str
     """The user, service account or key that the call is for."""
     client_id: str
-    """The key or OAuth client that makes it; it cannot answer."""
+    """The key or OAuth client that makes it; it cannot answer, unless the rules leave it to it."""
+    decider: Literal["administrator", "caller"]
+    """Whose answer the rules want. Where it is the caller's, an administrator may answer, too."""
     pin: str
     """The digest of the tool as it was approved."""
     arguments_digest: str
@@ -75,6 +77,8 @@ class McpRule(
     tools: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=100)] = ("*",)
     annotations: dict[str, bool] = {}
     when: Text = ""
+    decider: Literal["administrator", "caller"] = "administrator"
+    """Who answers, where it asks: `caller` leaves it to whoever called (docs/mcp-tools.md)."""
     rate: McpCallLimit | None = None
     budget: McpSpendLimit | None = None
 

@@ -21,7 +21,7 @@ from gateway.wire import sse
 from gateway.wire.looped_responses import to_listed
 from gateway.wire.request import GenerateRequest, Heading
 from gateway.wire.responses_answer import IncompleteReason
-from gateway.wire.responses_items import PREFIXES, McpCall, McpListTools
+from gateway.wire.responses_items import PREFIXES, McpApprovalRequest, McpCall, McpListTools
 from gateway.wire.to_openai import ChatBody, ChatStream, Head
 
 _encode = msgspec.json.Encoder().encode
@@ -31,6 +31,9 @@ class LoopIncomplete(msgspec.Struct, frozen=True, tag_field="type", tag="incompl
     """Why there is no further round."""
 
     reason: IncompleteReason
+
+
+ChatStep = McpListTools | McpCall | McpApprovalRequest | LoopIncomplete
 
 
 class ChatSteps:
@@ -48,7 +51,9 @@ class ChatSteps:
             else ChatBody(self._head, 1)
         )
         self._tools: Mapping[str, OfferedTool] = {}
-        self._steps: list[McpListTools | McpCall | LoopIncomplete] = []
+        self._steps: list[ChatStep] = []
+        self._asks = False
+        """A person has to say something first, so this is no whole answer."""
         self._own: list[int] = []
         """Of the round: indices of the calls that are the client's."""
         self._finish_reason: FinishReason | None = None
@@ -87,12 +92,18 @@ class ChatSteps:
     def called(self, call: McpCall) -> bytes:
         return self._step(call)
 
+    def asked(self, request: McpApprovalRequest) -> bytes:
+        self._asks = True
+        return self._step(request)
+
     def finish(
         self, usage: MeteredUsage, cost: Rated | None, why: IncompleteReason | None
     ) -> bytes:
         reason: FinishReason = self._finish_reason or "stop"
         if reason == "tool_calls" and not self._own:
             reason = "stop"
+        if self._asks:
+            reason = "length"
         told = b""
         if why is not None:
             reason, told = "length", self._step(LoopIncomplete(why))
@@ -102,7 +113,7 @@ class ChatSteps:
             return told + last + end
         return end[:-1] + b',"mcp_steps":' + _encode(self._steps) + b"}"
 
-    def _step(self, step: McpListTools | McpCall | LoopIncomplete) -> bytes:
+    def _step(self, step: ChatStep) -> bytes:
         self._steps.append(step)
         if not self._stream:
             return b""

@@ -93,6 +93,15 @@ class LoopedResponse(ResponseEncoder):
         self._send_done(call, place)
         return self._taken()
 
+    def asked(self, request: McpApprovalRequest) -> bytes:
+        self._ask(request)
+        return self._taken()
+
+    def _ask(self, request: McpApprovalRequest) -> None:
+        self._send_added(request)
+        self._send_done(request, len(self._done))
+        self._done.append(request)
+
     def finish_loop(
         self, usage: MeteredUsage, cost: Rated | None, why: IncompleteReason | None
     ) -> bytes:
@@ -151,9 +160,7 @@ class LoopedResponse(ResponseEncoder):
                 name=tool.name,
                 arguments=made.text,
             )
-            self._send_added(request)
-            self._send_done(request, place)
-            self._done.append(request)
+            self._ask(request)
             return
         if self._stream:
             self._send(events.McpArgumentsDone(**self._about_call(made), arguments=made.text))
@@ -208,7 +215,8 @@ class ResponseSteps:
         self._encoder = encoder
         self.listed, self.offered = encoder.listed, encoder.offered
         self.encode, self.round_ended = encoder.encode_round, encoder.round_ended
-        self.called, self.finish = encoder.called, encoder.finish_loop
+        self.called, self.asked = encoder.called, encoder.asked
+        self.finish = encoder.finish_loop
 
 
 def begun_as(call: McpCall) -> McpCall:

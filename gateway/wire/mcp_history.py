@@ -95,17 +95,33 @@ def answers_of(items: Iterable[Item]) -> Answers:
             case McpApprovalResponse(approve=False):
                 reason = f" {item.reason}" if item.reason else ""
                 found[item.approval_request_id] = NOT_APPROVED + reason
-            case McpCall(approval_request_id=str(id_)):
+            case McpCall(approval_request_id=str(id_)) if not waits(item):
                 found[id_] = shown(item)
     return found
 
 
+def waits(item: Item) -> bool:
+    """A call that was begun, and by the rules needs the approval that it names."""
+    return (
+        isinstance(item, McpCall)
+        and item.approval_request_id is not None
+        and item.status == "incomplete"
+    )
+
+
+def in_place_of(items: Iterable[Item]) -> frozenset[str]:
+    """Ids of requests for approval for which a call stands that was begun."""
+    calls = (item for item in items if isinstance(item, McpCall) and waits(item))
+    return frozenset(call.approval_request_id or "" for call in calls)
+
+
 def waiting(item: McpCall | McpApprovalRequest, answers: Answers) -> dict[str, Any]:
     """The message that answers a call."""
-    if isinstance(item, McpCall):
-        text = shown(item)
+    if isinstance(item, McpApprovalRequest) or waits(item):
+        asked = item.id if isinstance(item, McpApprovalRequest) else item.approval_request_id
+        text = answers.get(asked or "", NOT_YET_APPROVED)
     else:
-        text = answers.get(item.id, NOT_YET_APPROVED)
+        text = shown(item)
     return {"role": "tool", "content": text, "tool_call_id": item.id, "name": item.alias}
 
 

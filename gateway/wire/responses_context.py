@@ -7,7 +7,7 @@ the model thought, said and called in one turn are items of their own here, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from msgspec import UNSET
@@ -17,9 +17,11 @@ from gateway.wire.mcp_history import (
     CALLS,
     Answers,
     answers_of,
+    in_place_of,
     round_of,
     to_mcp_item,
     waiting,
+    waits,
 )
 from gateway.wire.responses_items import (
     MAX_ITEM_PARTS,
@@ -139,7 +141,7 @@ def referred(item: ItemReference, place: str, stored: Mapping[str, Item]) -> Ite
 def to_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
     """Raises BadField."""
     items = list(items)
-    told = Told(answers_of(items))
+    told = Told(answers_of(items), in_place_of(items))
     if instructions is not None:
         told.messages.append({"role": "system", "content": instructions})
     for item in items:
@@ -150,11 +152,12 @@ def to_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[st
 
 
 class Told:
-    """Messages, item by item."""
+    """Messages, item by item. `in_place`: ids of requests for approval for which a call stands that
+    was begun."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, in_place: Collection[str]) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._answers = answers
+        self._answers, self._in_place = answers, in_place
         self._called: dict[str, str] = {}
         self._open: dict[str, None] = {}
         """Ids of calls that the client has not answered, in their order."""
@@ -175,7 +178,7 @@ class Told:
             case Message() if item.role != "assistant":
                 self.end_turn()
                 self.messages.append({"role": templated(item.role), "content": joined(item)})
-            case McpCall(approval_request_id=None) | McpApprovalRequest():
+            case McpCall() | McpApprovalRequest() if self._is_call(item):
                 round_ = round_of(item.id)
                 if self._round not in (None, round_):
                     self.end_turn()
@@ -185,6 +188,12 @@ class Told:
                 self._results.append(waiting(item, self._answers))
             case Message() | Reasoning() | FunctionCall():
                 self._say(item)
+
+    def _is_call(self, item: McpCall | McpApprovalRequest) -> bool:
+        """And not what came of one that stands elsewhere."""
+        if isinstance(item, McpApprovalRequest):
+            return item.id not in self._in_place
+        return item.approval_request_id is None or waits(item)
 
     def _say(self, item: Message | Reasoning | FunctionCall) -> None:
         turn = self._turn_for(item)

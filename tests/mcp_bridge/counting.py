@@ -24,6 +24,7 @@ class Counting:
     def __init__(self) -> None:
         self.called: list[str] = []
         self.tools = TOOLS
+        self.error: dict[str, Any] = {"code": -32000, "message": "broken"}
         self.holds, self.release = threading.Event(), threading.Event()
         self.url = ""
 
@@ -39,7 +40,7 @@ class Counting:
             self.holds.set()
             self.release.wait(HELD_S)
         if name == "break":
-            return {"error": {"code": -32000, "message": "broken"}}
+            return {"error": self.error}
         content = [{"type": "text", "text": "all is well"}]
         return {"result": {"content": content, "isError": name == "fail"}}
 

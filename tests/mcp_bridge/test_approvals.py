@@ -114,6 +114,22 @@ async def test_who_asks_does_not_answer() -> None:
     assert await queue.use(one) == "pending"
 
 
+async def test_who_asks_answers_where_the_rules_leave_it_to_it() -> None:
+    """And what was left to it is of no use where they want an administrator's."""
+    queue = Queue()
+    left = msgspec.structs.replace(CALL, decider="caller")
+    assert left.key() != CALL.key()
+    one = await queue.approvals.ask(left, ttl_s=60)
+    found = await queue.approvals.decide("o", one.id, approve=True, by="key_1")
+    assert isinstance(found, Approval) and found.state == "approved"
+    assert (await queue.asked()).id != one.id
+    assert await queue.approvals.use(one.id, CALL, nonce=one.nonce, call_id="c") == "other_call"
+    queue.now += 60
+    late = await queue.approvals.look("o", one.id)
+    assert late is not None and late.state == "expired"
+    assert await queue.approvals.look("other", one.id) is None
+
+
 async def test_a_no_stays_a_no() -> None:
     queue = Queue()
     one = await queue.asked()

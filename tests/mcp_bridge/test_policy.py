@@ -46,6 +46,7 @@ conditions = st.sampled_from(
 )
 places = st.sampled_from([("org", ""), ("project", "p"), ("project", "other"), ("key", "k")])
 globs = st.sampled_from([("*",), ("files__*",), ("mail__*",), ("*__read", "mail__*")])
+deciders = st.sampled_from(["administrator", "caller"])
 hints = st.dictionaries(st.sampled_from(["readOnlyHint", "destructiveHint"]), st.booleans())
 
 
@@ -66,6 +67,7 @@ def rule_sets(draw: st.DrawFn) -> tuple[ToolRule, ...]:
                 annotations=draw(hints),
                 when=draw(conditions),
                 rate=None if effect == "deny" else rate,
+                decider=draw(deciders) if effect == "ask" else "administrator",
             )
         )
     return checked_rules(made)
@@ -165,6 +167,19 @@ def test_an_ask_whose_condition_cannot_be_evaluated_asks_and_grants_nothing() ->
     assert decide(call(), (allow, ask), CallState()) == Decision("ask", "asked", ("b",))
     assert decide(call(), (ask,), CallState()).reason == "not_granted"
     assert decide(call(arguments={"amount": 5}), (allow, ask), CallState()).effect == "allow"
+
+
+def test_one_rule_that_wants_an_administrator_is_enough() -> None:
+    own = ToolRule(id="a", effect="ask", decider="caller")
+    other = ToolRule(id="b", effect="ask", tools=("files__*",))
+    assert decide(call(), [own], CallState()) == Decision("ask", "asked", ("a",), decider="caller")
+    assert decide(call(), [own, other], CallState()).decider == "administrator"
+    tainted = CallState(tainted_by=("web",))
+    assert decide(call(), [own], tainted).decider == "administrator"
+    reads = call(annotations={"readOnlyHint": True}, trusted=True)
+    assert decide(reads, [own], tainted).decider == "caller"
+    with pytest.raises(PolicyRefused, match="decider"):
+        checked_rules([ToolRule(id="a", effect="allow", decider="caller")])
 
 
 def test_taint_asks_for_side_effects() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,6 @@ import msgspec
 import pytest
 import redis
 import sqlalchemy as sa
-import uvicorn
-from litestar import Litestar, Request, get, post
-from litestar.params import FromPath, FromQuery, JSONBody
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
@@ -33,6 +28,7 @@ from gateway.mcp.pins import approve_changes, read_pins
 from gateway.settings import Settings, load
 from tests.databases import Databases
 from tests.gateway.conftest import be_patient
+from tests.gateway.mcp.shop import Shop, selling
 from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running, running
 from tests.mcp_bridge.counting import counting
 
@@ -60,54 +56,6 @@ trust = "all"
 CALLED = "SELECT finish, tool_call FROM usage_events WHERE model = 'mcp/shop'"
 RECORDED = "SELECT * FROM audit_entries WHERE action = 'mcp.called'"
 HOSTILE = {"openapi": "3.1.0", "paths": {"/x": {"$ref": "http://169.254.169.254/latest"}}}
-
-
-class Order(msgspec.Struct):
-    item: str
-    count: int
-
-
-class Shop:
-    """A service by somebody who knows nothing of MCP; it keeps who asked for what."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str | None]] = []
-        self.url = ""
-
-    def app(self) -> Litestar:
-        def note(request: Request[Any, Any, Any], what: str) -> None:
-            self.seen.append((what, request.headers.get("authorization")))
-
-        @get("/items/{item:str}", operation_id="look_up")
-        async def look_up(
-            request: Request[Any, Any, Any], item: FromPath[str], most: FromQuery[int] = 3
-        ) -> Order:
-            note(request, f"{item} {most}")
-            return Order(item, most)
-
-        @post("/orders", operation_id="order")
-        async def order(request: Request[Any, Any, Any], data: JSONBody[Order]) -> Order:
-            note(request, f"order {data.item}")
-            return data
-
-        return Litestar([look_up, order])
-
-
-@contextmanager
-def selling() -> Iterator[Shop]:
-    shop = Shop()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        shop.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        config = uvicorn.Config(shop.app(), log_config=None, access_log=False)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listener],), name="shop")
-        thread.start()
-        try:
-            yield shop
-        finally:
-            server.should_exit = True
-            thread.join(TIMEOUT_S)
 
 
 class World(msgspec.Struct, frozen=True):

@@ -67,6 +67,8 @@ def core() -> FakeCore:
     return FakeCore(CONFIG, vocab_size=TOKENIZER.vocab_size, respond=respond)
 
 
+ASKED = "mcpapp_0"
+"""What the rules ask an administrator, of whatever calls `ask`."""
 READS, WRITES = {"readOnlyHint": True}, {"readOnlyHint": False}
 SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}}
 
@@ -125,7 +127,7 @@ class Servers:
         return Refused(message="not today", code=-32000)
 
     async def ask(self, arguments: dict[str, Any]) -> NeedsApproval:
-        return NeedsApproval("A person has to approve this call.")
+        return NeedsApproval(message="A person has to approve this call.", id=ASKED)
 
     async def hold(self, arguments: dict[str, Any]) -> ToolResult:
         self.gate = self.gate or asyncio.Event()

@@ -14,6 +14,7 @@ from gateway.mcp_door import to_caller
 from gateway.mcp_toolbox import BridgeToolbox
 from gateway.principal import Principal
 from gateway.toolbox import ListFailed, OfferedTool, Refused, ToolResult
+from mcp_bridge.approvals import Approvals, MemoryApprovals
 from mcp_bridge.bridge import Bridge
 from mcp_bridge.upstream import ServerConfig
 from tests.mcp_bridge.processes import ERAS, Process, running
@@ -47,7 +48,8 @@ async def toolbox(servers: list[Process], redis_server_url: str) -> AsyncIterato
     ]
     bridge = Bridge(configs, redis, [b"k" * 32], info=INFO)
     await bridge.start()
-    yield BridgeToolbox(bridge, INFO, to_caller, RedisCalls(redis).once)
+    queue = Approvals(MemoryApprovals(), now_s=lambda: 0.0, new_id=str, new_nonce=str)
+    yield BridgeToolbox(bridge, INFO, to_caller, RedisCalls(redis).once, lambda _: queue)
     await bridge.close()
     await redis.aclose()
 
