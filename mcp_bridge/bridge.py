@@ -29,6 +29,7 @@ from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
 from mcp_bridge.relay import Relay
 from mcp_bridge.sessions import Sessions
+from mcp_bridge.shared_streams import SharedStreams
 from mcp_bridge.upstream import ServerConfig, Upstream
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,9 @@ class Bridge:
         self._upstreams: OrderedDict[tuple[Whose, str], Upstream] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
-        self.sessions = Sessions(redis)
         self.relay = Relay(redis)
+        self._streams = SharedStreams(redis, self.relay)
+        self.sessions = Sessions(redis, self._streams)
         carriers.share(redis, self.relay)
         self.modern = ModernFace(self.sessions, self.relay, Sealer(keys), info, self._guard)
         self.legacy = LegacyFace(self.sessions, self.relay, info, self._guard)
@@ -93,6 +95,7 @@ class Bridge:
             await end(self._sweeper)
         await self.legacy.close()
         await self.modern.close()
+        await self._streams.close()
         await self._carriers.close()
         await self.relay.close()
         for upstream in self._upstreams.values():

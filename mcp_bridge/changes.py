@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any
 
 from mcp_bridge.exchanges import SessionSource
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 30.0
+TAKEN_PAUSES_S = (0.05, 0.1, 0.2, 0.4)
+"""Where a server says that somebody reads a stream already: a call that has just left it."""
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 
 
@@ -54,6 +56,11 @@ class Fixed:
 
     async def replace(self, upstream: Upstream, ended: UpstreamSession) -> UpstreamSession:
         raise Unreachable(upstream.name, "session")
+
+    def hearing(
+        self, upstream: Upstream, session: UpstreamSession
+    ) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
 
 async def modern_changes(
@@ -104,16 +111,21 @@ async def session_changes(
 
     Raises: TellsNothing, RpcError."""
     session = await sessions.get(upstream)
-    async with upstream.ask("GET", None, legacy_headers(session), endless=True) as answer:
-        if answer.status == 404 and session.id is not None:
-            await sessions.replace(upstream, session)
-            return
-        yield None
-        if answer.status != 200 or not answer.is_stream:
-            raise TellsNothing
-        async for found in answer.messages():
-            if found is not None:
-                yield found
+    for pause_s in TAKEN_PAUSES_S:
+        async with upstream.ask("GET", None, legacy_headers(session), endless=True) as answer:
+            if answer.status == 404 and session.id is not None:
+                await sessions.replace(upstream, session)
+                return
+            if answer.status != 409:
+                yield None
+                if answer.status != 200 or not answer.is_stream:
+                    raise TellsNothing
+                async for found in answer.messages():
+                    if found is not None:
+                        yield found
+                return
+        await asyncio.sleep(pause_s)
+    raise Unreachable(upstream.name, "stream_taken")
 
 
 async def follow(

@@ -343,7 +343,7 @@ class Visit:
             await self._event(sse.KEEPALIVE)
             await self._pour(stream)
         finally:
-            legacy.stop(session.id, stream)
+            legacy.stop(session, stream)
 
     async def _read_on(self, session: Session, last: str) -> None:
         """Raises: RpcError."""
@@ -393,7 +393,7 @@ class Visit:
             await self._event(sse.KEEPALIVE)
             await self._pour(stream)
         finally:
-            self._bridge.legacy.stop(session.id, stream)
+            self._bridge.legacy.stop(session, stream)
 
     # HTTP.
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, Protocol
 
 import msgspec
 
 from mcp_bridge.carrier import Carried
+from mcp_bridge.ending import end
 from mcp_bridge.header_schemas import listed
 from mcp_bridge.protocol import rpc
-from mcp_bridge.protocol.eras import LISTS
+from mcp_bridge.protocol.eras import INTERACTIVE, LISTS, NEEDED_CAPABILITY
 from mcp_bridge.protocol.inbound import (
     Envelope,
     HeaderSchema,
@@ -45,6 +46,8 @@ from mcp_bridge.upstream import (
 
 log = logging.getLogger(__name__)
 
+ASKABLE = frozenset(NEEDED_CAPABILITY.values())
+"""What of a client's capabilities is that it can be asked something."""
 MAX_ASKED = 32
 """Of a client, at once."""
 MAX_PAGES = 100
@@ -88,6 +91,13 @@ class SessionSource(Protocol):
     async def get(self, upstream: Upstream) -> UpstreamSession: ...
 
     async def replace(self, upstream: Upstream, ended: UpstreamSession) -> UpstreamSession: ...
+
+    def hearing(
+        self, upstream: Upstream, session: UpstreamSession
+    ) -> AbstractAsyncContextManager[asyncio.Queue[Message] | None]:
+        """What the server says outside of requests, while one is under way that it can be about.
+        None: nothing is heard."""
+        ...
 
 
 class Exchange(Protocol):
@@ -207,7 +217,10 @@ class LegacyExchange:
         for is_last in (False, True):
             self._session = session
             try:
-                async with aclosing(self._run(session)) as events:
+                async with (
+                    self._hearing(session) as heard,
+                    aclosing(self._all_of(session, heard)) as events,
+                ):
                     async for event in events:
                         yield event
                 return
@@ -215,6 +228,34 @@ class LegacyExchange:
                 if is_last:
                     raise Unreachable(self._upstream.name, "session") from None
                 session = await self._sessions.replace(self._upstream, session)
+
+    def _hearing(
+        self, session: UpstreamSession
+    ) -> AbstractAsyncContextManager[asyncio.Queue[Message] | None]:
+        """Of a client that can be asked nothing, nothing else is heard."""
+        if self._method in INTERACTIVE and not self._capabilities.keys().isdisjoint(ASKABLE):
+            return self._sessions.hearing(self._upstream, session)
+        return nullcontext()
+
+    async def _all_of(
+        self, session: UpstreamSession, heard: asyncio.Queue[Message] | None
+    ) -> AsyncGenerator[Event]:
+        """Of the request's own streams, and of the session's. Raises: SessionEnded."""
+        async with aclosing(self._run(session)) as said:
+            if heard is None:
+                async for event in said:
+                    yield event
+                return
+            async with aclosing(both(said, heard)) as merged:
+                async for found in merged:
+                    if not isinstance(found, dict):
+                        yield found
+                    elif rpc.is_request(found):
+                        asked = await self._ask(found)
+                        if asked is not None:
+                            yield asked
+                    elif is_of(found, self._params):
+                        yield Noted(found)
 
     async def _run(self, session: UpstreamSession) -> AsyncGenerator[Event]:
         """Raises: SessionEnded, where it has done nothing."""
@@ -307,6 +348,33 @@ class LegacyExchange:
             await self._upstream.notify(self._session, message)
         except (SessionEnded, Unreachable):
             return
+
+
+async def both(
+    said: AsyncGenerator[Event], heard: asyncio.Queue[Message]
+) -> AsyncGenerator[Event | Message]:
+    """Whichever comes first, until `said` ends."""
+    coming: asyncio.Task[Event | None] | None = None
+    hearing: asyncio.Task[Message] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.create_task(next_of(said))
+            hearing = hearing or asyncio.create_task(heard.get())
+            await asyncio.wait((coming, hearing), return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done():
+                found, hearing = hearing.result(), None
+                yield found
+            else:
+                event, coming = coming.result(), None
+                if event is None:
+                    return
+                yield event
+    finally:
+        await end(*(task for task in (coming, hearing) if task is not None))
+
+
+async def next_of(said: AsyncGenerator[Event]) -> Event | None:
+    return await anext(said, None)
 
 
 def open_exchange(

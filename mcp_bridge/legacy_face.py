@@ -359,7 +359,9 @@ class LegacyFace:
     async def listen(self, endpoint: Endpoint, session: Session) -> Stream:
         """What the servers say outside of requests, from now on, and no longer to who listened
         before."""
+        await self._sessions.set_listens(session, True)
         await self._relay.tell_all(ENDED, session=session.id, but=self._relay.worker)
+        await self._sessions.streams.drop(session.id)
         self._leave(session.id)
         stream = Stream(self._sessions, session, self._relay.worker, None)
         changed = asyncio.Event()
@@ -368,10 +370,11 @@ class LegacyFace:
         await stream.prime()
         return stream
 
-    def stop(self, session_id: str, stream: Stream) -> None:
+    def stop(self, session: Session, stream: Stream) -> None:
         """Its reader is gone."""
-        if self._listening.get(session_id, (None,))[0] is stream:
-            self._leave(session_id)
+        if self._listening.get(session.id, (None,))[0] is stream:
+            self._leave(session.id)
+            self._spawn(self._sessions.set_listens(session, False))
 
     def _leave(self, session_id: str) -> None:
         stream, changed = self._listening.pop(session_id, (None, None))
@@ -382,6 +385,7 @@ class LegacyFace:
     async def _take_ended(self, payload: Payload) -> None:
         if payload.get("but") != self._relay.worker:
             self._leave(payload["session"])
+            await self._sessions.streams.drop(payload["session"])
 
     async def _take_changed(self, payload: Payload) -> None:
         if payload["session"] in self._listening:

@@ -6,6 +6,7 @@ begun for this, and ended.
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from mcp_bridge.caller import Caller
@@ -36,6 +37,11 @@ class OneSession:
     async def replace(self, upstream: Upstream, ended: UpstreamSession) -> UpstreamSession:
         self.session = None
         return await self.get(upstream)
+
+    def hearing(
+        self, upstream: Upstream, session: UpstreamSession
+    ) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
 
 async def look(

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import secrets
 import time
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from redis.asyncio import Redis
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import INVALID_REQUEST, RequestId, RpcError
+from mcp_bridge.shared_streams import Heard, SharedStreams
 from mcp_bridge.upstream import SessionEnded, Upstream, UpstreamSession
 
 log = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ class Session(msgspec.Struct, kw_only=True):
     about: About
     level: str | None = None
     uris: frozenset[str] = frozenset()
+    listens: bool = False
+    """Its client has the session's own stream open, and is asked there."""
     upstreams: dict[str, UpstreamSession] = {}
 
     @property
@@ -97,8 +101,10 @@ class TooManySessions(Exception):
 
 
 class Sessions:
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
+    """`streams`: what servers ask outside of requests."""
+
+    def __init__(self, redis: Redis, streams: SharedStreams) -> None:
+        self._redis, self.streams = redis, streams
         self._open = redis.register_script(OPEN)
         self._swap = redis.register_script(SWAP)
 
@@ -142,6 +148,13 @@ class Sessions:
     async def set_level(self, session: Session, level: str) -> None:
         await self._set(session, "level", level)
         session.level = level
+
+    async def set_listens(self, session: Session, listens: bool) -> None:
+        if listens:
+            await self._set(session, "listens", "1")
+        else:
+            await self._redis.hdel(session_key(session.org_id, session.id), "listens")
+        session.listens = listens
 
     async def subscribe(self, session: Session, uri: str) -> bool:
         """False: it has as many as it may."""
@@ -243,6 +256,8 @@ def read_session(org_id: str, id_: str, fields: dict[bytes, bytes]) -> Session |
             uris.append(what)
         elif kind == "level":
             session.level = value.decode()
+        elif kind == "listens":
+            session.listens = True
     session.uris = frozenset(uris)
     return session
 
@@ -284,6 +299,14 @@ class OfSession:
             await self._tell(upstream, stands)
         return stands
 
+    def hearing(
+        self, upstream: Upstream, session: UpstreamSession
+    ) -> AbstractAsyncContextManager[Heard | None]:
+        """What is asked outside of requests, where its client does not listen to that itself."""
+        if self._session.listens:
+            return nullcontext()
+        return self._sessions.streams.joined(self._session.id, upstream, session)
+
     async def _tell(self, upstream: Upstream, fresh: UpstreamSession) -> None:
         """What the client had told the session that a server forgot."""
         told = [("resources/subscribe", {"uri": uri}) for uri in sorted(self._session.uris)]
@@ -318,3 +341,8 @@ class Shared:
         if stands != fresh:
             await upstream.end(fresh)
         return stands or fresh
+
+    def hearing(
+        self, upstream: Upstream, session: UpstreamSession
+    ) -> AbstractAsyncContextManager[Heard | None]:
+        return self._sessions.streams.joined(self._key, upstream, session)

@@ -235,6 +235,8 @@ class Upstream:
         self.listing = asyncio.Lock()
         self.generation = 0
         """Another one whenever what it offers may be another: it said so, or a session began."""
+        self.mute_until = 0.0
+        """Until then it is taken for one without streams outside of requests (monotonic)."""
 
     async def close(self) -> None:
         await self._carrier.close()

@@ -71,7 +71,7 @@ async def test_a_server_that_wants_to_be_asked_again_at_once_is_left(
 
     server = Polled(lambda server, _, __: again(server), modern=False)
     async with attacked(redis, server) as client:
-        found = await ask_modern(client, "/mcp", "tools/call", CALL)
+        found = await ask_modern(client, "/mcp", "tools/call", CALL, capabilities={})
     monkeypatch.undo()
     assert found["error"]["data"] == {"server": "s0", "reason": "too_much"}
     assert sum(head.startswith("get ") for head, _ in server.heard) == 7

@@ -168,14 +168,15 @@ async def test_who_listens_takes_no_connection_from_who_calls(
     monkeypatch.setattr(upstream.Unreachable, "__init__", unreachable)
     server = Telling(modern=is_modern)
     async with attacked(redis, server) as client:
-        sessions = [await LegacyClient.open(client, "/mcp", caller=f"{who}@alice") for who in MANY]
+        sessions = [await LegacyClient.open(client, "/mcp", caller=who) for who in MANY]
         hearing = [
             asyncio.create_task(client.get("/mcp", headers=each.headers)) for each in sessions
         ]
         while server.listening < SHARE or refused["too_many_streams"] < 3 * (KEYS - SHARE):
             await asyncio.sleep(0.01)
         for _ in range(3):
-            assert "result" in await ask_modern(client, "/mcp", "tools/call", QUICK)
+            found = await ask_modern(client, "/mcp", "tools/call", QUICK, caller=MANY[0])
+            assert "result" in found
         assert server.most_at_once == SHARE
         assert set(refused) == {"too_many_streams"}
         client.bridge.begin_drain()
