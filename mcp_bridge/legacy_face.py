@@ -38,6 +38,7 @@ from mcp_bridge.protocol.eras import (
     agree,
     check_request,
 )
+from mcp_bridge.protocol.inbound import check_said
 from mcp_bridge.protocol.rpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -116,6 +117,8 @@ class LegacyFace:
         """Raises: RpcError."""
         version = agree(params.get("protocolVersion"))
         check_request("initialize", version, params)
+        said = params.get("capabilities"), params.get("clientInfo")
+        check_said(*said, named=("capabilities", "clientInfo"))
         about = About(
             principal=caller.principal,
             endpoint=endpoint.key,

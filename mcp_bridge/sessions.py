@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import INVALID_REQUEST, RequestId, RpcError
+from mcp_bridge.protocol.translation import to_legacy_capabilities
 from mcp_bridge.shared_streams import Heard, SharedStreams
 from mcp_bridge.upstream import SessionEnded, Upstream, UpstreamSession
 
@@ -325,7 +326,8 @@ class Shared:
 
     def __init__(self, sessions: Sessions, caller: Caller, envelope: Envelope) -> None:
         self._sessions, self._envelope = sessions, envelope
-        said = msgspec.json.encode([caller.principal, envelope.capabilities], order="sorted")
+        can = to_legacy_capabilities(envelope.capabilities)
+        said = msgspec.json.encode([caller.principal, can], order="sorted")
         digest = hashlib.sha256(said).hexdigest()
         self._key = f"mcp:{{{caller.org_id}}}:shared:{digest}"
 

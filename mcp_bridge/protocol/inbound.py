@@ -23,7 +23,7 @@ from mcp.shared.inbound import (
     x_mcp_header_map,
 )
 
-from mcp_bridge.protocol.eras import LEVEL_META, LEVELS
+from mcp_bridge.protocol.eras import CAPABILITIES_META, INFO_META, LEVEL_META, LEVELS
 from mcp_bridge.protocol.rpc import (
     HEADER_MISMATCH,
     INVALID_PARAMS,
@@ -33,6 +33,9 @@ from mcp_bridge.protocol.rpc import (
     params_of,
 )
 
+MAX_CAPABILITIES_BYTES = 8 * 1024
+MAX_INFO_BYTES = 16 * 1024
+"""Of what a client says of itself, as JSON: each session keeps it, and each server is told."""
 PARAM_PREFIX = MCP_PARAM_HEADER_PREFIX.lower()
 HeaderSchema = dict[str, Any]
 """Of a schema of arguments the properties that travel as headers, and nothing else."""
@@ -48,6 +51,14 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """From which on it wants to see the log of this request; None: not at all."""
 
 
+def check_said(capabilities: Any, info: Any, *, named: tuple[str, str]) -> None:
+    """`named`: the fields in which they stood. Raises: RpcError."""
+    bounds = (MAX_CAPABILITIES_BYTES, MAX_INFO_BYTES)
+    for field, said, most in zip(named, (capabilities, info), bounds, strict=True):
+        if said is not None and len(msgspec.json.encode(said)) > most:
+            raise RpcError(INVALID_PARAMS, f"{field}: more than {most} bytes")
+
+
 def read_envelope(message: Message, headers: list[tuple[str, str]]) -> Envelope:
     """`headers`: names in lower case. Raises: RpcError."""
     twice = find_duplicated_routing_header(headers)
@@ -61,6 +72,8 @@ def read_envelope(message: Message, headers: list[tuple[str, str]]) -> Envelope:
         raise RpcError(INVALID_PARAMS, "_meta: client capabilities must be an object")
     if level is not None and level not in LEVELS:
         raise RpcError(INVALID_PARAMS, f"_meta: {LEVEL_META}: no log level")
+    named = f"_meta: {CAPABILITIES_META}", f"_meta: {INFO_META}"
+    check_said(found.client_capabilities, found.client_info, named=named)
     return Envelope(
         version=found.protocol_version,
         capabilities=found.client_capabilities,

@@ -47,6 +47,12 @@ LIST_CHANGED_OF = {
     "promptsListChanged": ("prompts", "listChanged"),
     "resourcesListChanged": ("resources", "listChanged"),
 }
+LEGACY_ABILITIES: dict[str, tuple[str, ...]] = {
+    "elicitation": ("form", "url"),
+    "sampling": ("context", "tools"),
+    "roots": (),
+}
+"""Of a client, with what each may consist of."""
 SERVER_CAPABILITIES = ("tools", "prompts", "resources", "completions", "logging")
 
 
@@ -129,13 +135,13 @@ def check_can(method: str, capabilities: dict[str, Any]) -> None:
 
 def to_legacy_capabilities(capabilities: dict[str, Any]) -> dict[str, Any]:
     """A client's, as the older era's handshake has them: what it can, it can during a call alone;
-    of roots that change nobody would tell."""
-    found = {
-        name: capabilities[name] for name in NEEDED_CAPABILITY.values() if name in capabilities
+    of roots that change nobody would tell. Nothing but what that era knows: what differs in
+    anything else differs in nothing, and needs no session of its own."""
+    return {
+        name: {flag: {} for flag in flags if isinstance(capabilities[name].get(flag), dict)}
+        for name, flags in LEGACY_ABILITIES.items()
+        if isinstance(capabilities.get(name), dict)
     }
-    if isinstance(found.get("roots"), dict):
-        found["roots"] = {}
-    return found
 
 
 def server_capabilities(

@@ -17,6 +17,7 @@ from mcp_bridge.protocol.translation import (
     honoured,
     is_wanted,
     server_capabilities,
+    to_legacy_capabilities,
     to_legacy_error,
     to_legacy_result,
     to_modern_error,
@@ -213,3 +214,24 @@ def test_pages_of_others_are_not_let_in(
         with pytest.raises(RpcError) as refused:
             allowed.check(host, origin, {"https://page.example.com"})
         assert refused.value.status == 403
+
+
+ABILITIES = st.dictionaries(
+    st.sampled_from(["elicitation", "sampling", "roots", "experimental", "x"]),
+    st.dictionaries(
+        st.sampled_from(["form", "url", "context", "tools", "listChanged", "y"]),
+        st.booleans() | st.just({}) | st.dictionaries(st.text(max_size=2), st.integers()),
+    )
+    | st.integers(),
+)
+
+
+@given(ABILITIES)
+def test_of_what_a_client_can_the_older_era_is_told_what_it_knows(given_: dict[str, Any]) -> None:
+    """So there are few different ones, whatever clients make up."""
+    found = to_legacy_capabilities(given_)
+    assert to_legacy_capabilities(found) == found
+    assert found.keys() <= {"elicitation", "sampling", "roots"}
+    for name, flags in found.items():
+        assert flags.keys() <= {*given_[name]} & {"form", "url", "context", "tools"}
+        assert all(flag == {} for flag in flags.values())

@@ -9,6 +9,7 @@ import pytest
 import redis.asyncio
 
 from mcp_bridge import exchanges, legacy_face, modern_face, upstream
+from mcp_bridge.protocol import inbound
 from mcp_bridge.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN
 from tests.mcp_bridge.attacks.hostile import (
     Attacker,
@@ -216,3 +217,43 @@ async def test_a_client_subscribes_to_so_much(redis: redis.asyncio.Redis, uris: 
         message for _, message in server.heard if message.get("method") == "resources/subscribe"
     ]
     assert len(heard) == (len(uri) <= MAX_URI_LEN)
+
+
+async def test_what_a_client_says_of_itself_is_short(redis: redis.asyncio.Redis) -> None:
+    """It is kept with each session, and goes to each server."""
+    long = {"x": "y" * inbound.MAX_INFO_BYTES}
+    server = Attacker(modern=False)
+    async with attacked(redis, server) as client:
+        for field, place in (("capabilities", "clientCapabilities"), ("clientInfo", "clientInfo")):
+            said: dict[str, Any] = {
+                "protocolVersion": "2025-11-25",
+                "capabilities": {},
+                "clientInfo": {"name": "c", "version": "1"},
+            }
+            said[field] |= {"experimental": {"x": long}} if field == "capabilities" else long
+            asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": said}
+            refused = (await client.post("/mcp", json=asked)).json()["error"]
+            assert refused["message"].startswith(f"{field}: more than ")
+            message, headers = modern("tools/call", CALL)
+            message["params"]["_meta"][f"io.modelcontextprotocol/{place}"] = said[field]
+            answer = await client.post("/mcp", json=message, headers=headers)
+            assert answer.status_code == 400
+            assert (
+                f"io.modelcontextprotocol/{place}: more than " in answer.json()["error"]["message"]
+            )
+    assert not server.heard
+    assert not await redis.keys("mcp:{org_alice}:*")
+
+
+async def test_abilities_that_are_made_up_need_no_sessions_of_their_own(
+    redis: redis.asyncio.Redis,
+) -> None:
+    """One that clients share, at a server of the older era."""
+    server = Attacker(modern=False)
+    async with attacked(redis, server) as client:
+        for number in range(20):
+            capabilities = {"roots": {"listChanged": bool(number % 2)}, f"own-{number}": {}}
+            found = await ask_modern(client, "/mcp", "tools/call", CALL, capabilities=capabilities)
+            assert "result" in found
+    assert server.sessions == 2, "one to see what it is"
+    assert len(await redis.keys("mcp:{org_alice}:shared:*")) == 1
