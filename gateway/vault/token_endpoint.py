@@ -123,13 +123,13 @@ class TokenEndpoint:
         self, upstream: str, client: UpstreamClient, form: Mapping[str, str]
     ) -> Tokens | Refused:
         headers: dict[str, str] = {}
-        sent = dict(form)
-        if client.client_secret is None:
-            sent["client_id"] = client.client_id
-        elif client.auth_method == "client_secret_basic":
-            headers["authorization"] = basic(client.client_id, client.client_secret)
-        else:
-            sent |= {"client_id": client.client_id, "client_secret": client.client_secret}
+        # The official MCP SDK's servers look for it there, beside `Authorization`, too.
+        sent = {**form, "client_id": client.client_id}
+        secret = client.client_secret
+        if secret is not None and client.auth_method == "client_secret_basic":
+            headers["authorization"] = basic(client.client_id, secret)
+        elif secret is not None:
+            sent["client_secret"] = secret
         try:
             found = await self._egress.post_form(
                 client.token_endpoint, sent, headers=headers, max_body_bytes=MAX_ANSWER_BYTES
