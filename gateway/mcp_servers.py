@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.egress_targets import LOCALHOST, Forbidden, check_address, parse_target
-from gateway.settings_file import SettingsError, WrittenMcpServer, explain
+from gateway.settings_file import SettingsError, WrittenMcpOauth, WrittenMcpServer, explain
 
 if TYPE_CHECKING:
     from mcp_bridge.stdio.launch_spec import LaunchSpec
 
+ENDPOINTS = ("authorization_endpoint", "token_endpoint")
 MCP_CALLS = "mcp"
 """What the price book calls the calls of every server that it does not name."""
 
@@ -57,15 +58,29 @@ def check_mcp_servers(
 
 def _check_oauth(place: str, server: WrittenMcpServer, *, near: bool) -> None:
     """A browser is sent there with our state in hand: in the clear on this machine alone."""
-    assert server.oauth is not None
-    if server.credential != "user" or server.url is None:
-        raise SettingsError(f"{place}.oauth: is for a url with credential = 'user'")
-    for field in ("authorization_endpoint", "token_endpoint"):
-        url: str = getattr(server.oauth, field)
+    oauth = server.oauth
+    assert oauth is not None
+    if server.credential == "none" or server.url is None:
+        raise SettingsError(f"{place}.oauth: is for a url with credential = 'user' or 'tenant'")
+    endpoints = [getattr(oauth, field) for field in ENDPOINTS]
+    if None in endpoints:
+        _check_known(place, oauth)
+        return
+    for field, url in zip(ENDPOINTS, endpoints, strict=True):
         try:
             parse_target(url, allow_loopback=near)
         except Forbidden as error:
             raise SettingsError(f"{place}.oauth.{field}: {error}") from None
+
+
+def _check_known(place: str, oauth: WrittenMcpOauth) -> None:
+    """Of a client whose endpoints are discovered: its secret goes to one issuer alone."""
+    for field in (*ENDPOINTS, "auth_method", "scope", "resource"):
+        if getattr(oauth, field) is not None:
+            both = "authorization_endpoint and token_endpoint"
+            raise SettingsError(f"{place}.oauth.{field}: is for an oauth with {both}")
+    if oauth.client_secret_env is not None and oauth.issuer is None:
+        raise SettingsError(f"{place}.oauth.issuer: whose the secret is has to be said")
 
 
 def _check_openapi(place: str, server: WrittenMcpServer, *, near: bool) -> None:

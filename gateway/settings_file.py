@@ -155,14 +155,15 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
 
 class WrittenMcpOauth(Strict, frozen=True, kw_only=True):
     """`[mcp.servers.oauth]`: what we are at a server's authorization server, so that people can let
-    us in there."""
+    us in there. Without endpoints: what we are registered as there, and the rest is discovered."""
 
-    token_endpoint: Url
-    authorization_endpoint: Url
     client_id: Name
+    token_endpoint: Url | None = None
+    authorization_endpoint: Url | None = None
     client_secret_env: Name | None = None
     """The environment variable that holds it."""
-    auth_method: Literal["client_secret_basic", "client_secret_post"] = "client_secret_basic"
+    auth_method: Literal["client_secret_basic", "client_secret_post"] | None = None
+    """None: basic, or the first that both know."""
     issuer: Url | None = None
     scope: Name | None = None
     resource: Url | None = None

@@ -68,7 +68,7 @@ class Bridge:
         if carriers is None:
             carriers = Carriers(network_of=None if network is None else lambda _: network)
         self._carriers = carriers
-        self._info, self._guard = info, guard or LetsAllPass()
+        self.info, self._guard = info, guard or LetsAllPass()
         self._upstreams: OrderedDict[tuple[Whose, str], Upstream] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -123,7 +123,7 @@ class Bridge:
         upstream = self._upstreams.get(key)
         if upstream is None:
             carrier = self._carriers.open(config, whose)
-            upstream = self._upstreams[key] = Upstream(config, self._info, carrier)
+            upstream = self._upstreams[key] = Upstream(config, self.info, carrier)
             while len(self._upstreams) > MAX_UPSTREAMS:
                 self._close_soon(self._upstreams.popitem(last=False)[1])
         self._upstreams.move_to_end(key)

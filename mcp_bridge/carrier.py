@@ -23,7 +23,12 @@ class CarrierFailed(Exception):
 
 
 class NotSent(CarrierFailed):
-    """Nothing went out, and it is nothing that the server did: no credential, say."""
+    """Nothing went out, and it is nothing that the server did: no credential, say. `sign_in_url`:
+    where a person can change that."""
+
+    def __init__(self, reason: str, sign_in_url: str | None = None) -> None:
+        super().__init__(reason)
+        self.sign_in_url = sign_in_url
 
 
 class Carried(Protocol):

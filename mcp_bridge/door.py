@@ -13,6 +13,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from mcp_bridge import sign_in
 from mcp_bridge.bridge import Bridge
 from mcp_bridge.caller import Caller
 from mcp_bridge.endpoint import Endpoint
@@ -26,7 +27,7 @@ from mcp_bridge.protocol.eras import (
     VERSION_HEADER,
     is_legacy,
 )
-from mcp_bridge.protocol.inbound import read_envelope
+from mcp_bridge.protocol.inbound import Envelope, read_envelope
 from mcp_bridge.protocol.rpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -35,7 +36,7 @@ from mcp_bridge.protocol.rpc import (
     RpcError,
 )
 from mcp_bridge.rebinding import Allowed
-from mcp_bridge.relay import OwnerGone
+from mcp_bridge.relay import Emit, OwnerGone
 from mcp_bridge.sessions import Session
 from mcp_bridge.streams import RETRY_MS, Stream, event_id, read_event_id
 
@@ -205,9 +206,7 @@ class Visit:
             raise RpcError(INVALID_REQUEST, "A request is wanted", status=400)
         envelope = read_envelope(message, self._headers)
         said: asyncio.Queue[Message] = asyncio.Queue(MAX_QUEUED)
-        answering = self._bridge.modern.answer(
-            self._caller, self._endpoint, envelope, message, self._headers, said.put
-        )
+        answering = self._answer_modern(envelope, message, said.put)
         loop = asyncio.get_running_loop()
         answer = loop.create_task(answering)
         leaving = loop.create_task(self._left())
@@ -219,6 +218,21 @@ class Visit:
             for task in (answer, leaving):
                 task.cancel()
             await asyncio.gather(answer, leaving, return_exceptions=True)
+
+    async def _answer_modern(
+        self, envelope: Envelope, message: Message, emit: Emit
+    ) -> dict[str, Any]:
+        """Raises: RpcError."""
+        own = sign_in.without_answer(message)
+        try:
+            return await self._bridge.modern.answer(
+                self._caller, self._endpoint, envelope, own, self._headers, emit
+            )
+        except RpcError as error:
+            asked = sign_in.asked_to_sign_in(error, message, envelope, self._bridge.info)
+            if asked is None:
+                raise
+            return asked
 
     async def _stream_until(
         self,

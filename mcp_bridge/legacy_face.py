@@ -63,6 +63,7 @@ from mcp_bridge.sessions import (
     Sessions,
     TooManySessions,
 )
+from mcp_bridge.sign_in import to_url_required
 from mcp_bridge.streams import Stream
 from mcp_bridge.upstream import MAX_SESSION_ID_LENGTH, SessionEnded, Upstream, as_object
 
@@ -205,7 +206,9 @@ class LegacyFace:
                 result = await self._answer(endpoint, session, message, stream)
             said = rpc.result(message["id"], to_legacy_result(result))
         except RpcError as error:
-            said = rpc.failure(message["id"], to_legacy_error(method, params, error))
+            about, error = session.about, to_legacy_error(method, params, error)
+            error = to_url_required(error, about.version, about.capabilities)
+            said = rpc.failure(message["id"], error)
         except TimeoutError:
             said = rpc.failure(message["id"], RpcError(INTERNAL_ERROR, "It took too long"))
         except asyncio.CancelledError:

@@ -134,12 +134,14 @@ class SpeaksModern(Exception):
 class Unreachable(RpcError):
     """It gave no answer, or none that is one. A request may or may not have been carried out."""
 
-    def __init__(self, server: str, reason: str) -> None:
-        super().__init__(
-            INTERNAL_ERROR,
-            f"The server {server!r} gave no usable answer",
-            {"server": server, "reason": reason},
-        )
+    def __init__(self, server: str, reason: str, sign_in_url: str | None = None) -> None:
+        said = {"server": server, "reason": reason}
+        message = f"The server {server!r} gave no usable answer"
+        if sign_in_url is not None:
+            said["url"] = sign_in_url
+            message = f"Somebody has to sign in at the server {server!r} first: {sign_in_url}"
+        super().__init__(INTERNAL_ERROR, message, said)
+        self.server, self.sign_in_url = server, sign_in_url
 
 
 class Answer:
@@ -266,8 +268,9 @@ class Upstream:
                 yield answer
         except (NotSent, httpcore.PoolTimeout) as error:
             # Our own bounds: the server has done nothing that the breaker should hear of.
-            reason = error.reason if isinstance(error, NotSent) else "busy"
-            raise Unreachable(self.name, reason) from error
+            if isinstance(error, NotSent):
+                raise Unreachable(self.name, error.reason, error.sign_in_url) from error
+            raise Unreachable(self.name, "busy") from error
         except FAILURES as error:
             reason = error.reason if isinstance(error, CarrierFailed) else type(error).__name__
             if is_open:

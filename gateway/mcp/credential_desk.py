@@ -6,10 +6,9 @@ worker is told of a change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 
-import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -19,9 +18,9 @@ from gateway.db import tenant
 from gateway.egress import Egress
 from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.mcp.known import Feed, announce
+from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins
 from gateway.secret import Secret
-from gateway.settings import Settings, read_secret
-from gateway.settings_file import WrittenMcpServer
+from gateway.settings import Settings
 from gateway.tenancy.errors import NotFound
 from gateway.vault.credentials import (
     UpstreamCredential,
@@ -31,14 +30,12 @@ from gateway.vault.credentials import (
 )
 from gateway.vault.envelope import Vault
 from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
-from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
-
-CALLBACK = "/oauth/upstream/callback"
+from gateway.vault.token_endpoint import TokenEndpoint
 
 
 class UpstreamVault:
-    """The verbs of those who keep them. `shown`: what the bridge asks. `servers`: by name,
-    those that are shown one, with what we are at their authorization servers."""
+    """The verbs of those who keep them. `shown`: what the bridge asks. `sign_ins`: how people let
+    us in. `servers`: the names of those that are shown one."""
 
     def __init__(
         self,
@@ -47,28 +44,20 @@ class UpstreamVault:
         redis: Redis,
         vault: Vault,
         shown: VaultCredentials,
-        consents: Consents,
-        servers: Mapping[str, UpstreamClient | None],
+        sign_ins: SignIns,
+        servers: Collection[str],
     ) -> None:
-        self.shown, self.consents, self._servers = shown, consents, servers
+        self.shown, self.sign_ins, self._servers = shown, sign_ins, servers
         self._db, self._redis, self._vault = db, redis, vault
 
-    def client(self, name: str) -> UpstreamClient:
-        """What we are at its authorization server. Raises: NotFound."""
-        found = self._client(name)
-        if found is None:
-            raise NotFound("server", "nobody signs in at this server")
-        return found
-
-    def _client(self, name: str) -> UpstreamClient | None:
+    def _check(self, name: str) -> None:
         """Raises: NotFound."""
         if name not in self._servers:
             raise NotFound("server", "no server of that name is shown a credential")
-        return self._servers[name]
 
     async def find(self, org_id: str, server: str, user_id: str | None) -> UpstreamCredential:
         """Exactly that one. Raises: NotFound."""
-        self._client(server)
+        self._check(server)
         async with tenant(self._db, org_id) as conn:
             found = await find_credential(conn, org_id=org_id, upstream=server, user_id=user_id)
         if found is None or found.user_id != user_id:
@@ -84,7 +73,7 @@ class UpstreamVault:
         actor: Actor,
     ) -> UpstreamCredential:
         """Raises: NotFound, InvalidField, NameTaken, ChangeNotAnnounced."""
-        self._client(server)
+        self._check(server)
         async with tenant(self._db, org_id) as conn:
             kept = await put_credential(
                 conn,
@@ -125,13 +114,13 @@ async def open_vault(
     vault, endpoint = Vault(secret), TokenEndpoint(egress)
     tokens = UpstreamTokens(db=db, vault=vault, endpoint=endpoint)
     stack.push_async_callback(tokens.close)
-    shown = VaultCredentials(db=db, vault=vault, tokens=tokens, challenges=Challenges(redis))
-    feed.forgetting.append(shown.forget)
-    return UpstreamVault(
+    challenges = Challenges(redis)
+    sign_ins = open_sign_ins(
+        settings,
+        egress,
         db=db,
-        redis=redis,
         vault=vault,
-        shown=shown,
+        challenges=challenges,
         consents=Consents(
             db=db,
             vault=vault,
@@ -139,18 +128,16 @@ async def open_vault(
             states=Cipher(secret, STATE_PURPOSE),
             redirect_uri=settings.issuer + CALLBACK,
         ),
-        servers={
-            each.name: to_client(each) for each in settings.mcp_servers if each.credential != "none"
-        },
     )
-
-
-def to_client(server: WrittenMcpServer) -> UpstreamClient | None:
-    """Raises: SettingsError, for a secret that the environment does not have."""
-    if server.oauth is None:
-        return None
-    fields = msgspec.structs.asdict(server.oauth)
-    variable = fields.pop("client_secret_env")
-    field = "mcp.servers.oauth.client_secret_env"
-    secret = None if variable is None else read_secret(variable, field)
-    return UpstreamClient(**fields, client_secret=secret)
+    shown = VaultCredentials(
+        db=db, vault=vault, tokens=tokens, challenges=challenges, sign_in_url=sign_ins.url
+    )
+    feed.forgetting.append(shown.forget)
+    return UpstreamVault(
+        db=db,
+        redis=redis,
+        vault=vault,
+        shown=shown,
+        sign_ins=sign_ins,
+        servers=[each.name for each in settings.mcp_servers if each.credential != "none"],
+    )

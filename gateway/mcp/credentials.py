@@ -57,7 +57,8 @@ class Challenges:
 
 
 class VaultCredentials:
-    """A Credentials. `db`: the tenants' pool. `clock`: monotonic seconds."""
+    """A Credentials. `db`: the tenants' pool. `sign_in_url`: where somebody lets us in at a server,
+    if that is how it is done. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -66,10 +67,12 @@ class VaultCredentials:
         vault: Vault,
         tokens: UpstreamTokens,
         challenges: Challenges,
+        sign_in_url: Callable[[Whose, str], str | None] = lambda _whose, _server: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._db, self._vault, self._tokens = db, vault, tokens
         self._challenges, self._clock = challenges, clock
+        self._sign_in_url = sign_in_url
         self._known: Lru[tuple[Whose, str], tuple[CredentialSet, float]] = Lru(MAX_KNOWN)
 
     def forget(self, org_id: str) -> None:
@@ -90,7 +93,7 @@ class VaultCredentials:
         except VaultError as error:
             if refused is not None:
                 await self._keep(whose, server, read_challenge(refused.challenge))
-            raise NotSent(error.code) from error
+            raise self._not_sent(error.code, whose, server) from error
         if found is not NO_CREDENTIAL:
             self._known.put(key, (found, self._clock() + KNOWN_S))
         return found
@@ -126,7 +129,11 @@ class VaultCredentials:
 
     async def _refuse(self, whose: Whose, server: str, refused: Refusal, reason: str) -> NoReturn:
         await self._keep(whose, server, read_challenge(refused.challenge))
-        raise NotSent(reason)
+        raise self._not_sent(reason, whose, server)
+
+    def _not_sent(self, reason: str, whose: Whose, server: str) -> NotSent:
+        is_for_people = reason == CONSENT_NEEDED
+        return NotSent(reason, self._sign_in_url(whose, server) if is_for_people else None)
 
     async def _keep(self, whose: Whose, server: str, challenge: Challenge) -> None:
         try:

@@ -1,36 +1,51 @@
 """/oauth/upstream/{server}/start and /oauth/upstream/callback: a person lets us in at a server of
-the MCP bridge, with the browser that they are signed in with here.
+the MCP bridge, with the browser that they are signed in with here; /oauth/upstream/client is what
+we are to issuers that know clients by a URL.
 
-Above: `app`. Below: `vault.oauth`, `browser`. What comes back is taken from the browser, the person
-and the org that began it alone, and within ten minutes.
+Above: `app`. Below: `mcp.sign_ins`, `browser`. What comes back is taken from the browser, the
+person and the org that began it alone, and within ten minutes. Who begins for a whole tenant is
+told so first, on a page: a link from elsewhere lends nobody's account to all.
 """
 
 from __future__ import annotations
 
 import logging
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 from litestar import Request, Response, get
+from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
+from gateway.auth.policy import within
+from gateway.auth.sessions import Session
 from gateway.console.pages import page, redirect
 from gateway.mcp_door import vault_of
 from gateway.routes.access import PUBLIC, services
 from gateway.routes.browser import open_browser
+from gateway.routes.mcp_credentials import SCOPE
+from gateway.routes.media_types import JSON
+from gateway.routes.protected_resources import public_url
 from gateway.tenancy.errors import InvalidField, NotFound
-from gateway.vault.errors import SignInRefused, VaultError
+from gateway.vault.errors import IssuerUnavailable, SignInRefused, VaultError
 
 log = logging.getLogger(__name__)
 
 START = "/oauth/upstream/{server:str}/start"
 CALLBACK = "/oauth/upstream/callback"
+DOCUMENT = "/oauth/upstream/client"
 ACCOUNT = "/oauth/account"
 MAX_FIELDS = 16
+HEADERS = {"cache-control": "public, max-age=3600"}
 
 
 def refused(error: Exception, status: int = 403) -> Response[bytes]:
     log.info("a consent at an upstream was refused: %s", error)
+    if isinstance(error, NotFound):
+        status = 404
+    elif isinstance(error, IssuerUnavailable):
+        status = 502
     return page(
         "error",
         status=status,
@@ -39,27 +54,42 @@ def refused(error: Exception, status: int = 403) -> Response[bytes]:
     )
 
 
+def check_may(person: Session, server: str, *, for_tenant: bool) -> None:
+    """For a whole tenant as for its credentials that are typed in. Raises: SignInRefused."""
+    if for_tenant and not within(person.role, [SCOPE], is_operator=person.is_operator):
+        raise SignInRefused(server, "whoever signs in there for all administers the organization")
+
+
 @get(START, opt=PUBLIC, include_in_schema=False)
 async def start(request: Request[Any, Any, Any], server: FromPath[str]) -> Response[bytes]:
+    """`?for=tenant`: for all who have no credential of their own there."""
     browser = await open_browser(request)
     if browser.session is None:
         return refused(SignInRefused(server, "nobody is signed in"), 401)
     person = browser.session
     try:
-        vault = vault_of(services(request).mcp)
-        url = vault.consents.start(
-            vault.client(server),
+        sign_ins = vault_of(services(request).mcp).sign_ins
+        for_tenant = sign_ins.is_for_tenant(server, request.query_params.get("for"))
+        check_may(person, server, for_tenant=for_tenant)
+        url = await sign_ins.start(
+            server,
             org_id=person.org_id,
-            upstream=server,
             user_id=person.user_id,
-            began=person.user_id,
+            for_tenant=for_tenant,
             browser=browser.cookie,
         )
-    except NotFound as error:
-        return refused(error, 404)
-    except VaultError as error:
+    except (VaultError, NotFound) as error:
         return refused(error)
-    return redirect(url)
+    if not for_tenant:
+        return redirect(url)
+    return page(
+        "upstream_consent",
+        server=server,
+        org_name=person.org_name,
+        email=person.email,
+        destination=urlsplit(url).netloc,
+        location=url,
+    )
 
 
 @get(CALLBACK, opt=PUBLIC, include_in_schema=False)
@@ -75,19 +105,27 @@ async def callback(request: Request[Any, Any, Any]) -> Response[bytes]:
         if len(said) != len(pairs):
             raise ValueError("a field stands there twice")
         vault = vault_of(services(request).mcp)
-        consent = vault.consents.read(
-            said.get("state", ""),
-            org_id=person.org_id,
-            began=person.user_id,
-            browser=browser.cookie,
+        consent = vault.sign_ins.read(
+            said, org_id=person.org_id, began=person.user_id, browser=browser.cookie
         )
-        client = vault.client(consent.upstream)
+        check_may(person, consent.upstream, for_tenant=consent.user_id is None)
         actor = browser.where.actor(person.user_id)
-        await vault.consents.finish(consent, client, said, actor)
+        await vault.sign_ins.finish(consent, said, actor)
         await vault.told(person.org_id)
     except (ValueError, VaultError, NotFound, InvalidField) as error:
         return refused(error)
     return redirect(ACCOUNT)
 
 
-routes = [start, callback]
+@get(DOCUMENT, opt=PUBLIC, include_in_schema=False)
+async def show_document(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """For the whole world, as an issuer reads it that has never met us."""
+    from gateway.mcp.sign_ins import own_document
+
+    found = None if services(request).mcp is None else own_document(public_url(request))
+    if found is None:
+        raise NotFoundException
+    return Response(msgspec.json.encode(found), media_type=JSON, headers=HEADERS)
+
+
+routes = [start, callback, show_document]

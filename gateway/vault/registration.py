@@ -8,16 +8,22 @@ registration (RFC 7591). A client is good at the issuer that it was made for and
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import msgspec
 
 from gateway.egress import Egress, EgressError
+from gateway.lru import Lru
 from gateway.vault.discovery import Server
 from gateway.vault.errors import IssuerUnavailable
 from gateway.vault.token_endpoint import UpstreamClient
 
 MAX_ANSWER_BYTES = 64 * 1024
+MADE_S = 600.0
+"""So long a registration serves all who begin: a person who begins often makes one client."""
+MAX_MADE = 1_000
 SHORT = re.compile(r"[\x21-\x7e]{1,1024}", re.ASCII)
 """Ids and secrets that we are given: they travel in a state."""
 GRANTS = ["authorization_code", "refresh_token"]
@@ -65,8 +71,13 @@ class Ourselves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registration:
-    def __init__(self, egress: Egress, ourselves: Ourselves) -> None:
-        self._egress, self._ourselves = egress, ourselves
+    """One per process. `clock`: monotonic seconds."""
+
+    def __init__(
+        self, egress: Egress, ourselves: Ourselves, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._egress, self._ourselves, self._clock = egress, ourselves, clock
+        self._made: Lru[tuple[str, Server], tuple[UpstreamClient, float]] = Lru(MAX_MADE)
 
     async def identify(
         self,
@@ -87,7 +98,12 @@ class Registration:
             return self._client(server, url, None, None)
         if server.registration_endpoint is None:
             raise IssuerUnavailable(upstream, "its issuer does not know us, and registers nobody")
-        return await self._register(upstream, server, server.registration_endpoint)
+        made = self._made.get((upstream, server))
+        if made is None or self._clock() >= made[1]:
+            client = await self._register(upstream, server, server.registration_endpoint)
+            made = client, self._clock() + MADE_S
+            self._made.put((upstream, server), made)
+        return made[0]
 
     async def _register(self, upstream: str, server: Server, endpoint: str) -> UpstreamClient:
         asked = best_method(server)

@@ -40,16 +40,18 @@ class SignIn:
         browser: str,
         known: KnownClient | None = None,
         before: UpstreamClient | None = None,
+        is_refused: bool = False,
     ) -> str:
         """Where to send the browser, as `Consents.start` has it. url: the upstream's; `known`: what
-        the operator registered there; `before`: the client of the consent that there is.
+        the operator registered there; `before`: the client of the consent that there is;
+        `is_refused`: its issuer takes it no more, or who consented with it.
 
         Raises: IssuerUnavailable, SignInRefused.
         """
         issuer = None if known is None else known.issuer
         found = await self._discovery.find(upstream, url, challenge, issuer=issuer)
         client = await self._registration.identify(
-            upstream, found.server, known=known, before=before
+            upstream, found.server, known=known, before=None if is_refused else before
         )
         asked = scopes(found, challenge, before)
         return self._consents.start(

@@ -68,6 +68,7 @@ OPEN = {
     "/oauth/external/{issuer_id:str}/callback",
     "/oauth/external/{issuer_id:str}/start",
     "/oauth/upstream/callback",
+    "/oauth/upstream/client",
     "/oauth/upstream/{server:str}/start",
     "/.well-known/oauth-protected-resource",
     "/.well-known/oauth-protected-resource/v1",

@@ -52,6 +52,7 @@ LEFT_OUT = {
     "/oauth/external/{issuer_id}/callback": "a browser comes back here from another provider",
     "/oauth/external/{issuer_id}/start": "a link on the login page, which leads to that provider",
     "/oauth/upstream/callback": "a browser comes back here from an MCP server's issuer",
+    "/oauth/upstream/client": "RFC 7591 metadata, as issuers read it that know clients by a URL",
     "/oauth/upstream/{server}/start": "a link of such a page, which leads to that issuer",
     "/schema": DOCUMENT,
     "/schema/openapi.json": DOCUMENT,

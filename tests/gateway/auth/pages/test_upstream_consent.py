@@ -109,7 +109,8 @@ async def test_what_another_browser_or_issuer_brings_is_not_taken(
     ):
         assert (await signed_in.get(f"{CALLBACK}?{wrong}")).status_code == 403, wrong
     assert server.asked == [], "no code went anywhere"
-    assert (await signed_in.get("/oauth/upstream/static/start")).status_code == 404
+    static = await signed_in.get("/oauth/upstream/static/start")
+    assert static.status_code == 502, "nobody is there to say who gives tokens"
     assert (await signed_in.get("/oauth/upstream/nothing/start")).status_code == 404
 
 

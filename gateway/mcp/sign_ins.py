@@ -1,0 +1,198 @@
+"""How people let us in at the servers of the bridge: where it begins, and as which client of ours.
+
+Above: `credential_desk`, the routes of consents. Below: `gateway.vault`. A server whose endpoints
+the operator wrote down is signed in at with those; at all others with a URL they are discovered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.audit.log import Actor
+from gateway.db import tenant
+from gateway.egress import Egress
+from gateway.mcp.credentials import Challenges
+from gateway.settings import Settings, read_secret
+from gateway.settings_file import WrittenMcpServer
+from gateway.tenancy.errors import NotFound
+from gateway.vault.challenge import Challenge
+from gateway.vault.credentials import open_credential
+from gateway.vault.discovery import Discovery
+from gateway.vault.envelope import Vault
+from gateway.vault.oauth import Consent, Consents
+from gateway.vault.registration import KnownClient, Ourselves, Registration
+from gateway.vault.sign_in import SignIn
+from gateway.vault.token_endpoint import UpstreamClient
+from mcp_bridge.credentials import CredentialOf, Whose
+
+ROOT = "/oauth/upstream"
+CALLBACK = ROOT + "/callback"
+DOCUMENT = ROOT + "/client"
+"""Our metadata document: to issuers that read one, its URL is what we are called."""
+TENANTS = "tenant"
+"""In the query of a start: for all of the tenant."""
+
+
+class SignedInAt(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that people sign in at. `client`: as the operator wrote it down; else `known` is
+    what they registered there, if they did, and the rest is discovered."""
+
+    name: str
+    url: str
+    credential: CredentialOf
+    client: UpstreamClient | None = None
+    known: KnownClient | None = None
+
+
+class SignIns:
+    """One per process. `servers`: those that people sign in at."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        vault: Vault,
+        consents: Consents,
+        sign_in: SignIn,
+        challenges: Challenges,
+        issuer: str,
+        servers: Sequence[SignedInAt],
+    ) -> None:
+        self._db, self._vault, self._consents = db, vault, consents
+        self._sign_in, self._challenges, self._issuer = sign_in, challenges, issuer
+        self._servers = {each.name: each for each in servers}
+
+    def url(self, whose: Whose, server: str) -> str | None:
+        """Of the page where it begins; None: nobody signs in there."""
+        found = self._servers.get(server)
+        if found is None:
+            return None
+        is_plain = found.credential == TENANTS or whose.user_id is not None
+        return f"{self._issuer}{ROOT}/{server}/start" + ("" if is_plain else f"?for={TENANTS}")
+
+    def is_for_tenant(self, server: str, wanted: str | None) -> bool:
+        """Whether what begins with `for=wanted` is for all of the tenant. Raises: NotFound."""
+        return self._at(server).credential == TENANTS or wanted == TENANTS
+
+    async def start(
+        self, server: str, *, org_id: str, user_id: str, for_tenant: bool, browser: str
+    ) -> str:
+        """Where to send the browser in which `user_id` is signed in.
+
+        Raises: NotFound, SignInRefused, IssuerUnavailable, CannotOpen.
+        """
+        at = self._at(server)
+        whose = Whose(org_id, None if for_tenant else user_id)
+        begun: dict[str, Any] = {
+            "org_id": org_id,
+            "user_id": whose.user_id,
+            "began": user_id,
+            "browser": browser,
+        }
+        if at.client is not None:
+            return self._consents.start(at.client, upstream=server, **begun)
+        before, is_refused = await self._before(server, whose)
+        return await self._sign_in.start(
+            upstream=server,
+            url=at.url,
+            challenge=await self._challenge(server, whose, user_id),
+            known=at.known,
+            before=before,
+            is_refused=is_refused,
+            **begun,
+        )
+
+    def read(self, said: Mapping[str, str], **began: str) -> Consent:
+        """What came back, and of whom it is. Raises: SignInRefused."""
+        return self._consents.read(said.get("state", ""), **began)
+
+    async def finish(self, consent: Consent, said: Mapping[str, str], actor: Actor) -> None:
+        """Raises: NotFound, SignInRefused, IssuerUnavailable, InvalidField."""
+        at = self._at(consent.upstream)
+        client = None if consent.client is not None else at.client
+        await self._consents.finish(consent, client, said, actor)
+
+    def _at(self, server: str) -> SignedInAt:
+        found = self._servers.get(server)
+        if found is None:
+            raise NotFound("server", "nobody signs in at a server of that name")
+        return found
+
+    async def _before(self, server: str, whose: Whose) -> tuple[UpstreamClient | None, bool]:
+        """What we were there when this very credential was given."""
+        async with tenant(self._db, whose.org_id) as conn:
+            found = await open_credential(
+                conn, self._vault, org_id=whose.org_id, upstream=server, user_id=whose.user_id
+            )
+        if found is None or found.credential.kind != "oauth":
+            return None, False
+        if found.credential.user_id != whose.user_id:
+            return None, False
+        is_refused = found.credential.refused_at is not None
+        return UpstreamClient.from_values(found.values), is_refused
+
+    async def _challenge(self, server: str, whose: Whose, user_id: str) -> Challenge:
+        """What it said to them; to who begins for all, what it said to themselves."""
+        found = await self._challenges.get(whose, server)
+        if found == Challenge() and whose.user_id is None:
+            return await self._challenges.get(Whose(whose.org_id, user_id), server)
+        return found
+
+
+def open_sign_ins(
+    settings: Settings,
+    egress: Egress,
+    *,
+    db: AsyncEngine,
+    vault: Vault,
+    consents: Consents,
+    challenges: Challenges,
+) -> SignIns:
+    """Raises: SettingsError, for a secret that the environment does not have."""
+    ours = ourselves(settings.issuer)
+    discovery = Discovery(egress, allow_loopback=settings.egress_to_loopback)
+    found = [to_signed_in_at(each) for each in settings.mcp_servers]
+    return SignIns(
+        db=db,
+        vault=vault,
+        consents=consents,
+        sign_in=SignIn(discovery, Registration(egress, ours), consents),
+        challenges=challenges,
+        issuer=settings.issuer,
+        servers=[each for each in found if each is not None],
+    )
+
+
+def ourselves(issuer: str) -> Ourselves:
+    """An issuer that reads documents takes them over https alone."""
+    url = issuer + DOCUMENT if issuer.startswith("https:") else None
+    return Ourselves(redirect_uri=issuer + CALLBACK, document_url=url)
+
+
+def own_document(issuer: str) -> dict[str, Any] | None:
+    """Our client metadata, at its `client_id`; None: we cannot be known by a URL."""
+    ours = ourselves(issuer)
+    if ours.document_url is None:
+        return None
+    return {"client_id": ours.document_url, "client_uri": issuer, **ours.metadata("none")}
+
+
+def to_signed_in_at(server: WrittenMcpServer) -> SignedInAt | None:
+    """None: nobody signs in there. Raises: SettingsError."""
+    if server.url is None or server.credential == "none":
+        return None
+    at = SignedInAt(name=server.name, url=server.url, credential=server.credential)
+    if server.oauth is None:
+        return at
+    fields = {k: v for k, v in msgspec.structs.asdict(server.oauth).items() if v is not None}
+    variable = fields.pop("client_secret_env", None)
+    if variable is not None:
+        field = "mcp.servers.oauth.client_secret_env"
+        fields["client_secret"] = read_secret(variable, field)
+    if server.oauth.token_endpoint is None:
+        return msgspec.structs.replace(at, known=KnownClient(**fields))
+    return msgspec.structs.replace(at, client=UpstreamClient(**fields))

@@ -1,0 +1,225 @@
+"""From a server's 401 to its answer: its authorization server is discovered, knows us by
+registration, and a person lets us in, of the caller's own token nothing arrives there."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from litestar import Litestar
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.db import tenant
+from gateway.tenancy.keys import create_key
+from gateway.tenancy.member_tables import users
+from tests.gateway.auth.browsing import ISSUER, live_app, new_browser
+from tests.gateway.auth.conftest import ACTOR, Clock, Tenant
+from tests.gateway.mcp.signing_server import SCOPE, Signing, signing
+from tests.mcp_bridge.processes import LegacyClient, last_of, modern
+
+CONFIG = """
+[[model]]
+name = "b"
+upstream = "http://127.0.0.1:1/v1"
+
+[[mcp.servers]]
+name = "up"
+url = "URL"
+network = "loopback"
+credential = "user"
+trust = "all"
+"""
+START = "/oauth/upstream/up/start"
+URLS: dict[str, Any] = {"elicitation": {"url": {}}}
+SIGN_IN = "tollgate/sign_in"
+FIELD = "inputResponses"
+
+
+@pytest.fixture
+def server() -> Iterator[Signing]:
+    with signing() as found:
+        yield found
+
+
+@pytest.fixture
+async def app(
+    server: Signing,
+    tmp_path: Path,
+    postgres_url: str,
+    redis_url: str,
+    db: AsyncEngine,
+    clock: Clock,
+    patient: None,
+) -> AsyncIterator[Litestar]:
+    config = tmp_path / "servers.toml"
+    config.write_text(CONFIG.replace("URL", server.mcp_url))
+    flags = {"config": config, "egress_to_loopback": True}
+    async with live_app(tmp_path, postgres_url, redis_url, clock, **flags) as made:  # type: ignore[arg-type]
+        yield made
+
+
+class Caller:
+    """An MCP client with an API key: of ada, or (`user_id` None) of a machine."""
+
+    def __init__(self, http: httpx.AsyncClient, org_id: str, key: str) -> None:
+        self.http, self.url, self.key = http, f"/mcp/{org_id}", key
+
+    async def call(
+        self, capabilities: dict[str, Any] | None = None, **params: Any
+    ) -> dict[str, Any]:
+        asked = {"name": "up__whoami", "arguments": {}, **params}
+        message, headers = modern("tools/call", asked, capabilities=capabilities or {})
+        answer = await self.http.post(self.url, json=message, headers=headers)
+        return last_of(answer)
+
+
+async def caller_of(app: Litestar, who: Tenant, user_id: str | None) -> Caller:
+    services = app.state.services
+    pepper_id, pepper = services.authenticator.pepper
+    async with tenant(services.db, who.org_id) as conn:
+        made = await create_key(
+            conn,
+            org_id=who.org_id,
+            project_id=who.project_id,
+            user_id=user_id,
+            name="mcp",
+            scopes=["mcp:call"],
+            pepper=pepper,
+            pepper_id=pepper_id,
+            actor=ACTOR,
+        )
+    http = new_browser(app)
+    http.headers["authorization"] = f"Bearer {made.secret}"
+    return Caller(http, who.org_id, made.secret)
+
+
+async def let_in(browser: httpx.AsyncClient, location: str) -> httpx.Response:
+    """What a person's browser does from the issuer's page on."""
+    async with httpx.AsyncClient() as outside:
+        said = await outside.get(location)
+    assert said.status_code == 302, said.text
+    assert said.headers["location"].startswith(f"{ISSUER}/oauth/upstream/callback?")
+    return await browser.get(said.headers["location"])
+
+
+async def signed_in_at(browser: httpx.AsyncClient, url: str) -> None:
+    sent = await browser.get(url)
+    assert sent.status_code == 303, sent.text
+    done = await let_in(browser, sent.headers["location"])
+    assert done.headers["location"] == "/oauth/account", done.text
+
+
+def link_on(text: str) -> str:
+    """Where the page leads on to."""
+    (found,) = re.findall(r'<a href="(http[^"]*)">', text)
+    return html.unescape(found)
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    assert "result" in answer, answer
+    return str(answer["result"]["content"][0]["text"])
+
+
+async def test_from_a_refusal_to_an_answer(
+    app: Litestar, signed_in: httpx.AsyncClient, ada: Tenant, server: Signing
+) -> None:
+    caller = await caller_of(app, ada, ada.user_id)
+    refused = (await caller.call())["error"]
+    assert refused["data"] == {
+        "server": "up",
+        "reason": "consent_needed",
+        "url": f"{ISSUER}{START}",
+    }
+    assert refused["data"]["url"] in refused["message"]
+    await signed_in_at(signed_in, refused["data"]["url"])
+    (client,) = server.provider.clients.values()
+    assert client.client_name == "Tollgate" and client.scope == SCOPE
+    assert server.provider.resources == {server.mcp_url}
+    first = text_of(await caller.call())
+    assert server.called == [first] and first in server.provider.alive
+
+    # It refuses that token: one refresh for all who call, and nobody has to do anything.
+    server.provider.alive.clear()
+    found = {text_of(each) for each in await asyncio.gather(*(caller.call() for _ in range(8)))}
+    assert server.provider.refreshed == 1 and found == set(server.provider.alive)
+    assert caller.key.encode() not in server.arrived
+    await caller.http.aclose()
+
+
+async def test_clients_that_open_urls_are_asked_to(
+    app: Litestar, signed_in: httpx.AsyncClient, ada: Tenant, server: Signing
+) -> None:
+    """Of either era; and once, lest one goes round and round."""
+    caller = await caller_of(app, ada, ada.user_id)
+    asked = (await caller.call(URLS))["result"]
+    request = asked["inputRequests"][SIGN_IN]
+    assert asked["resultType"] == "input_required" and "requestState" not in asked
+    assert request["method"] == "elicitation/create"
+    assert request["params"]["mode"] == "url" and request["params"]["url"] == ISSUER + START
+    answers = {FIELD: {SIGN_IN: {"action": "accept"}}}
+    again = (await caller.call(URLS, **answers))["error"]
+    assert again["data"]["reason"] == "consent_needed", "saying so is not signing in"
+    await signed_in_at(signed_in, request["params"]["url"])
+    assert text_of(await caller.call(URLS, **answers)) in server.provider.alive
+    assert SIGN_IN.encode() not in server.arrived, "what we asked is nothing to the server"
+    await caller.http.aclose()
+
+
+async def test_a_client_of_the_older_era_gets_an_error_of_its_own(
+    app: Litestar, signed_in: httpx.AsyncClient, ada: Tenant, server: Signing
+) -> None:
+    """In a session that was there before its user's consent ended."""
+    caller = await caller_of(app, ada, ada.user_id)
+    await signed_in_at(signed_in, START)
+    legacy = await LegacyClient.open(caller.http, caller.url, capabilities=URLS)
+    asked = {"name": "up__whoami", "arguments": {}}
+    assert text_of(await legacy.ask(caller.url, "tools/call", asked)) in server.provider.alive
+    forgotten = await caller.http.delete("/v1/mcp/credentials/up")
+    assert forgotten.status_code == 200, forgotten.text
+    refused = (await legacy.ask(caller.url, "tools/call", asked, id=2))["error"]
+    (wanted,) = refused["data"]["elicitations"]
+    assert refused["code"] == -32042 and wanted["url"] == ISSUER + START
+    assert wanted["mode"] == "url" and wanted["elicitationId"]
+    await caller.http.aclose()
+
+
+async def test_for_a_whole_tenant_signs_in_who_administers_it(
+    app: Litestar, db: AsyncEngine, signed_in: httpx.AsyncClient, ada: Tenant, server: Signing
+) -> None:
+    machine = await caller_of(app, ada, None)
+    url = (await machine.call())["error"]["data"]["url"]
+    assert url == f"{ISSUER}{START}?for=tenant"
+    shown = await signed_in.get(url)
+    assert shown.status_code == 200 and "for all of acme" in shown.text, "asked before it leaves"
+    location = link_on(shown.text)
+    is_ada = sa.update(users).where(users.c.id == ada.user_id)
+
+    async def be(role: str) -> None:
+        async with db.begin() as conn:
+            await conn.execute(is_ada.values(role=role))
+
+    await be("reader")
+    assert (await signed_in.get(url)).status_code == 403
+    assert (await let_in(signed_in, location)).status_code == 403, "nor is it finished"
+    await be("owner")
+    location = link_on((await signed_in.get(url)).text)
+    assert (await let_in(signed_in, location)).headers["location"] == "/oauth/account"
+    assert text_of(await machine.call()) in server.provider.alive
+    assert len(server.provider.clients) == 1, "who begins often registers one client"
+    await machine.http.aclose()
+
+
+async def test_what_we_are_to_issuers_that_read_documents(app: Litestar) -> None:
+    async with new_browser(app) as anybody:
+        found = await anybody.get("/oauth/upstream/client")
+    said = found.json()
+    assert said["client_id"] == f"{ISSUER}/oauth/upstream/client"
+    assert said["redirect_uris"] == [f"{ISSUER}/oauth/upstream/callback"]
+    assert said["token_endpoint_auth_method"] == "none"
