@@ -23,6 +23,7 @@ import httpcore2
 import pytest
 import redis.asyncio
 from argon2.profiles import CHEAPEST
+from hypothesis import HealthCheck, settings
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway import embedded
@@ -30,6 +31,12 @@ from gateway.auth import passwords
 from gateway.db import create_engine
 from gateway.home import Home
 from tests.databases import Databases
+
+# A busy machine is slow to draw and to run; that says nothing of a strategy or of a test.
+settings.register_profile(
+    "shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("shared cores")
 
 
 @pytest.hookimpl(trylast=True)

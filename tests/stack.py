@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -36,6 +36,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
+Series = tuple[str, dict[str, str]]
+"""A metric's name, and labels that it carries."""
 
 
 class Stack:
@@ -184,6 +186,24 @@ class Stack:
         while (seen := self.metric(name, **labels)) != value:
             assert time.monotonic() < deadline, f"{name} is {seen}, not {value}"
             time.sleep(0.1)
+
+    def wait_counted(self, work: Callable[[], Sequence[float]], *series: Series) -> None:
+        """Until each of `series` has grown by what `work` says, and by no more. An answer ends
+        before it is counted, so that one of an earlier test may be counted during `work`: then it
+        is done again."""
+        for _ in range(3):
+            before = [self.metric(name, **labels) for name, labels in series]
+            wanted = [old + grown for old, grown in zip(before, work(), strict=True)]
+            deadline = time.monotonic() + 90
+            while True:
+                seen = [self.metric(name, **labels) for name, labels in series]
+                if all(now >= least for now, least in zip(seen, wanted, strict=True)):
+                    break
+                assert time.monotonic() < deadline, f"{series} is {seen}, not {wanted}"
+                time.sleep(0.1)
+            if seen == wanted:
+                return
+        raise AssertionError(f"{series} is {seen}, not {wanted}")
 
     async def sql(self, statement: str) -> list[Any]:
         """Rows of the stack's own Postgres."""

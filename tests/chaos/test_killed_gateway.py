@@ -15,6 +15,7 @@ import redis
 
 from gateway import embedded
 from gateway.home import Home
+from gateway.inference import CHECKPOINT_TOKENS
 from gateway.limits.expected_output import UNKNOWN_OUTPUT_TOKENS
 from gateway.limits.verdicts import DAY_US
 from tests.chaos.load import billed, body
@@ -74,9 +75,9 @@ class Stream:
             writer.close()
 
 
-async def until_all_have_begun(streams: list[Stream]) -> None:
+async def until_all_have_checkpoints(streams: list[Stream]) -> None:
     async with asyncio.timeout(BEGIN_TIMEOUT_S):
-        while not all(stream.num_events for stream in streams):
+        while not all(stream.num_events > 2 * CHECKPOINT_TOKENS for stream in streams):
             await asyncio.sleep(0.1)
 
 
@@ -97,7 +98,7 @@ def time_us(stack: Stack) -> int:
 
 async def kill_amid(stack: Stack, streams: list[Stream]) -> None:
     reading = [asyncio.create_task(stream.read()) for stream in streams]
-    await until_all_have_begun(streams)
+    await until_all_have_checkpoints(streams)
     assert await asyncio.to_thread(stack.open_leases) == STREAMS
     (worker,) = stack.pids("gateway", "worker")
     os.kill(worker, signal.SIGKILL)

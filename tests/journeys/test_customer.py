@@ -219,12 +219,13 @@ def test_sampling_options_are_honoured(stack: Stack) -> None:
 
 
 def test_metrics_count_what_happened(stack: Stack) -> None:
-    before = stack.metric("tollgate_tokens_total", model="penny", kind="output")
-    requests = stack.metric("tollgate_requests_total", model="penny", status="200")
-    answers = [ask(stack.client(), "Hello!", max_tokens=6) for _ in range(4)]
-    spent = sum(answer.usage.completion_tokens for answer in answers)
-    stack.wait_metric("tollgate_tokens_total", before + spent, model="penny", kind="output")
-    stack.wait_metric("tollgate_requests_total", requests + 4, model="penny", status="200")
+    def four() -> tuple[int, int]:
+        answers = [ask(stack.client(), "Hello!", max_tokens=6) for _ in range(4)]
+        return sum(answer.usage.completion_tokens for answer in answers), 4
+
+    tokens = ("tollgate_tokens_total", {"model": "penny", "kind": "output"})
+    requests = ("tollgate_requests_total", {"model": "penny", "status": "200"})
+    stack.wait_counted(four, tokens, requests)
     stack.wait_metric("tollgate_num_requests_running", 0)
     stack.wait_metric("tollgate_num_requests_waiting", 0)
     stack.wait_metric("tollgate_kv_cache_usage_perc", 0)

@@ -191,9 +191,14 @@ def test_what_can_never_fit_says_so_and_is_not_retried(
     upstream.play(good)
     client = limited(stack, "tokens", max_retries=retries)
     long: Any = [{"role": "user", "content": "far too long " * 25_000}]
-    before = stack.metric("tollgate_requests_total", status="429")
-    error = refused(client, messages=long)
-    stack.wait_metric("tollgate_requests_total", before + 1, status="429")
+    errors = []
+
+    def one() -> tuple[int]:
+        errors.append(refused(client, messages=long))
+        return (1,)
+
+    stack.wait_counted(one, ("tollgate_requests_total", {"status": "429"}))
+    error = errors[-1]
     headers = error.response.headers
     assert "retry-after" not in headers and "retry-after-ms" not in headers
     assert headers["x-should-retry"] == "false"
