@@ -6,7 +6,8 @@ one of the settings file; what is approved of it is the organization's of the pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,10 @@ from gateway.command import JSON, STATE, Columns, Flags, header_of, in_columns, 
 from gateway.settings import Settings, load
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from mcp_bridge.credentials import Credentials
     from mcp_bridge.pinning import Approved, Change, Offer, Pin
     from mcp_bridge.scan import Finding
     from mcp_bridge.upstream import ServerConfig
@@ -54,14 +57,14 @@ def list_servers(org: str, project: str, as_json: bool, **flags: Flags) -> None:
     settings = load(flags)
 
     async def work() -> None:
-        async with administration.connections(settings) as (db, _):
+        async with administration.connections(settings) as (db, redis):
             org_id = await org_of(db, org, project)
             if not as_json:
                 click.echo(header_of(SERVER_COLUMNS))
             for config in map(to_config, settings.mcp_servers):
                 async with db.connect() as conn:
                     approved = await read_pins(conn, org_id=org_id, server=config.name)
-                changes, problem = await seen(settings, config, org_id, approved)
+                changes, problem = await seen(settings, config, org_id, approved, db, redis)
                 waiting = problem or str(len(changes))
                 known = str(len(approved.pins))
                 if as_json:
@@ -89,12 +92,12 @@ def diff(name: str, org: str, project: str, **flags: Flags) -> None:
     config = server_of(settings, name)
 
     async def work() -> None:
-        async with administration.connections(settings) as (db, _):
+        async with administration.connections(settings) as (db, redis):
             org_id = await org_of(db, org, project)
             async with db.connect() as conn:
                 approved = await read_pins(conn, org_id=org_id, server=name)
                 others = await of_others(conn, names_in(settings), org_id, name)
-        offer = await offered(settings, config, org_id)
+            offer = await offered(settings, config, org_id, db, redis)
         show(changes_in(config, approved, offer, others))
         for one in offer.unpinnable:
             click.echo(f"never  {one.kind} {one.name}: {one.path or 'it'} {one.reason}")
@@ -141,7 +144,7 @@ def approve(
                         conn, org_id=org_id, server=name, names=tools, actor=COMMAND_LINE
                     )
             else:
-                offer = await offered(settings, config, org_id)
+                offer = await offered(settings, config, org_id, db, redis)
                 async with db.begin() as conn:
                     approved = await read_pins(conn, org_id=org_id, server=name)
                     others = await of_others(conn, names_in(settings), org_id, name)
@@ -245,7 +248,10 @@ def names_in(settings: Settings) -> list[str]:
     return [each.name for each in settings.mcp_servers]
 
 
-async def offered(settings: Settings, config: ServerConfig, org_id: str) -> Offer:
+async def offered(
+    settings: Settings, config: ServerConfig, org_id: str, db: AsyncEngine, redis: Redis
+) -> Offer:
+    """As the tenant is shown it, with what it shows the server."""
     from gateway.mcp.upstreams import open_carriers
     from gateway.mcp_door import NAME, own_version
     from mcp_bridge.errors import BridgeError
@@ -254,13 +260,31 @@ async def offered(settings: Settings, config: ServerConfig, org_id: str) -> Offe
     from mcp_bridge.protocol.rpc import RpcError
 
     try:
-        with open_carriers(settings) as carriers:
+        async with AsyncExitStack() as stack:
+            credentials = await stack.enter_async_context(shown_by(settings, config, db, redis))
+            carriers = stack.enter_context(open_carriers(settings, credentials))
             return await look(config, {"name": NAME, "version": own_version()}, carriers, org_id)
     except RpcError as error:
         said = f"{config.name}: {error.message}: {error.data}"
         raise click.ClickException(visible(f"{said}{refusal_behind(error)}")) from None
     except BridgeError as error:
         raise click.ClickException(visible(f"{config.name}: {error}")) from None
+
+
+@asynccontextmanager
+async def shown_by(
+    settings: Settings, config: ServerConfig, db: AsyncEngine, redis: Redis
+) -> AsyncIterator[Credentials | None]:
+    """Of a server that is shown nothing no secret is wanted. Raises: SecretError."""
+    if config.credential == "none":
+        yield None
+        return
+    from gateway.mcp.credential_desk import vault_credentials
+    from gateway.secret import Secret
+
+    secret = Secret.load(settings.secret_key_file)
+    async with vault_credentials(settings, secret, db, redis) as credentials:
+        yield credentials
 
 
 def refusal_behind(error: BaseException) -> str:
@@ -274,13 +298,18 @@ def refusal_behind(error: BaseException) -> str:
 
 
 async def seen(
-    settings: Settings, config: ServerConfig, org_id: str, approved: Approved
+    settings: Settings,
+    config: ServerConfig,
+    org_id: str,
+    approved: Approved,
+    db: AsyncEngine,
+    redis: Redis,
 ) -> tuple[list[Change], str | None]:
     """What waits, or why it cannot be seen."""
     from gateway.mcp.pin_desk import changes_in
 
     try:
-        found = changes_in(config, approved, await offered(settings, config, org_id))
+        found = changes_in(config, approved, await offered(settings, config, org_id, db, redis))
     except click.ClickException:
         return [], "no answer"
     return [] if config.trust == "all" else [change for change, _ in found], None

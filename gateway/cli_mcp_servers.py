@@ -127,10 +127,10 @@ def doctor(org: str, project: str, as_json: bool, **flags: Flags) -> None:
     settings, sick = load(flags), []
 
     async def work() -> None:
-        async with administration.connections(settings) as (db, _):
+        async with administration.connections(settings) as (db, redis):
             org_id = await org_of(db, org, project)
             for server in settings.mcp_servers:
-                said = await examined(settings, db, org_id, server.name)
+                said = await examined(settings, db, redis, org_id, server.name)
                 if said["problem"] is not None:
                     sick.append(server.name)
                 click.echo(msgspec.json.encode(said) if as_json else in_words(said))
@@ -140,7 +140,9 @@ def doctor(org: str, project: str, as_json: bool, **flags: Flags) -> None:
         raise SystemExit(1)
 
 
-async def examined(settings: Settings, db: Any, org_id: str, name: str) -> dict[str, Any]:
+async def examined(
+    settings: Settings, db: Any, redis: Any, org_id: str, name: str
+) -> dict[str, Any]:
     """`problem`: why it cannot be asked."""
     from gateway.cli_mcp import server_of
     from gateway.mcp.pin_desk import changes_in, of_others
@@ -153,7 +155,7 @@ async def examined(settings: Settings, db: Any, org_id: str, name: str) -> dict[
         approved = await read_pins(conn, org_id=org_id, server=name)
         others = await of_others(conn, names_in(settings), org_id, name)
     try:
-        offer = await offered(settings, config, org_id)
+        offer = await offered(settings, config, org_id, db, redis)
     except click.ClickException as error:
         return said | {"approved": len(approved.pins), "problem": error.message}
     waiting = [] if config.trust == "all" else changes_in(config, approved, offer, others)

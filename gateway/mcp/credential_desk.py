@@ -6,8 +6,8 @@ worker is told of a change.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -18,7 +18,7 @@ from gateway.db import tenant
 from gateway.egress import Egress
 from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.mcp.known import Feed, announce
-from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins
+from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins, start_url
 from gateway.secret import Secret
 from gateway.settings import Settings
 from gateway.tenancy.errors import NotFound
@@ -31,6 +31,7 @@ from gateway.vault.credentials import (
 from gateway.vault.envelope import Vault
 from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
 from gateway.vault.token_endpoint import TokenEndpoint
+from mcp_bridge.credentials import Whose
 
 
 class UpstreamVault:
@@ -100,6 +101,35 @@ class UpstreamVault:
     async def told(self, org_id: str) -> None:
         """After a consent. Raises: ChangeNotAnnounced."""
         await announce(self._redis, org_id)
+
+
+@asynccontextmanager
+async def vault_credentials(
+    settings: Settings, secret: Secret, db: AsyncEngine, redis: Redis
+) -> AsyncIterator[VaultCredentials]:
+    """What a worker shows servers, for a command: for as long as it takes."""
+    servers = {each.name: each for each in settings.mcp_servers}
+
+    def sign_in_url(whose: Whose, server: str) -> str | None:
+        at = servers[server]
+        if at.url is None:
+            return None
+        return start_url(settings.issuer, server, at.credential, whose)
+
+    egress = Egress(allow_loopback=settings.egress_to_loopback)
+    vault = Vault(secret)
+    tokens = UpstreamTokens(db=db, vault=vault, endpoint=TokenEndpoint(egress))
+    try:
+        yield VaultCredentials(
+            db=db,
+            vault=vault,
+            tokens=tokens,
+            challenges=Challenges(redis),
+            sign_in_url=sign_in_url,
+        )
+    finally:
+        await tokens.close()
+        egress.close()
 
 
 async def open_vault(

@@ -68,11 +68,8 @@ class SignIns:
 
     def url(self, whose: Whose, server: str) -> str | None:
         """Of the page where it begins; None: nobody signs in there."""
-        found = self._servers.get(server)
-        if found is None:
-            return None
-        is_plain = found.credential == TENANTS or whose.user_id is not None
-        return f"{self._issuer}{ROOT}/{server}/start" + ("" if is_plain else f"?for={TENANTS}")
+        at = self._servers.get(server)
+        return None if at is None else start_url(self._issuer, server, at.credential, whose)
 
     def is_for_tenant(self, server: str, wanted: str | None) -> bool:
         """Whether what begins with `for=wanted` is for all of the tenant. Raises: NotFound."""
@@ -141,6 +138,11 @@ class SignIns:
         if found == Challenge() and whose.user_id is None:
             return await self._challenges.get(Whose(whose.org_id, user_id), server)
         return found
+
+
+def start_url(issuer: str, server: str, credential: CredentialOf, whose: Whose) -> str:
+    is_plain = credential == TENANTS or whose.user_id is not None
+    return f"{issuer}{ROOT}/{server}/start" + ("" if is_plain else f"?for={TENANTS}")
 
 
 def open_sign_ins(

@@ -108,7 +108,7 @@ async def approve_all(world: World) -> None:
     """What `tollgate mcp approve shop --all` does."""
     services, org_id = world.worker.services, world.worker.org_id
     config = server_of(world.settings, "shop")
-    offer = await offered(world.settings, config, org_id)
+    offer = await offered(world.settings, config, org_id, services.system_db, services.redis)
     async with tenant(services.db, org_id) as conn:
         approved = await read_pins(conn, org_id=org_id, server="shop")
         changes = [change for change, _ in changes_in(config, approved, offer)]
@@ -212,6 +212,8 @@ def test_a_hostile_document_is_refused_by_name(world: World) -> None:
     assert error.data == {"server": "hostile", "reason": "openapi_document_refused"}
     config = server_of(world.settings, "hostile")
     with pytest.raises(click.ClickException) as said:
-        asyncio.run(offered(world.settings, config, world.worker.org_id))
+        services = world.worker.services
+        databases = services.system_db, services.redis
+        asyncio.run(offered(world.settings, config, world.worker.org_id, *databases))
     assert "openapi_document_refused" in said.value.message
     assert "/paths/~1x: $ref must be" in said.value.message
