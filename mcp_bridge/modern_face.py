@@ -389,8 +389,9 @@ class ModernFace:
             return self._hold(held)
         try:
             await held.exchange.answer(held.answers)
-        except RpcError:
-            said = "the answer could not be given"
+        except (RpcError, asyncio.CancelledError) as error:
+            left = isinstance(error, asyncio.CancelledError)
+            said = "the client left" if left else "the answer could not be given"
             self._end_soon(held.exchange, held.events, said, held.coming)
             raise
         return await self._drive(

@@ -142,11 +142,12 @@ class Relay:
     async def _abandon(self, worker: str, number: str) -> None:
         await self.tell(worker, "abandoned", number=number)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(report)
+        return task
 
     async def _beat(self) -> None:
         await self._redis.set(alive_key(self.worker), 1, ex=ALIVE_TTL_S)
@@ -184,13 +185,16 @@ class Relay:
         elif kind == "abandoned":
             task = self._serving.get(payload["number"])
             if task is not None:
-                task.cancel()
+                # Not before it has begun: what it does about being left is its own.
+                asyncio.get_running_loop().call_soon(task.cancel)
         elif kind in self.servers and len(self._serving) >= MAX_SERVED:
             self._spawn(self._refuse(payload))
         elif kind not in self.servers and len(self._tasks) - len(self._serving) >= MAX_HANDLED:
             log.warning("mcp relay: too much to do, %s is dropped", kind)
         elif kind in self.servers:
-            self._spawn(self._serve(self.servers[kind], payload))
+            number = payload["number"]
+            serving = self._serving[number] = self._spawn(self._serve(self.servers[kind], payload))
+            serving.add_done_callback(lambda _: self._serving.pop(number, None))
         elif kind in self.handlers:
             self._spawn(self.handlers[kind](payload))
 
@@ -208,10 +212,6 @@ class Relay:
 
     async def _serve(self, server: Server, payload: Payload) -> None:
         back, number = payload["back"], payload["number"]
-        me = asyncio.current_task()
-        assert me is not None
-        self._serving[number] = me
-        me.add_done_callback(lambda _: self._serving.pop(number, None))
 
         async def emit(message: Message) -> None:
             await self.tell(back, "said", number=number, note=message)
