@@ -3,6 +3,7 @@
     spool = await Spool.open(directory)      # what a crash left open is billed now: `recovered`
     spool.attempt_opened(attempt)            # buffered
     spool.checkpoint(id, quantities, False)  # buffered
+    on_disk = await spool.attempt_begun(attempt, quantities)  # both, written; await on_disk
     await spool.close(event)                 # returns once it is on disk
     batch = await spool.read_closed(1000); ...; await spool.commit(batch)      # the shipper's side
 
@@ -26,10 +27,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from asyncio import Future
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -71,6 +74,22 @@ MAX_SPOOL_BYTES = 1024 * 1024 * 1024
 T = TypeVar("T")
 
 
+@dataclass
+class Taken:
+    """What is flushed together: in the file and not synced, in no file yet, and who waits."""
+
+    written: bytearray = field(default_factory=bytearray)
+    data: bytearray = field(default_factory=bytearray)
+    closes: int = 0
+    waiters: list[Future[None]] = field(default_factory=list)
+
+
+def _retrieve(waiter: Future[None]) -> None:
+    """Whoever waits is told; that somebody does not is no error of its own."""
+    if not waiter.cancelled():
+        waiter.exception()
+
+
 class Spool:
     """One process's spool. Make it with `open`, end it with `shutdown` (or `remove`)."""
 
@@ -91,12 +110,14 @@ class Spool:
         """Where the shipper may read to; moves together with `backlog`."""
         self._segment_bytes, self._max_bytes = segment_bytes, max_bytes
         self._open: dict[str, OpenAttempt] = {}
-        self._buffer = bytearray()
+        self._buffer, self._written = bytearray(), bytearray()
+        """Records that are nowhere else; and older ones, in the file and not synced."""
         self._buffered_closes = 0
+        """In either."""
         self._sync_times_s = deque([inf], NUM_TIMED)
         self._flushing = False
         """In a thread, which has the files meanwhile."""
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[Future[None]] = []
         self._failure: SpoolError | None = None
         self.broken = asyncio.Event()
         """Set once a sync failed for good: only a new process can account for anything."""
@@ -164,15 +185,22 @@ class Spool:
             # superseded by the next one or by the close.
             apply(self._open, record)
 
-    async def attempt_begun(self, attempt: Attempt, quantities: Quantities) -> None:
-        """Put on disk that `attempt` begins now and costs `quantities`, whatever becomes of this
-        process, before anybody else hears of it.
+    async def attempt_begun(self, attempt: Attempt, quantities: Quantities) -> Future[None]:
+        """Write that `attempt` begins now and costs `quantities`, before anybody else hears of it:
+        a process that is killed has left it to be billed. What this returns is done once it is on
+        disk, where it survives the machine as well; that raises SpoolFull, SpoolBroken, too.
 
         Raises: SpoolFull, SpoolBroken; then it did not begin, and is to be voided.
         """
         self.attempt_opened(attempt)
         self.checkpoint(attempt.id, quantities, False)
-        await self._once_flushed()
+        on_disk = self._when_flushed()
+        on_disk.add_done_callback(_retrieve)
+        if self._flushing:
+            await on_disk  # another thread has the file
+        else:
+            self._write_here()
+        return on_disk
 
     async def close(self, *events: UsageEvent) -> None:
         """Put events on disk, together; they are acknowledged when this returns.
@@ -181,23 +209,29 @@ class Spool:
         ends), SpoolBroken (the attempt bills at its last checkpoint after a restart; so it does
         after the end).
         """
+        self.close_buffered(*events)
+        if self._is_alone:
+            self._flush_here()
+            return
+        await self._when_flushed()
+
+    def close_buffered(self, *events: UsageEvent) -> None:
+        """Events that cost what is on disk already (`attempt_begun`): nobody waits, as a crash
+        takes with it no more than how they ended. Raises: SpoolBroken, as `close`."""
         if isinstance(self._failure, SpoolBroken):
             raise copy(self._failure)
         if self._flusher.done():
             raise SpoolBroken(f"{self.directory} is let go of")
         self._append(*map(Closed, events))
         self._buffered_closes += len(events)
-        if self._is_alone:
-            self._flush_here()
-            return
-        await self._once_flushed()
 
-    async def _once_flushed(self) -> None:
-        """Of what was appended in this very turn of the loop. Raises: SpoolFull, SpoolBroken."""
+    def _when_flushed(self) -> Future[None]:
+        """Done once what was appended in this very turn of the loop is on disk. Raises: SpoolFull,
+        SpoolBroken."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._urgent.set()
-        await waiter
+        return waiter
 
     async def void(self, attempt_id: str) -> None:
         """The attempt never ran. Buffered: an OPEN that stays alone means the same."""
@@ -295,65 +329,71 @@ class Spool:
     @property
     def _is_full(self) -> bool:
         """The segment is, with what is buffered."""
-        return self._files.durable_end.offset + len(self._buffer) >= self._segment_bytes
+        pending = len(self._written) + len(self._buffer)
+        return self._files.durable_end.offset + pending >= self._segment_bytes
 
     def _flush_here(self) -> None:
         """Raises: SpoolFull, SpoolBroken."""
-        data, closes = self._take_buffer()
+        taken = self._take()
         try:
-            self._sync_times_s.append(self._files.append(data))
+            self._sync_times_s.append(self._files.append(taken.data))
         except Exception as error:
-            self._not_flushed(error, data, closes, [])
-            assert self._failure is not None
-            raise copy(self._failure) from error
-        self._succeeded([], closes)
+            raise self._not_flushed(error, taken) from error
+        self._succeeded(taken)
+
+    def _write_here(self) -> None:
+        """All that is buffered, and not synced. Raises: SpoolFull, SpoolBroken."""
+        data, self._buffer = self._buffer, bytearray()
+        try:
+            self._files.write(data)
+        except Exception as error:
+            raise self._not_flushed(error, Taken(data=data)) from error
+        self._written += data
 
     async def _flush(self) -> None:
         """Write and sync all that is buffered, tell those who wait, rotate when it is time."""
-        full = self._is_full
-        data, closes = self._take_buffer()
-        waiters, self._waiters = self._waiters, []
-        if not data:
+        full, taken = self._is_full, self._take()
+        taken.waiters, self._waiters = self._waiters, []
+        if not (taken.data or taken.written):
             return  # it was flushed meanwhile
         try:
             # The carried attempts must be those of this moment: after `data`, before what comes.
             start = frame(SegmentStart(list(self._open.values()))) if full else None
-            self._sync_times_s.append(await self._in_thread(lambda: self._files.append(data)))
+            took_s = await self._in_thread(lambda: self._files.append(taken.data))
+            self._sync_times_s.append(took_s)
         except Exception as error:
-            self._not_flushed(error, data, closes, waiters)
+            self._not_flushed(error, taken)
             return
-        self._succeeded(waiters, closes)
+        self._succeeded(taken)
         if start is not None:
             await self._rotate(start)
 
-    def _take_buffer(self) -> tuple[bytearray, int]:
-        """All that is buffered, and how many closes are in it."""
-        data, self._buffer = self._buffer, bytearray()
-        closes, self._buffered_closes = self._buffered_closes, 0
-        return data, closes
+    def _take(self) -> Taken:
+        taken = Taken(self._written, self._buffer, self._buffered_closes)
+        self._written, self._buffer, self._buffered_closes = bytearray(), bytearray(), 0
+        return taken
 
-    def _not_flushed(
-        self, error: Exception, data: bytearray, closes: int, waiters: list[asyncio.Future[None]]
-    ) -> None:
+    def _not_flushed(self, error: Exception, taken: Taken) -> SpoolError:
         """Whatever it is, nobody may wait for it forever, and nothing may look healthy."""
-        self._failed(error, waiters)
-        self._buffer[:0] = data
-        self._buffered_closes += closes
+        failure = self._failed(error, taken.waiters)
+        self._buffer[:0] = taken.written + taken.data
+        self._buffered_closes += taken.closes
         self._dirty.set()
+        return copy(failure)
 
-    def _succeeded(self, waiters: list[asyncio.Future[None]], closes: int) -> None:
+    def _succeeded(self, taken: Taken) -> None:
         if isinstance(self._failure, SpoolFull):  # what is broken stays so
             log.warning("spool %s: writing again", self.directory)
             self._failure = None
-        for waiter in waiters:
+        for waiter in taken.waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        self.backlog += closes
+        self.backlog += taken.closes
         self._synced = self._files.durable_end
-        if closes:
+        if taken.closes:
             self._readable.set()
 
-    def _failed(self, error: Exception, waiters: list[asyncio.Future[None]]) -> None:
+    def _failed(self, error: Exception, waiters: list[Future[None]]) -> SpoolError:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             failure: SpoolError = SpoolFull(f"{self.directory}: {error.strerror}")
         else:
@@ -366,6 +406,7 @@ class Spool:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(copy(failure))
+        return failure
 
     async def _rotate(self, start: bytes) -> None:
         try:

@@ -69,6 +69,8 @@ class SpoolDirectory:
         self.path = path
         self._lock = _lock(path, lock_wait_s)
         self._fd = -1
+        self._unsynced = 0
+        """Bytes that `write` put behind the durable end."""
         try:
             self.cursor = self._load_cursor()
             self.sizes: dict[int, int] = {}
@@ -96,22 +98,38 @@ class SpoolDirectory:
     def total_bytes(self) -> int:
         return sum(self.sizes.values())
 
+    def write(self, data: bytes | bytearray) -> None:
+        """Behind what is there, not synced: there after a kill -9, and maybe not after a power cut.
+        Raises OSError with nothing changed."""
+        end = self.sizes[self._segment] + self._unsynced
+        try:
+            _write(self._fd, data)
+        except OSError:
+            self._cut(end)
+            raise
+        self._unsynced += len(data)
+
     def append(self, data: bytes | bytearray) -> float:
-        """Write and sync; the seconds that it took. Raises OSError with the segment cut back to
-        what it was."""
+        """Write and sync, and what `write` wrote too; the seconds that it took. Raises OSError with
+        the segment cut back to what was synced before."""
         durable, began_at = self.sizes[self._segment], time.perf_counter()
+        unsynced, self._unsynced = self._unsynced, 0
         try:
             _write(self._fd, data)
             os.fdatasync(self._fd)
         except OSError:
-            os.ftruncate(self._fd, durable)
-            os.lseek(self._fd, durable, os.SEEK_SET)
+            self._cut(durable)
             raise
-        self.sizes[self._segment] = durable + len(data)
+        self.sizes[self._segment] = durable + unsynced + len(data)
         return time.perf_counter() - began_at
 
+    def _cut(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+        os.lseek(self._fd, size, os.SEEK_SET)
+
     def rotate(self, start: bytes) -> None:
-        """Seal the segment and begin the next with `start`. Raises OSError with nothing changed."""
+        """Seal the segment, of which all is synced, and begin the next with `start`. Raises OSError
+        with nothing changed."""
         number = max(self.sizes, default=0) + 1
         name = self._segment_path(number)
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

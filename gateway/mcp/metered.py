@@ -1,9 +1,9 @@
 """Calls of MCP servers as requests that are limited and billed, each for itself.
 
 Above: `wiring`. Below: `limits`, `metering`, `billing.spool`. A call is admitted by the limits of
-whoever makes it, as a request that writes nothing; it is on disk with its price before it goes out,
-and its end is on disk before anybody is told the result. So a gateway that is killed during a call
-has it on the bill once, by its next start. What a server fails to answer costs nothing.
+whoever makes it, as a request that writes nothing; it is written with its price before it goes out,
+and on disk before anybody is told the result. So a gateway that is killed during a call has it on
+the bill once, by its next start. What a server fails to answer costs nothing.
 
 A server's calls have the name `mcp/SERVER` in the price book, on the bill and to limits of models;
 those without a price of their own cost what `mcp` costs, and nothing where that has none either.
@@ -12,6 +12,7 @@ those without a price of their own cost what `mcp` costs, and nothing where that
 from __future__ import annotations
 
 import logging
+from asyncio import Future
 
 from billing.errors import SpoolError
 from billing.events import Attempt, Finish
@@ -112,29 +113,31 @@ class MeteredCall:
     def __init__(self, meter: CallMeter, attempt: Attempt, admission: Admission) -> None:
         self._meter, self._attempt, self._admission = meter, attempt, admission
         self._has_begun = False
+        self._on_disk: Future[None] | None = None
         self.cost_pico = rate(ONE_CALL, attempt.prices).amount_pico
 
     async def begun(self) -> None:
         self._has_begun = True
         try:
-            await self._meter.spool.attempt_begun(self._attempt, ONE_CALL)
+            self._on_disk = await self._meter.spool.attempt_begun(self._attempt, ONE_CALL)
         except SpoolError:
             raise not_accounted_for() from None
 
     async def ended(self, outcome: Outcome | None) -> bool:
-        paid = outcome is not None and outcome != "failed"
-        spool, cost_pico = self._meter.spool, self.cost_pico if paid else 0
+        paid = False
         try:
-            if paid:
+            if outcome is not None and outcome != "failed" and self._on_disk is not None:
+                await self._on_disk
                 finish: Finish = "disconnect" if outcome == "left" else "done"
-                await spool.close(to_call_event(self._attempt, finish))
-            elif self._has_begun:
-                await spool.void(self._attempt.id)
+                self._meter.spool.close_buffered(to_call_event(self._attempt, finish))
+                paid = True
         except SpoolError:
             raise not_accounted_for() from None
         finally:
+            if self._has_begun and not paid:
+                await self._meter.spool.void(self._attempt.id)
             if self._admission.spending is not None:
-                used = Units(cost_nano=to_nano(cost_pico))
+                used = Units(cost_nano=to_nano(self.cost_pico) if paid else 0)
                 await self._meter.limiter.settle(self._admission, used)
         return paid
 

@@ -7,6 +7,7 @@ The disk is real. Postgres is a dict that refuses a second event of other conten
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Coroutine
@@ -42,7 +43,7 @@ class Entry(NamedTuple):
 
     verb: str
     attempt: Attempt
-    detail: Quantities | UsageEvent | None
+    detail: Checkpoint | UsageEvent | None
     size: int
 
 
@@ -70,15 +71,13 @@ class SpoolMachine(RuleBasedStateMachine):
         self.spool = self.run(Spool.open(path, segment_bytes=SEGMENT_BYTES, lock_wait_s=0))
         self.note_recovery()
 
-    def note(
-        self, attempt: Attempt, record: Record, detail: Quantities | UsageEvent | None = None
-    ) -> None:
-        verb = type(record).__name__
+    def note(self, attempt: Attempt, record: Record, event: UsageEvent | None = None) -> None:
+        verb, detail = type(record).__name__, record if isinstance(record, Checkpoint) else event
         self.history.append(Entry(verb, attempt, detail, len(frame(record))))
 
-    def flushed(self) -> int:
-        """How many entries have left the buffer: it holds the newest ones."""
-        held, position = len(self.spool._buffer), len(self.history)
+    def kept(self, held: int) -> int:
+        """How many entries are on disk, when the newest ones, `held` bytes, are not."""
+        position = len(self.history)
         while position > self.on_disk and held >= self.history[position - 1].size:
             position -= 1
             held -= self.history[position].size
@@ -94,8 +93,11 @@ class SpoolMachine(RuleBasedStateMachine):
                     bill, occurred_at=attempt.admitted_at
                 )
             elif verb == "Checkpoint" and attempt.id in open_attempts:
+                assert isinstance(detail, Checkpoint)
                 open_attempts[attempt.id] = msgspec.structs.replace(
-                    open_attempts[attempt.id], quantities=detail, estimated=True
+                    open_attempts[attempt.id],
+                    quantities=detail.quantities,
+                    estimated=detail.estimated,
                 )
             elif verb in ("Closed", "Voided", "Recovered"):
                 open_attempts.pop(attempt.id, None)
@@ -124,7 +126,19 @@ class SpoolMachine(RuleBasedStateMachine):
     def checkpoint(self, attempt: Attempt, used: Quantities) -> None:
         if self.is_open(attempt):
             self.spool.checkpoint(attempt.id, used, True)
-            self.note(attempt, Checkpoint(attempt.id, used, True, NOON), used)
+            self.note(attempt, Checkpoint(attempt.id, used, True, NOON))
+
+    @rule(target=attempts, used=quantities, waits=st.booleans())
+    def begin(self, used: Quantities, waits: bool) -> Attempt:
+        """In the file when that returns, and on disk for who waits."""
+        attempt = an_attempt()
+        on_disk = self.run(self.spool.attempt_begun(attempt, used))
+        self.note(attempt, Opened(attempt))
+        self.note(attempt, Checkpoint(attempt.id, used, False, NOON))
+        if waits:
+            self.loop.run_until_complete(on_disk)
+            self.on_disk = len(self.history)
+        return attempt
 
     @rule(attempt=consumes(attempts), used=quantities)
     def close(self, attempt: Attempt, used: Quantities) -> None:
@@ -155,8 +169,7 @@ class SpoolMachine(RuleBasedStateMachine):
         """The record is queued and nobody has been told anything."""
         if self.is_open(attempt):
             event = an_event(attempt, used)
-            self.spool._append(Closed(event))
-            self.spool._buffered_closes += 1
+            self.spool.close_buffered(event)
             self.note(attempt, Closed(event), event)
 
     @rule(attempt=consumes(attempts))
@@ -165,15 +178,15 @@ class SpoolMachine(RuleBasedStateMachine):
             self.run(self.spool.void(attempt.id))
             self.note(attempt, Voided(attempt.id))
 
-    @rule(survival=st.floats(0, 1))
-    def crash(self, survival: float) -> None:
-        """kill -9 or a power cut in the middle of a write, at any byte; then a new start."""
-        self.crash_at(survival)
+    @rule(survival=st.floats(0, 1), is_power_cut=st.booleans())
+    def crash(self, survival: float, is_power_cut: bool) -> None:
+        """In the middle of a write, at any byte; then a new start."""
+        self.crash_at(survival, is_power_cut)
         self.start()
 
-    @rule(survival=st.floats(0, 1))
-    def crash_and_be_adopted(self, survival: float) -> None:
-        self.crash_at(survival)
+    @rule(survival=st.floats(0, 1), is_power_cut=st.booleans())
+    def crash_and_be_adopted(self, survival: float, is_power_cut: bool) -> None:
+        self.crash_at(survival, is_power_cut)
         self.start()
         self.ship_everything()
         path = self.spool.directory
@@ -181,18 +194,23 @@ class SpoolMachine(RuleBasedStateMachine):
         assert not path.exists()
         self.start()
 
-    def crash_at(self, survival: float) -> None:
-        """Of what was still buffered, a part of `survival` made it into the file."""
+    def crash_at(self, survival: float, is_power_cut: bool) -> None:
+        """A part of `survival` made it to the disk: of what was buffered, as a kill -9 amid a write
+        leaves it, or of all that was not synced."""
         self.spool._flusher.cancel()
         self.run(asyncio.wait([self.spool._flusher]))
         self.spool._threads.shutdown()
-        self.on_disk = self.flushed()
-        held = bytes(self.spool._buffer)
+        held, unsynced = bytes(self.spool._buffer), bytes(self.spool._written)
         segment = self.spool._files._segment_path(self.spool._files.durable_end.segment)
         self.spool._files.release()
         del self.spool
-        survived = int(len(held) * survival)
-        with segment.open("ab") as file:
+        with segment.open("r+b") as file:
+            if is_power_cut:
+                file.truncate(segment.stat().st_size - len(unsynced))
+                held = unsynced + held
+            self.on_disk = self.kept(len(held))
+            survived = int(len(held) * survival)
+            file.seek(0, os.SEEK_END)
             file.write(held[:survived])
         while self.on_disk < len(self.history):
             survived -= self.history[self.on_disk].size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import threading
 import time
 from math import inf
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from billing.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool, SpoolBroken
+from billing.events import Quantities
+from billing.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool, SpoolBroken, SpoolFull
 
 from .samples import an_attempt, an_event
 
@@ -146,3 +148,59 @@ async def test_a_close_after_the_end_is_refused_and_writes_nowhere(
     for other in others:
         other.close()
         assert Path(other.name).read_bytes() == b""
+
+
+async def test_what_has_begun_survives_a_kill_before_it_is_synced_and_a_power_cut_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, may_sync = os.fdatasync, threading.Event()
+
+    def held(fd: int) -> None:
+        assert may_sync.wait(30)
+        real(fd)
+
+    spool = await Spool.open(tmp_path / "s")
+    monkeypatch.setattr(os, "fdatasync", held)
+    attempt, price = an_attempt(), Quantities(tool_call=1)
+    on_disk = await spool.attempt_begun(attempt, price)
+    shutil.copytree(tmp_path / "s", tmp_path / "killed")
+    assert not on_disk.done()
+    durable = spool._files.durable_end.offset
+    may_sync.set()
+    await on_disk
+    assert spool._files.durable_end.offset > durable
+    spool.close_buffered(event := an_event(attempt, price))
+    await spool.shutdown()
+    monkeypatch.undo()
+    killed = await Spool.open(tmp_path / "killed")
+    assert [(each.id, each.quantities) for each in killed.recovered] == [(attempt.id, price)]
+    await killed.shutdown()
+    again = await Spool.open(tmp_path / "s")
+    assert (await again.read_closed(9)).events == [event]
+    await again.shutdown()
+
+
+async def test_who_began_on_a_disk_that_fails_is_told_and_billed_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    spool = await Spool.open(tmp_path / "s")
+    monkeypatch.setattr(os, "fdatasync", full)
+    attempt = an_attempt()
+    on_disk = await spool.attempt_begun(attempt, Quantities(tool_call=1))
+    with pytest.raises(SpoolFull):
+        await on_disk
+    await spool.void(attempt.id)
+    with pytest.raises(SpoolFull):
+        await spool.attempt_begun(an_attempt(), Quantities(tool_call=1))
+    monkeypatch.undo()
+    async with asyncio.timeout(30):
+        while not spool.healthy:
+            await asyncio.sleep(0.01)
+    await spool.close(event := an_event())
+    await spool.shutdown()
+    again = await Spool.open(tmp_path / "s")
+    assert again.recovered == [] and (await again.read_closed(9)).events == [event]
+    await again.shutdown()
