@@ -13,11 +13,18 @@ from typing import Any
 import httpx
 import httpx2
 import msgspec
+import openai
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from openai import AsyncOpenAI
 
+from billing.events import Attempt
+from billing.spool_format import Checkpoint, Closed, Opened, scan
+from gateway.home import Home
+from tests.gateway.fleet.scripted_upstream import Exchange, chunk, usage_chunk
+from tests.journeys.upstreams import live_upstreams
 from tests.mcp_bridge.counting import Counting, counting
 from tests.mcp_bridge.fixture_data import PLAIN
 from tests.mcp_bridge.processes import (
@@ -40,7 +47,7 @@ pytestmark = [
 CONFIG = """
 [[model]]
 name = "b"
-upstream = "http://127.0.0.1:1/v1"
+upstream = "MODEL"
 
 [[mcp.servers]]
 name = "old"
@@ -76,6 +83,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     servers: list[Process]
     counted: Counting
     key: str
+    key_id: str
     org_id: str
     project_id: str
 
@@ -88,20 +96,45 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.whole}/{self.project_id}/identity"
 
 
+async def looking(exchange: Exchange) -> None:
+    """A model that calls the tool it is told of, and never ends what it says of the result."""
+    await exchange.begin_stream()
+    told = exchange.body["messages"][-1]
+    if told["role"] == "tool":
+        await exchange.send(chunk("It is "))
+        await exchange.hang()
+        return
+    function = {"name": told["content"], "arguments": "{}"}
+    call = {"index": 0, "id": "call_1", "type": "function", "function": function}
+    called = chunk()
+    called["choices"][0]["delta"] = {"tool_calls": [call]}
+    await exchange.send(called, chunk(finish="tool_calls"), usage_chunk(), "[DONE]")
+    await exchange.end_stream()
+
+
+def new_key(stack: Stack, *scopes: str) -> tuple[str, str]:
+    """Its id, and itself."""
+    options = [part for scope in scopes for part in ("--scope", scope)]
+    made = msgspec.json.decode(stack.run("keys", "create", "--json", "--name", "k", *options))
+    return made["id"], made["key"]
+
+
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     fixtures = running(*(("fixture_server", "--era", era) for era in ERAS))
-    with fixtures as servers, counting() as counted:
+    with fixtures as servers, counting() as counted, live_upstreams(1) as (model,):
+        model.play(looking)
         config = CONFIG.replace("OLD", servers[0].url).replace("NEW", servers[1].url)
-        config = config.replace("COUNTED", counted.url)
+        config = config.replace("COUNTED", counted.url).replace("MODEL", model.base_url)
         with running_stack(config=config, workers=2) as stack:
-            key = stack.create_key("--scope", "mcp:call")
+            key_id, key = new_key(stack, "mcp:call")
             found = asyncio.run(stack.sql("SELECT org_id, id FROM projects"))
             yield World(
                 stack=stack,
                 servers=servers,
                 counted=counted,
                 key=key,
+                key_id=key_id,
                 org_id=found[0][0],
                 project_id=found[0][1],
             )
@@ -246,35 +279,98 @@ def kill_workers(world: World) -> None:
     world.stack.wait_ready()
 
 
-async def test_a_kill_amid_a_call_leaves_it_on_the_bill_once(
+class Loop:
+    """A response whose model calls a tool, of a key of its own."""
+
+    def __init__(self, world: World, tool: str) -> None:
+        self.key_id, self.secret = new_key(world.stack, "mcp:call", "inference")
+        self.world, self.tool = world, tool
+
+    async def run(self) -> None:
+        """Until its worker is gone."""
+        url = f"{self.world.stack.base_url}/v1"
+        tools: Any = [{"type": "mcp", "server_label": "counted", "require_approval": "never"}]
+        async with AsyncOpenAI(api_key=self.secret, base_url=url, max_retries=0) as client:
+            with pytest.raises((httpx2.TransportError, openai.APIConnectionError)):
+                async for _ in await client.responses.create(
+                    model="b", input=f"counted__{self.tool}", tools=tools, stream=True
+                ):
+                    continue
+
+    def answers(self) -> bool:
+        """Of a round that is under way some is on disk."""
+        logs = Home(self.world.stack.home).spool.rglob("*.log")
+        records = [placed.record for log in logs for placed in scan(written(log))]
+        opened = {
+            each.attempt.id
+            for each in records
+            if isinstance(each, Opened) and self.is_round(each.attempt)
+        }
+        opened -= {each.event.id for each in records if isinstance(each, Closed)}
+        return any(isinstance(each, Checkpoint) and each.attempt_id in opened for each in records)
+
+    def is_round(self, attempt: Attempt) -> bool:
+        return attempt.key == self.key_id and attempt.model == "b"
+
+
+def written(log: Path) -> bytes:
+    try:
+        return log.read_bytes()
+    except FileNotFoundError:  # what was shipped goes
+        return b""
+
+
+async def booked(world: World, key_id: str) -> list[tuple[str, str, int]]:
+    """Of its rounds, and its calls of `counted`."""
+    told = "SELECT model, finish, tool_call FROM usage_events WHERE model IN ('b', 'mcp/counted')"
+    told += f" AND key = '{key_id}' ORDER BY id"
+    return [tuple(row) for row in await world.stack.sql(told)]
+
+
+async def test_a_kill_amid_calls_and_loops_leaves_each_on_the_bill_once(
     world: World, http: httpx.AsyncClient
 ) -> None:
-    """And those before it, whose results were told."""
+    """And calls before it, whose results were told. A client's call, a loop that waits for its
+    tool, and one between its tool's result and its answer: nothing of them is done again."""
     http.headers["authorization"] = f"Bearer {world.key}"
     url, before = f"{world.whole}/{world.project_id}/fourth", len(world.counted.called)
+    calls, answers = [await asyncio.to_thread(Loop, world, tool) for tool in ("hold", "look")]
     for _ in range(3):
         look = {"name": "counted__look", "arguments": {}}
         assert "result" in await ask_modern(http, url, "tools/call", look)
     hold = {"name": "counted__hold", "arguments": {}}
     cut = asyncio.create_task(ask_modern(http, url, "tools/call", hold))
+    loops = [asyncio.create_task(each.run()) for each in (calls, answers)]
+
+    def is_amid() -> bool:
+        return world.counted.called[before:].count("hold") == 2 and answers.answers()
+
     try:
-        assert await asyncio.to_thread(world.counted.holds.wait, 30)
+        await asyncio.to_thread(world.stack.wait, "all are under way", is_amid)
         await asyncio.to_thread(kill_workers, world)
         with pytest.raises(httpx.TransportError):
             await cut
+        await asyncio.gather(*loops)
     finally:
-        cut.cancel()
+        for each in (cut, *loops):
+            each.cancel()
         world.counted.release.set()
-    told = "SELECT finish, tool_call FROM usage_events WHERE model = 'mcp/counted' ORDER BY id"
 
-    async def booked() -> bool:
-        return len(await world.stack.sql(told)) >= before + 4
+    ended = ("done", "done", "done", "recovered")
+    mine = [("mcp/counted", finish, 1) for finish in ended]
+    called = [("b", "done", 0), ("mcp/counted", "recovered", 1)]
+    answered = [("b", "done", 0), ("mcp/counted", "done", 1), ("b", "recovered", 0)]
+    keys = (world.key_id, calls.key_id, answers.key_id)
 
-    await until(booked)
+    async def all_is_booked() -> bool:
+        counts = [len(await booked(world, key_id)) for key_id in keys]
+        return counts == [4, 2, 3]
+
+    await until(all_is_booked)
     await asyncio.to_thread(world.stack.wait_booked)
-    found = [tuple(row) for row in await world.stack.sql(told)]
-    assert found[before:] == [("done", 1)] * 3 + [("recovered", 1)]
-    assert world.counted.called[before:] == ["look"] * 3 + ["hold"]
+    assert [await booked(world, key_id) for key_id in keys] == [mine, called, answered]
+    assert sorted(world.counted.called[before:]) == ["hold"] * 2 + ["look"] * 4
+    assert await asyncio.to_thread(world.stack.run, "reconcile") == "The books balance.\n"
 
 
 async def test_the_command_line_examines_servers_and_calls_tools(world: World) -> None:
@@ -308,7 +404,7 @@ async def third_call(world: World, http: httpx.AsyncClient, name: str) -> dict[s
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
     """What was announced is known to every worker within a second."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not await check():
             await asyncio.sleep(0.05)
 
