@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.money import PICO_PER_USD
 from gateway.audit.log import Actor
+from gateway.auth.signing_keys import KeyRing
 from gateway.inference import Desk
 from gateway.principal import Principal
 from gateway.secret import Secret
@@ -120,7 +121,9 @@ async def open_mcp(
     db: AsyncEngine,
     redis: Redis,
     desk: Desk,
+    keys: KeyRing,
 ) -> McpDoor | None:
+    """`keys`: with which we sign who calls. None: there is no server."""
     if not settings.mcp_servers:
         return None
     from gateway.mcp.credential_desk import open_vault
@@ -131,7 +134,7 @@ async def open_mcp(
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.rebinding import Allowed
 
-    vault = await open_vault(settings, stack, secret, db, redis)
+    vault = await open_vault(settings, stack, secret, db, redis, keys)
     carriers = stack.enter_context(open_carriers(settings, vault.shown))
     callers = Callers()
     meter = CallMeter(

@@ -19,6 +19,7 @@ from gateway.settings_file import SettingsError, WrittenMcpOauth, WrittenMcpServ
 if TYPE_CHECKING:
     from mcp_bridge.stdio.launch_spec import LaunchSpec
 
+EXCHANGE = "token_exchange"
 ENDPOINTS = ("authorization_endpoint", "token_endpoint")
 MCP_CALLS = "mcp"
 """What the price book calls the calls of every server that it does not name."""
@@ -62,11 +63,19 @@ def _check_oauth(place: str, server: WrittenMcpServer, *, near: bool) -> None:
     assert oauth is not None
     if server.credential == "none" or server.url is None:
         raise SettingsError(f"{place}.oauth: is for a url with credential = 'user' or 'tenant'")
-    endpoints = [getattr(oauth, field) for field in ENDPOINTS]
-    if None in endpoints:
+    endpoints = {field: getattr(oauth, field) for field in ENDPOINTS}
+    if oauth.grant == EXCHANGE:
+        if oauth.authorization_endpoint is not None:
+            raise SettingsError(f"{place}.oauth.authorization_endpoint: nobody is sent there")
+        if server.credential != "user":
+            raise SettingsError(f"{place}.oauth.grant: is for credential = 'user'")
+        if oauth.token_endpoint is None:
+            raise SettingsError(f"{place}.oauth.token_endpoint: where tokens are exchanged")
+        del endpoints["authorization_endpoint"]
+    if None in endpoints.values():
         _check_known(place, oauth)
         return
-    for field, url in zip(ENDPOINTS, endpoints, strict=True):
+    for field, url in endpoints.items():
         try:
             parse_target(url, allow_loopback=near)
         except Forbidden as error:

@@ -155,9 +155,11 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
 
 class WrittenMcpOauth(Strict, frozen=True, kw_only=True):
     """`[mcp.servers.oauth]`: what we are at a server's authorization server, so that people can let
-    us in there. Without endpoints: what we are registered as there, and the rest is discovered."""
+    us in there. Without endpoints: what we are registered as there, and the rest is discovered.
+    `grant`: that server takes our word for who calls instead (RFC 8693)."""
 
     client_id: Name
+    grant: Literal["authorization_code", "token_exchange"] = "authorization_code"
     token_endpoint: Url | None = None
     authorization_endpoint: Url | None = None
     client_secret_env: Name | None = None

@@ -14,9 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import Actor
 from gateway.auth.encrypted_at_rest import Cipher
+from gateway.auth.signing_keys import KeyRing
 from gateway.db import tenant
 from gateway.egress import Egress
+from gateway.mcp.clients import is_signed_in_at
 from gateway.mcp.credentials import Challenges, VaultCredentials
+from gateway.mcp.exchanges import open_exchanges
 from gateway.mcp.known import Feed, announce
 from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins, start_url
 from gateway.secret import Secret
@@ -112,7 +115,7 @@ async def vault_credentials(
 
     def sign_in_url(whose: Whose, server: str) -> str | None:
         at = servers[server]
-        if at.url is None:
+        if not is_signed_in_at(at):
             return None
         return start_url(settings.issuer, server, at.credential, whose)
 
@@ -133,9 +136,14 @@ async def vault_credentials(
 
 
 async def open_vault(
-    settings: Settings, stack: AsyncExitStack, secret: Secret, db: AsyncEngine, redis: Redis
+    settings: Settings,
+    stack: AsyncExitStack,
+    secret: Secret,
+    db: AsyncEngine,
+    redis: Redis,
+    keys: KeyRing,
 ) -> UpstreamVault:
-    """Closed with `stack`, after the bridge."""
+    """Closed with `stack`, after the bridge. `keys`: with which we sign who calls."""
     feed = Feed(redis)
     await feed.start()
     stack.push_async_callback(feed.close)
@@ -160,7 +168,12 @@ async def open_vault(
         ),
     )
     shown = VaultCredentials(
-        db=db, vault=vault, tokens=tokens, challenges=challenges, sign_in_url=sign_ins.url
+        db=db,
+        vault=vault,
+        tokens=tokens,
+        challenges=challenges,
+        sign_in_url=sign_ins.url,
+        exchanges=open_exchanges(settings, db=db, tokens=tokens, keys=keys),
     )
     feed.forgetting.append(shown.forget)
     return UpstreamVault(

@@ -3,7 +3,8 @@
 Above: `mcp_door`. Below: `gateway.vault`. A server that nobody gave a credential for is asked
 without one, so that it can say whom to ask. What it says when it refuses is kept for whoever signs
 in there. A person is sent for where that can change something: a scope that was granted already is
-not asked for again.
+not asked for again. A server whose issuer takes our word for who calls is shown what it gives for
+that, of everybody who is a user.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.auth.external_login import digest
 from gateway.db import tenant
 from gateway.lru import Lru
+from gateway.mcp.exchanges import Exchanges
 from gateway.tenancy.changes import EVERYTHING
 from gateway.vault.challenge import Challenge, read_challenge, split_scopes
 from gateway.vault.credentials import OpenCredential, open_credential
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import VaultError
-from gateway.vault.oauth import UpstreamTokens
+from gateway.vault.oauth import UpstreamToken, UpstreamTokens
 from mcp_bridge.carrier import NotSent
 from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
 
@@ -68,11 +70,12 @@ class VaultCredentials:
         tokens: UpstreamTokens,
         challenges: Challenges,
         sign_in_url: Callable[[Whose, str], str | None] = lambda _whose, _server: None,
+        exchanges: Exchanges | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._db, self._vault, self._tokens = db, vault, tokens
         self._challenges, self._clock = challenges, clock
-        self._sign_in_url = sign_in_url
+        self._sign_in_url, self._exchanges = sign_in_url, exchanges
         self._known: Lru[tuple[Whose, str], tuple[CredentialSet, float]] = Lru(MAX_KNOWN)
 
     def forget(self, org_id: str) -> None:
@@ -99,6 +102,13 @@ class VaultCredentials:
         return found
 
     async def _find(self, whose: Whose, server: str, refused: Refusal | None) -> CredentialSet:
+        exchanges = self._exchanges
+        if exchanges is not None and whose.user_id is not None and exchanges.has(server):
+            if refused is not None and (refused.status != 401 or refused.is_last):
+                reason = REFUSED if refused.status == 401 else INSUFFICIENT
+                await self._refuse(whose, server, refused, reason)
+            given = await exchanges.token(whose.org_id, whose.user_id, server, shown_in(refused))
+            return bearer(given)
         async with tenant(self._db, whose.org_id) as conn:
             found = await open_credential(
                 conn, self._vault, org_id=whose.org_id, upstream=server, user_id=whose.user_id
@@ -117,15 +127,13 @@ class VaultCredentials:
         return await self._token(whose, server, refused)
 
     async def _token(self, whose: Whose, server: str, refused: Refusal | None) -> CredentialSet:
-        shown = None if refused is None else refused.credential.values.get("authorization")
         token = await self._tokens.access_token(
             org_id=whose.org_id,
             upstream=server,
             user_id=whose.user_id,
-            refused=None if shown is None else shown.partition(" ")[2],
+            refused=shown_in(refused),
         )
-        name = f"{token.credential_set}.{digest(token.access_token)[:16]}"
-        return CredentialSet(name, {"authorization": f"Bearer {token.access_token}"})
+        return bearer(token)
 
     async def _refuse(self, whose: Whose, server: str, refused: Refusal, reason: str) -> NoReturn:
         await self._keep(whose, server, read_challenge(refused.challenge))
@@ -140,6 +148,17 @@ class VaultCredentials:
             await self._challenges.put(whose, server, challenge)
         except RedisError as error:
             raise NotSent("challenge_lost") from error
+
+
+def shown_in(refused: Refusal | None) -> str | None:
+    """The access token that a server refused."""
+    value = None if refused is None else refused.credential.values.get("authorization")
+    return None if value is None else value.partition(" ")[2]
+
+
+def bearer(token: UpstreamToken) -> CredentialSet:
+    name = f"{token.credential_set}.{digest(token.access_token)[:16]}"
+    return CredentialSet(name, {"authorization": f"Bearer {token.access_token}"})
 
 
 def reason_of(found: OpenCredential, refused: Refusal) -> str:

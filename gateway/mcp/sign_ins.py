@@ -15,8 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.audit.log import Actor
 from gateway.db import tenant
 from gateway.egress import Egress
+from gateway.mcp.clients import client_fields, is_signed_in_at
 from gateway.mcp.credentials import Challenges
-from gateway.settings import Settings, read_secret
+from gateway.settings import Settings
 from gateway.settings_file import WrittenMcpServer
 from gateway.tenancy.errors import NotFound
 from gateway.vault.challenge import Challenge
@@ -185,16 +186,12 @@ def own_document(issuer: str) -> dict[str, Any] | None:
 
 def to_signed_in_at(server: WrittenMcpServer) -> SignedInAt | None:
     """None: nobody signs in there. Raises: SettingsError."""
-    if server.url is None or server.credential == "none":
+    if server.url is None or not is_signed_in_at(server):
         return None
     at = SignedInAt(name=server.name, url=server.url, credential=server.credential)
     if server.oauth is None:
         return at
-    fields = {k: v for k, v in msgspec.structs.asdict(server.oauth).items() if v is not None}
-    variable = fields.pop("client_secret_env", None)
-    if variable is not None:
-        field = "mcp.servers.oauth.client_secret_env"
-        fields["client_secret"] = read_secret(variable, field)
+    fields = client_fields(server.oauth)
     if server.oauth.token_endpoint is None:
         return msgspec.structs.replace(at, known=KnownClient(**fields))
     return msgspec.structs.replace(at, client=UpstreamClient(**fields))

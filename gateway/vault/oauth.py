@@ -278,13 +278,24 @@ class UpstreamTokens:
             raise
 
     async def exchanged(
-        self, client: UpstreamClient, mint: Mint, *, org_id: str, upstream: str, user_id: str
+        self,
+        client: UpstreamClient,
+        mint: Mint,
+        *,
+        org_id: str,
+        upstream: str,
+        user_id: str,
+        refused: str | None = None,
     ) -> UpstreamToken:
         """A token that the upstream's server gives for what we sign about the user; kept for some
-        minutes. Raises: ConsentNeeded, IssuerUnavailable, what `mint` raises."""
+        minutes, or until it is `refused`.
+
+        Raises: ConsentNeeded, IssuerUnavailable, what `mint` raises.
+        """
         key = ("exchange", org_id, upstream, user_id, digest(repr(client.to_values())))
         known = self._exchanged.get(key)
-        if known is not None and self._wall_clock() < known[1]:
+        lasts = known is not None and self._wall_clock() < known[1]
+        if known is not None and lasts and known[0].access_token != refused:
             return known[0]
 
         async def ask() -> UpstreamToken:

@@ -112,8 +112,8 @@ def basic_of(asked: Asked) -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[TokenServer]:
-    made = TokenServer()
+async def running(made: TokenServer | None = None) -> AsyncIterator[TokenServer]:
+    made = made or TokenServer()
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     yield made

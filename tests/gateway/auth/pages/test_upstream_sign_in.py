@@ -16,13 +16,12 @@ import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.db import tenant
-from gateway.tenancy.keys import create_key
 from gateway.tenancy.member_tables import users
 from tests.gateway.auth.browsing import ISSUER, live_app, new_browser
-from tests.gateway.auth.conftest import ACTOR, Clock, Tenant
+from tests.gateway.auth.conftest import Clock, Tenant
+from tests.gateway.mcp.calling import caller_of, text_of
 from tests.gateway.mcp.signing_server import SCOPE, Signing, signing
-from tests.mcp_bridge.processes import LegacyClient, last_of, modern
+from tests.mcp_bridge.processes import LegacyClient
 
 CONFIG = """
 [[model]]
@@ -65,41 +64,6 @@ async def app(
         yield made
 
 
-class Caller:
-    """An MCP client with an API key: of ada, or (`user_id` None) of a machine."""
-
-    def __init__(self, http: httpx.AsyncClient, org_id: str, key: str) -> None:
-        self.http, self.url, self.key = http, f"/mcp/{org_id}", key
-
-    async def call(
-        self, capabilities: dict[str, Any] | None = None, **params: Any
-    ) -> dict[str, Any]:
-        asked = {"name": "up__whoami", "arguments": {}, **params}
-        message, headers = modern("tools/call", asked, capabilities=capabilities or {})
-        answer = await self.http.post(self.url, json=message, headers=headers)
-        return last_of(answer)
-
-
-async def caller_of(app: Litestar, who: Tenant, user_id: str | None) -> Caller:
-    services = app.state.services
-    pepper_id, pepper = services.authenticator.pepper
-    async with tenant(services.db, who.org_id) as conn:
-        made = await create_key(
-            conn,
-            org_id=who.org_id,
-            project_id=who.project_id,
-            user_id=user_id,
-            name="mcp",
-            scopes=["mcp:call"],
-            pepper=pepper,
-            pepper_id=pepper_id,
-            actor=ACTOR,
-        )
-    http = new_browser(app)
-    http.headers["authorization"] = f"Bearer {made.secret}"
-    return Caller(http, who.org_id, made.secret)
-
-
 async def let_in(browser: httpx.AsyncClient, location: str) -> httpx.Response:
     """What a person's browser does from the issuer's page on."""
     async with httpx.AsyncClient() as outside:
@@ -120,11 +84,6 @@ def link_on(text: str) -> str:
     """Where the page leads on to."""
     (found,) = re.findall(r'<a href="(http[^"]*)">', text)
     return html.unescape(found)
-
-
-def text_of(answer: dict[str, Any]) -> str:
-    assert "result" in answer, answer
-    return str(answer["result"]["content"][0]["text"])
 
 
 async def test_from_a_refusal_to_an_answer(

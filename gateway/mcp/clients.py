@@ -1,0 +1,30 @@
+"""What we are at the authorization servers of the bridge's servers, as the operator wrote it down.
+
+Above: `sign_ins`, `exchanges`. Below: `settings`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.mcp_servers import EXCHANGE
+from gateway.settings import read_secret
+from gateway.settings_file import WrittenMcpOauth, WrittenMcpServer
+
+
+def is_signed_in_at(server: WrittenMcpServer) -> bool:
+    """Whether people sign in there."""
+    exchanges = server.oauth is not None and server.oauth.grant == EXCHANGE
+    return server.url is not None and server.credential != "none" and not exchanges
+
+
+def client_fields(oauth: WrittenMcpOauth) -> dict[str, Any]:
+    """What of a client is written down, its secret among it. Raises: SettingsError."""
+    fields = {k: v for k, v in msgspec.structs.asdict(oauth).items() if v is not None}
+    del fields["grant"]
+    variable = fields.pop("client_secret_env", None)
+    if variable is not None:
+        fields["client_secret"] = read_secret(variable, "mcp.servers.oauth.client_secret_env")
+    return fields
