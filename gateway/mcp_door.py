@@ -144,8 +144,9 @@ async def open_mcp(
         price_book=desk.price_book,
         tasks=desk.tasks,
     )
-    guard = await open_trust(stack, db, redis, meter)
     servers = [to_config(each) for each in settings.mcp_servers]
+    taints = any(server.taints for server in servers)
+    guard = await open_trust(stack, db, redis, meter, taints=taints)
     info = {"name": NAME, "version": own_version()}
     bridge = Bridge(
         servers,

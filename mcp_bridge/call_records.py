@@ -45,6 +45,11 @@ class Taken(msgspec.Struct, frozen=True):
 class CallMemory(Protocol):
     """What calls have been, between workers."""
 
+    @property
+    def taints(self) -> bool:
+        """Whether anybody's results can be from a server that taints."""
+        ...
+
     async def take(
         self, org_id: str, rules: Iterable[ToolRule], call_id: str, cost_pico: int
     ) -> Taken:
@@ -157,10 +162,12 @@ class MemoryRules:
 class MemoryCalls:
     """A CallMemory in memory; nothing in it ends."""
 
+    taints = True
+
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], int] = {}
         self.spent: dict[tuple[str, str], int] = {}
-        self.taints: dict[str, list[str]] = {}
+        self.tainted: dict[str, list[str]] = {}
         self.seen: set[tuple[str, str]] = set()
 
     async def take(
@@ -188,10 +195,10 @@ class MemoryCalls:
                 self.spent[org_id, rule.id] -= cost_pico
 
     async def tainted_by(self, caller: Caller) -> tuple[str, ...]:
-        return tuple(self.taints.get(caller.principal, ()))
+        return tuple(self.tainted.get(caller.principal, ()))
 
     async def taint(self, caller: Caller, server: str) -> None:
-        self.taints.setdefault(caller.principal, []).append(server)
+        self.tainted.setdefault(caller.principal, []).append(server)
 
     async def once(self, org_id: str, key: str, ttl_s: float) -> bool:
         first = (org_id, key) not in self.seen

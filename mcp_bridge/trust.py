@@ -324,7 +324,8 @@ class Permit:
         if decision.effect == "deny":
             raise await self._denied(decision)
         looking = None
-        if taint_matters(call, decision):  # while the limits are asked: both are trips to Redis
+        if trust.memory.taints and taint_matters(call, decision):
+            # While the limits are asked: both are trips to Redis.
             looking = asyncio.create_task(trust.memory.tainted_by(self.record.caller))
         try:
             if not self._goes_on:

@@ -73,10 +73,13 @@ return full
 
 
 class RedisCalls:
-    """A CallMemory. `now_s`: seconds since the epoch."""
+    """A CallMemory. `taints`: some server does; where none does nobody is looked up. `now_s`:
+    seconds since the epoch."""
 
-    def __init__(self, redis: Redis, now_s: Callable[[], float] = time.time) -> None:
-        self._redis, self._now_s = redis, now_s
+    def __init__(
+        self, redis: Redis, *, taints: bool = True, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._redis, self.taints, self._now_s = redis, taints, now_s
         self._take = redis.register_script(TAKE)
 
     async def take(

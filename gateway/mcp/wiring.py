@@ -26,9 +26,9 @@ from mcp_bridge.trust import Trust
 
 
 async def open_trust(
-    stack: AsyncExitStack, db: AsyncEngine, redis: Redis, meter: CallMeter
+    stack: AsyncExitStack, db: AsyncEngine, redis: Redis, meter: CallMeter, *, taints: bool
 ) -> Trust:
-    """Closed with `stack`, after the bridge."""
+    """Closed with `stack`, after the bridge. `taints`: some server does."""
     feed = Feed(redis)
     known = KnownTrust(db, feed)
     await feed.start()
@@ -40,7 +40,7 @@ async def open_trust(
         catalog=Catalog(known),
         rules=known,
         approvals=open_approvals(db),
-        memory=RedisCalls(redis),
+        memory=RedisCalls(redis, taints=taints),
         records=records,
         new_id=uuid7_text,
         meter=meter,

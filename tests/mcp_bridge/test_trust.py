@@ -438,16 +438,6 @@ async def test_a_client_of_the_older_era_proves_nothing_by_a_state(world: World)
     assert code_of(answer) == APPROVAL_NEEDED and not world.went_out
 
 
-async def test_after_a_tainted_result_side_effects_ask(redis: Redis) -> None:
-    world = World()
-    async with bridge_of(world, redis, taints=True):
-        await world.approve()
-        assert "result" in await world.call()
-        assert code_of(await world.call()) == APPROVAL_NEEDED
-        world.caller = msgspec.structs.replace(ALICE, subject="bob")
-        assert "result" in await world.call()
-
-
 async def test_a_server_that_the_operator_vouches_for_needs_no_pins(
     redis: Redis,
 ) -> None:
