@@ -16,7 +16,7 @@ from litestar.types import Receive, Scope, Send
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.money import PICO_PER_USD
+from billing.money import PICO_PER_USD, Pico
 from gateway.audit.log import Actor
 from gateway.auth.signing_keys import KeyRing
 from gateway.inference import Desk
@@ -55,12 +55,14 @@ class McpDoor:
         vault: UpstreamVault,
         pins: PinDesk,
         approvals_of: Callable[[Principal], Approvals],
+        price_of: Callable[[Principal, str], Pico],
     ) -> None:
         from mcp_bridge.door import Door
 
         self.vault, self.pins = vault, pins
         self._bridge, self._allowed, self._callers = bridge, allowed, callers
         self._once, self._approvals_of = guard.memory.once, approvals_of
+        self._price_of = price_of
         self._door = Door(bridge)
 
     @property
@@ -68,7 +70,14 @@ class McpDoor:
         from gateway.mcp_toolbox import BridgeToolbox
 
         info = {"name": NAME, "version": own_version()}
-        return BridgeToolbox(self._bridge, info, self.caller_of, self._once, self._approvals_of)
+        return BridgeToolbox(
+            self._bridge,
+            info,
+            self.caller_of,
+            self._once,
+            self._approvals_of,
+            self._price_of,
+        )
 
     def caller_of(self, principal: Principal) -> Caller:
         """Of a request that comes now: what it may do and spend is its principal's."""
@@ -164,7 +173,7 @@ async def open_mcp(
         return open_approvals(db, to_actor(principal))
 
     allowed = Allowed(public_url=settings.issuer)
-    return McpDoor(bridge, allowed, callers, guard, vault, pins, approvals_of)
+    return McpDoor(bridge, allowed, callers, guard, vault, pins, approvals_of, meter.price_of)
 
 
 def vault_of(door: McpDoor | None) -> UpstreamVault:

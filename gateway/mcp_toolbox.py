@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from billing.money import Pico
 from gateway.principal import Principal
 from gateway.toolbox import (
     ApprovalState,
@@ -44,7 +45,8 @@ OMITTED = "[{kind}: not shown]"
 
 class BridgeToolbox:
     """`once`: whether it is the first time that something of an org happens (`CallMemory.once`).
-    `approvals_of`: the org's queue, where somebody answers in his own name."""
+    `approvals_of`: the org's queue, where somebody answers in his own name. `price_of`: a call of a
+    server that is answered, or may have been."""
 
     def __init__(
         self,
@@ -53,9 +55,11 @@ class BridgeToolbox:
         caller_of: Callable[[Principal], Caller],
         once: Callable[[str, str, float], Awaitable[bool]],
         approvals_of: Callable[[Principal], Approvals],
+        price_of: Callable[[Principal, str], Pico],
     ) -> None:
         self._bridge, self._info, self._caller_of = bridge, info, caller_of
         self._once, self._approvals_of = once, approvals_of
+        self._price_of = price_of
         self._ids = count(1)
 
     def knows(self, principal: Principal, server_label: str) -> bool:
@@ -104,10 +108,16 @@ class BridgeToolbox:
                 return await self._needs_approval(principal, tool, error)
             return Refused(message=error.message, code=error.code)
         except TimeoutError:
-            return Refused(message="No answer in time; whether it was done is not known.")
+            return Refused(
+                message="No answer in time; whether it was done is not known.",
+                cost_pico=self._price_of(principal, tool.server_label),
+            )
+        cost_pico = self._price_of(principal, tool.server_label)
         if result.get("resultType") == "input_required":
-            return Refused(message="The server asks for something that cannot be asked here.")
-        return ToolResult(text=text_of(result), is_error=result.get("isError") is True)
+            said = "The server asks for something that cannot be asked here."
+            return Refused(message=said, cost_pico=cost_pico)
+        is_error = result.get("isError") is True
+        return ToolResult(text=text_of(result), is_error=is_error, cost_pico=cost_pico)
 
     async def _needs_approval(
         self, principal: Principal, tool: OfferedTool, error: RpcError

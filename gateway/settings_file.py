@@ -231,7 +231,7 @@ class WrittenToolLoop(Strict, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)] = 2_000_000
     """Read and written, over all rounds."""
     max_cost_usd: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
-    """Over all rounds. None: what the tenant may spend."""
+    """Over all rounds and calls. None: what the tenant may spend."""
 
 
 class WrittenMcp(Strict, frozen=True, kw_only=True):

@@ -26,13 +26,7 @@ from gateway.fleet.replica import Item, MeteredUsage, TextDelta
 from gateway.inference import Call, Desk, RateLimited, drive, watched
 from gateway.principal import Principal
 from gateway.telemetry import RequestMeter
-from gateway.tool_approvals import (
-    AnsweredRequest,
-    refusal,
-    request_id,
-    settled,
-    to_request,
-)
+from gateway.tool_approvals import AnsweredRequest, refusal, request_id, settled, to_request
 from gateway.tool_rounds import (
     CallsOfRound,
     Listing,
@@ -43,15 +37,9 @@ from gateway.tool_rounds import (
     to_call,
     tools_of,
     total,
+    with_prompt,
 )
-from gateway.toolbox import (
-    CallOutcome,
-    ListFailed,
-    NeedsApproval,
-    OfferedTool,
-    Refused,
-    Toolbox,
-)
+from gateway.toolbox import CallOutcome, ListFailed, NeedsApproval, OfferedTool, Refused, Toolbox
 from gateway.wire.mcp_tools import McpTool
 from gateway.wire.request import GenerateRequest
 from gateway.wire.responses_answer import IncompleteReason
@@ -72,7 +60,7 @@ class LoopBounds(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 2_000_000
     """Read and written, over all rounds."""
     max_cost_pico: Pico | None = None
-    """Over all rounds. None: what the tenant may spend."""
+    """Over all rounds and calls. None: what the tenant may spend."""
 
 
 class Steps(Protocol):
@@ -180,6 +168,7 @@ class Loop:
         """One writes at a time, though calls end side by side."""
         self._usage = MeteredUsage()
         self._cost: Rated | None = None
+        self._calls_pico: Pico = 0
         self._num_calls = 0
         self._waiting: set[str] = set()
         """Ids of requests for approval by the rules."""
@@ -347,10 +336,14 @@ class Loop:
             return "max_tool_seconds"
         if self._usage.total_tokens >= bounds.max_tokens:
             return "max_tool_tokens"
-        cost = 0 if self._cost is None else self._cost.amount_pico
-        if bounds.max_cost_pico is not None and cost >= bounds.max_cost_pico:
-            return "max_tool_cost"
-        return None
+        return "max_tool_cost" if self._is_spent else None
+
+    @property
+    def _is_spent(self) -> bool:
+        """What may be spent on rounds and on calls."""
+        most, rounds = self._bounds.max_cost_pico, self._cost
+        cost = self._calls_pico + (0 if rounds is None else rounds.amount_pico)
+        return most is not None and cost >= most
 
     @property
     def _most_output(self) -> int | None:
@@ -432,8 +425,13 @@ class Loop:
         left_s = self._until - asyncio.get_running_loop().time()
         if left_s <= 0:
             return Refused(message="The time for calls is over.")
+        if self._is_spent:
+            return Refused(message="The money for calls is spent.")
         timeout_s = min(left_s, self._bounds.max_call_seconds)
-        return await self._asked.loops.toolbox.call(self._principal, tool, arguments, timeout_s)
+        outcome = await self._asked.loops.toolbox.call(self._principal, tool, arguments, timeout_s)
+        if not isinstance(outcome, NeedsApproval):
+            self._calls_pico += outcome.cost_pico
+        return outcome
 
     # ---- who listens
 
@@ -474,12 +472,6 @@ class Loop:
         if self._call.before_end is not None:
             await self._call.before_end()
         self._delivery.put_last(rest)
-
-
-def with_prompt(request: GenerateRequest, **changes: Any) -> GenerateRequest:
-    assert request.prompt is not None
-    prompt = msgspec.structs.replace(request.prompt, **changes)
-    return msgspec.structs.replace(request, prompt=prompt)
 
 
 def reason_of(error: Exception) -> IncompleteReason:

@@ -16,7 +16,7 @@ from gateway.fleet.replica import FinishReason, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
 from gateway.toolbox import CallOutcome, NeedsApproval, OfferedTool, ToolResult
 from gateway.wire.mcp_history import ROUND_CHARS, call_id, shown
-from gateway.wire.request import Tool, ToolUse
+from gateway.wire.request import GenerateRequest, Tool, ToolUse
 from gateway.wire.responses_items import (
     PREFIXES,
     McpCall,
@@ -199,6 +199,12 @@ def to_tool(found: OfferedTool) -> Tool:
         shown={"type": "function", "function": function},
         parameters=found.input_schema,
     )
+
+
+def with_prompt(request: GenerateRequest, **changes: Any) -> GenerateRequest:
+    assert request.prompt is not None
+    prompt = msgspec.structs.replace(request.prompt, **changes)
+    return msgspec.structs.replace(request, prompt=prompt)
 
 
 def total(one: MeteredUsage, other: MeteredUsage) -> MeteredUsage:

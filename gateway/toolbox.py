@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from billing.money import Pico
 from gateway.principal import Principal
 
 
@@ -40,6 +41,7 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     is_error: bool = False
     """The tool says that it failed."""
+    cost_pico: Pico = 0
 
 
 class NeedsApproval(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     code: int = -32603
     """Of JSON-RPC."""
+    cost_pico: Pico = 0
+    """Where it may have been done."""
 
 
 CallOutcome = ToolResult | NeedsApproval | Refused

@@ -16,6 +16,7 @@ from asyncio import Future
 
 from billing.errors import SpoolError
 from billing.events import Attempt, Finish
+from billing.money import Pico
 from billing.price_book import PriceBook
 from billing.rating import rate
 from billing.spool import Spool
@@ -74,6 +75,11 @@ class CallMeter:
     ) -> None:
         self._callers, self._price_book, self._tasks = callers, price_book, tasks
         self.limiter, self.spool = limiter, spool
+
+    def price_of(self, principal: Principal, server: str) -> Pico:
+        """Of a call that is paid for, now."""
+        terms = Terms.of_now(self._price_book, principal, priced_as(server), TOOL_CALL)
+        return rate(ONE_CALL, terms.prices).amount_pico
 
     async def admit(self, call: CallRecord) -> Ticket:
         principal, model = self._callers.principal_of(call.caller), priced_as(call.server)

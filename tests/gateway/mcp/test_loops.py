@@ -53,6 +53,13 @@ url = "URL"
 network = "loopback"
 trust = "all"
 """
+PRICE_PICO = 10_000_000_000
+BOOK = """
+[[price]]
+model = "mcp/shop"
+valid_from = "2020-01-01"
+tool_call = "0.01"
+"""
 LOOK, FAIL = ("counted__look", {"n": 1}), ("counted__fail", {})
 SERVERS: Any = [mcp("counted")]
 EVENTS = sa.text(
@@ -96,6 +103,9 @@ def world(
     with redis.from_url(redis_server_url) as store:
         store.flushall()
     folder: Path = tmp_path_factory.mktemp("loops")
+    book = folder / "home" / "price_books" / "calls.toml"
+    book.parent.mkdir(parents=True)
+    book.write_text(BOOK)
     with (
         pytest.MonkeyPatch.context() as patch,
         selling() as shop,
@@ -317,6 +327,46 @@ def test_a_chat_says_what_waits_and_is_asked_again(
     reason, steps = chat()
     assert (reason, steps[-1]["status"]) == ("stop", "completed")
     assert world.server.called[before:] == ["look"]
+
+
+@contextmanager
+def bounded(world: World, **bounds: Any) -> Iterator[None]:
+    app, before = world.worker.app, world.worker.services
+    assert before.tool_loops is not None
+    changed = msgspec.structs.replace(before.tool_loops.bounds, **bounds)
+    loops = msgspec.structs.replace(before.tool_loops, bounds=changed)
+    app.state.services = msgspec.structs.replace(before, tool_loops=loops)
+    try:
+        yield
+    finally:
+        app.state.services = before
+
+
+@pytest.mark.parametrize("bounds", [{"max_call_seconds": 0.1}, {"max_seconds": 1.0}])
+def test_a_call_that_is_never_answered_is_given_up(
+    world: World, who: Who, bounds: dict[str, float]
+) -> None:
+    with bounded(world, **bounds):
+        made = create(who, script([("counted__hold", {})]))
+    [call] = [item for item in made.output if item.type == "mcp_call"]
+    assert call.status == "failed" and " time" in str(call.error)
+    if "max_seconds" in bounds:
+        assert made.incomplete_details.reason == "max_tool_seconds"
+    else:
+        assert made.output_text == "Done after 1 rounds."
+
+
+def test_what_calls_cost_is_bounded_with_what_rounds_do(world: World, who: Who) -> None:
+    """Two calls fit, of three that are made one behind the other; and no round behind them."""
+    orders: Any = [("shop__order", {"body": {"item": item, "count": 1}}) for item in "abc"]
+    before = len(world.shop.seen)
+    with bounded(world, max_cost_pico=PRICE_PICO * 3 // 2):
+        made = create(who, script(orders, [LOOK]), [mcp("shop")])
+    assert made.incomplete_details.reason == "max_tool_cost"
+    calls = [item for item in made.output if item.type == "mcp_call"]
+    assert [call.status for call in calls] == ["completed", "completed", "failed"]
+    assert "money" in str(calls[2].error)
+    assert [what for what, _ in world.shop.seen[before:]] == ["order a", "order b"]
 
 
 def test_a_server_cannot_ask_in_our_name(world: World, who: Who) -> None:

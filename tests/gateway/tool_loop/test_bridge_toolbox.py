@@ -49,7 +49,9 @@ async def toolbox(servers: list[Process], redis_server_url: str) -> AsyncIterato
     bridge = Bridge(configs, redis, [b"k" * 32], info=INFO)
     await bridge.start()
     queue = Approvals(MemoryApprovals(), now_s=lambda: 0.0, new_id=str, new_nonce=str)
-    yield BridgeToolbox(bridge, INFO, to_caller, RedisCalls(redis).once, lambda _: queue)
+    yield BridgeToolbox(
+        bridge, INFO, to_caller, RedisCalls(redis).once, lambda _: queue, lambda *_: 7
+    )
     await bridge.close()
     await redis.aclose()
 
