@@ -5,7 +5,11 @@ from __future__ import annotations
 SYSTEM = {
     "auth.access_tokens.AccessTokens.authenticate": "of the token that is shown",
     "auth.access_tokens.AccessTokens.changed": "of what was announced: it forgets",
-    "mcp.credential_desk.UpstreamVault.client": "of the operator's settings",
+    "mcp.exchanges.Exchanges.has": "of the operator's settings",
+    "mcp.sign_ins.SignIns.finish": "of the consent that its sealed state holds",
+    "mcp.sign_ins.SignIns.is_for_tenant": "of the operator's settings",
+    "mcp.sign_ins.SignIns.read": "asks nobody",
+    "mcp.sign_ins.SignIns.url": "of the operator's settings",
     "mcp.credentials.VaultCredentials.forget": "of what was announced: it forgets",
     "mcp.credential_desk.UpstreamVault.told": "says that something changed",
     "auth.access_tokens.AccessTokens.verify": "of the token that is shown",

@@ -55,10 +55,12 @@ from tests.gateway.test_tenant_verbs import FOREIGN_KEY, SECRET
 from tests.gateway.two_tenants import ALICE, MALLORY, id_of, populate, rows_of_alice
 from tests.gateway.vault.tried import (
     delete_kept,
+    find_before,
     find_kept,
     find_shown,
     find_token,
     put_kept,
+    vouch,
 )
 
 CONNECTIONS = ("AsyncConnection", "AsyncEngine")
@@ -402,6 +404,8 @@ TRIED: dict[str, Work] = {
     "files.store.FileStore.begin_output": begin_output,
     "mcp.credentials.VaultCredentials.of": find_shown,
     "mcp.credential_desk.UpstreamVault.find": find_kept,
+    "mcp.exchanges.Exchanges.token": vouch,
+    "mcp.sign_ins.SignIns.start": find_before,
     "mcp.credential_desk.UpstreamVault.delete": delete_kept,
     "mcp.credential_desk.UpstreamVault.put": put_kept,  # behind `delete`, which would find it
     "vault.oauth.UpstreamTokens.access_token": find_token,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -11,13 +11,19 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.encrypted_at_rest import Cipher
+from gateway.auth.signing_keys import KeyRing
 from gateway.egress import Egress
 from gateway.mcp.credential_desk import UpstreamVault
 from gateway.mcp.credentials import Challenges, VaultCredentials
+from gateway.mcp.exchanges import Exchanges
+from gateway.mcp.sign_ins import SignedInAt, SignIns
+from gateway.vault.discovery import Discovery
 from gateway.vault.envelope import Vault
-from gateway.vault.errors import CannotOpen, NoCredential
+from gateway.vault.errors import CannotOpen, ConsentNeeded, IssuerUnavailable, NoCredential
 from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
-from gateway.vault.token_endpoint import TokenEndpoint
+from gateway.vault.registration import Ourselves, Registration
+from gateway.vault.sign_in import SignIn
+from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
 from mcp_bridge.carrier import NotSent
 from mcp_bridge.credentials import NO_CREDENTIAL, Whose
 from tests.gateway.two_tenants import id_of
@@ -69,10 +75,68 @@ async def find_shown(stage: Stage) -> Any:
     return None if found is NO_CREDENTIAL else found
 
 
+def sign_ins(stage: Stage, egress: Egress, servers: Sequence[SignedInAt]) -> SignIns:
+    vault, ours = Vault(a_secret("one")), Ourselves(redirect_uri="https://gateway.example/callback")
+    consents = Consents(
+        db=stage.pool,
+        vault=vault,
+        endpoint=TokenEndpoint(egress),
+        states=Cipher(a_secret("one"), STATE_PURPOSE),
+        redirect_uri=ours.redirect_uri,
+    )
+    return SignIns(
+        db=stage.pool,
+        vault=vault,
+        consents=consents,
+        sign_in=SignIn(Discovery(egress), Registration(egress, ours), consents),
+        challenges=Challenges(stage.redis),
+        issuer="https://gateway.example",
+        servers=servers,
+    )
+
+
+async def find_before(stage: Stage) -> Any:
+    """As `find_token`, of what we were when somebody signed in before."""
+    egress, upstream = Egress(), id_of("upstream_credentials", "upstream")
+    at = SignedInAt(name=upstream, url="https://127.0.0.1:1/mcp", credential="user")
+    try:
+        return await sign_ins(stage, egress, [at]).start(
+            upstream, org_id=stage.org, user_id=id_of("users"), for_tenant=False, browser="cookie"
+        )
+    except CannotOpen:
+        return "found"
+    except IssuerUnavailable:
+        return None
+    finally:
+        egress.close()
+
+
+async def vouch(stage: Stage) -> Any:
+    """Nothing can be signed here: whoever gets so far has found Alice's user."""
+    egress = Egress()
+    exchanges = Exchanges(
+        db=stage.pool,
+        tokens=UpstreamTokens(
+            db=stage.pool, vault=Vault(a_secret("one")), endpoint=TokenEndpoint(egress)
+        ),
+        keys=KeyRing(stage.pool, Cipher(a_secret("one"), "test")),
+        issuer="https://gateway.example",
+        clients={"up": UpstreamClient(token_endpoint="https://127.0.0.1:1/t", client_id="us")},
+    )
+    try:
+        return await exchanges.token(stage.org, id_of("users"), "up", None)
+    except IssuerUnavailable as error:
+        return "can be signed" in error.message
+    except ConsentNeeded:
+        return None
+    finally:
+        egress.close()
+
+
 @asynccontextmanager
 async def upstream_vault(stage: Stage) -> AsyncIterator[UpstreamVault]:
     egress, vault, redis = Egress(), Vault(a_secret("one")), stage.redis
-    endpoint = TokenEndpoint(egress)
+    upstream, endpoint = id_of("upstream_credentials", "upstream"), TokenEndpoint(egress)
     tokens = UpstreamTokens(db=stage.pool, vault=vault, endpoint=endpoint)
     try:
         yield UpstreamVault(
@@ -82,14 +146,8 @@ async def upstream_vault(stage: Stage) -> AsyncIterator[UpstreamVault]:
             shown=VaultCredentials(
                 db=stage.pool, vault=vault, tokens=tokens, challenges=Challenges(redis)
             ),
-            consents=Consents(
-                db=stage.pool,
-                vault=vault,
-                endpoint=endpoint,
-                states=Cipher(a_secret("one"), STATE_PURPOSE),
-                redirect_uri="https://gateway.example/callback",
-            ),
-            servers={id_of("upstream_credentials", "upstream"): None},
+            sign_ins=sign_ins(stage, egress, []),
+            servers=[upstream],
         )
     finally:
         egress.close()
