@@ -9,19 +9,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from billing.rounds import Unforeseen
+from mcp_bridge.ending import end
 
 log = logging.getLogger(__name__)
-
-ASK_AGAIN_S = 0.5
-
-
-async def end(task: asyncio.Task[None]) -> None:
-    """Cancel a task that leaves nothing to clean up, until it has ended. Once may not be enough: a
-    library whose own timeout runs out in that moment raises TimeoutError in the cancellation's
-    place, and a loop that survives outages goes on."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait((task,), timeout=ASK_AGAIN_S)
 
 
 class TaskSet:
@@ -39,9 +29,7 @@ class TaskSet:
             log.error("background task %s failed", task.get_name(), exc_info=error)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
 
 class Flusher(ABC):

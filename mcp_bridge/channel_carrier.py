@@ -14,12 +14,15 @@ from contextlib import asynccontextmanager
 from mcp_bridge.carrier import Carried, CarrierFailed
 from mcp_bridge.channel import LISTENING, Ask, Told
 from mcp_bridge.credentials import Whose
+from mcp_bridge.ending import end
 from mcp_bridge.hosts import Hosts
 from mcp_bridge.http_carrier import Shown
 from mcp_bridge.protocol.eras import LIST_CHANGES, SESSION_HEADER
 from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.upstream import DEFAULT_RETRY_MS, READ_TIMEOUT_S, ServerConfig
 
+ENDING_S = 5.0
+"""For telling the owner of the connection that nobody waits any more."""
 MAX_UNREAD = 64
 """Of what the server says: behind that it waits at the owner."""
 
@@ -96,8 +99,7 @@ class ChannelCarrier:
             first = await next_of(said, ending, read_s)
             yield ChannelAnswer(first, said, ending, read_s, on_change)
         finally:
-            ending.cancel()
-            await asyncio.gather(ending, return_exceptions=True)
+            await end(ending, again_s=ENDING_S)
 
 
 async def next_of(

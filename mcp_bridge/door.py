@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from mcp_bridge import sign_in
 from mcp_bridge.bridge import Bridge
 from mcp_bridge.caller import Caller
+from mcp_bridge.ending import end
 from mcp_bridge.endpoint import Endpoint
 from mcp_bridge.places import Places
 from mcp_bridge.protocol import rpc, sse
@@ -49,6 +50,8 @@ Headers = list[tuple[str, str]]
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
+ENDING_S = 20.0
+"""For what a request does when its client has left: a session at a server takes its leave."""
 KEEPALIVE_S = 15.0
 """Of silence, after which a stream says that it is there."""
 STALLED_READER_S = 60.0
@@ -215,9 +218,7 @@ class Visit:
             if not leaving.done():
                 await self._end_with(answer, message["id"])
         finally:
-            for task in (answer, leaving):
-                task.cancel()
-            await asyncio.gather(answer, leaving, return_exceptions=True)
+            await end(answer, leaving, again_s=ENDING_S)
 
     async def _answer_modern(
         self, envelope: Envelope, message: Message, emit: Emit
@@ -333,9 +334,7 @@ class Visit:
                     await self._event(sse.KEEPALIVE)
         finally:
             stream.leave()
-            for task in (leaving, hearing):
-                task.cancel()
-            await asyncio.gather(leaving, hearing, return_exceptions=True)
+            await end(leaving, hearing)
 
     async def _finish(self, stream: Stream) -> None:
         if self._started:
@@ -396,8 +395,7 @@ class Visit:
                 quiet_s += pause_s
                 pause_s = min(2 * pause_s, LAST_LOOK_S)
         finally:
-            leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
+            await end(leaving)
 
     async def _legacy_listen_again(self, session: Session) -> None:
         """Of a stream outside of requests: from now on. What was said meanwhile is lost, as it is

@@ -17,6 +17,7 @@ from typing import Any
 
 from mcp_bridge.caller import Caller
 from mcp_bridge.changes import ACKNOWLEDGED, follow, modern_changes, session_changes
+from mcp_bridge.ending import end
 from mcp_bridge.endpoint import Endpoint, Reach
 from mcp_bridge.exchanges import (
     CALL_S,
@@ -105,10 +106,7 @@ class LegacyFace:
             self._leave(session_id)
 
     async def close(self) -> None:
-        tasks = [*self._calls.values(), *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._calls.values(), *self._tasks)
 
     # Sessions.
 
@@ -424,9 +422,9 @@ class LegacyFace:
                 try:
                     await changed.wait()
                 finally:
-                    await cancel_all(renewed)
+                    await end(*renewed)
         finally:
-            await cancel_all(lasting)
+            await end(*lasting)
 
     async def _follow_one(
         self, reach: Reach, session: Session, upstream: Upstream, modern: bool, stream: Stream
@@ -476,9 +474,3 @@ class LegacyFace:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def cancel_all(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from mcp_bridge import ending
 from mcp_bridge.caller import Caller
 from mcp_bridge.changes import (
     ACKNOWLEDGED,
@@ -59,7 +60,7 @@ from mcp_bridge.protocol.translation import (
 )
 from mcp_bridge.relay import Emit, OwnerGone, Payload, Relay
 from mcp_bridge.sessions import Sessions, Shared
-from mcp_bridge.upstream import Upstream, as_object
+from mcp_bridge.upstream import SETUP_TIMEOUT_S, Upstream, as_object
 
 log = logging.getLogger(__name__)
 
@@ -437,21 +438,18 @@ class ModernFace:
                 for upstream, described in followed
             ]
             try:
-                async with asyncio.timeout(ACKNOWLEDGE_S):
-                    for _ in followed:
-                        await acknowledged.acquire()
-            except TimeoutError:
-                log.info("mcp: not all servers acknowledged a subscription in time")
-            said = rpc.notification(
-                ACKNOWLEDGED,
-                {"notifications": dict(granted), "_meta": {SUBSCRIPTION_META: subscription}},
-            )
-            await emit(said)
-            passing = group.create_task(self._pass_on(pending, emit))
-            await self._drains.wait()
-            passing.cancel()
-            for task in following:
-                task.cancel()
+                try:
+                    async with asyncio.timeout(ACKNOWLEDGE_S):
+                        for _ in followed:
+                            await acknowledged.acquire()
+                except TimeoutError:
+                    log.info("mcp: not all servers acknowledged a subscription in time")
+                about = {"notifications": dict(granted), "_meta": {SUBSCRIPTION_META: subscription}}
+                await emit(rpc.notification(ACKNOWLEDGED, about))
+                following.append(group.create_task(self._pass_on(pending, emit)))
+                await self._drains.wait()
+            finally:
+                await ending.end(*following, again_s=SETUP_TIMEOUT_S)
         return to_modern_result(
             "subscriptions/listen", {"_meta": {SUBSCRIPTION_META: subscription}}, self._info
         )
@@ -483,8 +481,7 @@ async def end(
 async def stop(events: AsyncGenerator[Event], coming: asyncio.Task[Event] | None) -> None:
     """Who waits for the next event is done before nobody may."""
     if coming is not None:
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
+        await ending.end(coming)
     await events.aclose()
 
 

@@ -47,9 +47,9 @@ from gateway.auth.grants import revoke_grant
 from gateway.auth.rfc9068_access_token import MAX_LIFETIME_S, AccessClaims
 from gateway.auth.token_tables import revocations
 from gateway.db import DATABASE_ERRORS
-from gateway.tasks import end
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
 from gateway.tenancy.errors import ChangeNotAnnounced
+from mcp_bridge.ending import end
 
 log = logging.getLogger(__name__)
 

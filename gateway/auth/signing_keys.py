@@ -32,10 +32,10 @@ from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.token_tables import signing_keys
 from gateway.db import DATABASE_ERRORS
-from gateway.tasks import end
 from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import NotFound, TenancyError
 from gateway.tenancy.orgs import find_operator
+from mcp_bridge.ending import end
 
 log = logging.getLogger(__name__)
 

@@ -39,8 +39,8 @@ from gateway.ids import uuid7_hex
 from gateway.inference import Desk
 from gateway.lru import Lru
 from gateway.principal import SCOPE_INFERENCE, Principal
-from gateway.tasks import end
 from gateway.telemetry import Telemetry
+from mcp_bridge.ending import end
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()

@@ -41,6 +41,7 @@ from gateway.limits.pipeline import QueueFull
 from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.spending import Counter, counters_of, to_nano
 from gateway.limits.verdicts import ScopeName
+from mcp_bridge.ending import end
 
 log = logging.getLogger(__name__)
 
@@ -131,9 +132,7 @@ class Counters:
         self._since: int | None = None
 
     async def close(self) -> None:
-        for task in list(self._building.values()):
-            task.cancel()
-        await asyncio.gather(*self._building.values(), return_exceptions=True)
+        await end(*self._building.values())
 
     # ---- how they begin
 

@@ -34,7 +34,7 @@ from gateway.limits.keys import org_keys
 from gateway.limits.scripts import LimiterUnavailable, Scripts
 from gateway.limits.spending import MAX_NANO
 from gateway.lru import Lru
-from gateway.tasks import end
+from mcp_bridge.ending import end
 
 log = logging.getLogger(__name__)
 

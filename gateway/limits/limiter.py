@@ -89,7 +89,7 @@ from gateway.limits.verdicts import (
     without_streams,
 )
 from gateway.principal import Principal
-from gateway.tasks import end
+from mcp_bridge.ending import end
 
 __all__ = ["Admission", "Limiter", "LimiterUnavailable", "RateState", "Refusal", "Settlement"]
 

@@ -22,7 +22,7 @@ from gateway.ids import uuid7
 from gateway.limits.keys import org_keys, org_of
 from gateway.limits.local import BURST_PARTS, SHARE, Grant, LocalBuckets
 from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, Scripts
-from gateway.tasks import end
+from mcp_bridge.ending import end
 
 log = logging.getLogger(__name__)
 

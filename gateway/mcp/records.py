@@ -19,9 +19,9 @@ from billing.rounds import Unforeseen
 from gateway.audit.log import Actor, Event, record_all
 from gateway.credential_forms import CREDENTIAL
 from gateway.db import DATABASE_ERRORS, tenant
-from gateway.tasks import end
 from mcp_bridge.call_records import CallRecord, Denial
 from mcp_bridge.caller import Caller
+from mcp_bridge.ending import end
 from mcp_bridge.guard import Outcome
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from gateway.responses.errors import TooManyFollowed
 from gateway.responses.events import EventLog, EventRows
 from gateway.responses.kept import Kept, Owner
 from gateway.responses.running import RunningRows, Within
-from gateway.tasks import end
+from mcp_bridge.ending import end
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.rounds import Unforeseen
 from gateway.db import tenant
-from gateway.tasks import end
 from gateway.tenancy.errors import ChangeNotAnnounced
+from mcp_bridge.ending import end
 
 log = logging.getLogger(__name__)
 

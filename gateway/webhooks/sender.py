@@ -25,12 +25,12 @@ from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import DATABASE_ERRORS
 from gateway.egress import Egress, EgressError
 from gateway.ids import uuid7
-from gateway.tasks import end
 from gateway.webhooks import deliveries
 from gateway.webhooks.deliveries import DEAD, LEASE_S, Attempted, Leased, end_attempt, lease
 from gateway.webhooks.outbox import fan_out
 from gateway.webhooks.schedule import delay_s
 from gateway.webhooks.standard_webhooks import headers
+from mcp_bridge.ending import end
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()

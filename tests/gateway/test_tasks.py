@@ -1,14 +1,18 @@
-"""Tasks end when they are asked to, even by libraries that lose a cancellation."""
+"""What an application runs ends with it, even where a library loses a cancellation."""
 
 from __future__ import annotations
 
 import asyncio
 
-from gateway.tasks import end
+import pytest
+
+from gateway.tasks import TaskSet
+from mcp_bridge import ending
 
 
-async def test_a_cancellation_that_is_lost_is_repeated() -> None:
+async def test_tasks_of_an_application_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of Redis whose timeout runs out in that very moment raises that instead."""
+    monkeypatch.setattr(ending, "AGAIN_S", 0.01)
     asked = asyncio.Event()
     lost = 0
 
@@ -23,18 +27,9 @@ async def test_a_cancellation_that_is_lost_is_repeated() -> None:
                 if lost > 1:
                     raise
 
-    task = asyncio.create_task(survive_outages())
+    tasks = TaskSet()
+    tasks.spawn(survive_outages())
     await asked.wait()
     async with asyncio.timeout(30):
-        await end(task)
-    assert task.cancelled() and lost == 2
-
-
-async def test_a_task_that_has_ended_is_left_alone() -> None:
-    async def fail() -> None:
-        raise ValueError
-
-    task = asyncio.create_task(fail())
-    await asyncio.wait((task,))
-    await end(task)
-    assert isinstance(task.exception(), ValueError)
+        await tasks.close()
+    assert lost == 2

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from typing import Any
 
 import pytest
+import redis.asyncio
 
-from mcp_bridge import ending
+from mcp_bridge import ending, modern_face
 from mcp_bridge.ending import end
+from mcp_bridge.sessions import Sessions
+from tests.mcp_bridge.attacks.hostile import Attacker, answer, attacked, events, note
+from tests.mcp_bridge.processes import LegacyClient, ask_modern
 
 
 async def test_a_task_that_loses_a_cancellation_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +39,65 @@ async def test_a_task_that_loses_a_cancellation_is_ended(monkeypatch: pytest.Mon
         await end(*tasks)
     assert lost == 3 and all(task.done() for task in tasks)
     await end()
+
+
+async def test_a_task_that_has_ended_is_left_alone() -> None:
+    async def fail() -> None:
+        raise ValueError
+
+    task = asyncio.create_task(fail())
+    await asyncio.wait((task,))
+    await end(task)
+    assert isinstance(task.exception(), ValueError)
+
+
+class Losing:
+    """In the place of what waits for Redis: it loses the first cancellation of each that comes."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    async def __call__(self, *_: Any, **__: Any) -> None:
+        self.begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+
+async def test_a_bridge_that_closes_ends_calls_that_lose_a_cancellation(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what was asked of a client by then, and who listens."""
+    monkeypatch.setattr(ending, "AGAIN_S", 0.01)
+    keeping = Losing()
+    monkeypatch.setattr(Sessions, "keep", keeping)
+
+    def noting(server: Any, writer: Any, message: Any) -> bytes:
+        return events(note("notifications/progress", progress=1), answer(message["id"]))
+
+    async with asyncio.timeout(60):
+        async with attacked(redis, Attacker(noting, modern=False)) as client:
+            session = await LegacyClient.open(client, "/mcp")
+            params = {"name": "t", "arguments": {}}
+            calling = asyncio.create_task(session.ask("/mcp", "tools/call", params))
+            await keeping.begun.wait()
+            calling.cancel()  # that its client leaves ends no call
+            await asyncio.wait((calling,))
+        assert not client.bridge.legacy._calls
+
+
+async def test_who_listens_is_let_go_though_a_server_is_not(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following = Losing()
+    monkeypatch.setattr(modern_face, "follow", following)
+    monkeypatch.setattr(modern_face, "ACKNOWLEDGE_S", 0.01)
+    monkeypatch.setattr(modern_face, "SETUP_TIMEOUT_S", 0.01)
+    async with asyncio.timeout(60), attacked(redis, Attacker()) as client:
+        wanted = {"notifications": {"toolsListChanged": True}}
+        listening = asyncio.create_task(
+            ask_modern(client, "/mcp", "subscriptions/listen", wanted, id=5)
+        )
+        await following.begun.wait()
+        client.bridge.begin_drain()
+        assert (await listening)["result"]["resultType"] == "complete"
