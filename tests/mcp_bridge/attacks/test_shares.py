@@ -160,9 +160,9 @@ async def test_who_listens_takes_no_connection_from_who_calls(
     monkeypatch.setattr(changes, "FIRST_PAUSE_S", 0.01)
     refused: Counter[str] = Counter()
 
-    def unreachable(self: Any, server: str, reason: str) -> None:
+    def unreachable(self: Any, server: str, reason: str, *more: Any) -> None:
         refused[reason] += 1
-        told(self, server, reason)
+        told(self, server, reason, *more)
 
     told = upstream.Unreachable.__init__
     monkeypatch.setattr(upstream.Unreachable, "__init__", unreachable)
