@@ -60,7 +60,8 @@ model = "mcp/shop"
 valid_from = "2020-01-01"
 tool_call = "0.01"
 """
-LOOK, FAIL = ("counted__look", {"n": 1}), ("counted__fail", {})
+LOOK: tuple[str, Any] = ("counted__look", {"n": 1})
+FAIL: tuple[str, Any] = ("counted__fail", {})
 SERVERS: Any = [mcp("counted")]
 EVENTS = sa.text(
     "SELECT action, actor_id FROM audit_entries WHERE target = :target ORDER BY sequence"
@@ -166,7 +167,9 @@ def asks(world: World, who: Who) -> Iterator[Callable[[str], None]]:
         changed = world.admin("PUT", "/rules", json={"rules": rules})
         assert changed.ok, changed.text
         until = time.monotonic() + TIMEOUT_S
-        while kinds(create(who, script([FAIL])))[-1] != "mcp_approval_request":
+        while (made := create(who, script([FAIL]))).output[-1].type != "mcp_approval_request" or (
+            world.shown(approval_id(made))["decider"] != decider
+        ):
             assert time.monotonic() < until
 
     yield ask
@@ -273,6 +276,27 @@ def test_the_caller_answers_where_the_rules_leave_it_to_it(
     assert world.shown(id_)["decided_by"] == who.key_id
     decided = [("requested", "mcp"), ("decided", who.key_id), ("used", "mcp")]
     assert world.events_of(id_) == decided
+
+
+def test_a_client_that_keeps_the_conversation_itself_sends_what_it_got(
+    world: World, who: Who, asks: Callable[[str], None]
+) -> None:
+    asks("caller")
+    before = len(world.server.called)
+    text: Any = {"role": "user", "content": script([LOOK])}
+    first = who.client.responses.create(model="near", input=[text], tools=SERVERS, store=False)
+    items: Any = [each.to_dict() for each in first.output]
+    said: Any = {
+        "type": "mcp_approval_response",
+        "approval_request_id": items[-1]["id"],
+        "approve": True,
+    }
+    done = who.client.responses.create(
+        model="near", input=[text, *items, said], tools=SERVERS, store=False
+    )
+    assert kinds(done) == ["mcp_call", "message"]
+    assert done.output_text == "Done after 1 rounds."
+    assert world.server.called[before:] == ["look"]
 
 
 def test_who_wanted_to_be_asked_is_not_asked_twice(
