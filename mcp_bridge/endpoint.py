@@ -53,6 +53,8 @@ MAX_PAGE = 1_000
 """Of what was approved."""
 STALE_META = "tollgate/stale"
 """Names servers that do not answer, of which what was approved is listed."""
+NOT_SEEN_YET: dict[str, Any] = {"tools": {}, "prompts": {}, "resources": {}}
+"""What a server may turn out to have."""
 NEEDS = {"tools/list": "tools", "prompts/list": "prompts"}
 """What a server must have said that it has, to be asked for a list; all others are resources'."""
 
@@ -116,14 +118,20 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
                 found.append((upstream, await self.described(upstream)))
             except RpcError as error:
                 log.warning("mcp: %s: no answer to what it is: %s", upstream.name, error.data)
-                lost = error
+                lost = error if lost is None or waits_for_sign_in(error) else lost
         if lost is not None and not found:
             raise lost
         return found
 
     async def capabilities(self, *, legacy: bool) -> tuple[dict[str, Any], str | None]:
-        """With the instructions of the only server that there is."""
-        found = await self.describe()
+        """With the instructions of the only server that there is. Where all that is missing is a
+        person's sign-in a client is let in, so that it can be told of it."""
+        try:
+            found = await self.describe()
+        except RpcError as error:
+            if not waits_for_sign_in(error):
+                raise
+            return server_capabilities([NOT_SEEN_YET], legacy=legacy), None
         can = server_capabilities([each.capabilities for _, each in found], legacy=legacy)
         if len(found) != 1:
             return can, None
@@ -333,6 +341,10 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         if lost is not None and not found:
             raise lost
         return found
+
+
+def waits_for_sign_in(error: RpcError) -> bool:
+    return isinstance(error, Unreachable) and error.sign_in_url is not None
 
 
 def as_list(value: Any) -> list[Any]:

@@ -24,7 +24,12 @@ class Caller:
         self, capabilities: dict[str, Any] | None = None, **params: Any
     ) -> dict[str, Any]:
         asked = {"name": "up__whoami", "arguments": {}, **params}
-        message, headers = modern("tools/call", asked, capabilities=capabilities or {})
+        return await self.ask("tools/call", asked, capabilities)
+
+    async def ask(
+        self, method: str, params: Any = None, capabilities: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        message, headers = modern(method, params, capabilities=capabilities or {})
         answer = await self.http.post(self.url, json=message, headers=headers)
         return last_of(answer)
 

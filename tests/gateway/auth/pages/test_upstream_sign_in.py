@@ -17,7 +17,7 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.tenancy.member_tables import users
-from tests.gateway.auth.browsing import ISSUER, live_app, new_browser
+from tests.gateway.auth.browsing import ISSUER, live_app, new_browser, sign_in
 from tests.gateway.auth.conftest import Clock, Tenant
 from tests.gateway.mcp.calling import caller_of, text_of
 from tests.gateway.mcp.signing_server import SCOPE, Signing, signing
@@ -117,6 +117,7 @@ async def test_clients_that_open_urls_are_asked_to(
 ) -> None:
     """Of either era; and once, lest one goes round and round."""
     caller = await caller_of(app, ada, ada.user_id)
+    assert "tools" in (await caller.ask("server/discover"))["result"]["capabilities"]
     asked = (await caller.call(URLS))["result"]
     request = asked["inputRequests"][SIGN_IN]
     assert asked["resultType"] == "input_required" and "requestState" not in asked
@@ -134,18 +135,19 @@ async def test_clients_that_open_urls_are_asked_to(
 async def test_a_client_of_the_older_era_gets_an_error_of_its_own(
     app: Litestar, signed_in: httpx.AsyncClient, ada: Tenant, server: Signing
 ) -> None:
-    """In a session that was there before its user's consent ended."""
+    """It is let in, though the only server that there is wants somebody to sign in first."""
     caller = await caller_of(app, ada, ada.user_id)
-    await signed_in_at(signed_in, START)
     legacy = await LegacyClient.open(caller.http, caller.url, capabilities=URLS)
     asked = {"name": "up__whoami", "arguments": {}}
-    assert text_of(await legacy.ask(caller.url, "tools/call", asked)) in server.provider.alive
-    forgotten = await caller.http.delete("/v1/mcp/credentials/up")
-    assert forgotten.status_code == 200, forgotten.text
-    refused = (await legacy.ask(caller.url, "tools/call", asked, id=2))["error"]
+    refused = (await legacy.ask(caller.url, "tools/call", asked))["error"]
     (wanted,) = refused["data"]["elicitations"]
     assert refused["code"] == -32042 and wanted["url"] == ISSUER + START
     assert wanted["mode"] == "url" and wanted["elicitationId"]
+    plain = await LegacyClient.open(caller.http, caller.url, capabilities={})
+    refused = (await plain.ask(caller.url, "tools/call", asked))["error"]
+    assert refused["code"] != -32042 and refused["data"]["url"] == ISSUER + START
+    await signed_in_at(signed_in, wanted["url"])
+    assert text_of(await legacy.ask(caller.url, "tools/call", asked, id=2)) in server.called
     await caller.http.aclose()
 
 
@@ -173,6 +175,20 @@ async def test_for_a_whole_tenant_signs_in_who_administers_it(
     assert text_of(await machine.call()) in server.provider.alive
     assert len(server.provider.clients) == 1, "who begins often registers one client"
     await machine.http.aclose()
+
+
+async def test_who_is_not_signed_in_here_does_so_first_and_goes_on(
+    app: Litestar, browser: httpx.AsyncClient, ada: Tenant, server: Signing
+) -> None:
+    for query in ("", "?for=tenant"):
+        asked = await browser.get(START + query)
+        assert asked.status_code == 303, asked.text
+        done = await sign_in(browser, asked.headers["location"], org="acme", email=ada.email)
+        assert done.headers["location"] == START + query
+        browser.cookies.clear()
+    for elsewhere in ("/oauth/login?upstream=//evil.example", "/oauth/login?upstream=up&for=all"):
+        assert (await browser.get(elsewhere)).status_code == 400, "what is no request of ours"
+    assert (await browser.get("/oauth/upstream/A%3Fb/start")).status_code == 401
 
 
 async def test_what_we_are_to_issuers_that_read_documents(app: Litestar) -> None:
