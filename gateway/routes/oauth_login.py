@@ -8,6 +8,7 @@ here out of a request that was checked, never taken from a parameter.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -44,6 +45,8 @@ from gateway.tenancy.tables import orgs
 
 ACCOUNT = "/oauth/account"
 ADMIN_KEYS = ACCOUNT + "/admin-keys"
+UPSTREAM = re.compile(r"upstream=([a-z0-9-]{1,24})(&for=tenant)?", re.ASCII)
+"""The query of somebody who is to sign in at a server of the MCP bridge (`upstream_consent`)."""
 PASSWORD_CHANGED = "password-changed"
 """The query behind a redirect to the account page."""
 LOGIN_PURPOSE, ACCOUNT_PURPOSE = "login", "account"
@@ -53,9 +56,12 @@ BUSY = "Too many people sign in at the moment. Try again shortly."
 
 
 class Occasion(msgspec.Struct, frozen=True, kw_only=True):
-    """Why somebody signs in: for a client's request, or (all of it empty) for themselves."""
+    """Why somebody signs in: for a client's request, to let us in elsewhere (`upstream`), or (all
+    of it empty) for themselves."""
 
     query: str = ""
+    upstream: str | None = None
+    """The page where that begins."""
     client_name: str | None = None
     org_id: str | None = None
     org_name: str | None = None
@@ -67,6 +73,8 @@ class Occasion(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def location(self) -> str:
         """Where it goes on."""
+        if self.upstream is not None:
+            return self.upstream
         return f"{AUTHORIZE}?{self.query}" if self.query else ACCOUNT
 
 
@@ -74,6 +82,10 @@ async def read_occasion(desk: Authorization, query: str) -> Occasion:
     """Raises: Refused."""
     if not query:
         return Occasion()
+    elsewhere = UPSTREAM.fullmatch(query)
+    if elsewhere is not None:
+        more = "" if elsewhere[2] is None else "?for=tenant"
+        return Occasion(query=query, upstream=f"/oauth/upstream/{elsewhere[1]}/start{more}")
     asked, parameters = await find_request(desk, query)
     name = None
     if asked.org_id is not None:

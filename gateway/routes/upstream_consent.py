@@ -26,6 +26,8 @@ from gateway.routes.access import PUBLIC, services
 from gateway.routes.browser import open_browser
 from gateway.routes.mcp_credentials import SCOPE
 from gateway.routes.media_types import JSON
+from gateway.routes.oauth_authorize import LOGIN
+from gateway.routes.oauth_login import UPSTREAM
 from gateway.routes.protected_resources import public_url
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.vault.errors import IssuerUnavailable, SignInRefused, VaultError
@@ -60,12 +62,20 @@ def check_may(person: Session, server: str, *, for_tenant: bool) -> None:
         raise SignInRefused(server, "whoever signs in there for all administers the organization")
 
 
+def to_login(server: str, wanted: str | None) -> Response[bytes]:
+    """From where whoever signs in comes back."""
+    query = f"upstream={server}" + ("&for=tenant" if wanted == "tenant" else "")
+    if UPSTREAM.fullmatch(query) is None:
+        return refused(SignInRefused(server, "nobody is signed in"), 401)
+    return redirect(f"{LOGIN}?{query}")
+
+
 @get(START, opt=PUBLIC, include_in_schema=False)
 async def start(request: Request[Any, Any, Any], server: FromPath[str]) -> Response[bytes]:
     """`?for=tenant`: for all who have no credential of their own there."""
     browser = await open_browser(request)
     if browser.session is None:
-        return refused(SignInRefused(server, "nobody is signed in"), 401)
+        return to_login(server, request.query_params.get("for"))
     person = browser.session
     try:
         sign_ins = vault_of(services(request).mcp).sign_ins

@@ -96,7 +96,8 @@ async def test_what_another_browser_or_issuer_brings_is_not_taken(
     brought = await consented(signed_in, server)
     query = urlencode(brought)
     async with new_browser(app) as stranger:
-        assert (await stranger.get(START)).status_code == 401
+        asked = await stranger.get(START)
+        assert asked.headers["location"] == "/oauth/login?upstream=github", "who are they?"
         assert (await stranger.get(f"{CALLBACK}?{query}")).status_code == 401
         await sign_in(stranger, "/oauth/login", org="acme", email=ada.email)
         assert (await stranger.get(f"{CALLBACK}?{query}")).status_code == 403, "another browser"
