@@ -27,7 +27,7 @@ from billing.invoices.transitions import Entered
 from billing.money import Pico, format_usd
 from billing.top_ups import TopUp, TopUpState
 from gateway.batches.batches import Batch
-from mcp_bridge.approvals import Approval
+from mcp_bridge.approvals import Approval, Decider
 from mcp_bridge.caller import Caller
 
 EventType = Literal[
@@ -140,6 +140,8 @@ class ApprovalRequested(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     client_id: str
     """The key or OAuth client that asks."""
+    decider: Decider
+    """`caller`: the rules leave the answer to it."""
     arguments_digest: str
     """What is approved is this call alone; its arguments are kept nowhere."""
     expires_at: datetime
@@ -278,6 +280,7 @@ def approval_event(asked: Approval) -> Event:
             server=asked.call.server,
             tool=asked.tool,
             client_id=caller.client,
+            decider=asked.call.decider,
             arguments_digest=asked.call.arguments_digest,
             expires_at=datetime.fromtimestamp(asked.expires_at_s, UTC),
         ),

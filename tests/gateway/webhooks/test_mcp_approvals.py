@@ -119,6 +119,7 @@ async def test_webhooks_are_told_of_it_once(
         "server": "maps",
         "tool": "look",
         "client_id": "client_1",
+        "decider": "administrator",
         "arguments_digest": "sha256:1",
         "expires_at": "2033-05-18T03:34:20Z",
     }
