@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+import msgspec
+
 from mcp_bridge.protocol.rpc import Message
 
 
@@ -29,6 +31,13 @@ class NotSent(CarrierFailed):
     def __init__(self, reason: str, sign_in_url: str | None = None) -> None:
         super().__init__(reason)
         self.sign_in_url = sign_in_url
+
+
+class Spent(msgspec.Struct):
+    """How much was read for one owner, over however many answers."""
+
+    bytes: int = 0
+    messages: int = 0
 
 
 class Carried(Protocol):
@@ -51,7 +60,9 @@ class Carried(Protocol):
 
     async def body(self) -> bytes: ...
 
-    def messages(self) -> AsyncIterator[Message | None]: ...
+    def messages(self, spent: Spent | None = None) -> AsyncIterator[Message | None]:
+        """`spent`: of what its owner may read altogether; None: it stands for itself."""
+        ...
 
 
 class Carrier(Protocol):

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from mcp_bridge.carrier import Carried, CarrierFailed
+from mcp_bridge.carrier import Carried, CarrierFailed, Spent
 from mcp_bridge.channel import LISTENING, Ask, Told
 from mcp_bridge.credentials import Whose
 from mcp_bridge.ending import end
@@ -57,7 +57,7 @@ class ChannelAnswer:
     async def body(self) -> bytes:
         return b""
 
-    async def messages(self) -> AsyncIterator[Message | None]:
+    async def messages(self, spent: Spent | None = None) -> AsyncIterator[Message | None]:
         found = self._first
         while found is not None:
             if found.get("method") in LIST_CHANGES:

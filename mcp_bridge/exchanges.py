@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mcp_bridge.carrier import Carried
+from mcp_bridge.carrier import Carried, Spent
 from mcp_bridge.ending import end
 from mcp_bridge.header_schemas import listed
 from mcp_bridge.protocol import rpc
@@ -211,6 +211,7 @@ class LegacyExchange:
         self._id = upstream.next_id()
         self._asked: dict[str, rpc.RequestId] = {}
         self._count = 0
+        self._spent = Spent()
 
     async def events(self) -> AsyncGenerator[Event]:
         session = await self._sessions.get(self._upstream)
@@ -291,7 +292,7 @@ class LegacyExchange:
     async def _read(self, answer: Carried) -> AsyncGenerator[Event]:
         if answer.status >= 500 or (answer.status >= 400 and answer.kind != "application/json"):
             raise Unreachable(self._upstream.name, f"status_{answer.status}")
-        async for found in answer.messages():
+        async for found in answer.messages(self._spent):
             if found is None:
                 continue
             if rpc.is_notification(found):

@@ -15,7 +15,7 @@ import httpcore
 import msgspec
 from mcp_types import CallToolResult, TextContent
 
-from mcp_bridge.carrier import Carried, CarrierFailed, NotSent
+from mcp_bridge.carrier import Carried, CarrierFailed, NotSent, Spent
 from mcp_bridge.credentials import CredentialSet, Refusal
 from mcp_bridge.http1 import Pool
 from mcp_bridge.http_carrier import FRAMING, Shown, refusal_of, shows_nothing
@@ -44,7 +44,7 @@ class Said:
     async def body(self) -> bytes:
         return b"" if self._message is None else rpc.encode(self._message)
 
-    async def messages(self) -> AsyncIterator[Message | None]:
+    async def messages(self, spent: Spent | None = None) -> AsyncIterator[Message | None]:
         if self._message is not None:
             yield self._message
 

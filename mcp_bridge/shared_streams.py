@@ -21,6 +21,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from mcp_bridge.carrier import Spent
 from mcp_bridge.ending import end
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
@@ -32,6 +33,7 @@ from mcp_bridge.upstream import (
     Unreachable,
     Upstream,
     UpstreamSession,
+    as_object,
     legacy_headers,
 )
 
@@ -57,6 +59,7 @@ MAX_HEARD = 32
 """Of one call, not yet taken."""
 MAX_MOVES = 8
 """Of one call: its stream ended, or another worker has it now."""
+TOO_MUCH = ("too_much", "too_long")
 MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 30.0
 JOINED: Message = {}
@@ -94,6 +97,8 @@ class Shared:
         self.was_left = False
         """It ended because nobody heard it any more."""
         self.task: asyncio.Task[None] | None = None
+        self._spent = Spent()
+        """Since the last call began."""
 
     def is_over(self, now: float) -> bool:
         if self.is_mute:
@@ -103,6 +108,7 @@ class Shared:
     async def hear(self, take: Take, ready: asyncio.Event) -> bool:
         """Until it ends. Whether another one may be had at once."""
         self.calls.append(take)
+        self._spent.bytes = self._spent.messages = 0
         try:
             await self.tried.wait()
             if not self.ended.is_set():
@@ -146,7 +152,7 @@ class Shared:
                 async with self.upstream.ask("GET", None, headers, endless=True) as answer:
                     if answer.status == 200 and answer.is_stream:
                         self.tried.set()
-                        async for found in answer.messages():
+                        async for found in answer.messages(self._spent):
                             failures = 0
                             if found is not None:
                                 await self._take(found)
@@ -157,6 +163,9 @@ class Shared:
                         return
             except Unreachable as error:
                 log.info("mcp: %s: a stream broke: %s", self.upstream.name, error.data)
+                if as_object(error.data).get("reason") in TOO_MUCH:
+                    self.is_mute = True
+                    return
             self.tried.set()
             if not self.calls:
                 self.was_left = True

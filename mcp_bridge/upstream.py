@@ -15,7 +15,7 @@ import httpcore
 import msgspec
 
 from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
-from mcp_bridge.carrier import Carried, Carrier, CarrierFailed, NotSent
+from mcp_bridge.carrier import Carried, Carrier, CarrierFailed, NotSent, Spent
 from mcp_bridge.claims import Known
 from mcp_bridge.credentials import CredentialOf
 from mcp_bridge.header_schemas import HeaderSchemas
@@ -51,7 +51,7 @@ MAX_IDLE_CONNECTIONS = 16
 IDLE_S = 30.0
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_EXCHANGE_BYTES = 64 * 1024 * 1024
-"""Of all messages of one answer."""
+"""Of all messages of one request, over however many streams they come."""
 MAX_EXCHANGE_MESSAGES = 10_000
 MAX_RECONNECTS = 5
 """In a row that brought nothing."""
@@ -181,27 +181,26 @@ class Answer:
                 raise Unreachable(self._server, "too_long")
         return bytes(body)
 
-    async def messages(self) -> AsyncIterator[Message | None]:
-        """One, or those of a stream; None where a stream only tells from where to read on.
-
-        Raises: Unreachable.
-        """
+    async def messages(self, spent: Spent | None = None) -> AsyncIterator[Message | None]:
+        """One, or those of a stream; None where a stream only tells from where to read on. Without
+        `spent` one without an end may be of any length. Raises: Unreachable."""
         if not self.is_stream:
             yield self._decode(await self.body())
             return
         decoder = sse.Decoder(MAX_MESSAGE_BYTES)
-        total = count = 0
+        is_bounded = spent is not None or not self._endless
+        spent = spent or Spent()
         async for chunk in self._response.aiter_stream():
-            total += len(chunk)
-            if not self._endless and total > MAX_EXCHANGE_BYTES:
+            spent.bytes += len(chunk)
+            if is_bounded and spent.bytes > MAX_EXCHANGE_BYTES:
                 raise Unreachable(self._server, "too_much")
             try:
                 events = list(decoder.feed(chunk))
             except sse.TooLong:
                 raise Unreachable(self._server, "too_long") from None
             for event in events:
-                count += 1
-                if not self._endless and count > MAX_EXCHANGE_MESSAGES:
+                spent.messages += 1
+                if is_bounded and spent.messages > MAX_EXCHANGE_MESSAGES:
                     raise Unreachable(self._server, "too_much")
                 self.last_id = event.id or self.last_id
                 self.retry_ms = self.retry_ms if event.retry_ms is None else event.retry_ms

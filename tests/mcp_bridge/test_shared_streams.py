@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge import shared_streams
+from mcp_bridge import shared_streams, upstream
 from mcp_bridge.ending import end
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, attacked
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
@@ -126,9 +126,8 @@ async def test_the_caller_of_the_older_era_is_asked_and_its_session_ends_the_str
         assert str(ACCEPTED) in text_of(await calling)
         assert len(streams_of(client)) == 1
         await client.request("DELETE", "/mcp", headers=session.headers)
-        while streams_of(client):
+        while streams_of(client) or await redis.keys("mcp:shared_stream:*"):
             await asyncio.sleep(0.01)
-        assert not await redis.keys("mcp:shared_stream:*")
 
 
 async def test_everybody_is_asked_what_is_of_their_own_session(redis: redis.asyncio.Redis) -> None:
@@ -237,9 +236,8 @@ async def test_what_is_idle_is_closed(
     server = Outside()
     async with attacked(redis, server) as client:
         assert (await ask_and_answer(client))[0] == "of s2"
-        while streams_of(client):
+        while streams_of(client) or await redis.keys("mcp:shared_stream:*"):
             await asyncio.sleep(0.01)
-        assert not await redis.keys("mcp:shared_stream:*")
 
 
 async def test_at_one_server_they_are_few(
@@ -263,3 +261,24 @@ async def test_at_one_server_they_are_few(
         assert text_of(said) == "done" and len(server.gets) == 3
         server.may_end.set()
         await asyncio.gather(*waits)
+
+
+async def test_what_is_said_there_during_a_call_is_bounded(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the stream is closed, and the call goes on without."""
+    monkeypatch.setattr(upstream, "MAX_EXCHANGE_MESSAGES", 100)
+    server = Outside()
+    async with attacked(redis, server) as client:
+        waits = asyncio.create_task(ask_modern(client, "/mcp", "tools/call", WAITS))
+        while not server.calls:
+            await asyncio.sleep(0.01)
+        (shared,) = streams_of(client).values()
+        (session,) = server.streams
+        for _ in range(101):
+            server.say(session, {"jsonrpc": "2.0", "method": "notifications/message"})
+        await shared.ended.wait()
+        server.may_end.set()
+        assert text_of(await waits) == "done"
+        assert text_of(await ask_modern(client, "/mcp", "tools/call", PLAIN)) == "done"
+    assert len(server.gets) == 1

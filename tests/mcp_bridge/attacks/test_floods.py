@@ -44,6 +44,32 @@ async def test_a_stream_of_comments_has_an_end(
     assert found["error"]["data"] == {"server": "s0", "reason": "too_much"}
 
 
+async def test_streams_that_follow_each_other_have_one_bound_together(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 KiB each, with a cap of 64: the fifth is the last."""
+    monkeypatch.setattr(upstream, "MAX_EXCHANGE_BYTES", 65_536)
+    monkeypatch.setattr(exchanges, "MIN_RETRY_MS", 0)
+
+    class Pieces(Attacker):
+        async def reply(self, writer: asyncio.StreamWriter, message: Any, head: str) -> None:
+            if not head.startswith("get "):
+                await super().reply(writer, message, head)
+                return
+            self.heard.append((head, message))
+            writer.write(piece(self))
+
+    def piece(server: Any) -> bytes:
+        body = b"id: %d\nretry: 0\ndata:\n\n" % len(server.heard) + b": nothing\n" * 1600 + b"\n"
+        return OK + SSE + b"content-length: %d\r\n\r\n" % len(body) + body
+
+    server = Pieces(lambda server, _, __: piece(server), modern=False)
+    async with attacked(redis, server) as client:
+        found = await ask_modern(client, "/mcp", "tools/call", CALL, capabilities={})
+    assert found["error"]["data"] == {"server": "s0", "reason": "too_much"}
+    assert sum(head.startswith("get ") for head, _ in server.heard) == 4
+
+
 async def test_a_server_that_wants_to_be_asked_again_at_once_is_left(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
