@@ -14,7 +14,6 @@ from typing import Any
 
 import anthropic
 import pytest
-import redis
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
 
 from engine.config import EngineConfig
@@ -22,8 +21,8 @@ from engine.fake import FakeCore
 from engine.protocol import EngineRequest
 from engine.tokenizer import Tokenizer
 from tests.databases import Databases
-from tests.gateway.conftest import be_patient
-from tests.gateway.openapi.running import TIMEOUT_S, Running, running
+from tests.gateway.openapi.fresh import fresh_worker
+from tests.gateway.openapi.running import TIMEOUT_S, Running
 from tests.journeys.sdk_shapes import extras, said_by
 
 PENNY = Path(__file__).resolve().parents[2] / "models" / "penny"
@@ -65,17 +64,10 @@ CORE = FakeCore(CONFIG, vocab_size=TOKENIZER.vocab_size, respond=respond)
 def worker(
     databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    lent = asyncio.run(databases.lend())
-    with redis.from_url(redis_server_url) as store:
-        store.flushall()
     folder: Path = tmp_path_factory.mktemp("agents")
-    near = 'cache_contract = "explicit"'
-    url = databases.url(lent.name)
-    with pytest.MonkeyPatch.context() as patch:
-        be_patient(patch)
-        with running(folder, url, redis_server_url, core=CORE, near=near) as found:
-            yield found
-    asyncio.run(databases.take_back(lent))
+    given = {"is_patient": True, "core": CORE, "near": 'cache_contract = "explicit"'}
+    with fresh_worker(databases, redis_server_url, folder, **given) as found:
+        yield found
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ client, and to the token.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import redis
 import sqlalchemy as sa
 from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.databases import Databases
-from tests.gateway.openapi.running import TIMEOUT_S, Running, running
+from tests.gateway.openapi.fresh import fresh_worker
+from tests.gateway.openapi.running import TIMEOUT_S, Running
 
 BLOCK = 16
 
@@ -29,13 +28,9 @@ BLOCK = 16
 def worker(
     databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    lent = asyncio.run(databases.lend())
-    with redis.from_url(redis_server_url) as store:
-        store.flushall()
     folder: Path = tmp_path_factory.mktemp("cache")
-    with running(folder, databases.url(lent.name), redis_server_url) as found:
+    with fresh_worker(databases, redis_server_url, folder) as found:
         yield found
-    asyncio.run(databases.take_back(lent))
 
 
 class Customer:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 import requests
 import sqlalchemy as sa
 
@@ -22,7 +21,8 @@ from billing.money import usd
 from billing.spent import hold_books
 from gateway.ids import uuid7
 from tests.databases import Databases
-from tests.gateway.openapi.running import TIMEOUT_S, Running, running
+from tests.gateway.openapi.fresh import fresh_worker
+from tests.gateway.openapi.running import TIMEOUT_S, Running
 
 BOOKED_WITHIN_S = 15.0
 ASKS = {"x-tollgate-cost": "true"}
@@ -32,13 +32,9 @@ ASKS = {"x-tollgate-cost": "true"}
 def worker(
     databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    lent = asyncio.run(databases.lend())
-    with redis.from_url(redis_server_url) as store:
-        store.flushall()
     folder: Path = tmp_path_factory.mktemp("own")
-    with running(folder, databases.url(lent.name), redis_server_url) as found:
+    with fresh_worker(databases, redis_server_url, folder) as found:
         yield found
-    asyncio.run(databases.take_back(lent))
 
 
 @pytest.fixture(scope="module")

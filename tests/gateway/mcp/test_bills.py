@@ -10,13 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import msgspec
 import pytest
-import redis
 import sqlalchemy as sa
 from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from openai import OpenAI
 
@@ -29,8 +26,8 @@ from gateway.tenancy.keys import create_key
 from mcp_bridge.policy import SpendLimit, ToolRule
 from mcp_bridge.trust import APPROVAL_NEEDED, DENIED
 from tests.databases import Databases
-from tests.gateway.conftest import be_patient
-from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running, running
+from tests.gateway.openapi.fresh import fresh_worker, mcp_client
+from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running
 from tests.gateway.tool_loop.scripted import core, script
 from tests.mcp_bridge.counting import Counting, counting
 
@@ -85,23 +82,18 @@ class World(msgspec.Struct, frozen=True):
 def world(
     databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    lent = asyncio.run(databases.lend())
-    with redis.from_url(redis_server_url) as store:
-        store.flushall()
     folder: Path = tmp_path_factory.mktemp("calls")
     book = folder / "home" / "price_books" / "calls.toml"
     book.parent.mkdir(parents=True)
     book.write_text(BOOK)
-    with pytest.MonkeyPatch.context() as patch, counting() as server:
-        be_patient(patch)
+    with counting() as server:
         more = CONFIG.replace("URL", server.url)
-        url = databases.url(lent.name)
-        with running(folder, url, redis_server_url, core=core(), more=more) as found:
+        given = {"is_patient": True, "core": core(), "more": more}
+        with fresh_worker(databases, redis_server_url, folder, **given) as found:
             made = World(found, server)
             # Redis learns of the org before it has used anything: later its limits begin empty.
             asyncio.run(calls_by(made, new_key(made, plan="one")[1], ["other__look"]))
             yield made
-    asyncio.run(databases.take_back(lent))
 
 
 def new_key(
@@ -131,10 +123,8 @@ def new_key(
 
 @asynccontextmanager
 async def client_of(world: World, secret: str, mode: Any = "auto") -> AsyncIterator[Client]:
-    url, headers = f"{world.worker.url}/mcp", {"authorization": f"Bearer {secret}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=20) as http:
-        async with Client(streamable_http_client(url, http_client=http), mode=mode) as client:
-            yield client
+    async with mcp_client(world.worker, secret, mode) as client:
+        yield client
 
 
 async def call(client: Client, name: str) -> Any:

@@ -3,7 +3,6 @@ HTTP API, a process, and calls that the organization's rules ask about first."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
 import time
@@ -15,16 +14,15 @@ from typing import Any
 import msgspec
 import openai
 import pytest
-import redis
 import sqlalchemy as sa
 from openai import OpenAI
 
 from gateway.db import tenant
 from gateway.tenancy.keys import create_key
 from tests.databases import Databases
-from tests.gateway.conftest import be_patient
 from tests.gateway.mcp.shop import Shop, selling
-from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running, running
+from tests.gateway.openapi.fresh import fresh_worker
+from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running
 from tests.gateway.tool_loop.scripted import core, mcp, script
 from tests.mcp_bridge.counting import Counting, counting
 from tests.mcp_bridge.stdio.servers import SDK_SERVER
@@ -100,28 +98,22 @@ class Who(msgspec.Struct, frozen=True):
 def world(
     databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    lent = asyncio.run(databases.lend())
-    with redis.from_url(redis_server_url) as store:
-        store.flushall()
     folder: Path = tmp_path_factory.mktemp("loops")
     book = folder / "home" / "price_books" / "calls.toml"
     book.parent.mkdir(parents=True)
     book.write_text(BOOK)
     with (
-        pytest.MonkeyPatch.context() as patch,
         selling() as shop,
         counting() as server,
         tempfile.TemporaryDirectory(prefix="tgloop-", dir="/tmp") as scratch,
     ):
         Path(scratch).chmod(0o755)  # a server of another uid has its folder in it
-        be_patient(patch)
         more = CONFIG.replace("API", shop.url).replace("URL", server.url)
         more = more.replace("SCRATCH", scratch).replace("PYTHON", sys.executable)
         more = more.replace("CODE", SDK_SERVER)
-        url = databases.url(lent.name)
-        with running(folder, url, redis_server_url, core=core(), more=more) as worker:
+        given = {"is_patient": True, "core": core(), "more": more}
+        with fresh_worker(databases, redis_server_url, folder, **given) as worker:
             yield World(worker=worker, shop=shop, server=server)
-    asyncio.run(databases.take_back(lent))
 
 
 @contextmanager

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import httpx2
 import msgspec
 import pytest
-import redis
 import sqlalchemy as sa
 from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 from gateway.cli_mcp import offered, server_of
@@ -27,9 +24,9 @@ from gateway.mcp.pin_desk import changes_in
 from gateway.mcp.pins import approve_changes, read_pins
 from gateway.settings import Settings, load
 from tests.databases import Databases
-from tests.gateway.conftest import be_patient
 from tests.gateway.mcp.shop import Shop, selling
-from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running, running
+from tests.gateway.openapi.fresh import fresh_worker, mcp_client
+from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running
 from tests.mcp_bridge.counting import counting
 
 CONFIG = """
@@ -68,29 +65,21 @@ class World(msgspec.Struct, frozen=True):
 def world(
     databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    lent = asyncio.run(databases.lend())
-    with redis.from_url(redis_server_url) as store:
-        store.flushall()
     folder: Path = tmp_path_factory.mktemp("shop")
     (folder / "hostile.json").write_text(json.dumps(HOSTILE))
-    with pytest.MonkeyPatch.context() as patch, selling() as shop, counting() as counted:
-        be_patient(patch)
+    with selling() as shop, counting() as counted:
         more = CONFIG.replace("API", shop.url).replace("FOLDER", str(folder))
         more = more.replace("COUNTED", counted.url)
-        url = databases.url(lent.name)
-        with running(folder, url, redis_server_url, more=more) as worker:
+        given = {"is_patient": True, "more": more}
+        with fresh_worker(databases, redis_server_url, folder, **given) as worker:
             settings = load({"home": folder / "home", "config": folder / "tollgate.toml"}, {})
             yield World(worker, shop, settings)
-    asyncio.run(databases.take_back(lent))
 
 
 @asynccontextmanager
 async def client_of(world: World, mode: Any = "auto") -> AsyncIterator[Client]:
-    url = f"{world.worker.url}/mcp"
-    headers = {"authorization": f"Bearer {world.worker.everything}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT_S) as http:
-        async with Client(streamable_http_client(url, http_client=http), mode=mode) as client:
-            yield client
+    async with mcp_client(world.worker, world.worker.everything, mode) as client:
+        yield client
 
 
 async def names_of(client: Client) -> set[str]:

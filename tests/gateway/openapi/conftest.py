@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis
 
 from tests.databases import Databases
-from tests.gateway.openapi.running import Running, running
+from tests.gateway.openapi.fresh import fresh_worker
+from tests.gateway.openapi.running import Running
 
 
 @pytest.fixture(scope="module")
 def worker(
     databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    lent = asyncio.run(databases.lend())
-    with redis.from_url(redis_server_url) as store:
-        store.flushall()
     folder: Path = tmp_path_factory.mktemp("openapi")
-    with running(folder, databases.url(lent.name), redis_server_url) as found:
+    with fresh_worker(databases, redis_server_url, folder) as found:
         yield found
-    asyncio.run(databases.take_back(lent))
