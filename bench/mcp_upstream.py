@@ -8,19 +8,17 @@ nothing and tells of nothing.
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import uvloop
 
+from bench.plain_http import PlainHttp
+
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 NUM_MANY = 1000
 TOOL = "look_up"
-HEAD_END = b"\r\n\r\n"
-LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-MAX_HEAD_BYTES = 1 << 20
 INFO = {"name": "bench", "version": "1"}
 ARGUMENTS = {"city": "Bern", "days": 3, "units": "metric"}
 REPORT = {"city": "Bern", "celsius": [11.5, 12.0, 9.5], "rain": False}
@@ -117,34 +115,11 @@ SITES = {
 }
 
 
-class Server(asyncio.Protocol):
-    """Reads a head and a body of content-length; knows no more of HTTP."""
-
-    def __init__(self) -> None:
-        self._buffer = b""
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are no subclass of it
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        assert self._transport is not None
-        self._buffer += data
-        while (head_end := self._buffer.find(HEAD_END)) >= 0:
-            found = LENGTH.search(self._buffer, 0, head_end)
-            begin = head_end + len(HEAD_END)
-            end = begin + (int(found[1]) if found else 0)
-            if len(self._buffer) < end:
-                return
-            verb, path, _ = self._buffer.split(b" ", 2)
-            body, self._buffer = self._buffer[begin:end], self._buffer[end:]
-            site = SITES.get(path)
-            self._transport.write(
-                plain(b"404 Not Found") if site is None else site.answer(verb, body)
-            )
-        if len(self._buffer) > MAX_HEAD_BYTES:
-            self._transport.abort()
+class Server(PlainHttp):
+    def answer(self, transport: asyncio.Transport, head: bytes, body: bytes) -> None:
+        verb, path, _ = head.split(b" ", 2)
+        site = SITES.get(path)
+        transport.write(plain(b"404 Not Found") if site is None else site.answer(verb, body))
 
 
 async def serve(port: int) -> None:

@@ -13,18 +13,17 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import uvloop
 
+from bench.plain_http import HEAD_END, PlainHttp
+
 NUM_CHUNKS = 64
-MAX_HEAD_BYTES = 64 * 1024
 PROMPT_TOKENS = 12
 
 STREAM = re.compile(rb'"stream"\s*:\s*true')
-LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
-HEAD_END = b"\r\n\r\n"
 USAGE = {
     "prompt_tokens": PROMPT_TOKENS,
     "completion_tokens": NUM_CHUNKS,
@@ -77,52 +76,33 @@ PIECES = stream_response()
 STREAMED = b"".join(PIECES)
 
 
-class StubProtocol(asyncio.Protocol):
-    """Reads a head and a body of content-length; knows no more of HTTP. `gap_s`: between the events
-    of a stream; None: all in one write."""
+class StubProtocol(PlainHttp):
+    """`gap_s`: between the events of a stream; None: all in one write."""
 
     def __init__(self, gap_s: float | None = None) -> None:
+        super().__init__()
         self._gap_s = gap_s
-        self._buffer = b""
-        self._transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are no subclass of it
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        assert self._transport is not None
-        self._buffer += data
-        while (head_end := self._buffer.find(HEAD_END)) >= 0:
-            found = LENGTH.search(self._buffer, 0, head_end)
-            end = head_end + len(HEAD_END) + (int(found[1]) if found else 0)
-            if len(self._buffer) < end:
-                return
-            body = self._buffer[head_end:end]
-            self._buffer = self._buffer[end:]
-            self._answer(STREAM.search(body) is not None)
-        if len(self._buffer) > MAX_HEAD_BYTES:
-            self._transport.abort()
-
-    def _answer(self, stream: bool) -> None:
-        assert self._transport is not None
-        if not stream:
-            self._transport.write(WHOLE)
+    def answer(self, transport: asyncio.Transport, head: bytes, body: bytes) -> None:
+        if STREAM.search(body) is None:
+            transport.write(WHOLE)
         elif self._gap_s is None:
-            self._transport.write(STREAMED)
+            transport.write(STREAMED)
         else:
-            self._write_next(iter(PIECES), self._gap_s)
+            self._write_next(transport, iter(PIECES), self._gap_s)
 
-    def _write_next(self, pieces: Iterator[bytes], gap_s: float) -> None:
+    def _write_next(
+        self, transport: asyncio.Transport, pieces: Iterator[bytes], gap_s: float
+    ) -> None:
         piece = next(pieces, None)
-        if piece is None or self._transport is None or self._transport.is_closing():
+        if piece is None or transport.is_closing():
             return
-        self._transport.write(piece)
+        transport.write(piece)
         loop = asyncio.get_running_loop()
         if gap_s:
-            loop.call_later(gap_s, self._write_next, pieces, gap_s)
+            loop.call_later(gap_s, self._write_next, transport, pieces, gap_s)
         else:
-            loop.call_soon(self._write_next, pieces, gap_s)
+            loop.call_soon(self._write_next, transport, pieces, gap_s)
 
 
 async def serve(port: int, gap_s: float | None) -> None:
