@@ -6,6 +6,7 @@ the operator wrote down is signed in at with those; at all others with a URL the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ ROOT = "/oauth/upstream"
 CALLBACK = ROOT + "/callback"
 DOCUMENT = ROOT + "/client"
 """Our metadata document: to issuers that read one, its URL is what we are called."""
+MAX_DISCOVERING = 16
+"""People for whom a server and its issuer are asked at once, by one worker; others wait."""
 TENANTS = "tenant"
 """In the query of a start: for all of the tenant."""
 
@@ -66,6 +69,7 @@ class SignIns:
         self._db, self._vault, self._consents = db, vault, consents
         self._sign_in, self._challenges, self._issuer = sign_in, challenges, issuer
         self._servers = {each.name: each for each in servers}
+        self._turns = asyncio.Semaphore(MAX_DISCOVERING)
 
     def url(self, whose: Whose, server: str) -> str | None:
         """Of the page where it begins; None: nobody signs in there."""
@@ -94,15 +98,17 @@ class SignIns:
         if at.client is not None:
             return self._consents.start(at.client, upstream=server, **begun)
         before, is_refused = await self._before(server, whose)
-        return await self._sign_in.start(
-            upstream=server,
-            url=at.url,
-            challenge=await self._challenge(server, whose, user_id),
-            known=at.known,
-            before=before,
-            is_refused=is_refused,
-            **begun,
-        )
+        challenge = await self._challenge(server, whose, user_id)
+        async with self._turns:
+            return await self._sign_in.start(
+                upstream=server,
+                url=at.url,
+                challenge=challenge,
+                known=at.known,
+                before=before,
+                is_refused=is_refused,
+                **begun,
+            )
 
     def read(self, said: Mapping[str, str], **began: str) -> Consent:
         """What came back, and of whom it is. Raises: SignInRefused."""

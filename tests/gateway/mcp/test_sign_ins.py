@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.auth.client_id_metadata import to_metadata
 from gateway.mcp.sign_ins import SignedInAt, own_document, to_signed_in_at
 from gateway.settings import load
 from gateway.settings_file import SettingsError
@@ -81,4 +82,8 @@ def test_nobodys_credential_is_signed_in_for_nowhere(tmp_path: Path) -> None:
 def test_a_document_is_read_over_https_alone() -> None:
     assert own_document("http://127.0.0.1:8000") is None
     found = own_document("https://gateway.example")
-    assert found is not None and found["client_id"].startswith("https://gateway.example/")
+    assert (
+        found is not None and found["client_id"] == "https://gateway.example/oauth/upstream/client"
+    )
+    client = to_metadata(found["client_id"], found)  # as our own issuer reads those of others
+    assert client.redirect_uris == ["https://gateway.example/oauth/upstream/callback"]

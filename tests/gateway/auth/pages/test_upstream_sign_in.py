@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import pytest
 import sqlalchemy as sa
 from litestar import Litestar
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import ElicitRequestParams, ElicitRequestURLParams, ElicitResult
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.tenancy.member_tables import users
@@ -129,6 +133,30 @@ async def test_clients_that_open_urls_are_asked_to(
     await signed_in_at(signed_in, request["params"]["url"])
     assert text_of(await caller.call(URLS, **answers)) in server.provider.alive
     assert SIGN_IN.encode() not in server.arrived, "what we asked is nothing to the server"
+    await caller.http.aclose()
+
+
+async def test_the_official_client_opens_the_url_and_has_its_answer(
+    app: Litestar, signed_in: httpx.AsyncClient, ada: Tenant, server: Signing
+) -> None:
+    """One call of it: refused there, asked to sign in, called again."""
+    caller = await caller_of(app, ada, ada.user_id)
+    opened: list[str] = []
+
+    async def elicit(_context: Any, params: ElicitRequestParams) -> ElicitResult:
+        assert isinstance(params, ElicitRequestURLParams)
+        opened.append(params.url)
+        await signed_in_at(signed_in, params.url)
+        return ElicitResult(action="accept")
+
+    transport = httpx2.ASGITransport(app=app)  # type: ignore[arg-type]
+    headers = {"authorization": f"Bearer {caller.key}"}
+    async with httpx2.AsyncClient(transport=transport, headers=headers, timeout=60) as http:
+        channel = streamable_http_client(ISSUER + caller.url, http_client=http)
+        async with Client(channel, elicitation_callback=elicit) as client:
+            found = await client.call_tool("up__whoami", {})
+    assert opened == [ISSUER + START] and not found.is_error
+    assert [found.content[0].text] == server.called  # type: ignore[union-attr]
     await caller.http.aclose()
 
 
