@@ -128,7 +128,7 @@ def with_routes(max_body_bytes: int) -> Litestar:
     )
     complete(app)
     others = Cors(Idempotent(Head(app.asgi_handler)))
-    app.asgi_handler = Counted(Envelope(Straight(others, app, refuse)))
+    app.asgi_handler = Counted(Envelope(Straight(others, app)))
     return app
 
 

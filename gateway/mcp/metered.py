@@ -108,9 +108,8 @@ class CallMeter:
             raise RpcError(INTERNAL_ERROR, "Limits cannot be asked now", data) from None
         if isinstance(verdict, Refusal):
             raise refused(verdict)
-        if (
-            verdict.has_lease and verdict.spending is None
-        ):  # nothing is held: to limits it is over once it has begun
+        if verdict.has_lease and verdict.spending is None:
+            # No money is held: to limits it is over once it has begun.
             self._tasks.spawn(self.limiter.settle(verdict, Units()), name="settle a call")
         return MeteredCall(self, new_tool_call(call.id, principal, model, terms), verdict)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Request, Response, delete, get
 from litestar.connection import ASGIConnection
 from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
@@ -23,7 +23,7 @@ from gateway.auth.policy import SCOPE_MCP_CALL
 from gateway.errors import to_face
 from gateway.mcp_door import McpDoor
 from gateway.principal import Principal
-from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, needs, services
+from gateway.routes.access import ANY_AUDIENCE, AUDIENCE, HotRoute, needs, services
 from gateway.routes.body import plain_body
 from gateway.routes.media_types import JSON
 from gateway.routes.operations import ErrorEnvelope, describes
@@ -102,8 +102,9 @@ GUARDED: dict[str, Any] = {
 }
 
 
-@post(
+@HotRoute(
     **GUARDED,
+    http_method="POST",
     status_code=200,
     summary="A message of the Model Context Protocol",
     operation_class=describes(

@@ -40,6 +40,10 @@ def long_way(app: Litestar, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
         (CHAT, BEARER | {"content-encoding": "gzip"}, b"{}"),
         (CHAT, BEARER | {"x-request-timeout-ms": "soon"}, b"{}"),
         (CHAT, BEARER, b" " * 2048),
+        ("/mcp", {}, b"{}"),
+        ("/mcp", BEARER, b"{}"),
+        ("/mcp/org_nobody", BEARER, b"{}"),
+        ("/mcp/org_nobody/proj_1/tools", {}, b"{}"),
     ],
 )
 async def test_both_ways_answer_alike(
@@ -71,6 +75,10 @@ def without_names(headers: httpx.Headers) -> dict[str, str]:
         ("POST", CHAT, {"origin": "https://page.example"}),
         ("POST", CHAT, {"host": "a b"}),
         ("POST", CHAT, {"host": "[::1]:8000"}),
+        ("GET", "/mcp/org_nobody", {}),
+        ("POST", "/mcp/org_nobody/a/b/c", {}),
+        ("POST", "/mcp//a", {}),
+        ("POST", "/mcp/a.b", {}),
     ],
 )
 async def test_whatever_else_it_is_goes_the_long_way(
@@ -94,7 +102,7 @@ async def test_what_is_no_request_is_passed_on() -> None:
     async def inner(scope, receive, send) -> None:
         passed.append(scope["type"])
 
-    straight = Straight(inner, Litestar([]), refuse=None)
+    straight = Straight(inner, Litestar([]))
     await straight({"type": "websocket"}, None, None)
     assert passed == ["websocket"]
 
