@@ -28,7 +28,9 @@ from mcp_bridge.protocol.inbound import (
 )
 from mcp_bridge.protocol.rpc import HEADER_MISMATCH, METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.protocol.translation import (
+    answer_for_server,
     check_asked,
+    for_server,
     is_of,
     to_modern_params,
     without_reserved,
@@ -122,8 +124,8 @@ class ModernExchange:
         self, upstream: Upstream, envelope: Envelope, method: str, params: dict[str, Any]
     ) -> None:
         self._upstream, self._envelope = upstream, envelope
-        self._method, self._params = method, params
-        self._next: dict[str, Any] | None = params
+        self._method, self._params = method, for_server(params)
+        self._next: dict[str, Any] | None = self._params
         self._state: str | None = None
 
     async def events(self) -> AsyncGenerator[Event]:
@@ -175,7 +177,7 @@ class ModernExchange:
         for key, answered in answers.items():
             if "error" in answered:
                 raise rpc.from_error(answered["error"])
-            given[key] = answered.get("result")
+            given[key] = for_server(as_object(answered.get("result")))
         self._next = {**self._params, "inputResponses": given}
         if self._state is not None:
             self._next["requestState"] = self._state
@@ -205,7 +207,7 @@ class LegacyExchange:
         capabilities: dict[str, Any],
     ) -> None:
         self._upstream, self._sessions = upstream, sessions
-        self._method, self._params = method, without_reserved(params)
+        self._method, self._params = method, for_server(without_reserved(params))
         self._capabilities = capabilities
         self._session: UpstreamSession | None = None
         self._id = upstream.next_id()
@@ -333,7 +335,7 @@ class LegacyExchange:
 
     async def _reply(self, id_: rpc.RequestId, answered: Message) -> None:
         assert self._session is not None
-        kept: Message = {name: answered[name] for name in ("result", "error") if name in answered}
+        kept = answer_for_server(answered)
         try:
             await self._upstream.notify(self._session, {"jsonrpc": "2.0", "id": id_, **kept})
         except SessionEnded:

@@ -50,6 +50,7 @@ from mcp_bridge.protocol.rpc import (
     RpcError,
 )
 from mcp_bridge.protocol.translation import (
+    answer_for_server,
     check_can,
     to_legacy_error,
     to_legacy_result,
@@ -464,7 +465,7 @@ class LegacyFace:
             answered: Message = {"result": {}}
         else:
             answered = await self._ask_one(session, message, stream)
-        kept: Message = {name: answered[name] for name in ("result", "error") if name in answered}
+        kept = answer_for_server(answered)
         own = await reach.sessions.get(upstream)
         with suppress(RpcError, SessionEnded):
             await upstream.notify(own, {"jsonrpc": "2.0", "id": message["id"], **kept})

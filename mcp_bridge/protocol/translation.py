@@ -42,6 +42,8 @@ from mcp_bridge.protocol.rpc import (
 
 OF_MODERN_RESULTS = ("resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
 OF_MODERN_PARAMS = ("inputResponses", "requestState")
+PASSED_META = frozenset({"progressToken"})
+"""Of a request's `_meta`; what else the protocol has there is of one leg of the way."""
 LIST_CHANGED_OF = {
     "toolsListChanged": ("tools", "listChanged"),
     "promptsListChanged": ("prompts", "listChanged"),
@@ -62,6 +64,28 @@ def without_reserved(params: dict[str, Any]) -> dict[str, Any]:
     meta = {name: value for name, value in meta_of(params).items() if not name.startswith(META)}
     kept.pop("_meta", None)
     return {**kept, "_meta": meta} if meta else kept
+
+
+def for_server(said: dict[str, Any]) -> dict[str, Any]:
+    """A client's parameters or its answer, with nothing in `_meta` but the protocol's own: what a
+    client tells us there (tokens, traces, whatever it likes) is told no server."""
+    kept = {name: value for name, value in said.items() if name != "_meta"}
+    meta = {name: value for name, value in meta_of(said).items() if name in PASSED_META}
+    answers = said.get("inputResponses")
+    if isinstance(answers, dict):
+        kept["inputResponses"] = {
+            key: for_server(each) if isinstance(each, dict) else each
+            for key, each in answers.items()
+        }
+    return {**kept, "_meta": meta} if meta else kept
+
+
+def answer_for_server(answered: Message) -> Message:
+    """What a client answered, without what makes a message of it."""
+    if "error" in answered:
+        return {"error": answered["error"]}
+    result = answered.get("result")
+    return {"result": for_server(result) if isinstance(result, dict) else result}
 
 
 def to_modern_params(params: dict[str, Any], envelope: Envelope) -> dict[str, Any]:
