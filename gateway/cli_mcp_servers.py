@@ -23,6 +23,7 @@ from gateway.settings_file import SettingsError
 __all__ = ["mcp"]
 
 CALL_TIMEOUT_S = 600.0
+WHOSE = click.Choice(["none", "tenant", "user"])
 NETWORK = click.Choice(["public", "private", "loopback"])
 KEY = click.option(
     "--key", envvar="TOLLGATE_API_KEY", help="An API key with mcp:call. Or TOLLGATE_API_KEY."
@@ -37,6 +38,13 @@ KEY = click.option(
 @click.option("--arg", "arguments", multiple=True, help="Of the command, in their order.")
 @click.option("--namespace", help="At /mcp/ORG/PROJECT/NAMESPACE.")
 @click.option("--network", type=NETWORK, default="public", show_default=True)
+@click.option(
+    "--credential",
+    type=WHOSE,
+    default="none",
+    show_default=True,
+    help="Whose it is shown; people sign in where it wants that.",
+)
 @click.argument("name")
 def add(
     name: str,
@@ -48,6 +56,7 @@ def add(
     arguments: tuple[str, ...],
     namespace: str | None,
     network: str,
+    credential: str,
     **flags: Flags,
 ) -> None:
     """Add a server to the settings file; a running gateway knows it once it is started anew. What
@@ -62,6 +71,7 @@ def add(
     written["namespace"] = namespace
     written |= {"command": executable, "args": list(arguments) or None}
     written["network"] = None if network == "public" else network
+    written["credential"] = None if credential == "none" else credential
     lines = [f"{key} = {json.dumps(value)}" for key, value in written.items() if value is not None]
     table = "\n".join(["", "[[mcp.servers]]", *lines, ""])
     before = path.read_text() if path.exists() else ""

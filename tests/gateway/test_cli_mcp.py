@@ -34,7 +34,8 @@ def add(config: Path, *arguments: str) -> Result:
 
 
 def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
-    assert add(config, "maps", "--url", "https://maps.example/mcp").exit_code == 0
+    maps_url = "https://maps.example/mcp"
+    assert add(config, "maps", "--url", maps_url, "--credential", "user").exit_code == 0
     near = ("near", "--url", "http://127.0.0.1:9/mcp", "--network", "loopback", "--namespace", "n")
     assert add(config, *near).exit_code == 0
     one = add(config, "files", "--command", "/bin/true", "--arg", "--root", "--arg", 'a "b"')
@@ -43,6 +44,7 @@ def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
     maps, nearby, files = load({"config": config}, {}).mcp_servers
     assert (maps.name, maps.url, maps.trust) == ("maps", "https://maps.example/mcp", "pinned")
     assert (nearby.network, nearby.namespace) == ("loopback", "n")
+    assert (maps.credential, nearby.credential) == ("user", "none")
     assert (files.command, files.args) == ("/bin/true", ["--root", 'a "b"'])
     assert [each.name for each in config.parent.iterdir()] == ["tollgate.toml"]
 
