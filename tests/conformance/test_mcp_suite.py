@@ -14,11 +14,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.conformance.world import KIT, KITTED, NODE
 from tests.mcp_bridge.conftest import all_eras, bridge_redis_url
 from tests.mcp_bridge.processes import LEGACY, MODERN, Eras, running
+from tests.stack import Stack
 from tests.stack import running as running_stack
 
 __all__ = ["all_eras", "bridge_redis_url"]
@@ -39,7 +41,7 @@ name = "fixture"
 url = "URL"
 network = "loopback"
 namespace = "identity"
-trust = "all"
+trust = "TRUST"
 """
 
 
@@ -88,16 +90,31 @@ def test_the_fixture_server_passes(fixture_url: str, revision: str, tmp_path: Pa
     assert failing(fixture_url, revision, tmp_path) == {}
 
 
-@pytest.fixture(scope="module")
-def gateway_url(fixture_url: str) -> Iterator[str]:
-    """The identity namespace of a gateway of two workers, behind who adds the token."""
-    with running_stack(config=CONFIG.replace("URL", fixture_url), workers=2) as stack:
+@pytest.fixture(scope="module", params=["all", "pinned"])
+def gateway_url(fixture_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The identity namespace of a gateway of two workers, behind who adds the token. Pinned, all
+    that its server offers was approved."""
+    config = CONFIG.replace("URL", fixture_url).replace("TRUST", request.param)
+    with running_stack(config=config, workers=2) as stack:
+        if request.param == "pinned":
+            approve_all(stack)
         ((org_id, project_id),) = asyncio.run(stack.sql("SELECT org_id, id FROM projects"))
         to = f"{stack.base_url}/mcp/{org_id}/{project_id}/identity"
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TOKEN", stack.create_key("--scope", "mcp:call"))
             with running(("token_proxy", "--to", to)) as (proxy,):
                 yield proxy.url
+
+
+def approve_all(stack: Stack) -> None:
+    key = stack.create_key("--scope", "admin:mcp")
+    answer = httpx.post(
+        f"{stack.base_url}/v1/admin/mcp/servers/fixture/approve",
+        json={"all": True},
+        headers={"authorization": f"Bearer {key}"},
+        timeout=TIMEOUT_S,
+    )
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("revision", [LEGACY, MODERN])
