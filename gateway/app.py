@@ -236,7 +236,7 @@ async def open_services(
         webhooks=webhooks,
         files=files,
         batches=batches,
-        mcp=(mcp := await open_mcp(settings, stack, secret, db, store, desk, auth.authority.keys)),
+        mcp=(mcp := await open_mcp(settings, stack, secret, db, store, desk, auth, telemetry)),
         tool_loops=open_tool_loops(settings, mcp),
         cache_report=report,
         trusted_proxies=Networks.of(settings.trusted_proxies),

@@ -18,26 +18,28 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.money import PICO_PER_USD, Pico
 from gateway.audit.log import Actor
-from gateway.auth.signing_keys import KeyRing
 from gateway.inference import Desk
 from gateway.principal import Principal
 from gateway.secret import Secret
 from gateway.settings import Settings
 from gateway.settings_file import WrittenMcpServer
+from gateway.telemetry import Telemetry
 from gateway.tenancy.errors import NotFound
 from gateway.tool_loop import LoopBounds, ToolLoops
 from gateway.toolbox import Toolbox
 
 if TYPE_CHECKING:
+    from gateway.auth.wiring import Auth
     from gateway.mcp.credential_desk import UpstreamVault
     from gateway.mcp.metered import Callers
     from gateway.mcp.pin_desk import PinDesk
+    from gateway.mcp.records import AuditRecords
     from mcp_bridge.approvals import Approvals
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
     from mcp_bridge.rebinding import Allowed
     from mcp_bridge.trust import Trust
-    from mcp_bridge.upstream import ServerConfig, Transport
+    from mcp_bridge.upstream import Sampler, ServerConfig, Transport
 
 STATE_PURPOSE = "mcp-request-state"
 NAME = "tollgate"
@@ -130,20 +132,21 @@ async def open_mcp(
     db: AsyncEngine,
     redis: Redis,
     desk: Desk,
-    keys: KeyRing,
+    auth: Auth,
+    telemetry: Telemetry,
 ) -> McpDoor | None:
-    """`keys`: with which we sign who calls. None: there is no server."""
+    """`auth`: its keys sign who calls. None: there is no server."""
     if not settings.mcp_servers:
         return None
     from gateway.mcp.credential_desk import open_vault
     from gateway.mcp.metered import Callers, CallMeter
     from gateway.mcp.pin_desk import PinDesk
     from gateway.mcp.upstreams import open_carriers
-    from gateway.mcp.wiring import open_approvals, open_trust
+    from gateway.mcp.wiring import open_approvals, open_records, open_trust
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.rebinding import Allowed
 
-    vault = await open_vault(settings, stack, secret, db, redis, keys)
+    vault = await open_vault(settings, stack, secret, db, redis, auth.authority.keys)
     carriers = stack.enter_context(open_carriers(settings, vault.shown))
     callers = Callers()
     meter = CallMeter(
@@ -155,7 +158,8 @@ async def open_mcp(
     )
     servers = [to_config(each) for each in settings.mcp_servers]
     taints = any(server.taints for server in servers)
-    guard = await open_trust(stack, db, redis, meter, taints=taints)
+    records = await open_records(stack, db)
+    guard = await open_trust(stack, db, redis, meter, records, taints=taints)
     info = {"name": NAME, "version": own_version()}
     bridge = Bridge(
         servers,
@@ -164,6 +168,7 @@ async def open_mcp(
         info=info,
         guard=guard,
         carriers=carriers,
+        sampler=open_sampler(settings, desk, telemetry, callers, records),
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
@@ -174,6 +179,19 @@ async def open_mcp(
 
     allowed = Allowed(public_url=settings.issuer)
     return McpDoor(bridge, allowed, callers, guard, vault, pins, approvals_of, meter.price_of)
+
+
+def open_sampler(
+    settings: Settings, desk: Desk, telemetry: Telemetry, callers: Callers, records: AuditRecords
+) -> Sampler | None:
+    """None: no server is answered by a model of ours."""
+    written = {each.name: each.sampling for each in settings.mcp_servers}
+    asked = {name: each for name, each in written.items() if each.by == "engine"}
+    if not asked:
+        return None
+    from gateway.mcp.sampling import ModelSampler
+
+    return ModelSampler(desk, telemetry, callers, records, asked)
 
 
 def vault_of(door: McpDoor | None) -> UpstreamVault:
@@ -217,6 +235,8 @@ def to_config(server: WrittenMcpServer) -> ServerConfig:
         launch=launch,
         document=server.openapi or "",
         query_credentials=tuple(server.query_credentials),
+        sampling=server.sampling.by,
+        max_samples=server.sampling.max_per_call,
     )
 
 

@@ -47,6 +47,7 @@ def check_mcp_servers(
             raise SettingsError(f"{place}.openapi: wants a url, where the API is asked")
         if (server.url is None) == (server.command is None):
             raise SettingsError(f"{place} ({server.name}): wants exactly one of url, command")
+        _check_sampling(f"{place}.sampling", server, models)
         if server.openapi is not None or server.query_credentials:
             _check_openapi(place, server, near=near)
         if server.oauth is not None:
@@ -55,6 +56,14 @@ def check_mcp_servers(
             _check_url(f"{place}.url", server.url, server.network, near=near)
         else:
             _check_launch(place, server)
+
+
+def _check_sampling(place: str, server: WrittenMcpServer, models: Collection[str]) -> None:
+    by, model = server.sampling.by, server.sampling.model
+    if (by == "engine") != (model is not None):
+        raise SettingsError(f"{place}.model: is wanted for by = 'engine', and for nothing else")
+    if model is not None and model not in models:
+        raise SettingsError(f"{place}.model: {model!r} is no model of this file")
 
 
 def _check_oauth(place: str, server: WrittenMcpServer, *, near: bool) -> None:

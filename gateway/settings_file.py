@@ -171,6 +171,17 @@ class WrittenMcpOauth(Strict, frozen=True, kw_only=True):
     resource: Url | None = None
 
 
+class WrittenMcpSampling(Strict, frozen=True, kw_only=True):
+    """`[mcp.servers.sampling]`: who writes what the server wants of a model: whoever calls it, a
+    model of ours on the bill of whoever calls it, or nobody."""
+
+    by: Literal["caller", "engine", "off"] = "caller"
+    model: Name | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
+    """Of one answer, whatever the server asks for."""
+    max_per_call: Annotated[int, Meta(ge=1, le=64)] = 8
+
+
 class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     """`[[mcp.servers]]`: asked where its URL says, or a process of this machine. `trust`: each
     thing that it offers has to be approved (`tollgate mcp approve`), or the operator vouches for
@@ -203,6 +214,7 @@ class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     readable: list[str] = []
     offline: bool = False
     """In a sandbox: it reaches nobody."""
+    sampling: WrittenMcpSampling = WrittenMcpSampling()
     limits: dict[str, PositiveInt] = {}
 
 

@@ -30,7 +30,7 @@ from mcp_bridge.protocol.continuation import Sealer
 from mcp_bridge.relay import Relay
 from mcp_bridge.sessions import Sessions
 from mcp_bridge.shared_streams import SharedStreams
-from mcp_bridge.upstream import ServerConfig, Upstream
+from mcp_bridge.upstream import Sampler, ServerConfig, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class BadServer(BridgeError):
 class Bridge:
     """`keys`: for what clients bring back, the newest first. `carriers`: how servers are reached;
     None: anywhere over HTTP, by `network`. `guard`: what is shown of what servers offer, and which
-    calls go out; None: all of it."""
+    calls go out; None: all of it. `sampler`: writes for servers with `sampling` "engine"."""
 
     def __init__(
         self,
@@ -63,8 +63,9 @@ class Bridge:
         guard: Guard | None = None,
         carriers: Carriers | None = None,
         network: httpcore.AsyncNetworkBackend | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
-        self._servers = check_servers(servers)
+        self._servers, self._sampler = check_servers(servers), sampler
         if carriers is None:
             carriers = Carriers(network_of=None if network is None else lambda _: network)
         self._carriers = carriers
@@ -123,7 +124,7 @@ class Bridge:
         upstream = self._upstreams.get(key)
         if upstream is None:
             carrier = self._carriers.open(config, whose)
-            upstream = self._upstreams[key] = Upstream(config, self.info, carrier)
+            upstream = self._upstreams[key] = Upstream(config, self.info, carrier, self._sampler)
             while len(self._upstreams) > MAX_UPSTREAMS:
                 self._close_soon(self._upstreams.popitem(last=False)[1])
         self._upstreams.move_to_end(key)

@@ -48,6 +48,7 @@ MAX_NOTE_BYTES = 16 * 1024 * 1024
 """Of what waits to be taken by one who asked; the oldest is lost first."""
 
 OFFERED_CAPABILITIES: dict[str, Any] = {"elicitation": {}, "sampling": {}}
+SAMPLING = "sampling"
 
 Emit = Callable[[Message], Awaitable[None]]
 LISTENING: Message = {}
@@ -142,10 +143,16 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channel:
-    """`start`, then `run` until the server ends it; `ask` meanwhile."""
+    """`start`, then `run` until the server ends it; `ask` meanwhile. `samples`: it is told that it
+    may want a model."""
 
-    def __init__(self, server: str, info: dict[str, Any], line: Line) -> None:
+    def __init__(
+        self, server: str, info: dict[str, Any], line: Line, *, samples: bool = True
+    ) -> None:
         self.server = server
+        self._offered = {
+            name: each for name, each in OFFERED_CAPABILITIES.items() if samples or name != SAMPLING
+        }
         self.id = secrets.token_hex(8)
         self.modern = False
         self.answered = False
@@ -205,7 +212,7 @@ class Channel:
     async def _initialize(self) -> None:
         params = {
             "protocolVersion": LEGACY,
-            "capabilities": OFFERED_CAPABILITIES,
+            "capabilities": self._offered,
             "clientInfo": self._info,
         }
         found = await self._own("initialize", params)

@@ -30,7 +30,7 @@ from mcp_bridge.exchanges import (
 from mcp_bridge.guard import KIND_OF, Asking, Fetched, Guard, GuardedExchange
 from mcp_bridge.names import IDENTITY, SEPARATOR, SHORTENED, alias_of
 from mcp_bridge.pinning import MAX_OFFERED, Kind
-from mcp_bridge.protocol.eras import LISTS
+from mcp_bridge.protocol.eras import INTERACTIVE, LISTS
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import (
     INVALID_PARAMS,
@@ -39,6 +39,7 @@ from mcp_bridge.protocol.rpc import (
 )
 from mcp_bridge.protocol.translation import server_capabilities
 from mcp_bridge.resource_owners import owner_of
+from mcp_bridge.sampling import SampledExchange, taken_up
 from mcp_bridge.upstream import Described, Unreachable, Upstream, as_object
 
 log = logging.getLogger(__name__)
@@ -264,14 +265,18 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         """A request that a client makes, `params` as it is at the server. `continues`: the state
         that proves that it went out before. Raises: RpcError."""
         described = await self.described(upstream)
+        is_sampled = upstream.config.sampling == "engine" and method in INTERACTIVE
+        sent, before = taken_up(params) if is_sampled else (params, None)
         exchange = open_exchange(
             upstream,
             modern=described.modern,
             sessions=self.sessions,
             envelope=self.envelope,
             method=method,
-            params=params,
+            params=sent,
         )
+        if is_sampled:
+            exchange = SampledExchange(exchange, upstream, self.caller, before)
         asking = Asking(
             upstream=upstream, alias=alias, method=method, params=params, continues=continues
         )

@@ -123,7 +123,7 @@ class ModernExchange:
     def __init__(
         self, upstream: Upstream, envelope: Envelope, method: str, params: dict[str, Any]
     ) -> None:
-        self._upstream, self._envelope = upstream, envelope
+        self._upstream, self._envelope = upstream, upstream.seen(envelope)
         self._method, self._params = method, for_server(params)
         self._next: dict[str, Any] | None = self._params
         self._state: str | None = None
@@ -391,7 +391,8 @@ def open_exchange(
 ) -> Exchange:
     if modern:
         return ModernExchange(upstream, envelope, method, params)
-    return LegacyExchange(upstream, sessions, method, params, envelope.capabilities)
+    can = upstream.seen(envelope).capabilities
+    return LegacyExchange(upstream, sessions, method, params, can)
 
 
 async def result_of(exchange: Exchange) -> dict[str, Any]:

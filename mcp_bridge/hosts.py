@@ -118,7 +118,8 @@ class Host:
         used = left = False
         try:
             async with self._open_line(self.config, self.whose, self.credential) as line:
-                channel = Channel(self.config.name, self._info, line)
+                samples = self.config.sampling != "off"
+                channel = Channel(self.config.name, self._info, line, samples=samples)
                 running = asyncio.create_task(channel.run())
                 try:
                     await until_ready(channel, running)

@@ -57,6 +57,7 @@ from mcp_bridge.protocol.translation import (
     to_unsubscribed,
 )
 from mcp_bridge.relay import Payload, Relay
+from mcp_bridge.sampling import WINDOW_S, SampleCount, is_sampling, sampled
 from mcp_bridge.sessions import (
     MAX_URI_LEN,
     About,
@@ -431,6 +432,7 @@ class LegacyFace:
         self, reach: Reach, session: Session, upstream: Upstream, modern: bool, stream: Stream
     ) -> None:
         asked: set[asyncio.Task[None]] = set()
+        samples = SampleCount(upstream, window_s=WINDOW_S)
 
         async def take(message: Message) -> None:
             if rpc.is_response(message):
@@ -438,7 +440,7 @@ class LegacyFace:
             if rpc.is_request(message):
                 while len(asked) >= MAX_ASKED:
                     await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-                work = self._pass_on(reach, session, upstream, message, stream)
+                work = self._pass_on(reach, session, upstream, message, stream, samples)
                 task = self._spawn(work)
                 asked.add(task)
                 task.add_done_callback(asked.discard)
@@ -458,11 +460,22 @@ class LegacyFace:
         await follow(upstream, open_, take)
 
     async def _pass_on(
-        self, reach: Reach, session: Session, upstream: Upstream, message: Message, stream: Stream
+        self,
+        reach: Reach,
+        session: Session,
+        upstream: Upstream,
+        message: Message,
+        stream: Stream,
+        samples: SampleCount,
     ) -> None:
         """What a server asks of the client outside of requests."""
         if message["method"] == "ping":
             answered: Message = {"result": {}}
+        elif is_sampling(message) and upstream.config.sampling != "caller":
+            try:
+                answered = {"result": await sampled(upstream, reach.caller, message, samples)}
+            except RpcError as error:
+                answered = {"error": error.to_error()}
         else:
             answered = await self._ask_one(session, message, stream)
         kept = answer_for_server(answered)

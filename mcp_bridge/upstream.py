@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import httpcore
 import msgspec
 
 from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
+from mcp_bridge.caller import Caller
 from mcp_bridge.carrier import Carried, Carrier, CarrierFailed, NotSent, Spent
 from mcp_bridge.claims import Known
 from mcp_bridge.credentials import CredentialOf
@@ -74,6 +75,8 @@ Trusted = Literal["pinned", "all"]
 Transport = Literal["http", "sse", "stdio", "openapi"]
 """`sse`: HTTP with server-sent events, of 2024-11-05. `stdio`: a process, of `launch`.
 `openapi`: an HTTP API, of `document`."""
+SampledBy = Literal["caller", "engine", "off"]
+"""Who writes what a server wants of a model: its caller's, ours, or nobody's."""
 Addresses = Literal["public", "private", "loopback"]
 """Where a server may be dialled, besides the public internet: in the operator's own networks, or on
 this machine."""
@@ -99,11 +102,22 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An absolute path or a URL; `url` is where the API is, whatever it says."""
     query_credentials: tuple[str, ...] = ()
     """Names of what is shown in the query of an API's URL; all else is headers."""
+    sampling: SampledBy = "caller"
+    max_samples: int = 8
+    """Of one call, by a model of ours."""
 
     @property
     def place(self) -> str:
         """For people: where it is."""
         return self.url if self.launch is None else self.launch.command
+
+
+class Sampler(Protocol):
+    """A model of ours, and who pays for what it writes."""
+
+    async def sample(self, caller: Caller, server: str, params: dict[str, Any]) -> dict[str, Any]:
+        """The result of a `sampling/createMessage`. Raises: RpcError."""
+        ...
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,10 +231,16 @@ class Answer:
 
 
 class Upstream:
-    """`carrier`: of this one alone; closed with it."""
+    """`carrier`: of this one alone; closed with it. `sampler`: for servers that ours answers."""
 
-    def __init__(self, config: ServerConfig, info: dict[str, Any], carrier: Carrier) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: ServerConfig,
+        info: dict[str, Any],
+        carrier: Carrier,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self.config, self.sampler = config, sampler
         self.name = config.name
         self._info = info
         self._carrier = carrier
@@ -241,6 +261,15 @@ class Upstream:
 
     async def close(self) -> None:
         await self._carrier.close()
+
+    def seen(self, envelope: Envelope) -> Envelope:
+        """A caller as the server is to see it: whether a model can be asked is not its alone."""
+        if self.config.sampling == "caller":
+            return envelope
+        can = {name: each for name, each in envelope.capabilities.items() if name != "sampling"}
+        if self.config.sampling == "engine":
+            can["sampling"] = {}
+        return msgspec.structs.replace(envelope, capabilities=can)
 
     def next_id(self) -> int:
         self._ids += 1
@@ -328,7 +357,8 @@ class Upstream:
         raise Unreachable(self.name, "version")
 
     async def _discover_once(self, envelope: Envelope, now: float) -> Described | None:
-        message = rpc.request(self.next_id(), "server/discover", to_modern_params({}, envelope))
+        params = to_modern_params({}, self.seen(envelope))
+        message = rpc.request(self.next_id(), "server/discover", params)
         headers = modern_headers("server/discover", {})
         async with self.ask("POST", message, headers) as answer:
             if answer.status >= 500:
@@ -374,7 +404,7 @@ class Upstream:
         """With what the caller can. Raises: RpcError."""
         params = {
             "protocolVersion": LEGACY,
-            "capabilities": to_legacy_capabilities(envelope.capabilities),
+            "capabilities": to_legacy_capabilities(self.seen(envelope).capabilities),
             "clientInfo": envelope.info or self._info,
         }
         message = rpc.request(self.next_id(), "initialize", params)

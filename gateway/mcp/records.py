@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -32,6 +32,8 @@ WRITE_EVERY_S = 0.05
 RETRY_S = 1.0
 CLOSE_S = 10.0
 MAX_NAME_CHARS = 256
+SampleOutcome = Literal["done", "refused", "failed", "left"]
+"""Of what a server wanted a model of ours to write. `refused`: by the caller's limits."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -87,6 +89,12 @@ class AuditRecords:
             "outcome": outcome,
         }
         await self._waiting.put(Entry(call.caller, "mcp.called", call.server, after))
+
+    async def sampled(
+        self, caller: Caller, server: str, model: str, request_id: str, outcome: SampleOutcome
+    ) -> None:
+        after = {"model": model, "request_id": request_id, "outcome": outcome}
+        await self._waiting.put(Entry(caller, "mcp.sampled", server, after))
 
     async def _run(self) -> None:
         unforeseen = Unforeseen(log, "mcp: audit not written")

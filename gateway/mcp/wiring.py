@@ -25,17 +25,27 @@ from mcp_bridge.catalog import Catalog
 from mcp_bridge.trust import Trust
 
 
+async def open_records(stack: AsyncExitStack, db: AsyncEngine) -> AuditRecords:
+    records = AuditRecords(db)
+    records.start()
+    stack.push_async_callback(records.close)
+    return records
+
+
 async def open_trust(
-    stack: AsyncExitStack, db: AsyncEngine, redis: Redis, meter: CallMeter, *, taints: bool
+    stack: AsyncExitStack,
+    db: AsyncEngine,
+    redis: Redis,
+    meter: CallMeter,
+    records: AuditRecords,
+    *,
+    taints: bool,
 ) -> Trust:
     """Closed with `stack`, after the bridge. `taints`: some server does."""
     feed = Feed(redis)
     known = KnownTrust(db, feed)
     await feed.start()
     stack.push_async_callback(feed.close)
-    records = AuditRecords(db)
-    records.start()
-    stack.push_async_callback(records.close)
     trust = Trust(
         catalog=Catalog(known),
         rules=known,

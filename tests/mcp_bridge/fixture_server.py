@@ -305,7 +305,9 @@ class Fixture:
         return types.CallToolResult.model_validate({"content": [said], "isError": True})
 
     async def sample(self, ctx: Any, params: Any, arguments: Any) -> Any:
-        asked = {"sample": sample(str(arguments.get("prompt")))}
+        """As often as `times`, all at once."""
+        one = sample(str(arguments.get("prompt")))
+        asked = {f"sample{n or ''}": one for n in range(int(arguments.get("times", 1)))}
         answers = await self.ask(ctx, params, asked, None)
         return [text(f"LLM response: {answers['sample']['content']['text']}")]
 

@@ -38,10 +38,12 @@ def fresh_worker(
 
 
 @asynccontextmanager
-async def mcp_client(worker: Running, secret: str, mode: Any = "auto") -> AsyncIterator[Client]:
-    """The official one, with an API key."""
+async def mcp_client(
+    worker: Running, secret: str, mode: Any = "auto", **can: Any
+) -> AsyncIterator[Client]:
+    """The official one, with an API key. `can`: what it answers servers."""
     headers = {"authorization": f"Bearer {secret}"}
     async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT_S) as http:
         transport = streamable_http_client(f"{worker.url}/mcp", http_client=http)
-        async with Client(transport, mode=mode) as client:
+        async with Client(transport, mode=mode, **can) as client:
             yield client
