@@ -295,22 +295,27 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return {**page, LISTS[method]: items}
 
     async def _own_name(self, method: str, alias: str) -> tuple[Upstream, str]:
-        """Raises: RpcError."""
+        """By the name that lists show, and no other. Raises: RpcError."""
         what = "tool" if method == "tools/list" else "prompt"
         upstream, own = self.endpoint.split(alias, what)
-        if SHORTENED.fullmatch(own) is None:
-            return upstream, own
+        found = await self._unshortened(upstream, method, own) if SHORTENED.fullmatch(own) else own
+        if found is None or self.endpoint.alias(upstream, found) != alias:
+            raise RpcError(INVALID_PARAMS, f"Unknown {what}: {alias}")
+        return upstream, found
+
+    async def _unshortened(self, upstream: Upstream, method: str, own: str) -> str | None:
+        """Raises: RpcError."""
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             if own in upstream.shortened:
-                return upstream, upstream.shortened[own]
+                return upstream.shortened[own]
             params = {} if cursor is None else {"cursor": cursor}
             page = await self.request(upstream, method, params)
             self._renamed(upstream, method, page)
             cursor = page.get("nextCursor")
-            if not isinstance(cursor, str) and own not in upstream.shortened:
+            if not isinstance(cursor, str):
                 break
-        raise RpcError(INVALID_PARAMS, f"Unknown {what}: {alias}")
+        return upstream.shortened.get(own)
 
     async def target(self, method: str, params: dict[str, Any]) -> tuple[Upstream, dict[str, Any]]:
         """Which server a request is for, and the request as it is there. Raises: RpcError."""

@@ -44,6 +44,7 @@ from mcp_bridge.errors import (
 )
 from mcp_bridge.guard import KIND_OF, Asking, Outcome, Passage, Shown, Source
 from mcp_bridge.killable import KillableValidator
+from mcp_bridge.names import alias_of
 from mcp_bridge.pinning import Pin, pin_of
 from mcp_bridge.policy import (
     CallState,
@@ -182,13 +183,15 @@ class Trust:
             return Answered(failed_result("The arguments cannot be written down.", (problem,)))
         rules = await self.rules.rules(caller.org_id)
         config = asking.upstream.config
+        # However the client calls it: in the identity namespace the name alone.
+        alias = alias_of(config.name, pin.name)
         call = ToolCall(
             org_id=caller.org_id,
             project_id=caller.project_id,
             key_id=caller.client,
             server=config.name,
             tool=pin.name,
-            alias=asking.alias,
+            alias=alias,
             arguments=arguments,
             annotations=annotations_of(tool),
             trusted=config.trust == "all",
@@ -198,7 +201,7 @@ class Trust:
             caller=caller,
             server=config.name,
             tool=pin.name,
-            alias=asking.alias,
+            alias=alias,
             pin=pin.digest,
             arguments_digest=digest,
             rules=(),
@@ -394,7 +397,7 @@ class Permit:
         data: dict[str, Any] = {"reason": decision.reason, "rules": list(decision.rules)}
         if decision.retry_after_s is not None:
             data["retryAfterSeconds"] = decision.retry_after_s
-        return RpcError(DENIED, f"Not allowed: {self.record.alias}", data)
+        return RpcError(DENIED, f"Not allowed: {self._asking.alias}", data)
 
     async def _said_yes(self, decider: Decider) -> Approval | None:
         """What a person approved of this call, not spent yet; None: it was spent when the call went
@@ -436,7 +439,7 @@ class Permit:
             "expiresAt": int(found.expires_at_s),
             "decider": found.call.decider,
         }
-        alias = self.record.alias
+        alias = self._asking.alias
         return RpcError(APPROVAL_NEEDED, f"{alias} waits for a person's approval", data)
 
 
