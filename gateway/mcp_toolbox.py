@@ -74,7 +74,9 @@ class BridgeToolbox:
             async with asyncio.timeout(LIST_TIMEOUT_S):
                 for _ in range(MAX_PAGES):
                     page = await self._ask(principal, server_label, "tools/list", params)
-                    found += [to_tool(server_label, each) for each in page.get("tools") or ()]
+                    room = MAX_TOOLS - len(found)
+                    listed = (page.get("tools") or ())[:room]
+                    found += [to_tool(server_label, each) for each in listed]
                     cursor = page.get("nextCursor")
                     if not isinstance(cursor, str) or len(found) >= MAX_TOOLS:
                         break
@@ -83,7 +85,7 @@ class BridgeToolbox:
                     await self._ask(principal, server_label, "server/discover", {})
         except (RpcError, TimeoutError) as error:
             raise ListFailed("The server does not say which tools it has.") from error
-        return tuple(found[:MAX_TOOLS])
+        return tuple(found)
 
     async def call(
         self,
@@ -203,12 +205,25 @@ async def said_to_nobody(_message: Any) -> None:
     """Progress and logs."""
 
 
-def to_tool(server_label: str, listed: dict[str, Any]) -> OfferedTool:
-    schema, annotations = listed.get("inputSchema"), listed.get("annotations")
-    description = listed.get("description")
+class Listed(msgspec.Struct, rename="camel"):
+    """What a model is shown of a tool; the rest of its JSON is passed over."""
+
+    name: str
+    description: Any = None
+    input_schema: Any = None
+    annotations: Any = None
+
+
+def to_tool(server_label: str, item: Any) -> OfferedTool:
+    """`item`: of a page of a list, JSON or what was read of it."""
+    if isinstance(item, msgspec.Raw):
+        listed = msgspec.json.decode(item, type=Listed)
+    else:
+        listed = msgspec.convert(item, Listed)
+    schema, annotations, description = listed.input_schema, listed.annotations, listed.description
     return OfferedTool(
         server_label=server_label,
-        name=str(listed["name"]).removeprefix(f"{server_label}__"),
+        name=listed.name.removeprefix(f"{server_label}__"),
         description=description if isinstance(description, str) else None,
         input_schema=schema if isinstance(schema, dict) else {},
         annotations=annotations if isinstance(annotations, dict) else {},

@@ -15,13 +15,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from mcp_bridge.errors import NotPinnable
-from mcp_bridge.guard import Source
+from mcp_bridge.guard import KIND_OF, Shown, Source
 from mcp_bridge.pinning import (
     Approved,
     Change,
@@ -68,11 +68,12 @@ class MemoryPins:
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A server's list as clients see it. `pins` and `shown` have only what is approved."""
+    """A server's lists as clients see them. `pins` and `shown` have only what is approved. It is
+    made anew whenever the offer or what is approved of it changes, and never changes itself."""
 
     listing: Listing
     pins: Mapping[Key, Pin]
-    shown: Mapping[Kind, tuple[Mapping[str, Any], ...]]
+    shown: Mapping[Kind, Shown]
 
     @property
     def stale(self) -> bool:
@@ -163,16 +164,11 @@ def seen_of(config: ServerConfig, approved: Approved, offer: Offer | None) -> Se
         found = Listing((), stale=True)
     else:
         found = Listing(tuple(sorted(offer.pins.values(), key=lambda pin: pin.key)), stale=False)
-    shown: dict[Kind, list[Mapping[str, Any]]] = {}
-    for pin in found.pins:
-        value = pin.value()
-        if isinstance(value, dict):
-            shown.setdefault(pin.kind, []).append(value)
-    return Seen(
-        found,
-        {pin.key: pin for pin in found.pins},
-        {kind: tuple(items) for kind, items in shown.items()},
-    )
+    shown = {
+        kind: Shown(tuple(pin for pin in found.pins if pin.kind == kind), stale=found.stale)
+        for kind in set(KIND_OF.values())
+    }
+    return Seen(found, {pin.key: pin for pin in found.pins}, shown)
 
 
 def launch_pin(config: ServerConfig) -> Pin:

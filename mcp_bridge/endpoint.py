@@ -12,6 +12,7 @@ import binascii
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -202,18 +203,20 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     async def _shown(
         self, upstream: Upstream, method: str, cursor: str | None
     ) -> dict[str, Any] | None:
-        """A page of what was approved, behind the name that `cursor` is; None: as the server
-        says it. Raises: RpcError."""
+        """A page of what was approved, as JSON already, behind the name that `cursor` is; None: as
+        the server says it. Raises: RpcError."""
         shown = await self.guard.offered(self, upstream, method)
         if shown is None:
             return None
-        items = shown.items
+        first, pins = 0, shown.pins
         if cursor is not None:
-            first = bisect_right(items, str(cursor), key=lambda item: str(item["name"]))
-            items = items[first:]
-        page = self._renamed(upstream, method, {LISTS[method]: list(items[:MAX_PAGE])})
-        if len(items) > MAX_PAGE:
-            page["nextCursor"] = items[MAX_PAGE - 1]["name"]
+            first = bisect_right(pins, str(cursor), key=lambda pin: pin.name)
+        end = first + MAX_PAGE
+        alias_of = partial(self.endpoint.alias, upstream)
+        items = shown.written(self.endpoint.label(upstream), alias_of)[first:end]
+        page: dict[str, Any] = {LISTS[method]: [each for each in items if each is not None]}
+        if len(pins) > end:
+            page["nextCursor"] = pins[end - 1].name
         if shown.stale:
             page["_meta"] = {STALE_META: [upstream.name]}
         return page

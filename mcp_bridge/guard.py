@@ -7,7 +7,7 @@ object is injected; `LetsAllPass` is that of a bridge without trust, `trust.Trus
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, Protocol
 
@@ -15,7 +15,7 @@ import msgspec
 
 from mcp_bridge.caller import Caller
 from mcp_bridge.exchanges import Answers, Asked, Done, Event, Exchange
-from mcp_bridge.pinning import Kind
+from mcp_bridge.pinning import Kind, Pin
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.upstream import Upstream
 
@@ -51,12 +51,33 @@ class Source(Protocol):
         ...
 
 
-class Shown(msgspec.Struct, frozen=True):
-    """What clients see of one list, by the server's own names. `stale`: the server does not answer,
-    and what was approved of it stands in."""
+class Shown:
+    """What clients see of one list: `pins`, ordered by the server's own names. `stale`: the server
+    does not answer, and what was approved of it stands in. Never changes: another list is another
+    Shown, so what is written of it is kept with it."""
 
-    items: tuple[Mapping[str, Any], ...]
-    stale: bool
+    def __init__(self, pins: tuple[Pin, ...], *, stale: bool) -> None:
+        self.pins, self.stale = pins, stale
+        self._written: dict[str, tuple[msgspec.Raw | None, ...]] = {}
+
+    def written(
+        self, label: str, alias_of: Callable[[str], str | None]
+    ) -> tuple[msgspec.Raw | None, ...]:
+        """The pins as JSON, each by its alias; None where it has none. `label`: what the aliases
+        begin with, which is all that tells them apart, and a server has two."""
+        found = self._written.get(label)
+        if found is None:
+            found = tuple(written(pin, alias_of(pin.name)) for pin in self.pins)
+            self._written[label] = found
+        return found
+
+
+def written(pin: Pin, alias: str | None) -> msgspec.Raw | None:
+    if alias is None or alias == pin.name:
+        return None if alias is None else msgspec.Raw(pin.body)
+    value = pin.value()
+    assert isinstance(value, dict)
+    return msgspec.Raw(msgspec.json.encode({**value, "name": alias}))
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):

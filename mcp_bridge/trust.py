@@ -131,9 +131,10 @@ class Trust:
         if not await self.opens(source.caller, upstream):
             return Shown((), stale=False)
         seen = await self.catalog.current(source, upstream)
-        items = seen.shown.get(kind, ())
-        await self.records.listed(source.caller, upstream.name, method, len(items), seen.stale)
-        return Shown(items, seen.stale)
+        shown = seen.shown[kind]
+        count = len(shown.pins)
+        await self.records.listed(source.caller, upstream.name, method, count, shown.stale)
+        return shown
 
     def screened(self, upstream: Upstream, method: str, items: Iterable[Any]) -> list[Any]:
         """Without what looks like an attack: resources come and go, so nobody approves each."""

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from gateway.mcp.calls import RedisCalls
 from gateway.mcp_door import to_caller
-from gateway.mcp_toolbox import BridgeToolbox
+from gateway.mcp_toolbox import BridgeToolbox, to_tool
 from gateway.principal import Principal
 from gateway.toolbox import ListFailed, OfferedTool, Refused, ToolResult
 from mcp_bridge.approvals import Approvals, MemoryApprovals
@@ -68,6 +68,21 @@ async def test_tools_are_found_and_called(toolbox: BridgeToolbox, label: str) ->
     assert isinstance(failed, ToolResult) and failed.is_error
     image = await toolbox.call(ALICE, found["test_image_content"], {}, 10.0)
     assert isinstance(image, ToolResult) and image.text == "[image: not shown]"
+
+
+def test_a_model_is_shown_the_same_of_a_list_that_is_written() -> None:
+    listed = {
+        "name": "s__weather",
+        "title": "Weather",
+        "description": "Says what the weather is.",
+        "inputSchema": {"type": "object", "properties": {"city": {"type": "string"}}},
+        "annotations": {"readOnlyHint": True},
+    }
+    found = to_tool("s", msgspec.Raw(msgspec.json.encode(listed)))
+    assert found == to_tool("s", listed) and found.name == "weather"
+    assert found.input_schema == listed["inputSchema"] and found.annotations
+    odd = to_tool("s", msgspec.Raw(b'{"name":"s__a","description":1,"inputSchema":[]}'))
+    assert (odd.description, odd.input_schema, odd.annotations) == (None, {}, {})
 
 
 async def test_what_is_away_is_said_so(toolbox: BridgeToolbox) -> None:
