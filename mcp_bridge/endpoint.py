@@ -7,8 +7,7 @@ is missing from a list, and the others are there.
 
 from __future__ import annotations
 
-import base64
-import binascii
+import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from mcp_bridge.exchanges import (
 )
 from mcp_bridge.guard import KIND_OF, Asking, Fetched, Guard, GuardedExchange
 from mcp_bridge.names import IDENTITY, SEPARATOR, SHORTENED, alias_of
+from mcp_bridge.pages import MAX_PAGE, STALE_META, Pages, read_cursor, write_cursor
 from mcp_bridge.pinning import MAX_OFFERED, Kind
 from mcp_bridge.protocol.eras import INTERACTIVE, LISTS
 from mcp_bridge.protocol.inbound import Envelope
@@ -48,13 +48,10 @@ log = logging.getLogger(__name__)
 NAMED = ("tools/list", "prompts/list")
 MAX_SHORTENED = 10_000
 """Names of one server that are remembered by what was made of them."""
-MAX_CURSOR_LENGTH = 4096
+ASKED_AT_ONCE = 8
+"""Servers, for a page of what all have."""
 MAX_OFFERED_BYTES = 32 * 1024 * 1024
 """Of what one server offers, all pages together, as JSON."""
-MAX_PAGE = 1_000
-"""Of what was approved."""
-STALE_META = "tollgate/stale"
-"""Names servers that do not answer, of which what was approved is listed."""
 NOT_SEEN_YET: dict[str, Any] = {"tools": {}, "prompts": {}, "resources": {}}
 """What a server may turn out to have."""
 NEEDS = {"tools/list": "tools", "prompts/list": "prompts"}
@@ -160,32 +157,45 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return result
 
     async def list(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """A page. Of several servers each page is of one. Raises: RpcError."""
-        if self.endpoint.keeps_names:
-            upstream = self.endpoint.upstreams[0]
-            shown = await self._shown(upstream, method, params.get("cursor"))
-            if shown is not None:
-                return shown
-            return self._passed_on(upstream, method, await self.request(upstream, method, params))
+        """A page. Raises: RpcError."""
+        if not self.endpoint.keeps_names:
+            return await self._of_several(method, params)
+        upstream = self.endpoint.upstreams[0]
+        shown = await self._shown(upstream, method, params.get("cursor"))
+        if shown is not None:
+            return shown
+        return self._passed_on(upstream, method, await self.request(upstream, method, params))
+
+    async def _of_several(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """A page of what the next servers have, as many as fit; they are asked at once, and one
+        that gives no answer is missing. Raises: RpcError."""
         index, cursor = read_cursor(params.get("cursor"))
-        upstreams = self.endpoint.upstreams
-        while index < len(upstreams):
-            upstream = upstreams[index]
-            given = {name: value for name, value in params.items() if name != "cursor"}
-            try:
-                page = await self._page(upstream, method, given, cursor)
-            except Unreachable as error:
-                log.warning("mcp: %s: %s is missing: %s", upstream.name, method, error.data)
-                page = {LISTS[method]: []}
-            after = page.pop("nextCursor", None)
-            index, cursor = (index, after) if isinstance(after, str) else (index + 1, None)
-            if page[LISTS[method]] or cursor is not None:
-                break
-        else:
-            page = {LISTS[method]: []}
-        if index < len(upstreams):
-            page["nextCursor"] = write_cursor(index, cursor)
-        return page
+        given = {name: value for name, value in params.items() if name != "cursor"}
+        pages = Pages(LISTS[method])
+        while asked := self.endpoint.upstreams[index : index + ASKED_AT_ONCE]:
+            first, *others = asked
+            work = [self._page_or_none(first, method, given, cursor)]
+            work += [self._page_or_none(each, method, given, None) for each in others]
+            for answer in await asyncio.gather(*work, return_exceptions=True):
+                if isinstance(answer, BaseException):
+                    raise answer
+                after = answer.pop("nextCursor", None)
+                if not pages.take(answer):
+                    return pages.joined(write_cursor(index, None))
+                if isinstance(after, str):
+                    return pages.joined(write_cursor(index, after))
+                index += 1
+            cursor = None
+        return pages.joined(None)
+
+    async def _page_or_none(
+        self, upstream: Upstream, method: str, params: dict[str, Any], cursor: str | None
+    ) -> dict[str, Any]:
+        try:
+            return await self._page(upstream, method, params, cursor)
+        except Unreachable as error:
+            log.warning("mcp: %s: %s is missing: %s", upstream.name, method, error.data)
+            return {LISTS[method]: []}
 
     async def _page(
         self, upstream: Upstream, method: str, params: dict[str, Any], cursor: str | None
@@ -365,23 +375,3 @@ def as_list(value: Any) -> list[Any]:
 
 
 ReachOf = Callable[[Endpoint], Reach]
-
-
-def write_cursor(index: int, cursor: str | None) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode([index, cursor])).decode()
-
-
-def read_cursor(cursor: Any) -> tuple[int, str | None]:
-    """Raises: RpcError."""
-    if cursor is None:
-        return 0, None
-    try:
-        if not isinstance(cursor, str) or len(cursor) > MAX_CURSOR_LENGTH:
-            raise ValueError
-        raw = base64.urlsafe_b64decode(cursor)
-        index, inner = msgspec.json.decode(raw, type=tuple[int, str | None])
-    except (ValueError, binascii.Error, msgspec.DecodeError):
-        raise RpcError(INVALID_PARAMS, "cursor: none of ours") from None
-    if index < 0:
-        raise RpcError(INVALID_PARAMS, "cursor: none of ours")
-    return index, inner
