@@ -145,6 +145,8 @@ class Settings(Struct, frozen=True, kw_only=True):
 FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in Scalars.__struct_fields__}
 POINTERS = {"TOLLGATE_CONFIG": "config", "TOLLGATE_MODEL": "model"}
 """A file to read, and one model, a folder or a repository, in the place of all configured ones."""
+OF_COMMANDS = ("TOLLGATE_API_KEY",)
+"""What commands read that call a running gateway; no setting."""
 
 
 def config_path(
@@ -216,7 +218,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     known = FROM_ENVIRONMENT | POINTERS
     found: dict[str, Any] = {}
     for variable, value in environ.items():
-        if not variable.startswith("TOLLGATE_"):
+        if not variable.startswith("TOLLGATE_") or variable in OF_COMMANDS:
             continue
         if variable not in known:
             raise SettingsError(f"{variable}: unknown; known are {', '.join(sorted(known))}")

@@ -33,6 +33,12 @@ def add(config: Path, *arguments: str) -> Result:
     )
 
 
+def test_the_key_of_commands_is_no_setting() -> None:
+    """`tollgate mcp call` reads it, beside the settings; its value is in none of them."""
+    found = load({}, {"TOLLGATE_API_KEY": "sk-canary"})
+    assert found == load({}, {}) and "sk-canary" not in repr(found)
+
+
 def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
     maps_url = "https://maps.example/mcp"
     assert add(config, "maps", "--url", maps_url, "--credential", "user").exit_code == 0
