@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from mcp_bridge.stdio.process import Launcher
 from mcp_bridge.upstream import ServerConfig
 from tests.mcp_bridge.attacks.hostile import PUBLIC_URL, caller_of
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
+from tests.mcp_bridge.stdio.servers import children
 from tests.mcp_bridge.test_hostile import KEYS
 
 SERVER = """
@@ -70,6 +72,38 @@ for line in sys.stdin:
     elif id is not None:
         tell(id=id, error={"code": -32601, "message": "no such method"})
 """
+
+
+SMALL = """
+info='"serverInfo":{"name":"s","version":"1"}'
+while read -r line; do
+  id=${line#*'"id":'}; id=${id%%[!0-9]*}
+  case $line in
+  *'"method":"initialize"'*)
+    said='{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},'$info'}';;
+  *'"method":"tools/call"'*) said='{"content":[],"structuredContent":{"pid":"'$$'"}}';;
+  *'"id":'*)
+    echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32601,"message":"none"}}'; continue;;
+  *) continue;;
+  esac
+  echo '{"jsonrpc":"2.0","id":'$id',"result":'$said'}'
+done
+"""
+"""A server that starts in a moment, for there are a thousand of it."""
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from redis.asyncio import Redis
+from tests.mcp_bridge.test_hosts import World
+
+async def main():
+    async with World(Path(sys.argv[1]), Redis.from_url(sys.argv[2])).worker() as worker:
+        print((await worker.about())["pid"], flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+CYCLES, TENANTS = 1000, 8
 
 
 class Held:
@@ -253,6 +287,67 @@ async def test_a_new_credential_is_a_new_process(world: World) -> None:
         async with asyncio.timeout(60):
             while is_running(int(old["pid"])):
                 await asyncio.sleep(0.05)
+
+
+async def test_kill_9_of_an_owner_fails_the_call_that_waits_there(
+    world: World, redis: redis.asyncio.Redis
+) -> None:
+    """By name, in the worker that made it; it is not made again, and the server dies with its
+    worker."""
+    where = redis.connection_pool.connection_kwargs
+    url = f"unix://{where['path']}?db={where['db']}"
+    command = (sys.executable, "-W", "ignore", "-c", OWNER, str(world.folder), url)
+    owner = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()}
+    )
+    try:
+        assert owner.stdout is not None
+        pid = int(await owner.stdout.readline())
+        async with world.worker() as other:
+            assert (await other.about())["pid"] == str(pid), "it is asked at its owner"
+            waiting = asyncio.create_task(other.tool("hang"))
+            await world.hung()
+            owner.kill()
+            failed = await waiting
+            assert failed["error"]["data"] == {"reason": "owner_gone"}
+            while is_running(pid):
+                await asyncio.sleep(0.01)
+            assert (await other.about())["pid"] != str(pid)
+            assert len(list(world.folder.glob("hung.*"))) == 1, "the call was made once"
+    finally:
+        if owner.returncode is None:
+            owner.kill()
+        await owner.wait()
+
+
+@pytest.mark.slow
+async def test_a_thousand_ends_of_servers_leave_no_orphan(
+    world: World, redis: redis.asyncio.Redis
+) -> None:
+    """Of eight tenants, each asked by two workers in turn: a process is the other worker's as often
+    as not. All are killed but the last ones, which end with their worker."""
+    world.spec = msgspec.structs.replace(world.spec, command="/bin/sh", args=("-c", SMALL))
+    before, pids = children(), set[int]()
+    async with world.worker() as first, world.worker() as second:
+
+        async def cycle(tenant: str) -> None:
+            for number in range(CYCLES // TENANTS):
+                asked = (first, second)[number % 2]
+                found = await asked.tool("about", tenant)
+                while "error" in found:  # the one that was killed, not gone when it was asked
+                    assert found["error"]["data"]["reason"] in ("upstream_ended", "resting"), found
+                    await asyncio.sleep(0.01)
+                    found = await asked.tool("about", tenant)
+                pid = int(found["result"]["structuredContent"]["pid"])
+                pids.add(pid)
+                if number + 1 < CYCLES // TENANTS:
+                    os.kill(pid, signal.SIGKILL)
+
+        await asyncio.gather(*(cycle(f"t{number}") for number in range(TENANTS)))
+    assert len(pids) > CYCLES * 0.9, "a number may come again"
+    assert children() == before
+    assert list((world.folder / "scratch").iterdir()) == []
+    assert not await redis.keys("mcp:*:owner:*")
 
 
 def is_running(pid: int) -> bool:
