@@ -24,23 +24,34 @@ FOREIGN = frozenset(
 )
 """Scripts, by the first word of a character's name, that have letters which look Latin."""
 
+MAX_LOOKS = 8
+"""What stands for a character may itself be of characters that look alike."""
+
 
 @cache
 def prototypes() -> dict[str, str]:
     """For each character that looks like others, the one text that stands for all of them."""
     pairs: dict[str, set[str]] = {}
-    for char, others in confusables.confusables_data.items():
+    for marked, others in confusables.confusables_data.items():
+        char = bare_of(marked)
         for other in others:
-            looks = other["c"].replace("\u200e", "")
-            if looks and char != looks:
+            looks = bare_of(other["c"])
+            if char and looks and char != looks:
                 pairs.setdefault(char, set()).add(looks)
                 pairs.setdefault(looks, set()).add(char)
     found: dict[str, str] = {}
     for char in pairs:
         if char not in found:
             alike = connected(char, pairs)
-            found.update(dict.fromkeys(alike, min(alike, key=preference)))
+            # What is several characters, one of them of this very class, would grow with each look.
+            texts = [each for each in alike if len(each) == 1 or alike.isdisjoint(each)]
+            found.update(dict.fromkeys(alike, min(texts, key=preference)))
     return {char: looks for char, looks in found.items() if len(char) == 1}
+
+
+def bare_of(text: str) -> str:
+    """Without the marks that the table sets around letters written from right to left."""
+    return SUSPECT.sub("", text)
 
 
 def connected(start: str, pairs: dict[str, set[str]]) -> set[str]:
@@ -60,13 +71,14 @@ def preference(text: str) -> tuple[bool, int, str]:
 def skeleton(text: str) -> str:
     """Equal for texts that look the same; a skeleton is compared, never shown."""
     table = prototypes()
-    bare = SUSPECT.sub("", unicodedata.normalize("NFD", text))
-    for _ in range(3):  # what stands for a character may itself be of characters that look alike
+    bare = unicodedata.normalize("NFD", bare_of(text))
+    for _ in range(MAX_LOOKS):
         mapped = "".join(table.get(char, char) for char in bare)
+        mapped = unicodedata.normalize("NFD", mapped)
         if mapped == bare:
             break
         bare = mapped
-    return unicodedata.normalize("NFD", bare)
+    return bare
 
 
 def name_skeleton(name: str) -> str:

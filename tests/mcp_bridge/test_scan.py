@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcp_bridge.instruction_text import MAX_TEXT_CHARS, instructions
@@ -272,6 +272,8 @@ def test_any_document_can_be_scanned(document: object) -> None:
 
 
 @given(st.text())
+@example("\u0649")
+@example("\u064a\u200e\u0302")
 def test_a_skeleton_is_stable(text: str) -> None:
     assert skeleton(skeleton(text)) == skeleton(text)
     assert name_skeleton(text) == name_skeleton(text)
