@@ -223,8 +223,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             first = bisect_right(pins, str(cursor), key=lambda pin: pin.name)
         end = first + MAX_PAGE
         alias_of = partial(self.endpoint.alias, upstream)
-        items = shown.written(self.endpoint.label(upstream), alias_of)[first:end]
-        page: dict[str, Any] = {LISTS[method]: [each for each in items if each is not None]}
+        items = shown.written(self.endpoint.label(upstream), alias_of, first, end)
+        page: dict[str, Any] = {LISTS[method]: items}
         if len(pins) > end:
             page["nextCursor"] = pins[end - 1].name
         if shown.stale:

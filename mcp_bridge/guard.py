@@ -58,18 +58,20 @@ class Shown:
 
     def __init__(self, pins: tuple[Pin, ...], *, stale: bool) -> None:
         self.pins, self.stale = pins, stale
-        self._written: dict[str, tuple[msgspec.Raw | None, ...]] = {}
+        self._written: dict[str, dict[str, msgspec.Raw | None]] = {}
 
     def written(
-        self, label: str, alias_of: Callable[[str], str | None]
-    ) -> tuple[msgspec.Raw | None, ...]:
-        """The pins as JSON, each by its alias; None where it has none. `label`: what the aliases
-        begin with, which is all that tells them apart, and a server has two."""
-        found = self._written.get(label)
-        if found is None:
-            found = tuple(written(pin, alias_of(pin.name)) for pin in self.pins)
-            self._written[label] = found
-        return found
+        self, label: str, alias_of: Callable[[str], str | None], first: int, end: int
+    ) -> list[msgspec.Raw]:
+        """The pins from `first` to before `end` as JSON, each by its alias, without those that have
+        none. `label`: what the aliases begin with, which is all that tells them apart, and a server
+        has two. A page at a time: nobody waits for twenty thousand."""
+        kept = self._written.setdefault(label, {})
+        asked = self.pins[first:end]
+        for pin in asked:
+            if pin.name not in kept:
+                kept[pin.name] = written(pin, alias_of(pin.name))
+        return [found for pin in asked if (found := kept[pin.name]) is not None]
 
 
 def written(pin: Pin, alias: str | None) -> msgspec.Raw | None:

@@ -32,26 +32,26 @@ VALUES = st.recursive(
 )
 def test_what_is_written_is_what_is_pinned_but_for_its_name(more: Any, alias: str) -> None:
     pin = pin_of("tool", {**more, "name": "look"})
-    (found,) = Shown((pin,), stale=False).written("s", lambda name: alias)
-    assert found is not None
+    (found,) = Shown((pin,), stale=False).written("s", lambda name: alias, 0, 1)
     assert msgspec.json.decode(found) == {**msgspec.json.decode(pin.body), "name": alias}
     if alias == pin.name:
         assert bytes(found) == pin.body
 
 
 def test_a_list_is_written_once_for_each_label_and_leaves_out_what_has_no_name() -> None:
-    shown = Shown(tuple(pin_of("tool", {"name": name}) for name in "ab"), stale=False)
+    shown = Shown(tuple(pin_of("tool", {"name": name}) for name in "abc"), stale=False)
     asked: list[str] = []
 
     def alias_of(name: str) -> str | None:
         asked.append(name)
         return None if name == "a" else f"s__{name}"
 
-    first = shown.written("s", alias_of)
-    assert shown.written("s", alias_of) is first and asked == ["a", "b"]
-    assert first[0] is None and first[1] is not None and bytes(first[1]) == b'{"name":"s__b"}'
-    other = shown.written("", lambda name: name)
-    assert [bytes(each or b"") for each in other] == [pin.body for pin in shown.pins]
+    (first,) = shown.written("s", alias_of, 0, 2)
+    assert bytes(first) == b'{"name":"s__b"}' and asked == ["a", "b"], "so many as are asked for"
+    again = shown.written("s", alias_of, 0, 3)
+    assert again[0] is first and len(again) == 2 and asked == ["a", "b", "c"]
+    other = shown.written("", lambda name: name, 0, 3)
+    assert [bytes(each) for each in other] == [pin.body for pin in shown.pins]
 
 
 class Lists:
