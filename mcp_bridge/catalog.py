@@ -88,8 +88,8 @@ class Entry:
         self.checked_at = 0.0
         self.generation = -1
         self.offer: Offer | None = None
-        self.things: bytes | None = None
-        """The offer as it came, so that the same one is not read twice."""
+        self.digest: bytes | None = None
+        """Of the offer as it came, so that the same one is not read twice."""
         self.approved: Approved | None = None
         self.seen: Seen | None = None
 
@@ -141,14 +141,13 @@ class Catalog:
         try:
             fetched = await source.fetch(upstream)
             generation = fetched.generation
-            things = msgspec.json.encode(fetched.things)
-            if entry.offer is None or things != entry.things:
+            if entry.offer is None or fetched.digest != entry.digest:
                 # Tens of milliseconds for a thousand tools, which nobody else should wait for.
                 entry.offer = await asyncio.to_thread(offer_of, fetched.things)
-                entry.things, entry.seen = things, None
+                entry.digest, entry.seen = fetched.digest, None
         except (RpcError, NotPinnable) as error:
             log.warning("mcp: %s: its offer cannot be had: %s", upstream.name, error)
-            entry.offer = entry.things = entry.seen = None
+            entry.offer = entry.digest = entry.seen = None
         entry.generation, entry.checked_at = generation, self._now_s()
 
     def _tell(self, upstream: Upstream, seen: Seen) -> None:

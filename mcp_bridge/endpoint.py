@@ -8,6 +8,7 @@ is missing from a list, and the others are there.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
@@ -244,7 +245,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             await self.sessions.get(upstream)  # one that begins now is not another change
         generation = upstream.generation
         things: list[tuple[Kind, object]] = []
-        size_bytes = 0
+        size_bytes, digest = 0, hashlib.sha256()
         for method in NAMED:
             cursor: str | None = None
             pages = MAX_PAGES if NEEDS[method] in described.capabilities else 0
@@ -253,7 +254,9 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
                 page = await self.request(upstream, method, params)
                 found = page.get(LISTS[method])
                 things += [(KIND_OF[method], each) for each in as_list(found)]
-                size_bytes += len(msgspec.json.encode(found))
+                written = msgspec.json.encode(found)
+                digest.update(b"%b %b\n" % (method.encode(), written))
+                size_bytes += len(written)
                 cursor = page.get("nextCursor")
                 if len(things) > MAX_OFFERED or size_bytes > MAX_OFFERED_BYTES:
                     raise Unreachable(upstream.name, "too_much")
@@ -264,7 +267,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
                     raise Unreachable(upstream.name, "too_much")
         if described.instructions is not None:
             things.append(("instructions", described.instructions))
-        return Fetched(tuple(things), generation)
+        digest.update(msgspec.json.encode(described.instructions))
+        return Fetched(tuple(things), generation, digest.digest())
 
     async def open(
         self,

@@ -34,10 +34,11 @@ KIND_OF: Mapping[str, Kind] = {
 
 class Fetched(msgspec.Struct, frozen=True):
     """Everything of a server that is pinned, as it offers it now. `generation`: the server's
-    (`Upstream.generation`) when it was asked."""
+    (`Upstream.generation`) when it was asked. `digest`: SHA-256; of other things it is another."""
 
     things: tuple[tuple[Kind, object], ...]
     generation: int
+    digest: bytes
 
 
 class Source(Protocol):

@@ -105,6 +105,10 @@ async def test_whatever_changes_is_in_the_next_list(redis: Redis, namespace: str
         pause(world)
         assert [each["name"] for each in await lists.now()] == [name]
 
+        world.prompts = [{"name": "weather", "description": "The same name."}]
+        pause(world)
+        assert [each["name"] for each in await lists.now()] == [name], "what is of another kind"
+
         world.tools = [changed, {**changed, "title": "Again"}]
         pause(world)
         assert await lists.now() == [], "two of one name"
