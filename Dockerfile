@@ -4,6 +4,11 @@ FROM python:3.11-slim-bookworm
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 
+# It keeps MCP servers that are processes from what is the gateway's: nobody here is root.
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends bubblewrap \
+ && rm -rf /var/lib/apt/lists/*
+
 WORKDIR /opt/tollgate
 
 # The dependencies first: they change less often than the code. torch's CPU build comes from PyTorch's own index.

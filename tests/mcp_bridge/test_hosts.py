@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from mcp_bridge.carriers import Carriers
 from mcp_bridge.credentials import CredentialSet, Refusal, Whose
 from mcp_bridge.door import Door
 from mcp_bridge.rebinding import Allowed
-from mcp_bridge.stdio.isolation import Unprotected
+from mcp_bridge.stdio.isolation import Isolation, Unprotected
 from mcp_bridge.stdio.launch_spec import LaunchSpec
 from mcp_bridge.stdio.process import Launcher
 from mcp_bridge.upstream import ServerConfig
@@ -143,6 +143,7 @@ class Worker(httpx.AsyncClient):
 class World:
     def __init__(self, folder: Path, store: redis.asyncio.Redis) -> None:
         self.held, self.folder, self._store = Held(), folder, store
+        self.isolation: Callable[[], Isolation] = Unprotected
         self.spec = LaunchSpec(
             name="s",
             command=sys.executable,
@@ -162,7 +163,7 @@ class World:
         )
         carriers = Carriers(
             credentials=self.held,
-            launcher=lambda: Launcher(Unprotected(), self.folder / "scratch"),
+            launcher=lambda: Launcher(self.isolation(), self.folder / "scratch"),
         )
         info = {"name": "t", "version": "1"}
         bridge = Bridge([config], self._store, KEYS, info=info, carriers=carriers)
