@@ -86,11 +86,24 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     continues: bool = False
 
 
+class ReadRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource that is read, a prompt that is got, or what is completed of one. `name`: at its
+    server, or a URI."""
+
+    id: str
+    caller: Caller
+    server: str
+    method: str
+    name: str
+    rules: tuple[str, ...]
+
+
 class Denial(msgspec.Struct, frozen=True, kw_only=True):
     caller: Caller
     server: str
     name: str
     reason: str
+    method: str = "tools/call"
     rules: tuple[str, ...] = ()
 
 
@@ -100,6 +113,8 @@ class Records(Protocol):
     ) -> None: ...
 
     async def denied(self, denial: Denial) -> None: ...
+
+    async def read(self, read: ReadRecord, outcome: Outcome) -> None: ...
 
     async def opened(self, call: CallRecord) -> None:
         """Before anything goes out. Raises: RpcError, where it cannot be recorded."""
@@ -131,6 +146,10 @@ class Meter(Protocol):
         """Raises: RpcError."""
         ...
 
+    async def count(self, read: ReadRecord) -> None:
+        """It is a request, and costs nothing. Raises: RpcError."""
+        ...
+
 
 class FreeTicket(msgspec.Struct, frozen=True):
     cost_pico: int = 0
@@ -147,6 +166,9 @@ class FreeMeter:
 
     async def admit(self, call: CallRecord) -> Ticket:
         return FreeTicket()
+
+    async def count(self, read: ReadRecord) -> None:
+        """Nobody's limits are asked."""
 
 
 class MemoryRules:
@@ -213,6 +235,7 @@ class MemoryRecords:
         self.lists: list[tuple[str, str, int, bool]] = []
         self.denials: list[Denial] = []
         self.calls: list[CallRecord] = []
+        self.reads: list[tuple[ReadRecord, Outcome]] = []
         self.ends: list[tuple[str, Outcome]] = []
 
     async def listed(
@@ -222,6 +245,9 @@ class MemoryRecords:
 
     async def denied(self, denial: Denial) -> None:
         self.denials.append(denial)
+
+    async def read(self, read: ReadRecord, outcome: Outcome) -> None:
+        self.reads.append((read, outcome))
 
     async def opened(self, call: CallRecord) -> None:
         self.calls.append(call)

@@ -165,7 +165,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         shown = await self._shown(upstream, method, params.get("cursor"))
         if shown is not None:
             return shown
-        return self._passed_on(upstream, method, await self.request(upstream, method, params))
+        return await self._passed_on(upstream, method, await self.request(upstream, method, params))
 
     async def _of_several(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """A page of what the next servers have, as many as fit; they are asked at once, and one
@@ -209,7 +209,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             return {LISTS[method]: []}
         if cursor is not None:
             params = {**params, "cursor": cursor}
-        return self._passed_on(upstream, method, await self.request(upstream, method, params))
+        return await self._passed_on(upstream, method, await self.request(upstream, method, params))
 
     async def _shown(
         self, upstream: Upstream, method: str, cursor: str | None
@@ -232,11 +232,12 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             page["_meta"] = {STALE_META: [upstream.name]}
         return page
 
-    def _passed_on(self, upstream: Upstream, method: str, page: dict[str, Any]) -> dict[str, Any]:
-        items = page.get(LISTS[method])
-        if isinstance(items, list):
-            page = {**page, LISTS[method]: self.guard.screened(upstream, method, items)}
-        return self._renamed(upstream, method, page)
+    async def _passed_on(
+        self, upstream: Upstream, method: str, page: dict[str, Any]
+    ) -> dict[str, Any]:
+        items = as_list(page.get(LISTS[method]))
+        shown = await self.guard.screened(self.caller, upstream, method, items)
+        return self._renamed(upstream, method, {**page, LISTS[method]: shown})
 
     async def fetch(self, upstream: Upstream) -> Fetched:
         """Raises: RpcError."""

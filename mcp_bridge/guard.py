@@ -111,6 +111,18 @@ class Passage(Protocol):
         ...
 
 
+class Answered(msgspec.Struct, frozen=True):
+    """A Passage of a call that does not go out: its result is known."""
+
+    answered: dict[str, Any]
+
+    async def result(self, result: dict[str, Any]) -> dict[str, Any]:
+        raise AssertionError("nothing went out")
+
+    def ended(self, outcome: Outcome) -> None:
+        """Nothing began."""
+
+
 class Guard(Protocol):
     async def opens(self, caller: Caller, upstream: Upstream) -> bool:
         """Whether this server may be dialled at all."""
@@ -124,7 +136,9 @@ class Guard(Protocol):
         """None: page by page, as the server says. Raises: RpcError."""
         ...
 
-    def screened(self, upstream: Upstream, method: str, items: Iterable[Any]) -> list[Any]:
+    async def screened(
+        self, caller: Caller, upstream: Upstream, method: str, items: Iterable[Any]
+    ) -> list[Any]:
         """Of a page of what is not pinned."""
         ...
 
@@ -146,7 +160,9 @@ class LetsAllPass:
     async def offered(self, source: Source, upstream: Upstream, method: str) -> Shown | None:
         return None
 
-    def screened(self, upstream: Upstream, method: str, items: Iterable[Any]) -> list[Any]:
+    async def screened(
+        self, caller: Caller, upstream: Upstream, method: str, items: Iterable[Any]
+    ) -> list[Any]:
         return list(items)
 
     async def before(self, source: Source, asking: Asking) -> Passage | None:

@@ -7,7 +7,8 @@ Above: the bridge, after each call. Below: `validation`. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -68,3 +69,9 @@ async def result_problems(
         return (Problem("/structuredContent", "required", missing),)
     found = await problems(output, result["structuredContent"], killable)
     return tuple(msgspec.structs.replace(p, path=f"/structuredContent{p.path}") for p in found)
+
+
+def failed_result(message: str, wrong: Iterable[Problem]) -> dict[str, Any]:
+    """A tool's error, which the model may read and do better."""
+    lines = [message, *(f"{one.path or '(root)'}: {one.message}" for one in wrong)]
+    return {"content": [{"type": "text", "text": "\n".join(lines)}], "isError": True}

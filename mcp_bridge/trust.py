@@ -42,9 +42,8 @@ from mcp_bridge.errors import (
     SchemaRefused,
     ValidationTimedOut,
 )
-from mcp_bridge.guard import KIND_OF, Asking, Outcome, Passage, Shown, Source
+from mcp_bridge.guard import KIND_OF, Answered, Asking, Outcome, Passage, Shown, Source
 from mcp_bridge.killable import KillableValidator
-from mcp_bridge.names import alias_of
 from mcp_bridge.pinning import Pin, pin_of
 from mcp_bridge.policy import (
     CallState,
@@ -56,7 +55,8 @@ from mcp_bridge.policy import (
 )
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
-from mcp_bridge.results import ResultBounds, result_problems
+from mcp_bridge.reads import about_of, before_read, to_call
+from mcp_bridge.results import ResultBounds, failed_result, result_problems
 from mcp_bridge.scan import scan, worst
 from mcp_bridge.upstream import Unreachable, Upstream
 from mcp_bridge.validation import Compiled, KillableEngine, Problem, SchemaCache, problems
@@ -136,11 +136,15 @@ class Trust:
         await self.records.listed(source.caller, upstream.name, method, count, shown.stale)
         return shown
 
-    def screened(self, upstream: Upstream, method: str, items: Iterable[Any]) -> list[Any]:
+    async def screened(
+        self, caller: Caller, upstream: Upstream, method: str, items: Iterable[Any]
+    ) -> list[Any]:
         """Without what looks like an attack: resources come and go, so nobody approves each."""
-        if upstream.config.trust == "all":
-            return list(items)
-        return [item for item in items if self._is_harmless(item)]
+        shown = list(items)
+        if upstream.config.trust != "all":
+            shown = [item for item in shown if self._is_harmless(item)]
+        await self.records.listed(caller, upstream.name, method, len(shown), False)
+        return shown
 
     def _is_harmless(self, item: Any) -> bool:
         key = hashlib.sha256(msgspec.json.encode(item)).digest()
@@ -154,20 +158,36 @@ class Trust:
     # A call.
 
     async def before(self, source: Source, asking: Asking) -> Passage | None:
-        kind = KIND_OF.get(asking.method)
-        if kind is None:
+        about, caller = about_of(asking), source.caller
+        if about is None:
             return None
-        caller, server = source.caller, asking.upstream.name
+        if about.kind == "resource":
+            return await before_read(self, caller, asking, about)
         seen = await self.catalog.current(source, asking.upstream)
         if seen.stale:
-            raise Unreachable(server, "catalogue")
-        name = str(asking.params.get("name"))
-        pin = seen.pins.get((kind, name))
+            raise Unreachable(asking.upstream.name, "catalogue")
+        pin = seen.pins.get((about.kind, about.name))
         if pin is None:
-            denial = Denial(caller=caller, server=server, name=name, reason="not_approved")
-            await self.records.denied(denial)
-            raise RpcError(INVALID_PARAMS, f"Unknown {kind}: {asking.alias}")
-        return await self._before_call(caller, asking, pin) if kind == "tool" else None
+            await self.records.denied(denial_of(caller, asking, about.name, "not_approved"))
+            raise RpcError(INVALID_PARAMS, f"Unknown {about.kind}: {asking.alias}")
+        if about.kind == "prompt":
+            return await before_read(self, caller, asking, about)
+        return await self._before_call(caller, asking, pin)
+
+    async def denied(self, denial: Denial, decision: Decision, said: str) -> RpcError:
+        """On record by now. `said`: what the client called it."""
+        denial = msgspec.structs.replace(denial, reason=decision.reason, rules=decision.rules)
+        await self.records.denied(denial)
+        data: dict[str, Any] = {"reason": decision.reason, "rules": list(decision.rules)}
+        if decision.retry_after_s is not None:
+            data["retryAfterSeconds"] = decision.retry_after_s
+        return RpcError(DENIED, f"Not allowed: {said}", data)
+
+    async def limited(self, denial: Denial, error: RpcError) -> None:
+        """Its caller's limits refused it: that is on record, too."""
+        data = error.data if isinstance(error.data, dict) else {}
+        reason = str(data.get("reason", "not_accounted_for"))
+        await self.records.denied(msgspec.structs.replace(denial, reason=reason))
 
     async def _before_call(self, caller: Caller, asking: Asking, pin: Pin) -> Passage:
         tool = pin.value()
@@ -175,24 +195,24 @@ class Trust:
         arguments = asking.params.get("arguments")
         arguments = {} if arguments is None else arguments
         wrong = await self._wrong_arguments(pin, tool, arguments)
+        denial = denial_of(caller, asking, pin.name, "arguments")
         if wrong:
+            await self.records.denied(denial)
             return Answered(failed_result("The arguments do not conform to inputSchema.", wrong))
         try:
             digest = arguments_digest(arguments)
         except NotCanonical as error:
             problem = Problem(error.path, "type", error.message)
+            await self.records.denied(denial)
             return Answered(failed_result("The arguments cannot be written down.", (problem,)))
         rules = await self.rules.rules(caller.org_id)
         config = asking.upstream.config
-        # However the client calls it: in the identity namespace the name alone.
-        alias = alias_of(config.name, pin.name)
-        call = ToolCall(
-            org_id=caller.org_id,
-            project_id=caller.project_id,
-            key_id=caller.client,
-            server=config.name,
-            tool=pin.name,
-            alias=alias,
+        # By its own name, however the client calls it.
+        call = to_call(
+            caller,
+            config.name,
+            "tool",
+            pin.name,
             arguments=arguments,
             annotations=annotations_of(tool),
             trusted=config.trust == "all",
@@ -202,7 +222,7 @@ class Trust:
             caller=caller,
             server=config.name,
             tool=pin.name,
-            alias=alias,
+            alias=call.alias,
             pin=pin.digest,
             arguments_digest=digest,
             rules=(),
@@ -283,18 +303,6 @@ class Trust:
             log.error("mcp: the end of a call was not kept", exc_info=error)
 
 
-class Answered(msgspec.Struct, frozen=True):
-    """A Passage of a call that does not go out: its result is known."""
-
-    answered: dict[str, Any]
-
-    async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        raise AssertionError("nothing went out")
-
-    def ended(self, outcome: Outcome) -> None:
-        """Nothing began."""
-
-
 class Permit:
     """What one call needs before it goes out, in this order: its caller's limits, the rules, a
     person's yes where they ask for one, what the rules count; then the yes is spent, and the call
@@ -333,7 +341,7 @@ class Permit:
             looking = asyncio.create_task(trust.memory.tainted_by(self.record.caller))
         try:
             if not self._goes_on:
-                self._ticket = await trust.meter.admit(self.record)
+                self._ticket = await self._admitted()
                 call = msgspec.structs.replace(call, cost_pico=self._ticket.cost_pico)
             if looking is not None:
                 decision = decide(self._call, rules, CallState(tainted_by=await looking))
@@ -386,19 +394,20 @@ class Permit:
                     self._call.org_id, self._by, self._ticket.cost_pico, self._taken
                 )
 
+    def _denial(self, reason: str) -> Denial:
+        return denial_of(self.record.caller, self._asking, self.record.tool, reason)
+
     async def _denied(self, decision: Decision) -> RpcError:
-        denial = Denial(
-            caller=self.record.caller,
-            server=self.record.server,
-            name=self.record.tool,
-            reason=decision.reason,
-            rules=decision.rules,
-        )
-        await self._trust.records.denied(denial)
-        data: dict[str, Any] = {"reason": decision.reason, "rules": list(decision.rules)}
-        if decision.retry_after_s is not None:
-            data["retryAfterSeconds"] = decision.retry_after_s
-        return RpcError(DENIED, f"Not allowed: {self._asking.alias}", data)
+        denial = self._denial(decision.reason)
+        return await self._trust.denied(denial, decision, self._asking.alias)
+
+    async def _admitted(self) -> Ticket:
+        """Raises: RpcError."""
+        try:
+            return await self._trust.meter.admit(self.record)
+        except RpcError as error:
+            await self._trust.limited(self._denial(""), error)
+            raise
 
     async def _said_yes(self, decider: Decider) -> Approval | None:
         """What a person approved of this call, not spent yet; None: it was spent when the call went
@@ -468,12 +477,11 @@ class CallPassage:
             self._trust.soon(self._permit.ended(outcome))
 
 
+def denial_of(caller: Caller, asking: Asking, name: str, reason: str) -> Denial:
+    server = asking.upstream.name
+    return Denial(caller=caller, server=server, name=name, reason=reason, method=asking.method)
+
+
 def annotations_of(tool: Mapping[str, Any]) -> Mapping[str, object]:
     found = tool.get("annotations")
     return found if isinstance(found, dict) else {}
-
-
-def failed_result(message: str, wrong: Iterable[Problem]) -> dict[str, Any]:
-    """A tool's error, which the model may read and do better."""
-    lines = [message, *(f"{one.path or '(root)'}: {one.message}" for one in wrong)]
-    return {"content": [{"type": "text", "text": "\n".join(lines)}], "isError": True}

@@ -14,6 +14,8 @@ from __future__ import annotations
 import logging
 from asyncio import Future
 
+import msgspec
+
 from billing.errors import SpoolError
 from billing.events import Attempt, Finish
 from billing.money import Pico
@@ -30,7 +32,7 @@ from gateway.mcp_servers import priced_as
 from gateway.metering import ONE_CALL, TOOL_CALL, Terms, new_tool_call, to_call_event
 from gateway.principal import Principal, Suspended
 from gateway.tasks import TaskSet
-from mcp_bridge.call_records import CallRecord, Ticket
+from mcp_bridge.call_records import CallRecord, ReadRecord, Ticket
 from mcp_bridge.caller import Caller
 from mcp_bridge.guard import Outcome
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, RpcError
@@ -82,21 +84,40 @@ class CallMeter:
         return rate(ONE_CALL, terms.prices).amount_pico
 
     async def admit(self, call: CallRecord) -> Ticket:
-        principal, model = self._callers.principal_of(call.caller), priced_as(call.server)
+        principal, model = self._served(call.caller), priced_as(call.server)
+        if not self.spool.healthy:
+            raise not_accounted_for()
+        terms = Terms.of_now(self._price_book, principal, model, TOOL_CALL)
+        verdict = await self._admitted(principal, model, call.id, terms)
+        return MeteredCall(self, new_tool_call(call.id, principal, model, terms), verdict)
+
+    async def count(self, read: ReadRecord) -> None:
+        """Of limits those that are no money."""
+        principal, model = self._served(read.caller), priced_as(read.server)
+        principal = msgspec.structs.replace(principal, spend_caps=())
+        terms = Terms.of_now(self._price_book, principal, model, TOOL_CALL)
+        await self._admitted(principal, model, read.id, terms)
+
+    def _served(self, caller: Caller) -> Principal:
+        """Raises: RpcError."""
+        principal = self._callers.principal_of(caller)
         try:
             principal.check_served()
         except Suspended:
             raise RpcError(LIMITED, "An invoice is overdue", {"reason": "suspended"}) from None
-        if not self.spool.healthy:
-            raise not_accounted_for()
-        terms = Terms.of_now(self._price_book, principal, model, TOOL_CALL)
+        return principal
+
+    async def _admitted(
+        self, principal: Principal, model: str, lease_id: str, terms: Terms
+    ) -> Admission:
+        """Raises: RpcError."""
         try:
             verdict = await self.limiter.admit(
                 principal,
                 model,
                 input_tokens=0,
                 max_output_tokens=0,
-                lease_id=call.id,
+                lease_id=lease_id,
                 lane=TOOL_CALL.lane,
                 prices=terms.prices,
                 admitted_at=terms.admitted_at,
@@ -111,7 +132,7 @@ class CallMeter:
         if verdict.has_lease and verdict.spending is None:
             # No money is held: to limits it is over once it has begun.
             self._tasks.spawn(self.limiter.settle(verdict, Units()), name="settle a call")
-        return MeteredCall(self, new_tool_call(call.id, principal, model, terms), verdict)
+        return verdict
 
 
 class MeteredCall:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from billing.rounds import Unforeseen
 from gateway.audit.log import Actor, Event, record_all
 from gateway.credential_forms import CREDENTIAL
 from gateway.db import DATABASE_ERRORS, tenant
-from mcp_bridge.call_records import CallRecord, Denial
+from mcp_bridge.call_records import CallRecord, Denial, ReadRecord
 from mcp_bridge.caller import Caller
 from mcp_bridge.ending import end
 from mcp_bridge.guard import Outcome
@@ -32,6 +33,8 @@ WRITE_EVERY_S = 0.05
 RETRY_S = 1.0
 CLOSE_S = 10.0
 MAX_NAME_CHARS = 256
+SECRET_PARTS = re.compile(r"(//)[^/?#]*@|[?#].*", re.DOTALL)
+"""Of a URI: who asks, and the query and all behind it."""
 SampleOutcome = Literal["done", "refused", "failed", "left"]
 """Of what a server wanted a model of ours to write. `refused`: by the caller's limits."""
 
@@ -71,8 +74,16 @@ class AuditRecords:
         await self._waiting.put(Entry(caller, "mcp.listed", server, after))
 
     async def denied(self, denial: Denial) -> None:
-        after = {"tool": masked(denial.name), "reason": denial.reason, "rules": list(denial.rules)}
+        after = {
+            **called(denial.method, denial.name),
+            "reason": denial.reason,
+            "rules": list(denial.rules),
+        }
         await self._waiting.put(Entry(denial.caller, "mcp.denied", denial.server, after))
+
+    async def read(self, read: ReadRecord, outcome: Outcome) -> None:
+        after = {**called(read.method, read.name), "rules": list(read.rules), "outcome": outcome}
+        await self._waiting.put(Entry(read.caller, "mcp.read", read.server, after))
 
     async def opened(self, call: CallRecord) -> None:
         """It is written with what became of it."""
@@ -132,6 +143,13 @@ class AuditRecords:
             except DATABASE_ERRORS as error:
                 log.warning("mcp: audit waits for Postgres (%s)", type(error).__name__)
                 await asyncio.sleep(RETRY_S)
+
+
+def called(method: str, name: str) -> dict[str, Any]:
+    """What a request was about. Of a URI what may be a secret is left out."""
+    if method == "tools/call":
+        return {"tool": masked(name)}
+    return {"method": method, "name": masked(SECRET_PARTS.sub(r"\1", name))}
 
 
 def masked(name: str) -> str:

@@ -31,11 +31,16 @@ class Counting:
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         method = message["method"]
         if method == "server/discover":
-            return {"result": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}}
+            can = {"tools": {}, "prompts": {}}
+            return {"result": {"supportedVersions": ["2026-07-28"], "capabilities": can}}
         if method == "tools/list":
             return {"result": {"tools": self.tools, "ttlMs": 0, "cacheScope": "public"}}
+        if method == "prompts/list":
+            return {"result": {"prompts": [{"name": "hello"}], "ttlMs": 0, "cacheScope": "public"}}
         name = message["params"]["name"]
         self.called.append(name)
+        if method == "prompts/get":
+            return {"result": {"messages": []}}
         if name == "hold":
             self.holds.set()
             self.release.wait(HELD_S)

@@ -147,6 +147,26 @@ EVENTS = sa.text(
 )
 
 
+RECORDED = sa.text(
+    "SELECT action, after FROM audit_entries WHERE actor_id = :key AND action LIKE 'mcp.%'"
+    " AND action <> 'mcp.listed' ORDER BY sequence"
+)
+
+
+def audited(world: World, key_id: str, count: int = 3) -> list[tuple[str, Any]]:
+    """What is on record of a key's requests, but for lists."""
+
+    async def read() -> list[Any]:
+        async with world.worker.services.system_db.connect() as conn:
+            return list((await conn.execute(RECORDED, {"key": key_id})).all())
+
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(found := world.worker.run(read())) < count:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return [(row.action, msgspec.json.decode(row.after)) for row in found]
+
+
 def booked(world: World, key_id: str, count: int) -> list[Any]:
     async def read() -> list[Any]:
         async with world.worker.services.system_db.connect() as conn:
@@ -209,6 +229,32 @@ def test_requests_per_minute_are_calls_too(world: World) -> None:
         assert data["kind"] == "requests" and 0 < data["retryAfterSeconds"] <= 10
     assert world.server.called[before:] == ["look"]
     assert len(booked(world, key_id, 1)) == 1
+
+
+def test_a_prompt_is_a_request_that_costs_nothing_and_is_on_record(world: World) -> None:
+    key_id, secret = new_key(world, plan="one")
+    before = len(world.server.called)
+
+    async def get_two() -> list[Any]:
+        async with client_of(world, secret) as client:
+            said = [await client.get_prompt("paid__hello")]
+            with pytest.raises(MCPError) as refused:
+                await client.get_prompt("paid__hello")
+            return [*said, refused.value.error, await call(client, "paid__look")]
+
+    said, error, called = asyncio.run(get_two())
+    assert said.messages == [] and error.code == called[0] == LIMITED
+    assert error.data["reason"] == "rate_limit_exceeded"
+    assert world.server.called[before:] == ["hello"]
+    log = audited(world, key_id)
+    assert {"method": "prompts/get", "name": "hello"}.items() <= log[0][1].items()
+    assert log[0][0] == "mcp.read" and log[0][1]["outcome"] == "done"
+    refused = [
+        {"method": "prompts/get", "name": "hello", "reason": error.data["reason"], "rules": []},
+        {"tool": "look", "reason": error.data["reason"], "rules": []},
+    ]
+    assert [each for action, each in log if action == "mcp.denied"] == refused
+    assert booked(world, key_id, 0) == []
 
 
 def test_a_hard_cap_holds_what_a_call_costs(world: World) -> None:

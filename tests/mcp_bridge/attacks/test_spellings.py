@@ -58,7 +58,7 @@ async def test_a_rule_is_about_a_tool_by_every_name(
 
 @pytest.mark.parametrize("namespace", NAMESPACES)
 async def test_a_name_that_no_list_shows_calls_nothing(redis: Redis, namespace: str | None) -> None:
-    """Nor does it get a prompt; what is listed does."""
+    """Nor does it get a prompt, or its completions; what is listed does."""
     world = World()
     world.tools = [{**WEATHER, "name": name} for name in NAMES]
     world.prompts = [{"name": name} for name in NAMES]
@@ -68,8 +68,11 @@ async def test_a_name_that_no_list_shows_calls_nothing(redis: Redis, namespace: 
         for name in spelled() - {*listed}:
             assert code_of(await call(world, name, True)) == INVALID_PARAMS
             assert code_of(await world.ask("prompts/get", {"name": name})) == INVALID_PARAMS
+            given = {"name": "city", "value": "R"}
+            params = {"ref": {"type": "ref/prompt", "name": name}, "argument": given}
+            assert code_of(await world.ask("completion/complete", params)) == INVALID_PARAMS
         asked = {each["method"] for each in world.server.calls}
-        assert asked.isdisjoint({"tools/call", "prompts/get"})
+        assert asked.isdisjoint({"tools/call", "prompts/get", "completion/complete"})
         for name in listed:
             assert "result" in await call(world, name, True)
         assert [each.alias for each in world.records.calls] == [
