@@ -88,5 +88,6 @@ SYSTEM = {
     "mcp.records.AuditRecords.listed": "into the log of the caller that it is given",
     "mcp.records.AuditRecords.opened": "writes nothing",
     "mcp.records.AuditRecords.read": "into the log of the caller that it is given",
+    "mcp.records.AuditRecords.sampled": "into the log of the caller that it is given",
 }
 """Methods that are no tenant's, and whose they are."""
