@@ -144,6 +144,7 @@ async def open_mcp(
     from gateway.mcp.upstreams import open_carriers
     from gateway.mcp.wiring import open_approvals, open_records, open_trust
     from mcp_bridge.bridge import Bridge
+    from mcp_bridge.pruning import Pruner
     from mcp_bridge.rebinding import Allowed
 
     vault = await open_vault(settings, stack, secret, db, redis, auth.authority.keys)
@@ -169,6 +170,7 @@ async def open_mcp(
         guard=guard,
         carriers=carriers,
         sampler=open_sampler(settings, desk, telemetry, callers, records),
+        pruner=Pruner(settings.mcp_max_catalogue_tokens),
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)

@@ -122,6 +122,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Behind /mcp, for every org."""
     mcp_stdio: WrittenMcpStdio = WrittenMcpStdio()
     tool_loop: WrittenToolLoop = WrittenToolLoop()
+    mcp_max_catalogue_tokens: int = 200_000
     """How far a request may go whose tools are called here."""
 
     @property
@@ -314,6 +315,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         mcp_servers=tuple(file.mcp.servers),
         mcp_stdio=file.mcp.stdio,
         tool_loop=file.mcp.loop,
+        mcp_max_catalogue_tokens=file.mcp.max_catalogue_tokens,
     )
 
 

@@ -249,6 +249,9 @@ class WrittenToolLoop(Strict, frozen=True, kw_only=True):
 class WrittenMcp(Strict, frozen=True, kw_only=True):
     """`[mcp]`."""
 
+    max_catalogue_tokens: Annotated[int, Meta(ge=0)] = 200_000
+    """What the tools behind one URL may cost a model that are listed; beyond it they are searched.
+    Four bytes of JSON are one."""
     loop: WrittenToolLoop = WrittenToolLoop()
     stdio: WrittenMcpStdio = WrittenMcpStdio()
     servers: Annotated[list[WrittenMcpServer], Meta(max_length=64)] = []

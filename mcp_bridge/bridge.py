@@ -27,6 +27,7 @@ from mcp_bridge.legacy_face import LegacyFace
 from mcp_bridge.modern_face import ModernFace
 from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
+from mcp_bridge.pruning import Pruner
 from mcp_bridge.relay import Relay
 from mcp_bridge.sessions import Sessions
 from mcp_bridge.shared_streams import SharedStreams
@@ -51,7 +52,8 @@ class BadServer(BridgeError):
 class Bridge:
     """`keys`: for what clients bring back, the newest first. `carriers`: how servers are reached;
     None: anywhere over HTTP, by `network`. `guard`: what is shown of what servers offer, and which
-    calls go out; None: all of it. `sampler`: writes for servers with `sampling` "engine"."""
+    calls go out; None: all of it. `sampler`: writes for servers with `sampling` "engine". `pruner`:
+    which catalogues are searched; None: none is."""
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class Bridge:
         carriers: Carriers | None = None,
         network: httpcore.AsyncNetworkBackend | None = None,
         sampler: Sampler | None = None,
+        pruner: Pruner | None = None,
     ) -> None:
+        self._pruner = pruner
         self._servers, self._sampler = check_servers(servers), sampler
         if carriers is None:
             carriers = Carriers(network_of=None if network is None else lambda _: network)
@@ -104,10 +108,16 @@ class Bridge:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def endpoint(
-        self, org_id: str, namespace: str | None = None, user_id: str | None = None
+        self,
+        org_id: str,
+        namespace: str | None = None,
+        user_id: str | None = None,
+        *,
+        prunes: bool = False,
     ) -> Endpoint | None:
         """None: there is no such namespace. Without one: all servers. `user_id`: who asks, for
-        servers that are shown a user's own credential."""
+        servers that are shown a user's own credential. `prunes`: a catalogue that costs too much
+        is searched, not listed."""
         found = [each for each in self._servers if namespace in (None, each.namespace)]
         if not found and namespace is not None:
             return None
@@ -116,6 +126,7 @@ class Bridge:
             key=namespace or "",
             upstreams=tuple(self._upstream(org_id, user_id, each) for each in found),
             keeps_names=keeps_names,
+            pruner=self._pruner if prunes else None,
         )
 
     def _upstream(self, org_id: str, user_id: str | None, config: ServerConfig) -> Upstream:

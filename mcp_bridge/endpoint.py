@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,8 +40,10 @@ from mcp_bridge.protocol.rpc import (
     RpcError,
 )
 from mcp_bridge.protocol.translation import server_capabilities
+from mcp_bridge.pruning import Pruner, called
 from mcp_bridge.resource_owners import owner_of
 from mcp_bridge.sampling import SampledExchange, taken_up
+from mcp_bridge.search import CALL, MAX_TOOLS, SEARCH
 from mcp_bridge.upstream import Described, Unreachable, Upstream, as_object
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     upstreams: tuple[Upstream, ...]
     keeps_names: bool
+    pruner: Pruner | None = None
+    """Of one whose catalogue is not listed where it costs too much."""
 
     def label(self, upstream: Upstream) -> str:
         return IDENTITY if self.keeps_names else upstream.name
@@ -159,6 +163,34 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
 
     async def list(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """A page. Raises: RpcError."""
+        page = await self._listed(method, params)
+        pruner = self.endpoint.pruner
+        if method != "tools/list" or pruner is None or params.get("cursor") is not None:
+            return page
+        return pruner.pruned(page, await self._all_tools(page))
+
+    async def _all_tools(self, page: dict[str, Any]) -> Sequence[Any]:
+        """With those behind `page`, the first."""
+        items = [*page["tools"]]
+        while isinstance(cursor := page.get("nextCursor"), str) and len(items) < MAX_TOOLS:
+            page = await self._listed("tools/list", {"cursor": cursor})
+            items += page["tools"]
+        return items
+
+    async def meant(
+        self, method: str, params: dict[str, Any]
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Of a call of what stands in for a catalogue: the result of a search, or what is to be
+        called. Raises: RpcError."""
+        pruner, name = self.endpoint.pruner, params.get("name")
+        if pruner is None or method != "tools/call" or name not in (SEARCH, CALL):
+            return None, params
+        if name == CALL:
+            return None, called(params)
+        items = await self._all_tools(await self._listed("tools/list", {}))
+        return await pruner.search(items, params.get("arguments")), params
+
+    async def _listed(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         if not self.endpoint.keeps_names:
             return await self._of_several(method, params)
         upstream = self.endpoint.upstreams[0]

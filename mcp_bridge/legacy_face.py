@@ -235,6 +235,9 @@ class LegacyFace:
             return await reach.list(method, params)
         if method not in FORWARDED:
             raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
+        found, params = await reach.meant(method, params)
+        if found is not None:
+            return found
         upstream, own = await reach.target(method, params)
         exchange = await reach.open(upstream, method, own, alias=str(params.get("name")))
         return await self._drive(session, exchange, stream)

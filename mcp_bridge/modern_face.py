@@ -191,28 +191,26 @@ class ModernFace:
     async def _forward(
         self, asker: Asker, reach: Reach, headers: list[tuple[str, str]], emit: Emit
     ) -> dict[str, Any]:
-        upstream, params = await reach.target(asker.method, asker.params)
+        found, asked = await reach.meant(asker.method, asker.params)
+        if found is not None:
+            return to_modern_result(asker.method, found, self._info)
+        upstream, params = await reach.target(asker.method, asked)
         described = await reach.described(upstream)
-        if asker.method == "tools/call":
+        if asker.method == "tools/call" and asked is asker.params:
             await self._check_headers(reach, upstream, described.modern, params, headers)
         state, proven = asker.params.get("requestState"), None
         if asker.method in INTERACTIVE and state is not None:
-            found = self._sealer.unseal(state, asker.caller.principal, asker.digest, time.time())
-            if found.call is not None:
-                return await self._resume(asker, found, emit)
-            if not described.modern or found.server != upstream.name:
+            kept = self._sealer.unseal(state, asker.caller.principal, asker.digest, time.time())
+            if kept.call is not None:
+                return await self._resume(asker, kept, emit)
+            if not described.modern or kept.server != upstream.name:
                 raise refused()
             params = {name: value for name, value in params.items() if name != "requestState"}
-            if found.state is not None:
-                params["requestState"] = found.state
+            if kept.state is not None:
+                params["requestState"] = kept.state
             proven = str(state)
-        exchange = await reach.open(
-            upstream,
-            asker.method,
-            params,
-            alias=str(asker.params.get("name")),
-            continues=proven,
-        )
+        alias = str(asked.get("name"))
+        exchange = await reach.open(upstream, asker.method, params, alias=alias, continues=proven)
         return await self._drive(asker, upstream.name, exchange, exchange.events(), emit)
 
     async def _check_headers(

@@ -5,25 +5,24 @@ two tools instead, one that searches and one that calls what was found, under th
 and policy. Texts are ranked by BM25 (`bm25s`) and, where an embedding is at hand, by meaning; the
 two rankings are fused by reciprocal rank (Cormack et al., SIGIR 2009).
 
-Embedding and counting of tokens are callables of whoever builds the index. Who asks finds what
-they may see only: `visible` is asked for each tool.
+Embedding is a callable of whoever builds the index. Who asks finds what they may see only:
+`visible` is asked for each tool.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from mcp_bridge.canonical import walk
 from mcp_bridge.names import MAX_ALIAS_CHARS
-from mcp_bridge.pinning import Pin
 from mcp_bridge.validation import Problem
 
 Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
-CountTokens = Callable[[str], int]
 
 SEARCH = "tools.search"
 CALL = "tools.call"
@@ -73,34 +72,16 @@ DESCRIPTORS: tuple[Mapping[str, Any], ...] = (
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A tool under its alias."""
+    """A tool under its alias. `body`: the whole of it, as JSON."""
 
     alias: str
-    pin: Pin
-
-
-class CatalogueCost(msgspec.Struct, frozen=True):
-    """Tokens of a catalogue, and of each tool by its alias."""
-
-    tokens: int
-    by_tool: Mapping[str, int]
+    body: bytes
 
 
 class Found(msgspec.Struct, frozen=True):
     alias: str
     score: float
-    pin: Pin
-
-
-def catalogue_cost(tools: Iterable[Listed], count: CountTokens) -> CatalogueCost:
-    """What a model pays for the listing, by whoever counts its tokens."""
-    by_tool = {tool.alias: count(tool.pin.body.decode()) for tool in tools}
-    return CatalogueCost(sum(by_tool.values()), by_tool)
-
-
-def to_be_searched(cost: CatalogueCost, max_tokens: int) -> bool:
-    """Whether DESCRIPTORS stand in for a catalogue of this cost."""
-    return cost.tokens > max_tokens
+    body: bytes
 
 
 def meant(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | Problem:
@@ -121,7 +102,7 @@ def text_of(tool: Listed) -> str:
     """What is searched: the names, then every string of the tool, bounded."""
     texts: list[str] = [tool.alias.replace("__", " ")]
     size = 0
-    for parts, value in walk(tool.pin.value()):
+    for parts, value in walk(msgspec.json.decode(tool.body)):
         said = [str(parts[-1])] if parts and isinstance(parts[-1], str) else []
         said += [value] if isinstance(value, str) else []
         texts += said
@@ -146,10 +127,9 @@ class ToolIndex:
     async def built(cls, tools: Sequence[Listed], embed: Embed | None = None) -> ToolIndex:
         """The index of at most MAX_TOOLS."""
         assert len(tools) <= MAX_TOOLS
-        texts = [text_of(tool) for tool in tools]
-        corpus = [words(text) or ["-"] for text in texts]
+        texts, ranker = await asyncio.to_thread(read, tools)
         vectors = normalized(await embed(texts)) if embed and texts else None
-        return cls(tools, ranker_of(corpus) if corpus else None, embed, vectors)
+        return cls(tools, ranker, embed, vectors)
 
     async def search(
         self,
@@ -178,12 +158,19 @@ class ToolIndex:
                 fused[at] = fused.get(at, 0.0) + 1 / (FUSION_OFFSET + place + 1)
         best = sorted(fused, key=lambda at: (-fused[at], self.tools[at].alias))
         chosen = best[: max(1, min(limit, MAX_RESULTS))]
-        return tuple(Found(self.tools[at].alias, fused[at], self.tools[at].pin) for at in chosen)
+        return tuple(Found(self.tools[at].alias, fused[at], self.tools[at].body) for at in chosen)
 
 
 def ranked(shown: list[int], scores: Any) -> list[int]:
     """Places of what has a score at all, best first."""
     return sorted((at for at in shown if scores[at] > 0), key=lambda at: (-scores[at], at))
+
+
+def read(tools: Sequence[Listed]) -> tuple[list[str], Any]:
+    """What is searched of each, and the ranking by words; None of no tools."""
+    texts = [text_of(tool) for tool in tools]
+    corpus = [words(text) or ["-"] for text in texts]
+    return texts, ranker_of(corpus) if corpus else None
 
 
 def ranker_of(corpus: list[list[str]]) -> Any:

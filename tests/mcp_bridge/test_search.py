@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from mcp_types import Tool
 
-from mcp_bridge.pinning import pin_of
 from mcp_bridge.search import (
     CALL,
     DESCRIPTORS,
     SEARCH,
     Listed,
     ToolIndex,
-    catalogue_cost,
     meant,
-    to_be_searched,
     words,
 )
 from mcp_bridge.validation import Problem, check, compile_schema
@@ -28,9 +26,8 @@ def listed(alias: str, description: str, **properties: str) -> Listed:
         "properties": {k: {"description": v} for k, v in properties.items()},
     }
     name = alias.split("__")[1]
-    return Listed(
-        alias, pin_of("tool", {"name": name, "description": description, "inputSchema": schema})
-    )
+    tool = {"name": name, "description": description, "inputSchema": schema}
+    return Listed(alias, msgspec.json.encode(tool))
 
 
 TOOLS = [
@@ -85,14 +82,6 @@ def test_words_inside_names_are_words() -> None:
     assert words("readFile list_emails HTTPServer2 für") == [
         "read", "file", "list", "emails", "http", "server", "2", "für",
     ]  # fmt: skip
-
-
-def test_the_cost_of_a_catalogue_is_counted_and_bounds_it() -> None:
-    cost = catalogue_cost(TOOLS, lambda text: len(text) // 4)
-    assert cost.tokens == sum(cost.by_tool.values()) and set(cost.by_tool) == {
-        tool.alias for tool in TOOLS
-    }
-    assert to_be_searched(cost, cost.tokens - 1) and not to_be_searched(cost, cost.tokens)
 
 
 def test_the_meta_tools_are_tools() -> None:
