@@ -9,6 +9,7 @@ import pytest
 import redis.asyncio
 
 from mcp_bridge import shared_streams, upstream
+from mcp_bridge.caller import Caller
 from mcp_bridge.ending import end
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, attacked
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
@@ -30,6 +31,7 @@ class Outside(Attacker):
 
     def __init__(self) -> None:
         super().__init__(self.by_name, modern=False)
+        self.method = "elicitation/create"
         self.streams: dict[str, asyncio.StreamWriter] = {}
         self.answers: dict[str, asyncio.Future[Any]] = {}
         self.may_end = asyncio.Event()
@@ -61,7 +63,7 @@ class Outside(Attacker):
         id_ = f"question {len(self.answers)}"
         self.answers[id_] = asyncio.get_running_loop().create_future()
         params = {"message": f"of {session}", "requestedSchema": {"type": "object"}}
-        question = {"jsonrpc": "2.0", "id": id_, "method": "elicitation/create", "params": params}
+        question = {"jsonrpc": "2.0", "id": id_, "method": self.method, "params": params}
         self.say(session, question)
         told = await self.answers[id_]
         return result(f"{session}: {told.get('result', told.get('error'))}", call)
@@ -226,6 +228,58 @@ async def test_a_client_that_listens_is_asked_there(redis: redis.asyncio.Redis) 
         client.bridge.begin_drain()
         assert "elicitation/create" in (await hearing).text
     assert len(server.gets) == 2
+
+
+class Writer:
+    """A model."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    async def sample(self, caller: Caller, server: str, params: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append((caller.subject, server))
+        return {"role": "assistant", "content": {"type": "text", "text": "written"}, "model": "m"}
+
+
+async def test_our_model_is_asked_of_who_listens_and_of_who_does_not(
+    redis: redis.asyncio.Redis,
+) -> None:
+    """By callers that can be asked nothing: amid a call, and on the stream of a session, where a
+    server is answered so often."""
+    server, writer = Outside(), Writer()
+    server.method = "sampling/createMessage"
+    given: Any = {"sampler": writer, "sampling": "engine", "max_samples": 2}
+    async with attacked(redis, server, **given) as client:
+        said = await ask_modern(client, "/mcp", "tools/call", ASKS, capabilities={})
+        assert "written" in text_of(said)
+        session = await LegacyClient.open(client, "/mcp", capabilities={})
+        hearing = asyncio.create_task(client.get("/mcp", headers=session.headers))
+        while len(server.gets) < 2:
+            await asyncio.sleep(0.01)
+        told = [text_of(await session.ask("/mcp", "tools/call", ASKS, id=id)) for id in (2, 3, 4)]
+        assert ["written" in each for each in told] == [True, True, False]
+        assert "too_many_samples" in told[2]
+        client.bridge.begin_drain()
+        assert "sampling" not in (await hearing).text, "the client hears nothing of it"
+    assert writer.asked == [("alice", "s0")] * 3
+
+
+@pytest.mark.parametrize("capabilities", [{}, {"sampling": {}}])
+async def test_a_server_may_be_told_that_no_model_can_be_asked(
+    redis: redis.asyncio.Redis, capabilities: dict[str, Any]
+) -> None:
+    server = Outside()
+    server.method = "sampling/createMessage"
+    async with attacked(redis, server, sampling="off") as client:
+        session = await LegacyClient.open(client, "/mcp", capabilities=capabilities)
+        hearing = asyncio.create_task(client.get("/mcp", headers=session.headers))
+        while not server.gets:
+            await asyncio.sleep(0.01)
+        assert "Sampling is off" in text_of(await session.ask("/mcp", "tools/call", ASKS, id=2))
+        client.bridge.begin_drain()
+        assert "sampling" not in (await hearing).text
+    opened = [said for _, said in server.heard if said.get("method") == "initialize"]
+    assert opened and all("sampling" not in each["params"]["capabilities"] for each in opened)
 
 
 async def test_what_is_idle_is_closed(

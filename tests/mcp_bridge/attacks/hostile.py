@@ -61,10 +61,15 @@ def caller_of(who: str) -> Caller:
 
 @asynccontextmanager
 async def attacked(
-    store: redis.asyncio.Redis, *servers: Server, network: Any = None, url: str | None = None
+    store: redis.asyncio.Redis,
+    *servers: Server,
+    network: Any = None,
+    url: str | None = None,
+    sampler: Any = None,
+    **fields: Any,
 ) -> AsyncIterator[Client]:
     """A client of it. `url`: with PORT where the server's stands. One server alone
-    keeps its names; several are `s0`, `s1`."""
+    keeps its names; several are `s0`, `s1`. `fields`: of their configuration."""
     async with AsyncExitStack() as stack:
         configs = []
         for number, server in enumerate(servers):
@@ -78,9 +83,11 @@ async def attacked(
                     url=(url or "http://127.0.0.1:PORT/mcp").replace("PORT", str(port)),
                     namespace="identity" if len(servers) == 1 else None,
                     headers={"authorization": "Bearer servers-own"},
+                    **fields,
                 )
             )
-        bridge = Bridge(configs, store, KEYS, info={"name": "t", "version": "1"}, network=network)
+        info = {"name": "t", "version": "1"}
+        bridge = Bridge(configs, store, KEYS, info=info, network=network, sampler=sampler)
         await bridge.start()
         stack.push_async_callback(bridge.close)
         door, allowed = Door(bridge), Allowed(public_url=PUBLIC_URL)
