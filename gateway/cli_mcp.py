@@ -111,7 +111,13 @@ def diff(name: str, org: str, project: str, **flags: Flags) -> None:
     "--all", "everything", is_flag=True, help="What waits, but what looks like an attack."
 )
 @click.option("--tool", "tools", multiple=True, help="This tool, whatever it looks like.")
-@click.option("--revoke", is_flag=True, help="Take the approval of these tools back.")
+@click.option("--prompt", "prompts", multiple=True, help="This prompt, whatever it looks like.")
+@click.option("--instructions", is_flag=True, help="Its instructions, whatever they look like.")
+@click.option(
+    "--revoke",
+    is_flag=True,
+    help="Take the approval of these back; with --all of the server, which is not dialled then.",
+)
 @click.argument("name")
 def approve(
     name: str,
@@ -119,6 +125,8 @@ def approve(
     project: str,
     everything: bool,
     tools: tuple[str, ...],
+    prompts: tuple[str, ...],
+    instructions: bool,
     revoke: bool,
     **flags: Flags,
 ) -> None:
@@ -126,12 +134,13 @@ def approve(
     second."""
     from gateway import administration
     from gateway.mcp.known import announce
-    from gateway.mcp.pin_desk import changes_in, chosen, of_others
+    from gateway.mcp.pin_desk import changes_in, chosen, keys_of, of_others
     from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
     from gateway.tenancy.errors import InvalidField
 
-    if everything == bool(tools) or (revoke and everything):
-        raise click.UsageError("name tools with --tool, or --all")
+    keys = None if everything else keys_of(tools, prompts, instructions)
+    if everything == bool(keys_of(tools, prompts, instructions)):
+        raise click.UsageError("name things with --tool, --prompt, --instructions, or --all")
     settings = load(flags)
     config = server_of(settings, name)
 
@@ -141,7 +150,7 @@ def approve(
             if revoke:
                 async with db.begin() as conn:
                     count = await revoke_pins(
-                        conn, org_id=org_id, server=name, names=tools, actor=COMMAND_LINE
+                        conn, org_id=org_id, server=name, keys=keys, actor=COMMAND_LINE
                     )
             else:
                 offer = await offered(settings, config, org_id, db, redis)
@@ -150,7 +159,7 @@ def approve(
                     others = await of_others(conn, names_in(settings), org_id, name)
                     found = changes_in(config, approved, offer, others)
                     try:
-                        wanted = chosen(found, tools or None)
+                        wanted = chosen(found, keys)
                     except InvalidField as error:
                         raise click.ClickException(error.message) from None
                     count = await approve_changes(

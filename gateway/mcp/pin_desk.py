@@ -25,7 +25,7 @@ from mcp_bridge.catalog import changes_of
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.hidden_text import visible
 from mcp_bridge.look import look
-from mcp_bridge.pinning import Approved, Change, Offer, Unpinnable
+from mcp_bridge.pinning import Approved, Change, Key, Kind, Offer, Unpinnable
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.scan import Finding, Offered, scan, scan_together, worst
 from mcp_bridge.upstream import ServerConfig
@@ -34,6 +34,8 @@ MAX_LOOKS = 4
 """Servers that one worker looks at at a time; who comes then waits."""
 LOOK_S = 20.0
 MAX_PROBLEM = 500
+FIELDS: dict[Kind, str] = {"tool": "tools", "prompt": "prompts", "instructions": "instructions"}
+"""What is approved and taken back by name, as clients write it."""
 
 Found = list[tuple[Change, tuple[Finding, ...]]]
 
@@ -99,14 +101,14 @@ class PinDesk:
         self,
         org_id: str,
         server: str,
-        tools: Collection[str] | None,
+        keys: Collection[Key] | None,
         *,
         actor: Actor,
         check: Callable[[Seen], None],
     ) -> Seen:
-        """`tools` None: all but what looks like an attack. `check`: whether what is offered now is
+        """`keys` None: all but what looks like an attack. `check`: whether what is offered now is
         what was looked at. Raises: NotFound, Conflict (the server gives no answer), InvalidField
-        (`tools`, where one does not wait), ChangeNotAnnounced, whatever `check` raises."""
+        (by the field of one that does not wait), ChangeNotAnnounced, whatever `check` raises."""
         config = self.named(server)
         offer = await self._offer(config, org_id)
         async with tenant(self._db, org_id) as conn:
@@ -114,7 +116,7 @@ class PinDesk:
             if seen.problem is not None:
                 raise Conflict("server", f"{server}: {seen.problem}")
             check(seen)
-            wanted = chosen(seen.waits, tools)
+            wanted = chosen(seen.waits, keys)
             await approve_changes(
                 conn, org_id=org_id, server=server, pin_changes=wanted, actor=actor
             )
@@ -123,12 +125,13 @@ class PinDesk:
         return made
 
     async def revoke(
-        self, org_id: str, server: str, tools: Collection[str], *, actor: Actor
+        self, org_id: str, server: str, keys: Collection[Key] | None, *, actor: Actor
     ) -> Seen:
-        """The server is not asked. Raises: NotFound, ChangeNotAnnounced."""
+        """`keys` None: all of it, so that it is not dialled. The server is not asked. Raises:
+        NotFound, ChangeNotAnnounced."""
         config = self.named(server)
         async with tenant(self._db, org_id) as conn:
-            await revoke_pins(conn, org_id=org_id, server=server, names=tools, actor=actor)
+            await revoke_pins(conn, org_id=org_id, server=server, keys=keys, actor=actor)
             left = await read_pins(conn, org_id=org_id, server=server)
         await announce(self._redis, org_id)
         return Seen(config, len(left.pins))
@@ -188,17 +191,25 @@ def changes_in(
     return found
 
 
-def chosen(found: Found, tools: Collection[str] | None) -> list[Change]:
-    """All but what looks like an attack, or the tools that were named, and how to reach them.
-    Raises: InvalidField."""
-    if tools is None:
+def keys_of(tools: Iterable[str], prompts: Iterable[str], instructions: bool) -> frozenset[Key]:
+    """Of what a person named."""
+    named: list[Key] = [("tool", each) for each in tools]
+    named += [("prompt", each) for each in prompts]
+    return frozenset([*named, ("instructions", "")] if instructions else named)
+
+
+def chosen(found: Found, keys: Collection[Key] | None) -> list[Change]:
+    """All but what looks like an attack, or what was named, and how to reach it. Raises:
+    InvalidField."""
+    if keys is None:
         return [change for change, findings in found if worst(findings) != "high"]
-    names = {change.name for change, _ in found if change.kind == "tool"}
-    for tool in tools:
-        if tool not in names:
-            raise InvalidField("tools", f"{tool}: no tool of that name waits")
+    waiting = {(change.kind, change.name) for change, _ in found}
+    for kind, name in sorted(keys):
+        if (kind, name) not in waiting:
+            missing = f"{name}: no {kind} of that name waits" if name else f"no {kind} wait"
+            raise InvalidField(FIELDS[kind], missing)
     return [
         change
         for change, _ in found
-        if change.kind == "launch" or (change.kind == "tool" and change.name in tools)
+        if change.kind == "launch" or (change.kind, change.name) in keys
     ]

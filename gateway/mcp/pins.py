@@ -6,7 +6,7 @@ Postgres, the audit log. Who calls announces the change (`gateway.mcp.known.anno
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +17,7 @@ from gateway.audit.log import Actor, record
 from gateway.credential_forms import CREDENTIAL
 from gateway.mcp.tables import pins
 from gateway.tenancy.errors import InvalidField, NotFound
-from mcp_bridge.pinning import Approved, Change, Pin
+from mcp_bridge.pinning import Approved, Change, Key, Pin
 
 MAX_PINS = 50_000
 """Of one org."""
@@ -69,29 +69,27 @@ async def approve_changes(
 
 
 async def revoke_pins(
-    conn: AsyncConnection, *, org_id: str, server: str, names: Iterable[str], actor: Actor
+    conn: AsyncConnection, *, org_id: str, server: str, keys: Collection[Key] | None, actor: Actor
 ) -> int:
-    """Of these tools; how many there were. Raises: NotFound, where there was none."""
-    gone = sa.delete(pins).where(
-        pins.c.org_id == org_id,
-        pins.c.server == server,
-        pins.c.kind == "tool",
-        pins.c.name.in_(list(names)),
-    )
-    found = [
-        Pin(row.kind, row.name, row.digest, bytes(row.body))
-        for row in await conn.execute(gone.returning(*pins.c))
-    ]
+    """Of these things, or, with None, of all that there is, how the server is reached among it: it
+    is not dialled any more. How many there were. Raises: NotFound, where there was none."""
+    where = [pins.c.org_id == org_id, pins.c.server == server]
+    if keys is not None:
+        where.append(sa.tuple_(pins.c.kind, pins.c.name).in_(list(keys)))
+    gone = await conn.execute(sa.delete(pins).where(*where).returning(*pins.c))
+    found = [Pin(row.kind, row.name, row.digest, bytes(row.body)) for row in gone]
     if not found:
-        raise NotFound("tool", f"nothing of that name is approved of {server!r}")
-    await record(
-        conn,
-        org_id=org_id,
-        actor=actor,
-        action="mcp.revoked",
-        target=server,
-        before={"pins": [_said(pin) for pin in found]},
-    )
+        what = "nothing" if keys is None else "nothing of that name"
+        raise NotFound("server" if keys is None else "tool", f"{what} is approved of {server!r}")
+    for start in range(0, len(found), MAX_RECORDED):
+        await record(
+            conn,
+            org_id=org_id,
+            actor=actor,
+            action="mcp.revoked",
+            target=server,
+            before={"pins": [_said(pin) for pin in found[start : start + MAX_RECORDED]]},
+        )
     return len(found)
 
 

@@ -32,12 +32,13 @@ from gateway.wire.admin_mcp_pins import (
     McpServer,
     McpServerOffer,
     McpServers,
+    NamedOffer,
 )
 from gateway.wire.refusals import decode_kept
 
 if TYPE_CHECKING:
     from gateway.mcp.pin_desk import Seen
-    from mcp_bridge.pinning import Change
+    from mcp_bridge.pinning import Change, Key
     from mcp_bridge.scan import Finding
 
 SCOPE = "admin:mcp"
@@ -105,6 +106,17 @@ def to_change(change: Change, findings: tuple[Finding, ...]) -> McpChange:
     return msgspec.convert(said, McpChange)
 
 
+def named_in(body: NamedOffer) -> frozenset[Key] | None:
+    """None: all. Raises: InvalidField."""
+    from gateway.mcp.pin_desk import keys_of
+
+    if not body.is_one:
+        raise InvalidField("tools", "name tools, prompts or instructions, or say that all is meant")
+    if body.all:
+        return None
+    return keys_of(body.tools or (), body.prompts or (), body.instructions is not None)
+
+
 @get(
     SERVERS,
     opt=needs(SCOPE_ADMIN_READ),
@@ -144,12 +156,10 @@ async def approve_offer(request: Asked, server: FromPath[str]) -> Response[bytes
     """Raises: NotFound, InvalidField, Conflict (no answer of it), PreconditionFailed."""
     precondition: Precondition = if_match(request)
     body = decode_kept(_approve_decoder, await plain_body(request))
-    if (body.all is None) == (body.tools is None):
-        raise InvalidField("tools", "name tools, or say that all is meant")
     seen = await pins_of(services(request).mcp).approve(
         request.user.org_id,
         server,
-        body.tools,
+        named_in(body),
         actor=actor_of(request),
         check=lambda found: precondition.check(to_offer(found)),
     )
@@ -161,16 +171,16 @@ async def approve_offer(request: Asked, server: FromPath[str]) -> Response[bytes
     opt=needs(SCOPE),
     status_code=200,
     tags=TAGS,
-    summary="Take the approval of tools back; no worker calls them a second later",
+    summary="Take an approval back; no worker shows or calls it a second later",
     operation_class=describes(body=McpRevokeBody, answer=McpServer, idempotent=True),
 )
-async def revoke_tools(request: Asked, server: FromPath[str]) -> Response[bytes]:
-    """Raises: NotFound."""
+async def revoke_offer(request: Asked, server: FromPath[str]) -> Response[bytes]:
+    """Raises: NotFound, InvalidField."""
     body = decode_kept(_revoke_decoder, await plain_body(request))
     seen = await pins_of(services(request).mcp).revoke(
-        request.user.org_id, server, body.tools, actor=actor_of(request)
+        request.user.org_id, server, named_in(body), actor=actor_of(request)
     )
     return answer(request, to_server(seen))
 
 
-routes = [list_servers, show_offer, approve_offer, revoke_tools]
+routes = [list_servers, show_offer, approve_offer, revoke_offer]

@@ -15,9 +15,9 @@ from msgspec import Meta
 
 MAX_SHOWN = 500
 """Changes in one answer."""
-MAX_TOOLS = 1_000
-Tool = Annotated[str, Meta(min_length=1, max_length=1024)]
-Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
+MAX_NAMES = 1_000
+OfferedName = Annotated[str, Meta(min_length=1, max_length=1024)]
+Names = Annotated[list[OfferedName], Meta(min_length=1, max_length=MAX_NAMES)]
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,13 +91,24 @@ class McpServerOffer(msgspec.Struct, frozen=True, kw_only=True):
     never: list[McpNeverShown]
 
 
-class McpApproveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`tools`: these, whatever they look like, and how the server is reached. `all`: whatever
-    waits, but what looks like an attack."""
+class NamedOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`all`, or what is named."""
 
     all: Literal[True] | None = None
-    tools: Tools | None = None
+    tools: Names | None = None
+    prompts: Names | None = None
+    instructions: Literal[True] | None = None
+
+    @property
+    def is_one(self) -> bool:
+        names = (self.tools, self.prompts, self.instructions)
+        return (self.all is None) != all(each is None for each in names)
 
 
-class McpRevokeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tools: Tools
+class McpApproveBody(NamedOffer, frozen=True, kw_only=True):
+    """`tools`, `prompts`, `instructions`: these, whatever they look like, and how the server is
+    reached. `all`: whatever waits, but what looks like an attack."""
+
+
+class McpRevokeBody(NamedOffer, frozen=True, kw_only=True):
+    """`all`: and how the server is reached, so that it is not dialled any more."""

@@ -177,7 +177,7 @@ VALUES: dict[str, object] = {
     "redirect_uri": "https://taken.example/over",
     "resources": (),
     "pin_changes": (),
-    "names": [id_of("mcp_pins", "name")],
+    "keys": [(id_of("mcp_pins", "kind"), id_of("mcp_pins", "name"))],
     "rules": (),
     "server": id_of("mcp_pins", "server"),
     "servers": [id_of("mcp_pins", "server")],

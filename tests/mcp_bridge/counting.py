@@ -23,7 +23,12 @@ TOOLS = [LOOK, {**LOOK, "name": "hold"}, {**LOOK, "name": "fail"}, {**LOOK, "nam
 class Counting:
     def __init__(self) -> None:
         self.called: list[str] = []
+        self.asked: list[tuple[str, str]] = []
+        """Paths and methods, of all that came."""
         self.tools = TOOLS
+        self.prompts: list[dict[str, Any]] = [{"name": "hello"}]
+        self.resources: list[dict[str, Any]] = []
+        self.instructions: str | None = None
         self.error: dict[str, Any] = {"code": -32000, "message": "broken"}
         self.holds, self.release = threading.Event(), threading.Event()
         self.url = ""
@@ -31,12 +36,13 @@ class Counting:
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         method = message["method"]
         if method == "server/discover":
-            can = {"tools": {}, "prompts": {}}
-            return {"result": {"supportedVersions": ["2026-07-28"], "capabilities": can}}
-        if method == "tools/list":
-            return {"result": {"tools": self.tools, "ttlMs": 0, "cacheScope": "public"}}
-        if method == "prompts/list":
-            return {"result": {"prompts": [{"name": "hello"}], "ttlMs": 0, "cacheScope": "public"}}
+            can = {"tools": {}, "prompts": {}, "resources": {}}
+            said = {} if self.instructions is None else {"instructions": self.instructions}
+            return {"result": {"supportedVersions": ["2026-07-28"], "capabilities": can, **said}}
+        kind, _, is_list = method.rpartition("/")
+        if is_list == "list":
+            listed = {kind: getattr(self, kind)}
+            return {"result": {**listed, "ttlMs": 0, "cacheScope": "public"}}
         name = message["params"]["name"]
         self.called.append(name)
         if method == "prompts/get":
@@ -60,6 +66,7 @@ def counting() -> Iterator[Counting]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             message = msgspec.json.decode(body)
+            found.asked.append((self.path, message["method"]))
             said = {"jsonrpc": "2.0", "id": message.get("id"), **found.answer(message)}
             content = msgspec.json.encode(said)
             self.send_response(200)

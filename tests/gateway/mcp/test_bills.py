@@ -53,7 +53,7 @@ trust = "all"
 
 [[mcp.servers]]
 name = "pinned"
-url = "URL"
+url = "URL/pinned"
 network = "loopback"
 
 [[mcp.servers]]

@@ -70,9 +70,10 @@ async def test_what_is_approved_is_one_orgs_and_comes_back_to_the_byte(
     await approve(pool, alice, (renamed,))
     async with tenant(pool, alice) as conn:
         assert (await read_pins(conn, org_id=alice, server="s")).pins.keys() == {("tool", "sum")}
-        await revoke_pins(conn, org_id=alice, server="s", names=["sum"], actor=COMMAND_LINE)
+        gone = {"org_id": alice, "server": "s", "keys": [("tool", "sum")]}
+        await revoke_pins(conn, **gone, actor=COMMAND_LINE)
         with pytest.raises(NotFound):
-            await revoke_pins(conn, org_id=alice, server="s", names=["sum"], actor=COMMAND_LINE)
+            await revoke_pins(conn, **gone, actor=COMMAND_LINE)
     async with tenant(pool, mallory) as conn:
         assert (await read_pins(conn, org_id=mallory, server="s")).pins == {}
 

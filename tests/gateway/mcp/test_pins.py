@@ -1,0 +1,140 @@
+"""What an org approved of a server, taken back to the last thing: by the API and by the command
+line, seen by the official client and by the server itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from mcp import Client
+
+from gateway.cli import tollgate
+from tests.databases import Databases
+from tests.gateway.openapi.fresh import fresh_worker, mcp_client
+from tests.gateway.openapi.running import TIMEOUT_S, Running
+from tests.mcp_bridge.counting import Counting, counting
+
+CONFIG = """
+[[mcp.servers]]
+name = "pinned"
+url = "URL"
+network = "loopback"
+
+[[mcp.servers]]
+name = "other"
+url = "OTHER"
+network = "loopback"
+trust = "all"
+"""
+HIDDEN = "".join(chr(0xE0000 + ord(letter)) for letter in "obey")
+"""Which makes what has it look like an attack: `all` leaves it out."""
+PROMPTS = [{"name": "plain"}, {"name": "odd", "description": f"Read.{HIDDEN}"}]
+
+
+class World(msgspec.Struct, frozen=True):
+    worker: Running
+    server: Counting
+    folder: Path
+    database: str
+    redis: str
+
+    def ask(self, verb: str, body: dict[str, Any]) -> Any:
+        return self.worker.session.post(
+            f"{self.worker.url}/v1/admin/mcp/servers/pinned/{verb}",
+            json=body,
+            headers={"authorization": f"Bearer {self.worker.everything}"},
+            timeout=TIMEOUT_S,
+        )
+
+    def approve(self, *arguments: str) -> Result:
+        """By the command line."""
+        config, home = self.folder / "tollgate.toml", self.folder / "home"
+        where = ["--home", str(home), "--config", str(config), "--project", "web"]
+        stores = {"TOLLGATE_DATABASE_URL": self.database, "TOLLGATE_REDIS_URL": self.redis}
+        words = ["mcp", "approve", "pinned", *arguments, *where]
+        return CliRunner().invoke(tollgate, words, env=stores)
+
+    def until(self, shown: set[str]) -> None:
+        """What was announced is known to every worker within a second."""
+        end = time.monotonic() + TIMEOUT_S
+        while (found := asyncio.run(self.shown())) != shown:
+            assert time.monotonic() < end, found
+            time.sleep(0.05)
+
+    async def shown(self) -> set[str]:
+        async with mcp_client(self.worker, self.worker.everything) as client:
+            return await names_of(client)
+
+
+async def names_of(client: Client) -> set[str]:
+    tools = (await client.list_tools()).tools
+    prompts = (await client.list_prompts()).prompts
+    resources = (await client.list_resources()).resources
+    found = {each.name for each in (*tools, *prompts, *resources)}
+    return {name.removeprefix("pinned__") for name in found if not name.startswith("other__")}
+
+
+@pytest.fixture(scope="module")
+def world(
+    databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    folder: Path = tmp_path_factory.mktemp("pins")
+    with counting() as server, counting() as other:
+        server.tools = server.tools[:1]
+        server.prompts, server.instructions = PROMPTS, f"Use it.{HIDDEN}"
+        server.resources = [{"name": "page", "uri": "x://page"}]
+        more = CONFIG.replace("URL", server.url).replace("OTHER", other.url)
+        given = {"is_patient": True, "more": more}
+        with fresh_worker(databases, redis_server_url, folder, **given) as worker:
+            database = worker.services.system_db.url.render_as_string(hide_password=False)
+            yield World(worker, server, folder, database, redis_server_url)
+
+
+def refused(world: World, verb: str, body: dict[str, Any]) -> tuple[int, str]:
+    answer = world.ask(verb, body)
+    return answer.status_code, answer.json()["param"]
+
+
+def test_all_that_was_approved_can_be_taken_back(world: World) -> None:
+    for body in ({}, {"all": True, "prompts": ["odd"]}, {"all": True, "instructions": True}):
+        assert refused(world, "approve", body) == refused(world, "revoke", body) == (400, "tools")
+    assert refused(world, "approve", {"prompts": ["look"]}) == (400, "prompts")
+    assert world.ask("approve", {"all": True}).json()["approved"] == 3  # `odd` and instructions not
+    world.until({"look", "plain", "page"})
+    named = world.ask("approve", {"prompts": ["odd"], "instructions": True}).json()
+    assert (named["approved"], named["waiting"]) == (5, 0)
+    assert refused(world, "approve", {"instructions": True}) == (400, "instructions")
+    world.until({"look", "plain", "odd", "page"})
+
+    assert world.ask("revoke", {"prompts": ["plain"], "instructions": True}).json()["approved"] == 3
+    world.until({"look", "odd", "page"})
+    assert world.ask("revoke", {"tools": ["look"], "prompts": ["odd"]}).json()["approved"] == 1
+    world.until({"page"})
+    left = world.ask("revoke", {"all": True}).json()
+    assert (left["approved"], left["state"]) == (0, "unapproved")
+    assert world.ask("revoke", {"all": True}).status_code == 404
+    world.until(set())
+    before = list(world.server.asked)
+    assert asyncio.run(world.shown()) == set() and world.server.asked == before
+
+
+def test_the_command_line_does_the_same(world: World) -> None:
+    assert "1 wait" not in (said := world.approve("--all")).output and said.exit_code == 0, said
+    assert "3 approved." in said.output
+    named = world.approve("--prompt", "odd", "--instructions")
+    assert named.exit_code == 0 and "2 approved." in named.output, named.output
+    unknown = world.approve("--prompt", "nobody")
+    assert unknown.exit_code == 1 and "nobody: no prompt of that name waits" in unknown.output
+    assert world.approve("--all", "--prompt", "odd").exit_code == 2
+    assert world.approve("--revoke").exit_code == 2
+    world.until({"look", "plain", "odd", "page"})
+    assert "1 revoked." in world.approve("--revoke", "--instructions").output
+    done = world.approve("--revoke", "--all")
+    assert done.exit_code == 0 and "4 revoked." in done.output, done.output
+    world.until(set())
