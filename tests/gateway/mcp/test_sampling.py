@@ -222,6 +222,31 @@ def test_a_tool_that_a_model_calls_may_want_a_model(worker: Running) -> None:
     assert models == ["mcp/new", "near", "near", "near"]
 
 
+def test_who_leaves_ends_what_is_written_for_them(worker: Running) -> None:
+    key_id, secret = new_key(worker)
+
+    async def leave() -> None:
+        services = worker.services
+        assert services.mcp is not None
+        principal = await services.authenticator.authenticate(secret)
+        sampler = services.mcp._bridge._sampler
+        assert sampler is not None
+        caller = services.mcp.caller_of(principal)
+        waiting = asyncio.create_task(sampler.sample(caller, "new", {**WISH, "maxTokens": 50}))
+        while not services.desk.open_calls:
+            await asyncio.sleep(0)
+        generating = list(services.desk.open_calls)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.wait(generating)
+
+    worker.run(leave())
+    (entry,) = until(worker, 1, SAMPLED, key=key_id)
+    assert msgspec.json.decode(entry.after)["outcome"] == "left"
+
+
 WISH: dict[str, Any] = {
     "messages": [{"role": "user", "content": {"type": "text", "text": "Write."}}],
     "maxTokens": 9,
