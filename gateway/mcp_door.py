@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mcp_bridge.approvals import Approvals
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
+    from mcp_bridge.pruning import Embedder
     from mcp_bridge.rebinding import Allowed
     from mcp_bridge.trust import Trust
     from mcp_bridge.upstream import Sampler, ServerConfig, Transport
@@ -170,7 +171,9 @@ async def open_mcp(
         guard=guard,
         carriers=carriers,
         sampler=open_sampler(settings, desk, telemetry, callers, records),
-        pruner=Pruner(settings.mcp_max_catalogue_tokens),
+        pruner=Pruner(
+            settings.mcp_max_catalogue_tokens, open_embedder(settings, desk, telemetry, callers)
+        ),
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
@@ -194,6 +197,17 @@ def open_sampler(
     from gateway.mcp.sampling import ModelSampler
 
     return ModelSampler(desk, telemetry, callers, records, asked)
+
+
+def open_embedder(
+    settings: Settings, desk: Desk, telemetry: Telemetry, callers: Callers
+) -> Embedder | None:
+    """None: tools are found by their words."""
+    if settings.mcp_search_model is None:
+        return None
+    from gateway.mcp.embedding import ModelEmbedder
+
+    return ModelEmbedder(desk, telemetry, callers, settings.mcp_search_model)
 
 
 def vault_of(door: McpDoor | None) -> UpstreamVault:

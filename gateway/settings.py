@@ -123,6 +123,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     mcp_stdio: WrittenMcpStdio = WrittenMcpStdio()
     tool_loop: WrittenToolLoop = WrittenToolLoop()
     mcp_max_catalogue_tokens: int = 200_000
+    mcp_search_model: str | None = None
     """How far a request may go whose tools are called here."""
 
     @property
@@ -279,6 +280,8 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         _check_trusted_proxies(file.trusted_proxies)
         names = [model.name for model in models]
         check_mcp_servers(file.mcp.servers, names, near=file.egress_to_loopback)
+        if file.mcp.search_model not in (None, *names):
+            raise SettingsError(f"mcp.search_model: {file.mcp.search_model!r} is no model")
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     shipped = sorted((PACKAGE_ROOT / "billing" / "price_books").glob("*.toml"))
@@ -316,6 +319,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
         mcp_stdio=file.mcp.stdio,
         tool_loop=file.mcp.loop,
         mcp_max_catalogue_tokens=file.mcp.max_catalogue_tokens,
+        mcp_search_model=file.mcp.search_model,
     )
 
 

@@ -252,6 +252,8 @@ class WrittenMcp(Strict, frozen=True, kw_only=True):
     max_catalogue_tokens: Annotated[int, Meta(ge=0)] = 200_000
     """What the tools behind one URL may cost a model that are listed; beyond it they are searched.
     Four bytes of JSON are one."""
+    search_model: Name | None = None
+    """Of embeddings, by which tools are searched beside their words."""
     loop: WrittenToolLoop = WrittenToolLoop()
     stdio: WrittenMcpStdio = WrittenMcpStdio()
     servers: Annotated[list[WrittenMcpServer], Meta(max_length=64)] = []

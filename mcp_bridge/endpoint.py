@@ -188,7 +188,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         if name == CALL:
             return None, called(params)
         items = await self._all_tools(await self._listed("tools/list", {}))
-        return await pruner.search(items, params.get("arguments")), params
+        return await pruner.search(self.caller, items, params.get("arguments")), params
 
     async def _listed(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         if not self.endpoint.keeps_names:

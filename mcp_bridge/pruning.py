@@ -9,12 +9,15 @@ decided, checked, recorded and billed as the tool that it is. No alias has a ful
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 
+from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, RpcError
 from mcp_bridge.search import (
     CALL,
@@ -22,12 +25,14 @@ from mcp_bridge.search import (
     DESCRIPTORS,
     MAX_TOOLS,
     SEARCH,
-    Embed,
     Listed,
+    NotEmbedded,
     ToolIndex,
     meant,
 )
 from mcp_bridge.validation import Compiled, Problem, check, compile_schema
+
+log = logging.getLogger(__name__)
 
 BYTES_PER_TOKEN = 4
 """Of JSON, about, whatever the tokenizer is."""
@@ -43,11 +48,18 @@ class Name(msgspec.Struct):
     name: str
 
 
-class Pruner:
-    """One per bridge. `max_tokens`: what a catalogue may cost that is listed."""
+class Embedder(Protocol):
+    async def embed(self, caller: Caller, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """On the caller's bill. Raises: NotEmbedded."""
+        ...
 
-    def __init__(self, max_tokens: int, embed: Embed | None = None) -> None:
-        self._max_tokens, self._embed = max_tokens, embed
+
+class Pruner:
+    """One per bridge. `max_tokens`: what a catalogue may cost that is listed. `embedder`: None, or
+    where it fails: tools are found by their words alone."""
+
+    def __init__(self, max_tokens: int, embedder: Embedder | None = None) -> None:
+        self._max_tokens, self._embedder = max_tokens, embedder
         self._indices: OrderedDict[bytes, ToolIndex] = OrderedDict()
 
     def pruned(self, page: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
@@ -60,14 +72,21 @@ class Pruner:
             return {**page, "_meta": meta}
         return {"tools": [dict(one) for one in DESCRIPTORS], "_meta": meta}
 
-    async def search(self, items: Sequence[Any], arguments: Any) -> dict[str, Any]:
+    async def search(self, caller: Caller, items: Sequence[Any], arguments: Any) -> dict[str, Any]:
         """The result of SEARCH."""
         wrong = check(SCHEMAS[SEARCH], arguments)
         if wrong:
             return refused(wrong)
         index = await self._index(listed(items))
-        limit = arguments.get("limit", DEFAULT_RESULTS)
-        found = await index.search(arguments["query"], limit=limit)
+        query, limit = arguments["query"], arguments.get("limit", DEFAULT_RESULTS)
+        try:
+            embed = None if self._embedder is None else partial(self._embedder.embed, caller)
+            if embed is not None:
+                await index.learn(embed)
+            found = await index.search(query, limit=limit, embed=embed)
+        except NotEmbedded as error:
+            log.warning("mcp: tools are searched by words alone: %s", error)
+            found = await index.search(query, limit=limit)
         tools = [msgspec.Raw(one.body) for one in found]
         body = msgspec.json.encode({"tools": tools})
         return {
@@ -83,7 +102,7 @@ class Pruner:
         key = digest.digest()
         index = self._indices.get(key)
         if index is None:
-            index = self._indices[key] = await ToolIndex.built(tools, self._embed)
+            index = self._indices[key] = await ToolIndex.built(tools)
             while len(self._indices) > MAX_INDICES:
                 self._indices.popitem(last=False)
         self._indices.move_to_end(key)

@@ -29,6 +29,8 @@ CALL = "tools.call"
 MAX_TOOLS = 20_000
 MAX_QUERY_CHARS = 1_000
 MAX_TEXT_CHARS = 4_096
+MAX_EMBEDDED_CHARS = 400
+"""Of a tool, and of a query: small models of sentences read no more than 256 tokens."""
 MAX_RESULTS = 50
 DEFAULT_RESULTS = 10
 FUSION_OFFSET = 60
@@ -69,6 +71,10 @@ DESCRIPTORS: tuple[Mapping[str, Any], ...] = (
         },
     },
 )
+
+
+class NotEmbedded(Exception):
+    """What a text means cannot be had now; the reason is of whoever embeds."""
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -115,21 +121,23 @@ def text_of(tool: Listed) -> str:
 class ToolIndex:
     """The search over one catalogue; built once for each that is pinned."""
 
-    def __init__(
-        self, tools: Sequence[Listed], ranker: Any, embed: Embed | None, vectors: Any
-    ) -> None:
-        self.tools = tools
-        self.ranker = ranker
-        self.embed = embed
-        self.vectors = vectors
+    def __init__(self, tools: Sequence[Listed], texts: Sequence[str], ranker: Any) -> None:
+        self.tools, self._texts, self.ranker = tools, texts, ranker
+        self._vectors: Any = None
+        self._learning = asyncio.Lock()
 
     @classmethod
-    async def built(cls, tools: Sequence[Listed], embed: Embed | None = None) -> ToolIndex:
+    async def built(cls, tools: Sequence[Listed]) -> ToolIndex:
         """The index of at most MAX_TOOLS."""
         assert len(tools) <= MAX_TOOLS
-        texts, ranker = await asyncio.to_thread(read, tools)
-        vectors = normalized(await embed(texts)) if embed and texts else None
-        return cls(tools, ranker, embed, vectors)
+        return cls(tools, *await asyncio.to_thread(read, tools))
+
+    async def learn(self, embed: Embed) -> None:
+        """What the tools mean, once. Raises: NotEmbedded."""
+        async with self._learning:
+            if self._vectors is None and self.tools:
+                texts = [text[:MAX_EMBEDDED_CHARS] for text in self._texts]
+                self._vectors = normalized(await embed(texts))
 
     async def search(
         self,
@@ -137,9 +145,10 @@ class ToolIndex:
         *,
         limit: int = DEFAULT_RESULTS,
         visible: Callable[[str], bool] = lambda alias: True,
+        embed: Embed | None = None,
     ) -> tuple[Found, ...]:
         """The best tools of those that are `visible`, best first. `query` up to MAX_QUERY_CHARS
-        and `limit` up to MAX_RESULTS count."""
+        and `limit` up to MAX_RESULTS count. `embed`: that of `learn`. Raises: NotEmbedded."""
         query = query[:MAX_QUERY_CHARS]
         shown = [at for at, tool in enumerate(self.tools) if visible(tool.alias)]
         if not shown:
@@ -149,9 +158,9 @@ class ToolIndex:
         if known:
             scores = self.ranker.get_scores(known)
             rankings.append(ranked(shown, scores))
-        if self.embed is not None:
-            wanted = normalized(await self.embed([query]))[0]
-            rankings.append(ranked(shown, self.vectors @ wanted))
+        if embed is not None and self._vectors is not None:
+            wanted = normalized(await embed([query[:MAX_EMBEDDED_CHARS]]))[0]
+            rankings.append(ranked(shown, self._vectors @ wanted))
         fused: dict[int, float] = {}
         for ranking in rankings:
             for place, at in enumerate(ranking):

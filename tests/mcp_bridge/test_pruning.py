@@ -16,7 +16,7 @@ from mcp_bridge.pruning import COST_META, MAX_INDICES, Pruner
 from mcp_bridge.search import CALL, SEARCH
 from mcp_bridge.trust import DENIED
 from tests.mcp_bridge import test_trust
-from tests.mcp_bridge.test_trust import WEATHER, World, bridge_of, code_of
+from tests.mcp_bridge.test_trust import ALICE, WEATHER, World, bridge_of, code_of
 
 MAX_TOKENS = 1_000
 MANY = [
@@ -124,7 +124,7 @@ async def test_indices_are_so_many() -> None:
     pruner = Pruner(0)
     for number in range(MAX_INDICES + 5):
         tool = {"name": f"s__t{number}", "inputSchema": {"type": "object"}}
-        await pruner.search([tool], {"query": "t"})
+        await pruner.search(ALICE, [tool], {"query": "t"})
     assert len(pruner._indices) == MAX_INDICES
 
 

@@ -73,8 +73,9 @@ async def test_meaning_finds_what_words_do_not() -> None:
     async def embed(texts: Sequence[str]) -> list[list[float]]:
         return [[float("commit" in t or "version control" in t), 0.1] for t in texts]
 
-    index = await ToolIndex.built(TOOLS, embed)
-    assert (await index.search("version control"))[0].alias == "git__commit"
+    index = await ToolIndex.built(TOOLS)
+    await index.learn(embed)
+    assert (await index.search("version control", embed=embed))[0].alias == "git__commit"
     assert await found("version control") == []
 
 

@@ -1,0 +1,84 @@
+"""What tools mean, by an embedding model that the configuration names.
+
+Above: `mcp_door`. Below: `inference`, by way of `calls`. It is a request of whoever searches, as
+any other: admitted by their limits, their caps and the models that their key may use, and on their
+bill. Of a catalogue it is made once for a worker, at the first search.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.calls import REQUEST_PREFIX, Asker, Surface, to_call
+from gateway.errors import to_face
+from gateway.ids import uuid7_hex
+from gateway.inference import Desk, RateLimited, start
+from gateway.mcp.metered import Callers
+from gateway.telemetry import RequestMeter, Telemetry
+from gateway.wire.openai_embeddings import from_embeddings, to_embeddings
+from mcp_bridge.caller import Caller
+from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.search import NotEmbedded
+
+SURFACE = Surface(id_prefix="embd-", read=from_embeddings, encoder=to_embeddings)
+DEADLINE_S = 60.0
+TEXTS_AT_ONCE = 64
+
+
+class Vector(msgspec.Struct):
+    index: int
+    embedding: list[float]
+
+
+class Vectors(msgspec.Struct):
+    """Of an answer what is used."""
+
+    data: list[Vector]
+
+
+class ModelEmbedder:
+    """An Embedder of the bridge."""
+
+    def __init__(self, desk: Desk, telemetry: Telemetry, callers: Callers, model: str) -> None:
+        self._desk, self._telemetry, self._callers = desk, telemetry, callers
+        self._model = model
+
+    async def embed(self, caller: Caller, texts: Sequence[str]) -> list[list[float]]:
+        """Raises: NotEmbedded."""
+        found: list[list[float]] = []
+        for first in range(0, len(texts), TEXTS_AT_ONCE):
+            try:
+                found += await self._embed(caller, texts[first : first + TEXTS_AT_ONCE])
+            except RpcError as error:
+                raise NotEmbedded(error.message) from None
+            except RateLimited as error:
+                raise NotEmbedded(str(error)) from None
+            except Exception as error:
+                face = to_face(error)
+                raise NotEmbedded(face.body.code or face.body.type) from error
+        return found
+
+    async def _embed(self, caller: Caller, texts: Sequence[str]) -> list[list[float]]:
+        """Raises: RpcError, what requests raise."""
+        desk, principal = self._desk, self._callers.principal_of(caller)
+        route = desk.fleet.resolve(self._model, principal)
+        asker = Asker(
+            request_id=REQUEST_PREFIX + uuid7_hex(),
+            principal=principal,
+            meter=RequestMeter(self._telemetry, self._model),
+            deadline_s=DEADLINE_S,
+        )
+        body = msgspec.json.encode({"model": self._model, "input": texts})
+        delivery = start(desk, to_call(desk, SURFACE, asker, SURFACE.read(body, route.kind)))
+        try:
+            written = await delivery.next()
+        except CancelledError:
+            delivery.abandon()
+            raise
+        if written is None:
+            raise NotEmbedded("the answer was given up")
+        answer = msgspec.json.decode(written, type=Vectors)
+        return [each.embedding for each in sorted(answer.data, key=lambda each: each.index)]
