@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.exchanges import Answers, Asked, Done, Event, Exchange
+from mcp_bridge.exchanges import Answers, Asked, Done, Event, Exchange, Waiting
 from mcp_bridge.pinning import Kind, Pin
 from mcp_bridge.protocol.rpc import RpcError
-from mcp_bridge.upstream import Upstream
+from mcp_bridge.upstream import Unreachable, Upstream
 
 Outcome = Literal["done", "asked", "failed", "left"]
 """Of a request that went out. `asked`: the client is to answer something first, and then asks
@@ -147,6 +147,10 @@ class Guard(Protocol):
         out."""
         ...
 
+    async def heard(self, caller: Caller, upstream: Upstream) -> None:
+        """Before somebody is told what a server says of its own."""
+        ...
+
 
 class LetsAllPass:
     async def opens(self, caller: Caller, upstream: Upstream) -> bool:
@@ -168,6 +172,9 @@ class LetsAllPass:
     async def before(self, source: Source, asking: Asking) -> Passage | None:
         return None
 
+    async def heard(self, caller: Caller, upstream: Upstream) -> None:
+        """It matters to nobody."""
+
 
 class GuardedExchange:
     """An exchange that is opened only if the guard lets it, and whose result the guard has seen."""
@@ -176,6 +183,7 @@ class GuardedExchange:
         self._inner, self._guard = inner, guard
         self._source, self._asking = source, asking
         self.holds = inner.holds
+        self._has_heard = False
 
     async def events(self) -> AsyncGenerator[Event]:
         passage = await self._guard.before(self._source, self._asking)
@@ -186,6 +194,8 @@ class GuardedExchange:
         try:
             async with aclosing(self._inner.events()) as events:
                 async for event in events:
+                    if not isinstance(event, Waiting):
+                        await self._heard()
                     if passage is not None and isinstance(event, Done):
                         event = Done(await passage.result(event.result))
                         outcome = "done"
@@ -193,12 +203,20 @@ class GuardedExchange:
                         outcome = "asked"
                     yield event
                     outcome = "done" if isinstance(event, Done) else "left"
-        except RpcError:
+        except RpcError as error:
             outcome = "failed"
+            if not isinstance(error, Unreachable):
+                await self._heard()
             raise
         finally:
             if passage is not None:
                 passage.ended(outcome)
+
+    async def _heard(self) -> None:
+        """Results, errors, questions and notifications alike."""
+        if not self._has_heard:
+            await self._guard.heard(self._source.caller, self._asking.upstream)
+            self._has_heard = True
 
     async def answer(self, answers: Answers) -> None:
         await self._inner.answer(answers)

@@ -480,6 +480,7 @@ class LegacyFace:
             except RpcError as error:
                 answered = {"error": error.to_error()}
         else:
+            await self._guard.heard(reach.caller, upstream)
             answered = await self._ask_one(session, message, stream)
         kept = answer_for_server(answered)
         own = await reach.sessions.get(upstream)

@@ -155,6 +155,10 @@ class Trust:
             found = self._screened[key] = worst(scan("resource", item)) != "high"
         return found
 
+    async def heard(self, caller: Caller, upstream: Upstream) -> None:
+        if upstream.config.taints:
+            await self.memory.taint(caller, upstream.name)
+
     # A call.
 
     async def before(self, source: Source, asking: Asking) -> Passage | None:
@@ -278,8 +282,6 @@ class Trust:
         if wrong:
             log.info("mcp: %s: a result of %s is withheld", record.server, record.tool)
             return failed_result("The server's result is withheld: it does not conform.", wrong)
-        if upstream.config.taints:
-            await self.memory.taint(record.caller, record.server)
         origin = Provenance(
             server=record.server,
             tool=record.tool,
