@@ -8,8 +8,8 @@ server in the same conversation (taint), what has side effects asks. Who asks is
 administrator, or by the caller itself where all rules that ask leave it to the caller.
 
 A condition that cannot be evaluated is taken as the stricter answer: it matches in a deny or an
-ask, and grants nothing. Annotations are hints (MCP 2025-11-25, ToolAnnotations): of a server that
-is not trusted the specification's defaults, which are the worst case, stand instead.
+ask, and grants nothing. Annotations are hints (MCP 2025-11-25, ToolAnnotations): those that were
+approved with the tool hold, and where it has none the specification's defaults: the worst case.
 
 Pure: counts, sums and taint are handed in. Above: the bridge, before each call.
 """
@@ -38,7 +38,7 @@ HINTS: Mapping[str, bool] = {
     "idempotentHint": False,
     "openWorldHint": True,
 }
-"""The specification's defaults: what a tool may do of which nobody trusted says otherwise."""
+"""The specification's defaults: what a tool may do that does not say otherwise."""
 
 MAX_RULES = 1_000
 MAX_GLOBS = 100
@@ -79,7 +79,8 @@ class ToolRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as policy sees it. `annotations` are the pinned ones."""
+    """A call as policy sees it. `annotations`: as they were approved, or as a server says them that
+    the operator trusts."""
 
     org_id: str
     project_id: str
@@ -89,14 +90,11 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     alias: str
     arguments: Mapping[str, object]
     annotations: Mapping[str, object] = {}
-    trusted: bool = False
-    """Whether the operator trusts what this server says of its tools."""
     cost_pico: int = 0
 
     def hints(self) -> dict[str, bool]:
-        said = self.annotations if self.trusted else {}
         return {
-            hint: value if isinstance(value := said.get(hint), bool) else default
+            hint: value if isinstance(value := self.annotations.get(hint), bool) else default
             for hint, default in HINTS.items()
         }
 

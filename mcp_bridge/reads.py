@@ -74,7 +74,6 @@ def to_call(
     *,
     arguments: Mapping[str, object],
     annotations: Mapping[str, object] = READS_ONLY,
-    trusted: bool = True,
 ) -> ToolCall:
     """As policy sees it."""
     return ToolCall(
@@ -86,7 +85,6 @@ def to_call(
         alias=ruled_as(server, kind, name),
         arguments=arguments,
         annotations=annotations,
-        trusted=trusted,
     )
 
 

@@ -219,7 +219,6 @@ class Trust:
             pin.name,
             arguments=arguments,
             annotations=annotations_of(tool),
-            trusted=config.trust == "all",
         )
         record = CallRecord(
             id=self.new_id(),

@@ -79,13 +79,12 @@ states = st.builds(
     tainted_by=st.sampled_from([(), ("web",)]),
 )
 calls = st.builds(
-    lambda alias, n, read_only, trusted: call(
-        alias=alias, arguments={"n": n}, annotations={"readOnlyHint": read_only}, trusted=trusted
+    lambda alias, n, read_only: call(
+        alias=alias, arguments={"n": n}, annotations={"readOnlyHint": read_only}
     ),
     st.sampled_from(["files__read", "mail__send"]),
     st.one_of(st.integers(), st.text(), st.none()),
-    st.booleans(),
-    st.booleans(),
+    st.sampled_from([True, False, "yes"]),
 )
 
 
@@ -139,15 +138,12 @@ def test_taint_is_looked_up_wherever_it_changes_anything(
     assert taint_matters(one, clean) == (tainted != clean)
 
 
-@given(rule_sets(), states)
-def test_what_an_untrusted_server_says_of_itself_changes_nothing(
-    rules: Any, state: CallState
-) -> None:
-    answers = {
-        decide(call(annotations=said), rules, state)
-        for said in ({}, {"readOnlyHint": True, "destructiveHint": False}, {"readOnlyHint": "yes"})
-    }
-    assert len(answers) == 1
+def test_what_a_tool_does_not_say_of_itself_is_the_worst() -> None:
+    worst = {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True}
+    rules = [ToolRule(id="a", effect="allow", annotations=worst)]
+    for said in ({}, {"readOnlyHint": "yes", "destructiveHint": None, "openWorldHint": 0}):
+        assert decide(call(annotations=said), rules, CallState()).effect == "allow"
+    assert decide(call(annotations={"readOnlyHint": True}), rules, CallState()).effect == "deny"
 
 
 def test_nothing_is_allowed_that_no_rule_grants() -> None:
@@ -176,7 +172,7 @@ def test_one_rule_that_wants_an_administrator_is_enough() -> None:
     assert decide(call(), [own, other], CallState()).decider == "administrator"
     tainted = CallState(tainted_by=("web",))
     assert decide(call(), [own], tainted).decider == "administrator"
-    reads = call(annotations={"readOnlyHint": True}, trusted=True)
+    reads = call(annotations={"readOnlyHint": True})
     assert decide(reads, [own], tainted).decider == "caller"
     with pytest.raises(PolicyRefused, match="decider"):
         checked_rules([ToolRule(id="a", effect="allow", decider="caller")])
@@ -185,10 +181,11 @@ def test_one_rule_that_wants_an_administrator_is_enough() -> None:
 def test_taint_asks_for_side_effects() -> None:
     rules = (ToolRule(id="a", effect="allow"),)
     tainted = CallState(tainted_by=("web",))
-    reads = call(annotations={"readOnlyHint": True}, trusted=True)
+    reads = call(annotations={"readOnlyHint": True})
     assert decide(call(), rules, tainted) == Decision("ask", "tainted", ("a",))
     assert decide(reads, rules, tainted).effect == "allow"
-    assert decide(msgspec.structs.replace(reads, trusted=False), rules, tainted).effect == "ask"
+    unsaid = call(annotations={"readOnlyHint": "yes", "title": "Reads"})
+    assert decide(unsaid, rules, tainted).effect == "ask"
     assert decide(call(), rules, CallState()).effect == "allow"
 
 

@@ -110,6 +110,7 @@ async def test_where_no_server_taints_nobody_is_looked_up(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
+    world.tools = [{**WEATHER, "annotations": {}}]
     asked: list[Caller] = []
 
     async def tainted_by(caller: Caller) -> tuple[str, ...]:

@@ -377,6 +377,20 @@ async def test_rules_let_deny_and_bound(world: World) -> None:
     assert [each.reason for each in world.records.denials] == ["denied", "rate"]
 
 
+async def test_rules_hold_a_tool_to_the_annotations_that_were_approved(world: World) -> None:
+    reads = ToolRule(id="reads", effect="allow", annotations={"readOnlyHint": True})
+    world.rules.now = MemoryRules(reads).now
+    assert "result" in await world.call()
+    world.tools[0]["annotations"] = {}
+    await world.approve()
+    pause(world)
+    world.tools[0]["annotations"] = {"readOnlyHint": True}
+    assert "error" in await world.call()
+    world.tools[0]["annotations"] = {}
+    pause(world)
+    assert code_of(await world.call()) == DENIED
+
+
 async def test_a_person_says_yes_to_one_call(world: World) -> None:
     world.rules.now = MemoryRules(ToolRule(id="ask", effect="ask")).now
     asked = await world.call()
