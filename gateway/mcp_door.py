@@ -25,7 +25,8 @@ from gateway.settings import Settings
 from gateway.settings_file import WrittenMcpServer
 from gateway.telemetry import Telemetry
 from gateway.tenancy.errors import NotFound
-from gateway.tool_loop import LoopBounds, ToolLoops
+from gateway.tool_loop import ToolLoops
+from gateway.tool_rounds import LoopBounds
 from gateway.toolbox import Toolbox
 
 if TYPE_CHECKING:

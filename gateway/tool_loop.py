@@ -28,8 +28,10 @@ from gateway.principal import Principal
 from gateway.telemetry import RequestMeter
 from gateway.tool_approvals import AnsweredRequest, refusal, request_id, settled, to_request
 from gateway.tool_rounds import (
+    NO_SUCH_TOOL,
     CallsOfRound,
     Listing,
+    LoopBounds,
     MadeCall,
     Round,
     fold,
@@ -41,26 +43,9 @@ from gateway.tool_rounds import (
 )
 from gateway.toolbox import CallOutcome, ListFailed, NeedsApproval, OfferedTool, Refused, Toolbox
 from gateway.wire.mcp_tools import McpTool
-from gateway.wire.request import GenerateRequest
+from gateway.wire.request import GenerateRequest, ToolUse
 from gateway.wire.responses_answer import IncompleteReason
 from gateway.wire.responses_items import McpApprovalRequest, McpCall
-
-
-class LoopBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one request."""
-
-    max_rounds: int = 16
-    max_seconds: float = 600.0
-    """A round that has begun by then ends; calls are given up."""
-    max_calls_per_round: int = 16
-    max_parallel_calls: int = 8
-    max_result_bytes: int = 64 * 1024
-    """Of one result, as the model is shown it; what is behind them is cut off."""
-    max_call_seconds: float = 120.0
-    max_tokens: int = 2_000_000
-    """Read and written, over all rounds."""
-    max_cost_pico: Pico | None = None
-    """Over all rounds and calls. None: what the tenant may spend."""
 
 
 class Steps(Protocol):
@@ -68,8 +53,9 @@ class Steps(Protocol):
 
     def listed(self, listing: Listing) -> bytes: ...
 
-    def offered(self, tools: Mapping[str, OfferedTool], asks: frozenset[str]) -> None:
-        """Before the first round. By alias: what is called here, and of that what asks first."""
+    def offered(self, own: frozenset[str], asks: frozenset[str]) -> None:
+        """Before the first round, by name: which functions are the client's, so that all else is
+        called here; and of that what asks first."""
         ...
 
     def encode(self, items: Sequence[Item], round_: Round) -> bytes:
@@ -160,6 +146,8 @@ class Loop:
         self._bounds = loop_call.loops.bounds
         self._tools: dict[str, OfferedTool] = {}
         self._asks: frozenset[str] = frozenset()
+        self._own: ToolUse | None = None
+        """The client's own functions."""
         self._held = b""
         """What comes before the first round's first bytes, so that a refusal keeps its status."""
         self._round_delivery: Delivery | None = None
@@ -198,7 +186,7 @@ class Loop:
                     break
                 if self._delivery.abandoned:
                     return
-                calls = CallsOfRound.of(round_, self._tools, self._asks)
+                calls = CallsOfRound.of(round_, self._own_names, self._asks)
                 if round_.finish_reason == "length" or not calls.here:
                     break
                 called = await self._run_all(calls.here)
@@ -227,9 +215,10 @@ class Loop:
         self._asks = frozenset(
             alias for alias, tool in self._tools.items() if servers[tool.server_label].asks(tool)
         )
-        self._steps.offered(self._tools, self._asks)
         request = self._call.request
         assert request.prompt is not None
+        self._own = request.prompt.tools
+        self._steps.offered(self._own_names, self._asks)
         tools = tools_of(
             request.prompt.tools, self._tools.values(), self._asked.choice, self._asked.parallel
         )
@@ -237,8 +226,16 @@ class Loop:
         if self._asked.answers and not self._delivery.abandoned:
             assert self._asked.with_approved is not None
             done = await self._until_left(self._run_approved()) or []
-            request = with_prompt(request, messages=self._asked.with_approved(done))
+            request = with_prompt(
+                request,
+                messages=self._asked.with_approved(done),
+                tools=self._own if self._is_called_enough else tools,
+            )
         return request
+
+    @property
+    def _own_names(self) -> frozenset[str]:
+        return frozenset(each.name for each in (self._own.tools if self._own is not None else ()))
 
     async def _list(self, label: str) -> Listing:
         wanted = self._asked.servers[label]
@@ -346,6 +343,12 @@ class Loop:
         return most is not None and cost >= most
 
     @property
+    def _is_called_enough(self) -> bool:
+        """What is offered then would be refused, round by round: the model shall answer."""
+        most = self._asked.max_calls
+        return most is not None and self._num_calls >= most
+
+    @property
     def _most_output(self) -> int | None:
         """Over all rounds."""
         prompt = self._call.request.prompt
@@ -358,7 +361,7 @@ class Loop:
         is all that was there."""
         prompt = request.prompt
         assert prompt is not None
-        tools = prompt.tools
+        tools = self._own if self._is_called_enough else prompt.tools
         if tools is not None and tools.forced:
             tools = msgspec.structs.replace(tools, forced=())  # it has called: else it never ends
         most = self._most_output
@@ -383,7 +386,8 @@ class Loop:
         done: dict[str, McpCall] = {}
         together: list[MadeCall] = []
         for made in [each for each in calls if each.alias not in self._asks]:
-            if self._tools[made.alias].may_run_beside_others:
+            tool = self._tools.get(made.alias)
+            if tool is None or tool.may_run_beside_others:
                 together.append(made)
                 continue
             await self._run_together(together, done)
@@ -409,15 +413,14 @@ class Loop:
             await self._until_left(all_of_them())
 
     async def _call_tool(self, made: MadeCall) -> CallOutcome:
-        self._num_calls += 1
         tool = self._tools.get(made.alias)
-        most = self._asked.max_calls
         if tool is None:
-            return Refused(message="There is no such tool.")
-        if most is not None and self._num_calls > most:
+            return Refused(message="There is no such tool.", code=NO_SUCH_TOOL)
+        if self._is_called_enough:
             return Refused(message="No more calls are allowed: answer with what is there.")
         if made.position >= self._bounds.max_calls_per_round:
             return Refused(message="Too many calls at once.")
+        self._num_calls += 1
         try:
             arguments = msgspec.json.decode(made.text or "{}", type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):

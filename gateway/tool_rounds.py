@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from billing.money import Pico
 from billing.rating import Rated, RatedLine
 from gateway.fleet.errors import BadField
 from gateway.fleet.replica import FinishReason, MeteredUsage, TextDelta
@@ -27,7 +28,26 @@ from gateway.wire.tools import offered
 
 APPROVAL_CODE = -32001
 """Of JSON-RPC, the server's own range: a person has to approve it."""
+NO_SUCH_TOOL = -32602
+"""As of a tool that a server does not know."""
 CUT_OFF = "\n[cut off: the result is longer]"
+
+
+class LoopBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one request."""
+
+    max_rounds: int = 16
+    max_seconds: float = 600.0
+    """A round that has begun by then ends; calls are given up."""
+    max_calls_per_round: int = 16
+    max_parallel_calls: int = 8
+    max_result_bytes: int = 64 * 1024
+    """Of one result, as the model is shown it; what is behind them is cut off."""
+    max_call_seconds: float = 120.0
+    max_tokens: int = 2_000_000
+    """Read and written, over all rounds."""
+    max_cost_pico: Pico | None = None
+    """Over all rounds and calls. None: what the tenant may spend."""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,20 +105,19 @@ class Round:
 
 
 class CallsOfRound(msgspec.Struct, frozen=True):
-    """`here`: of tools of servers, those that ask among them; `elsewhere`: the client's own."""
+    """`here`: of tools of servers, those that ask among them, and of what nobody has; `elsewhere`:
+    of functions that the client declared (`own`)."""
 
     here: list[MadeCall]
     asking: list[MadeCall]
     elsewhere: list[MadeCall]
 
     @classmethod
-    def of(
-        cls, round_: Round, tools: Mapping[str, OfferedTool], asks: frozenset[str]
-    ) -> CallsOfRound:
+    def of(cls, round_: Round, own: frozenset[str], asks: frozenset[str]) -> CallsOfRound:
         return cls(
-            here=[each for each in round_.calls if each.alias in tools],
+            here=[each for each in round_.calls if each.alias not in own],
             asking=[each for each in round_.calls if each.alias in asks],
-            elsewhere=[each for each in round_.calls if each.alias not in tools],
+            elsewhere=[each for each in round_.calls if each.alias in own],
         )
 
 
@@ -111,7 +130,7 @@ def to_call(
     waits: bool = False,
 ) -> McpCall:
     """`request_id`: of the request for approval that it answers, or stands for while it `waits`."""
-    label, _, name = made.alias.partition("__")
+    label, name = told_apart(made.alias)
     output: str | None = None
     error: McpExecutionError | McpProtocolError | None = None
     match outcome:
@@ -134,6 +153,12 @@ def to_call(
         status="incomplete" if waits else "completed" if error is None else "failed",
         approval_request_id=request_id,
     )
+
+
+def told_apart(alias: str) -> tuple[str, str]:
+    """Server and tool. Of what a model makes up there may be no server."""
+    label, found, name = alias.partition("__")
+    return (label, name) if found else ("", alias)
 
 
 def bounded(text: str, max_bytes: int) -> str:

@@ -8,7 +8,7 @@ stream a step is a chunk without choices that has `mcp_step`; a whole answer has
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -16,7 +16,6 @@ from billing.rating import Rated
 from gateway.fleet.replica import FinishReason, Item, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
 from gateway.tool_rounds import Listing, Round
-from gateway.toolbox import OfferedTool
 from gateway.wire import sse
 from gateway.wire.looped_responses import to_listed
 from gateway.wire.request import GenerateRequest, Heading
@@ -50,7 +49,7 @@ class ChatSteps:
             if request.stream
             else ChatBody(self._head, 1)
         )
-        self._tools: Mapping[str, OfferedTool] = {}
+        self._functions: frozenset[str] = frozenset()
         self._steps: list[ChatStep] = []
         self._asks = False
         """A person has to say something first, so this is no whole answer."""
@@ -67,8 +66,8 @@ class ChatSteps:
         )
         return self._step(item)
 
-    def offered(self, tools: Mapping[str, OfferedTool], asks: frozenset[str]) -> None:
-        self._tools = tools
+    def offered(self, own: frozenset[str], asks: frozenset[str]) -> None:
+        self._functions = own
 
     def encode(self, items: Sequence[Item], round_: Round) -> bytes:
         shown = [self._without_steps(item, round_) for item in items if isinstance(item, TextDelta)]
@@ -79,7 +78,7 @@ class ChatSteps:
         self._finish_reason = delta.finish_reason or self._finish_reason
         calls = []
         for call in delta.calls:
-            if round_.calls[call.index].alias in self._tools:
+            if round_.calls[call.index].alias not in self._functions:
                 continue
             if call.name is not None:
                 self._own.append(call.index)

@@ -8,14 +8,14 @@ stands behind it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from billing.rating import Rated
 from gateway.fleet.replica import CallDelta, Item, MeteredUsage, TextDelta
-from gateway.tool_rounds import Listing, MadeCall, Round
+from gateway.tool_rounds import Listing, MadeCall, Round, told_apart
 from gateway.toolbox import OfferedTool
 from gateway.wire import responses_events as events
 from gateway.wire.from_responses import new_id
@@ -39,7 +39,7 @@ class LoopedResponse(ResponseEncoder):
     def __init__(self, *given: Any, known: frozenset[str] = frozenset(), **more: Any) -> None:
         super().__init__(*given, **more)
         self._known = known
-        self._tools: Mapping[str, OfferedTool] = {}
+        self._functions: frozenset[str] = frozenset()
         self._asks: frozenset[str] = frozenset()
         self._places: dict[str, int] = {}
         """Of calls whose result is not there, by id."""
@@ -66,8 +66,8 @@ class LoopedResponse(ResponseEncoder):
         self._done.append(item)
         return self._taken()
 
-    def offered(self, tools: Mapping[str, OfferedTool], asks: frozenset[str]) -> None:
-        self._tools, self._asks = tools, asks
+    def offered(self, own: frozenset[str], asks: frozenset[str]) -> None:
+        self._functions, self._asks = own, asks
 
     def encode_round(self, items: Sequence[Item], round_: Round) -> bytes:
         self._calls = round_.calls
@@ -133,7 +133,7 @@ class LoopedResponse(ResponseEncoder):
         if call.name is not None:
             self._close("completed")
             self._num_calls = call.index
-            if made.alias in self._tools:
+            if made.alias not in self._functions:
                 self._begin_call(made)
         if self._writing_call is None:
             super()._call(call)
@@ -153,11 +153,11 @@ class LoopedResponse(ResponseEncoder):
             return
         place = len(self._done)
         if made.alias in self._asks:
-            tool = self._tools[made.alias]
+            label, name = told_apart(made.alias)
             request = McpApprovalRequest(
                 id=call_id(PREFIXES[McpApprovalRequest], round_of(made.id)),
-                server_label=tool.server_label,
-                name=tool.name,
+                server_label=label,
+                name=name,
                 arguments=made.text,
             )
             self._ask(request)
@@ -170,11 +170,11 @@ class LoopedResponse(ResponseEncoder):
         self._done.append(self._item(made, cut))
 
     def _item(self, made: MadeCall, status: Any) -> McpCall:
-        tool = self._tools[made.alias]
+        label, name = told_apart(made.alias)
         return McpCall(
             id=made.id,
-            server_label=tool.server_label,
-            name=tool.name,
+            server_label=label,
+            name=name,
             arguments="" if status == "in_progress" else made.text,
             status=status,
         )

@@ -263,8 +263,8 @@ class McpCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="
 
     @property
     def alias(self) -> str:
-        """What the model knows the tool as."""
-        return f"{self.server_label}__{self.name}"
+        """What the model knows the tool as, or made up."""
+        return f"{self.server_label}__{self.name}" if self.server_label else self.name
 
 
 class McpApprovalRequest(

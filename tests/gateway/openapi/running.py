@@ -97,8 +97,11 @@ output = "0.6"
 
 
 class Running:
-    def __init__(self, app: Litestar, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
-        self.app, self.url = app, settings.issuer
+    def __init__(
+        self, app: Litestar, settings: Settings, loop: asyncio.AbstractEventLoop, far: Upstream
+    ) -> None:
+        """`far`: what answers for the model of that name."""
+        self.app, self.url, self.far = app, settings.issuer, far
         self.session = requests.Session()
         self._loop = loop
         self._numbers = count(1)
@@ -468,7 +471,7 @@ def running(
         )
         server = uvicorn.Server(config_of_server)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-        found.append(Running(app, settings, asyncio.get_running_loop()))
+        found.append(Running(app, settings, asyncio.get_running_loop(), upstream))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)

@@ -9,6 +9,13 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.gateway.fleet.scripted_upstream import (
+    Exchange,
+    Script,
+    chunk,
+    completion,
+    usage_chunk,
+)
 from tests.gateway.openapi.running import TIMEOUT_S, Running
 from tests.gateway.tool_loop.conftest import bounded
 from tests.gateway.tool_loop.scripted import Servers, mcp, script
@@ -66,6 +73,70 @@ def test_the_clients_own_functions_end_it(client: OpenAI, servers: Servers) -> N
     ]
     assert {call.index for call in calls} == {0}
     assert calls[0].function is not None and calls[0].function.name == "mine"
+
+
+def calling(*names: str) -> Script:
+    """A model elsewhere that calls these, one a round, and then answers."""
+
+    async def answer(exchange: Exchange) -> None:
+        done = sum(each["role"] == "tool" for each in exchange.body["messages"])
+        said: dict[str, Any] = {"content": "Done."}
+        if done < len(names):
+            function = {"name": names[done], "arguments": "{}"}
+            call = {"index": 0, "id": f"call_{done}", "type": "function", "function": function}
+            said = {"content": None, "tool_calls": [call]}
+        reason = "tool_calls" if done < len(names) else "stop"
+        if not exchange.body.get("stream"):
+            choice = {"index": 0, "message": {"role": "assistant", **said}, "finish_reason": reason}
+            await exchange.answer(completion(choices=[choice]))
+            return
+        made = chunk(finish=reason)
+        made["choices"][0]["delta"] = said
+        await exchange.begin_stream()
+        await exchange.send(made, usage_chunk(), "[DONE]")
+        await exchange.end_stream()
+
+    return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_model_makes_up_is_an_error_that_it_is_told(
+    worker: Running, client: OpenAI, servers: Servers, stream: bool
+) -> None:
+    """A name of nothing, a tool that does not exist, one that was not allowed: only the functions
+    that were declared are handed to the client."""
+    usual, worker.far.script = worker.far.script, calling("so", "maps__so", "maps__write")
+    try:
+        chat: Any = asked("hi", mcp(allowed_tools=["look"]), FUNCTION, model="far", stream=stream)
+        made: Any = client.chat.completions.create(**chat)
+        if stream:
+            parts = [each for each in made if each.choices]
+            assert [each for part in parts for each in part.choices[0].delta.tool_calls or ()] == []
+            content = "".join(part.choices[0].delta.content or "" for part in parts)
+            assert (content, parts[-1].choices[0].finish_reason) == ("Done.", "stop")
+        else:
+            [choice] = made.choices
+            assert (choice.message.content, choice.finish_reason) == ("Done.", "stop")
+            steps = [step for step in made.model_extra["mcp_steps"] if step["type"] == "mcp_call"]
+            assert [step["error"]["message"] for step in steps] == ["There is no such tool."] * 3
+        response: Any = client.responses.create(
+            model="far", input="hi", tools=[mcp(allowed_tools=["look"])], stream=stream
+        )
+        whole = list(response)[-1].response if stream else response
+        calls = [each for each in whole.output if each.type != "mcp_list_tools"]
+        assert [each.type for each in calls] == ["mcp_call"] * 3 + ["message"]
+        assert [(each.server_label, each.name) for each in calls[:3]] == [
+            ("", "so"),
+            ("maps", "so"),
+            ("maps", "write"),
+        ]
+        worker.far.script = calling("so", "mine")
+        ended: Any = client.chat.completions.create(**{**chat, "stream": False})
+        [mine] = ended.choices[0].message.tool_calls
+        assert mine.function.name == "mine" and ended.choices[0].finish_reason == "tool_calls"
+    finally:
+        worker.far.script = usual
+    assert servers.toolbox.called == []
 
 
 def test_a_bound_says_so(worker: Running, servers: Servers) -> None:

@@ -180,6 +180,22 @@ def test_bounds_on_calls_and_results(worker: Running, servers: Servers) -> None:
     assert len(flood["output"]) < 2100 and "cut off" in flood["output"]
 
 
+def test_a_model_that_may_call_no_more_answers(client: OpenAI, servers: Servers) -> None:
+    """Once the calls are made there is one more round, and nothing is offered in it."""
+    before = len(SEEN)
+    text = script(*[[LOOK]] * 5)
+    made = client.responses.create(**asked(text, max_tool_calls=2))
+    assert made.status == "completed" and kinds(made)[1:] == ["mcp_call", "mcp_call", "message"]
+    prompts = [
+        TOKENIZER.decode(asked_of, skip_special_tokens=False) for asked_of, _ in SEEN[before:]
+    ]
+    assert ["maps__peek" in prompt for prompt in prompts] == [True, True, False]
+    before = len(SEEN)
+    client.responses.create(**asked(text, mcp(), FUNCTION, max_tool_calls=1))
+    last = TOKENIZER.decode(SEEN[-1][0], skip_special_tokens=False)
+    assert len(SEEN) == before + 2 and '"mine"' in last and "maps__peek" not in last
+
+
 def test_output_is_bounded_over_all_rounds(client: OpenAI, servers: Servers) -> None:
     text = script(*[[LOOK]] * 5)
     whole = client.responses.create(**asked(text))
