@@ -18,6 +18,7 @@ from mcp_bridge.protocol.eras import LIST_CHANGES
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, Message, RpcError
 from mcp_bridge.protocol.translation import honoured, is_wanted, to_modern_params
+from mcp_bridge.provenance import clean_error, clean_message
 from mcp_bridge.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN
 from mcp_bridge.upstream import (
     SessionEnded,
@@ -77,7 +78,7 @@ async def modern_changes(
                 continue
             if rpc.is_response(found):
                 if "error" in found:
-                    raise rpc.from_error(found["error"])
+                    raise clean_error(rpc.from_error(found["error"]))
                 return
             if found["method"] == ACKNOWLEDGED or is_wanted(found, wanted):
                 yield found
@@ -138,6 +139,8 @@ async def follow(
             async with aclosing(open_()) as found:
                 async for message in found:
                     pause_s = FIRST_PAUSE_S
+                    if message is not None and message.get("method") != ACKNOWLEDGED:
+                        message = clean_message(message)
                     if message is not None:
                         await take(message)
         except TellsNothing:

@@ -35,6 +35,7 @@ from mcp_bridge.protocol.translation import (
     to_modern_params,
     without_reserved,
 )
+from mcp_bridge.provenance import clean_error
 from mcp_bridge.upstream import (
     MAX_RECONNECTS,
     SessionEnded,
@@ -158,7 +159,7 @@ class ModernExchange:
 
     def _ended(self, found: Message) -> Event:
         if "error" in found:
-            error = rpc.from_error(found["error"])
+            error = clean_error(rpc.from_error(found["error"]))
             if error.code == HEADER_MISMATCH:
                 self._upstream.schemas.clear()
             raise error
@@ -306,7 +307,7 @@ class LegacyExchange:
                     yield asked
             elif found.get("id") in (self._id, None):
                 if "error" in found:
-                    raise rpc.from_error(found["error"])
+                    raise clean_error(rpc.from_error(found["error"]))
                 yield Done(as_object(found.get("result")))
 
     async def _ask(self, found: Message) -> Asked | None:

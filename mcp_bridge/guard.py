@@ -14,9 +14,10 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.exchanges import Answers, Asked, Done, Event, Exchange, Waiting
+from mcp_bridge.exchanges import Answers, Asked, Done, Event, Exchange, Noted, Waiting
 from mcp_bridge.pinning import Kind, Pin
 from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.provenance import clean_message, clean_requests
 from mcp_bridge.upstream import Unreachable, Upstream
 
 Outcome = Literal["done", "asked", "failed", "left"]
@@ -177,7 +178,8 @@ class LetsAllPass:
 
 
 class GuardedExchange:
-    """An exchange that is opened only if the guard lets it, and whose result the guard has seen."""
+    """An exchange that is opened only if the guard lets it, and whose result the guard has seen.
+    What is said and asked before the result loses what hides."""
 
     def __init__(self, inner: Exchange, guard: Guard, source: Source, asking: Asking) -> None:
         self._inner, self._guard = inner, guard
@@ -193,9 +195,12 @@ class GuardedExchange:
         outcome: Outcome = "left"
         try:
             async with aclosing(self._inner.events()) as events:
-                async for event in events:
-                    if not isinstance(event, Waiting):
+                async for found in events:
+                    if not isinstance(found, Waiting):
                         await self._heard()
+                    event = clean_event(found)
+                    if event is None:
+                        continue
                     if passage is not None and isinstance(event, Done):
                         event = Done(await passage.result(event.result))
                         outcome = "done"
@@ -223,3 +228,13 @@ class GuardedExchange:
 
     async def cancel(self, reason: str) -> None:
         await self._inner.cancel(reason)
+
+
+def clean_event(event: Event) -> Event | None:
+    """None: nothing to pass on. Raises: RpcError, for a question that cannot be asked."""
+    if isinstance(event, Noted):
+        message = clean_message(event.message)
+        return None if message is None else Noted(message)
+    if isinstance(event, Asked):
+        return Asked(clean_requests(event.requests), event.state)
+    return event

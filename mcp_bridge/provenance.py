@@ -1,9 +1,10 @@
-"""A tool's result as what it is: data of a server, not words of the gateway.
+"""What a server says as what it is: data of a server, not words of the gateway.
 
 What comes back is marked with where it came from (`_meta`, MCP 2025-11-25, "General fields"),
 loses what a terminal would obey and nobody sees (`hidden_text`), and keeps its links as text:
 nothing here, or above, fetches them. For a model the same text stands between two marks that the
-server could not know. Results are checked before this, not after. Pure.
+server could not know. Results are checked before this, not after. What is no result (errors, logs,
+progress, questions) has no place for a mark, and loses what hides all the same. Pure.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from mcp_bridge.errors import NotCanonical
 from mcp_bridge.hidden_text import stripped
 from mcp_bridge.instruction_text import instructions
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError
 
 META_KEY = "tollgate/provenance"
 OURS = "tollgate/"
@@ -27,11 +29,14 @@ MAX_NONCES = 8
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a result came from; `pin` is the digest of the tool as it was approved."""
+    """Where a result came from: of what is empty nothing is said. `resource`: a URI; `pin`: the
+    digest of the tool or prompt as it was approved."""
 
     server: str
-    tool: str
-    pin: str
+    tool: str = ""
+    prompt: str = ""
+    resource: str = ""
+    pin: str = ""
     call_id: str
     received_at_s: float
     trusted: bool = False
@@ -48,7 +53,7 @@ def enveloped(result: Mapping[str, Any], origin: Provenance) -> dict[str, Any]:
     meta = clean.get("_meta")
     kept = meta if isinstance(meta, dict) else {}
     mark = {
-        **msgspec.to_builtins(origin),
+        **{name: said for name, said in msgspec.to_builtins(origin).items() if said != ""},
         "removed_chars": removed[0],
         "findings": findings(clean),
         "links": sum(1 for part in parts(clean) if part.get("type") == "resource_link"),
@@ -82,11 +87,53 @@ def cleaned(value: Any, removed: list[int], depth: int) -> Any:
     return value
 
 
+def clean_error(error: RpcError) -> RpcError:
+    """What a server failed with, without what hides; of data too deep to look at nothing."""
+    try:
+        data = cleaned(error.data, [0], 0)
+    except NotCanonical:
+        data = None
+    return RpcError(error.code, stripped(error.message), data, status=error.status)
+
+
+def clean_message(message: Message) -> Message | None:
+    """A notification or request of a server, without what hides. None: too deep to look at.
+
+    Its id and its progress token stay as they are: they are compared, and the token is a client's.
+    """
+    try:
+        clean: Message = cleaned(message, [0], 0)
+    except NotCanonical:
+        return None
+    if "id" in message:
+        clean["id"] = message["id"]
+    params = message.get("params")
+    if isinstance(params, dict) and "progressToken" in params:
+        clean["params"]["progressToken"] = params["progressToken"]
+    return clean
+
+
+def clean_requests(requests: Mapping[str, Message]) -> dict[str, Message]:
+    """What a server asks of a client. Raises: RpcError, for what cannot be asked like that."""
+    found: dict[str, Message] = {}
+    for key, request in requests.items():
+        clean = clean_message(request)
+        if clean is None or stripped(key) != key:
+            text = "The server asks what cannot be shown"
+            raise RpcError(INTERNAL_ERROR, text, {"reason": "unclean_request"})
+        found[key] = clean
+    return found
+
+
 def parts(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    content = result.get("content")
-    for part in content if isinstance(content, list) else []:
-        if isinstance(part, Mapping):
-            yield part
+    """Of what a tool says, what a resource holds, and the messages of a prompt."""
+    messages = result.get("messages")
+    messages = messages if isinstance(messages, list) else []
+    said = [each.get("content") for each in messages if isinstance(each, Mapping)]
+    for content in (result.get("content"), result.get("contents"), *said):
+        for part in content if isinstance(content, list) else [content]:
+            if isinstance(part, Mapping):
+                yield part
 
 
 def texts(result: Mapping[str, Any]) -> Iterator[str]:

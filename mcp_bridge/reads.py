@@ -15,11 +15,13 @@ import msgspec
 
 from mcp_bridge.call_records import Denial, ReadRecord
 from mcp_bridge.caller import Caller
+from mcp_bridge.errors import NotCanonical
 from mcp_bridge.guard import Asking, Outcome
 from mcp_bridge.names import SEPARATOR, alias_of
 from mcp_bridge.pinning import Kind
 from mcp_bridge.policy import CallState, ToolCall, decide
-from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, RpcError
+from mcp_bridge.provenance import Provenance, enveloped
 from mcp_bridge.upstream import as_object
 
 if TYPE_CHECKING:
@@ -88,8 +90,10 @@ def to_call(
     )
 
 
-async def before_read(trust: Trust, caller: Caller, asking: Asking, about: About) -> Reading:
-    """Raises: RpcError."""
+async def before_read(
+    trust: Trust, caller: Caller, asking: Asking, about: About, *, pin: str = ""
+) -> Reading:
+    """`pin`: of a prompt, its digest as it was approved. Raises: RpcError."""
     server, name = asking.upstream.name, about.name
     rules = await trust.rules.rules(caller.org_id)
     call = to_call(caller, server, about.kind, name, arguments=about.arguments)
@@ -115,7 +119,16 @@ async def before_read(trust: Trust, caller: Caller, asking: Asking, about: About
     taken = await trust.memory.take(caller.org_id, by, record.id, 0)
     if taken.full is not None:
         raise await trust.denied(denial, decide(call, rules.rules, taken.full), said)
-    return Reading(trust, record)
+    origin = Provenance(
+        server=server,
+        prompt=name if about.kind == "prompt" else "",
+        resource=name if about.kind == "resource" else "",
+        pin=pin,
+        call_id=record.id,
+        received_at_s=0.0,
+        trusted=asking.upstream.config.trust == "all",
+    )
+    return Reading(trust, record, origin)
 
 
 class Reading:
@@ -123,11 +136,15 @@ class Reading:
 
     answered = None
 
-    def __init__(self, trust: Trust, record: ReadRecord) -> None:
-        self._trust, self._record = trust, record
+    def __init__(self, trust: Trust, record: ReadRecord, origin: Provenance) -> None:
+        self._trust, self._record, self._origin = trust, record, origin
 
     async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        return result
+        now_s = self._trust.now_s()
+        try:
+            return enveloped(result, msgspec.structs.replace(self._origin, received_at_s=now_s))
+        except NotCanonical:
+            raise RpcError(INTERNAL_ERROR, "The server's answer nests too deeply") from None
 
     def ended(self, outcome: Outcome) -> None:
         self._trust.soon(self._trust.records.read(self._record, outcome))

@@ -175,7 +175,7 @@ class Trust:
             await self.records.denied(denial_of(caller, asking, about.name, "not_approved"))
             raise RpcError(INVALID_PARAMS, f"Unknown {about.kind}: {asking.alias}")
         if about.kind == "prompt":
-            return await before_read(self, caller, asking, about)
+            return await before_read(self, caller, asking, about, pin=pin.digest)
         return await self._before_call(caller, asking, pin)
 
     async def denied(self, denial: Denial, decision: Decision, said: str) -> RpcError:

@@ -35,6 +35,7 @@ from mcp_bridge.protocol.eras import (
 from mcp_bridge.protocol.inbound import Envelope, encode_name
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, UNSUPPORTED_VERSION, Message, RpcError
 from mcp_bridge.protocol.translation import to_legacy_capabilities, to_modern_params
+from mcp_bridge.provenance import clean_error
 from mcp_bridge.stdio.launch_spec import LaunchSpec
 
 CONNECT_TIMEOUT_S = 5.0
@@ -434,7 +435,7 @@ class Upstream:
             if found is None or not rpc.is_response(found):
                 continue
             if "error" in found:
-                raise rpc.from_error(found["error"])
+                raise clean_error(rpc.from_error(found["error"]))
             return as_object(found.get("result"))
         raise Unreachable(self.name, "no_answer")
 
