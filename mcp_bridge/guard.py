@@ -60,7 +60,15 @@ class Shown:
 
     def __init__(self, pins: tuple[Pin, ...], *, stale: bool) -> None:
         self.pins, self.stale = pins, stale
+        self.views: dict[tuple[str, ...], Shown] = {}
+        """Of it what somebody is shown (`views`)."""
         self._written: dict[str, dict[str, msgspec.Raw | None]] = {}
+
+    def without_others(self, pins: tuple[Pin, ...]) -> Shown:
+        """Of its own some."""
+        found = Shown(pins, stale=self.stale)
+        found._written = self._written
+        return found
 
     def written(
         self, label: str, alias_of: Callable[[str], str | None], first: int, end: int

@@ -208,16 +208,37 @@ def concerns(rule: ToolRule, call: ToolCall) -> bool:
 
 def matching(rule: ToolRule, call: ToolCall) -> bool | None:
     """Whether the rule matches; None where its condition cannot be evaluated."""
-    if not any(fnmatchcase(call.alias, glob) for glob in rule.tools):
-        return False
-    hints = call.hints()
-    if any(hints[hint] != wanted for hint, wanted in rule.annotations.items()):
+    if not names(rule, call):
         return False
     if not rule.when:
         return True
+    hints = call.hints()
     return holds(
         rule.when, args=call.arguments, tool=call.tool, server=call.server, annotations=hints
     )
+
+
+def names(rule: ToolRule, call: ToolCall) -> bool:
+    """Whether it matches but for its condition."""
+    if not any(fnmatchcase(call.alias, glob) for glob in rule.tools):
+        return False
+    hints = call.hints() if rule.annotations else {}
+    return all(hints[hint] == wanted for hint, wanted in rule.annotations.items())
+
+
+def may_ever(call: ToolCall, rules: Sequence[ToolRule], *, asks: bool = True) -> bool:
+    """Whether `decide` can say anything but a deny, with whatever arguments. `asks`: whether
+    somebody can be asked."""
+    mine = [rule for rule in rules if concerns(rule, call)]
+    found = [rule for rule in mine if names(rule, call)]
+    refusing = ("deny",) if asks else ("deny", "ask")
+    if any(rule.effect in refusing and not rule.when for rule in found):
+        return False
+    for level in ("org", "project", "key"):
+        is_bound = level == "org" or any(r.level == level and r.effect != "deny" for r in mine)
+        if is_bound and not any(r.level == level and r.effect != "deny" for r in found):
+            return False
+    return True
 
 
 def over(rules: Iterable[ToolRule], state: CallState, cost_pico: int) -> Decision | None:

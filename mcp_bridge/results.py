@@ -75,3 +75,8 @@ def failed_result(message: str, wrong: Iterable[Problem]) -> dict[str, Any]:
     """A tool's error, which the model may read and do better."""
     lines = [message, *(f"{one.path or '(root)'}: {one.message}" for one in wrong)]
     return {"content": [{"type": "text", "text": "\n".join(lines)}], "isError": True}
+
+
+def annotations_of(tool: Mapping[str, Any]) -> Mapping[str, object]:
+    found = tool.get("annotations")
+    return found if isinstance(found, dict) else {}

@@ -56,10 +56,11 @@ from mcp_bridge.policy import (
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
 from mcp_bridge.reads import about_of, before_read, to_call
-from mcp_bridge.results import ResultBounds, failed_result, result_problems
+from mcp_bridge.results import ResultBounds, annotations_of, failed_result, result_problems
 from mcp_bridge.scan import scan, worst
 from mcp_bridge.upstream import Unreachable, Upstream
 from mcp_bridge.validation import Compiled, KillableEngine, Problem, SchemaCache, problems
+from mcp_bridge.views import resources_shown, view_of
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ APPROVAL_TTL_S = 3600.0
 REPLAY_TTL_S = 900.0
 """Longer than a client's state is good for."""
 MAX_SCREENED = 4_096
+URI_OF = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
 
 
 class Trust:
@@ -131,9 +133,11 @@ class Trust:
         if not await self.opens(source.caller, upstream):
             return Shown((), stale=False)
         seen = await self.catalog.current(source, upstream)
-        shown = seen.shown[kind]
+        caller, server = source.caller, upstream.name
+        rules = await self.rules.rules(caller.org_id)
+        shown = await view_of(seen.shown[kind], kind, caller=caller, server=server, rules=rules)
         count = len(shown.pins)
-        await self.records.listed(source.caller, upstream.name, method, count, shown.stale)
+        await self.records.listed(caller, server, method, count, shown.stale)
         return shown
 
     async def screened(
@@ -143,6 +147,9 @@ class Trust:
         shown = list(items)
         if upstream.config.trust != "all":
             shown = [item for item in shown if self._is_harmless(item)]
+        if member := URI_OF.get(method):
+            rules = await self.rules.rules(caller.org_id)
+            shown = await resources_shown(shown, member, caller, upstream.name, rules)
         await self.records.listed(caller, upstream.name, method, len(shown), False)
         return shown
 
@@ -481,8 +488,3 @@ class CallPassage:
 def denial_of(caller: Caller, asking: Asking, name: str, reason: str) -> Denial:
     server = asking.upstream.name
     return Denial(caller=caller, server=server, name=name, reason=reason, method=asking.method)
-
-
-def annotations_of(tool: Mapping[str, Any]) -> Mapping[str, object]:
-    found = tool.get("annotations")
-    return found if isinstance(found, dict) else {}

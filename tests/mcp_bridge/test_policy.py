@@ -21,6 +21,7 @@ from mcp_bridge.policy import (
     ToolRule,
     checked_rules,
     decide,
+    may_ever,
     policy_version,
     taint_matters,
 )
@@ -121,6 +122,23 @@ def test_a_matching_deny_wins(one: ToolCall, rules: Any, state: CallState) -> No
     assert decide(one, (*rules, deny), state).effect == "deny"
     unsayable = ToolRule(id="deny", effect="deny", when="args.nobody.knows == 1")
     assert decide(one, (*rules, unsayable), state).effect == "deny"
+
+
+@given(calls, rule_sets())
+def test_what_may_never_be_called_is_denied_and_what_has_no_condition_is_known(
+    one: ToolCall, rules: Any
+) -> None:
+    effect = decide(one, [without_limits(rule) for rule in rules], CallState()).effect
+    if not may_ever(one, rules):
+        assert effect == "deny"
+    elif not any(rule.when for rule in rules):
+        assert effect != "deny"
+    if not may_ever(one, rules, asks=False) and not any(rule.when for rule in rules):
+        assert effect != "allow"
+
+
+def without_limits(rule: ToolRule) -> ToolRule:
+    return msgspec.structs.replace(rule, rate=None)
 
 
 @given(calls, rule_sets(), states)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -12,7 +13,7 @@ from mcp_bridge.policy import CallLimit, ToolRule
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, RpcError
 from mcp_bridge.trust import DENIED
 from tests.mcp_bridge.processes import LegacyClient
-from tests.mcp_bridge.test_trust import URL, World, bridge_of, code_of
+from tests.mcp_bridge.test_trust import ALICE, URL, WEATHER, World, bridge_of, code_of
 
 URI = "raw://a/b"
 ALL = ToolRule(id="all", effect="allow")
@@ -137,6 +138,60 @@ async def test_reads_are_counted_by_rates_and_by_their_callers_limits(
         assert counted == ["resources/read"] * 2 + ["prompts/get"]
         assert went_out(world) == ["resources/read"]
         assert [each.reason for each in world.records.denials] == ["rate", "rate_limit_exceeded"]
+
+
+@pytest.mark.parametrize("namespace", ["identity", None])
+async def test_lists_do_not_show_what_the_rules_deny_whatever_is_asked(
+    redis: Redis, namespace: str | None
+) -> None:
+    """To whom they do: of the project and the key each has its own."""
+    world = new_world()
+    world.tools.append({**WEATHER, "name": "send", "annotations": {}})
+    own = {"level": "key", "of": "key_1"}
+    reads = {"readOnlyHint": True}
+    asks = ToolRule(id="ask", effect="ask", tools=("s__send", KINDS["resource"]))
+    sees: list[tuple[list[ToolRule], set[str], set[str]]] = [
+        ([], {"weather", "send", "greet", URI}, {"weather", "send", "greet", URI}),
+        ([ALL, deny("s__*")], set(), set()),
+        ([ALL, deny("s__send")], {"weather", "greet", URI}, {"weather", "greet", URI}),
+        ([ALL, asks], {"weather", "send", "greet"}, {"weather", "send", "greet"}),
+        (
+            [ALL, ToolRule(id="k", effect="deny", tools=("s__send", "s__raw:*"), **own)],
+            {"weather", "greet"},
+            {"weather", "send", "greet", URI},
+        ),
+        (
+            [ALL, ToolRule(id="k", effect="allow", annotations=reads, **own)],
+            {"weather", "greet", URI},
+            {"weather", "send", "greet", URI},
+        ),
+        (
+            [ToolRule(id="maybe", effect="allow", tools=("s__send",), when="args.n == 1")],
+            {"send"},
+            {"send"},
+        ),
+        (
+            [ALL, ToolRule(id="maybe", effect="deny", when="args.n == 1")],
+            {"weather", "send", "greet", URI},
+            {"weather", "send", "greet", URI},
+        ),
+    ]
+    async with bridge_of(world, redis, namespace=namespace):
+        await world.approve()
+        for rules, mine, theirs in sees:
+            world.rules.now = MemoryRules(*rules).now
+            for client, expected in (("key_1", mine), ("key_2", theirs), ("key_1", mine)):
+                world.caller = msgspec.structs.replace(ALICE, client=client)
+                found = {each.removeprefix("s__") for each in await shown(world)}
+                assert found == expected, (rules, client)
+
+
+async def shown(world: World) -> list[str]:
+    found: list[str] = []
+    for method, member in (("tools", "name"), ("prompts", "name"), ("resources", "uri")):
+        page = (await world.ask(f"{method}/list"))["result"]
+        found += [each[member] for each in page[method]]
+    return found
 
 
 async def test_what_was_not_approved_is_completed_to_nobody(redis: Redis) -> None:

@@ -1,0 +1,101 @@
+"""What somebody is shown of a list: not what the rules deny to them whatever they ask.
+
+Above: `trust`. Below: `policy`, `guard`. Rules with a condition count as maybe. What is shown of a
+list is kept with it, by the rules' version and by those of the caller's project and key of which
+rules speak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from mcp_bridge.call_records import Rules
+from mcp_bridge.caller import Caller
+from mcp_bridge.guard import Shown
+from mcp_bridge.pinning import Kind, Pin
+from mcp_bridge.policy import ToolRule, may_ever
+from mcp_bridge.reads import READS_ONLY, to_call
+from mcp_bridge.results import annotations_of
+
+T = TypeVar("T")
+
+MAX_VIEWS = 64
+"""Of one list, in one worker."""
+AT_ONCE = 20_000
+"""How often a rule is held to a thing while others wait."""
+
+
+async def view_of(shown: Shown, kind: Kind, *, caller: Caller, server: str, rules: Rules) -> Shown:
+    project, client = spoken_of(rules, caller)
+    key = (rules.version, project, client)
+    found = shown.views.get(key)
+    if found is None:
+        kept = await those_shown(shown.pins, kind, caller, server, rules)
+        found = shown if len(kept) == len(shown.pins) else shown.without_others(kept)
+        if len(shown.views) >= MAX_VIEWS:
+            shown.views.clear()
+        shown.views[key] = found
+    return found
+
+
+def spoken_of(rules: Rules, caller: Caller) -> tuple[str, str]:
+    """The caller's project and key, each empty where no rule is about it."""
+    levels = {(rule.level, rule.of) for rule in rules.rules if rule.of}
+    project = caller.project_id if ("project", caller.project_id) in levels else ""
+    return project, caller.client if ("key", caller.client) in levels else ""
+
+
+async def those_shown(
+    pins: Sequence[Pin], kind: Kind, caller: Caller, server: str, rules: Rules
+) -> tuple[Pin, ...]:
+    by_hints = kind == "tool" and any(rule.annotations for rule in rules.rules)
+
+    def shown() -> tuple[Pin, ...]:
+        return tuple(
+            pin
+            for pin in pins
+            if shows(rules.rules, caller, server, kind, pin.name, hints_of(pin) if by_hints else {})
+        )
+
+    return await soon(shown, len(pins) * len(rules.rules))
+
+
+async def resources_shown(
+    items: list[Any], member: str, caller: Caller, server: str, rules: Rules
+) -> list[Any]:
+    """`member`: where each has its URI."""
+
+    def shown() -> list[Any]:
+        return [
+            item
+            for item in items
+            if not isinstance(item, dict)
+            or shows(rules.rules, caller, server, "resource", str(item.get(member)), {})
+        ]
+
+    return await soon(shown, len(items) * len(rules.rules))
+
+
+async def soon(work: Callable[[], T], size: int) -> T:
+    return await asyncio.to_thread(work) if size > AT_ONCE else work()
+
+
+def shows(
+    rules: Sequence[ToolRule],
+    caller: Caller,
+    server: str,
+    kind: Kind,
+    name: str,
+    annotations: Mapping[str, object],
+) -> bool:
+    is_tool = kind == "tool"
+    said = annotations if is_tool else READS_ONLY
+    call = to_call(caller, server, kind, name, arguments={}, annotations=said)
+    return may_ever(call, rules, asks=is_tool)
+
+
+def hints_of(pin: Pin) -> Mapping[str, object]:
+    value = pin.value()
+    return annotations_of(value) if isinstance(value, dict) else {}
