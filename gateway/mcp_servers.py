@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 
 EXCHANGE = "token_exchange"
 ENDPOINTS = ("authorization_endpoint", "token_endpoint")
+KEEPS_NAMES = "identity"
+"""The namespace of one server, whose names stay as they are (`mcp_bridge.bridge`)."""
+OF_COMMANDS = (
+    "args",
+    "environment",
+    "credential_names",
+    "digests",
+    "readable",
+    "offline",
+    "limits",
+)
+OF_URLS = ("transport", "network")
 MCP_CALLS = "mcp"
 """What the price book calls the calls of every server that it does not name."""
 
@@ -47,6 +59,8 @@ def check_mcp_servers(
             raise SettingsError(f"{place}.openapi: wants a url, where the API is asked")
         if (server.url is None) == (server.command is None):
             raise SettingsError(f"{place} ({server.name}): wants exactly one of url, command")
+        _check_idle(place, server)
+        _check_namespace(place, server, servers[:position])
         _check_sampling(f"{place}.sampling", server, models)
         if server.openapi is not None or server.query_credentials:
             _check_openapi(place, server, near=near)
@@ -56,6 +70,24 @@ def check_mcp_servers(
             _check_url(f"{place}.url", server.url, server.network, near=near)
         else:
             _check_launch(place, server)
+
+
+def _check_idle(place: str, server: WrittenMcpServer) -> None:
+    """What would do nothing."""
+    plain = WrittenMcpServer(name=server.name)
+    other = "command" if server.command is None else "url"
+    for field in OF_COMMANDS if server.command is None else OF_URLS:
+        if getattr(server, field) != getattr(plain, field):
+            raise SettingsError(f"{place}.{field}: is for a server with a {other}")
+
+
+def _check_namespace(
+    place: str, server: WrittenMcpServer, before: Sequence[WrittenMcpServer]
+) -> None:
+    taken = [each.name for each in before if each.namespace == KEEPS_NAMES]
+    if server.namespace == KEEPS_NAMES and taken:
+        said = f"{KEEPS_NAMES!r} is for one server alone, and {taken[0]!r} is in it"
+        raise SettingsError(f"{place}.namespace: {said}")
 
 
 def _check_sampling(place: str, server: WrittenMcpServer, models: Collection[str]) -> None:

@@ -1,0 +1,45 @@
+"""`[[mcp.servers]]`: what would do nothing, or something else than it says, is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.settings import load
+from gateway.settings_file import SettingsError
+
+URL = "[[mcp.servers]]\nname = 'a'\nurl = 'https://h.example/mcp'\n"
+COMMAND = "[[mcp.servers]]\nname = 'b'\ncommand = '/bin/true'\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (URL + "args = ['x']", "mcp.servers[0].args: is for a server with a command"),
+        (URL + "environment = {A = 'x'}", "mcp.servers[0].environment: is for"),
+        (URL + "credential_names = ['A']", "mcp.servers[0].credential_names: is for"),
+        (URL + "digests = [{kind = 'file', path = '/x'}]", "mcp.servers[0].digests: is for"),
+        (URL + "readable = ['/x']", "mcp.servers[0].readable: is for"),
+        (URL + "offline = true", "mcp.servers[0].offline: is for"),
+        (URL + "limits = {processes = 1}", "mcp.servers[0].limits: is for"),
+        (COMMAND + "network = 'private'", "mcp.servers[0].network: is for a server with a url"),
+        (COMMAND + "transport = 'sse'", "mcp.servers[0].transport: is for a server with a url"),
+        (
+            f"{URL}namespace = 'identity'\n{COMMAND}namespace = 'identity'",
+            "mcp.servers[1].namespace: 'identity' is for one server alone, and 'a' is in it",
+        ),
+    ],
+)
+def test_what_would_do_nothing_is_refused_by_name(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "tollgate.toml"
+    path.write_text(content)
+    with pytest.raises(SettingsError) as refused:
+        load({"config": path}, {})
+    assert said in str(refused.value)
+
+
+def test_what_is_of_the_other_kind_may_stand_as_it_is_without(tmp_path: Path) -> None:
+    path = tmp_path / "tollgate.toml"
+    path.write_text(f"{URL}offline = false\nnamespace = 'identity'\n{COMMAND}namespace = 'n'")
+    assert [each.name for each in load({"config": path}, {}).mcp_servers] == ["a", "b"]
