@@ -179,6 +179,7 @@ def rules(file: Path, org: str, project: str, **flags: Flags) -> None:
     """Replace the organization's rules for calls by those of a JSON file (docs/mcp.md)."""
     from gateway import administration
     from gateway.mcp.known import announce
+    from gateway.mcp.rule_warnings import warnings_of
     from gateway.mcp.rules import replace_rules
     from mcp_bridge.policy import ToolRule
 
@@ -193,8 +194,13 @@ def rules(file: Path, org: str, project: str, **flags: Flags) -> None:
             org_id = await org_of(db, org, project)
             async with db.begin() as conn:
                 found = await replace_rules(conn, org_id=org_id, rules=wanted, actor=COMMAND_LINE)
+                warnings = await warnings_of(
+                    conn, org_id=org_id, rules=wanted, servers=names_in(settings)
+                )
             await announce(redis, org_id)
         click.echo(f"{len(wanted)} rules, version {found.version}.")
+        for warning in warnings:
+            click.echo(f"Warning: {warning}.")
 
     run(work())
 

@@ -72,6 +72,7 @@ class PinDesk:
         redis: Redis,
     ) -> None:
         self._servers = {each.name: each for each in servers}
+        self.names = tuple(self._servers)
         self._carriers, self._info = carriers, info
         self._db, self._redis = db, redis
         self._looks = asyncio.Semaphore(MAX_LOOKS)

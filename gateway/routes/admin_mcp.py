@@ -20,7 +20,7 @@ from gateway.mcp.tables import approvals as table
 from gateway.principal import Principal
 from gateway.routes.access import actor_of, needs, services
 from gateway.routes.body import plain_body
-from gateway.routes.conditional import Precondition, answer, if_match
+from gateway.routes.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.operations import describes
 from gateway.routes.organization_requests import check_id
 from gateway.routes.pages import Listing, keyset, to_listing
@@ -175,6 +175,7 @@ async def show_rules(request: Asked) -> Response[bytes]:
 )
 async def replace(request: Asked) -> Response[bytes]:
     from gateway.mcp.known import announce
+    from gateway.mcp.rule_warnings import warnings_of
     from gateway.mcp.rules import replace_rules
     from mcp_bridge.policy import ToolRule
 
@@ -182,15 +183,19 @@ async def replace(request: Asked) -> Response[bytes]:
     wanted = decode_kept(_rules_decoder, await plain_body(request)).rules
     found, org_id = services(request), request.user.org_id
     async with tenant(found.db, org_id) as conn:
+        rules = msgspec.convert(msgspec.to_builtins(wanted), list[ToolRule])
         made = await replace_rules(
             conn,
             org_id=org_id,
-            rules=msgspec.convert(msgspec.to_builtins(wanted), list[ToolRule]),
+            rules=rules,
             actor=actor_of(request),
             check=lambda before: precondition.check(to_rules(before)),
         )
+        servers = () if found.mcp is None else found.mcp.pins.names
+        warnings = await warnings_of(conn, org_id=org_id, rules=rules, servers=servers)
     await announce(found.redis, org_id)
-    return answer(request, to_rules(made))
+    view = to_rules(made)
+    return tagged(msgspec.structs.replace(view, warnings=warnings), tag_of(view))
 
 
 def to_rules(rules: Any) -> McpRules:

@@ -94,3 +94,5 @@ class McpRules(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """What approvals are bound to: another set of rules ends them."""
     rules: list[McpRule]
+    warnings: list[str] = []
+    """Where they are replaced: rules that name no configured server, no project or no key."""

@@ -33,6 +33,7 @@ from tests.mcp_bridge.counting import Counting, counting
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 PRICE_PICO = 20_000_000_000
+LOST = ("nobody__*", "look", "x*")
 CONFIG = """
 [plan.one]
 requests_per_minute = 6
@@ -324,6 +325,18 @@ def test_a_call_goes_out_once_when_an_administrator_says_yes(world: World) -> No
     ]
     changed = ask("PUT", "/rules", json={"rules": rules})
     assert changed.ok and ask("GET", "/rules").json() == changed.json(), changed.text
+    odd = [
+        {"id": "all", "effect": "allow", "tools": ["*", "pa*", "[op]*__look", "paid__*"]},
+        {"id": "lost", "effect": "deny", "tools": ["nobody__*", "look", "paid__look", "x*"]},
+        {"id": "of", "effect": "deny", "level": "project", "of": key_id},
+    ]
+    warned = ask("PUT", "/rules", json={"rules": odd})
+    assert warned.json()["warnings"] == [
+        *(f"rule 'lost': no server is configured that {glob!r} names" for glob in LOST),
+        f"rule 'of': there is no project {key_id!r}",
+    ]
+    assert warned.headers["etag"] == ask("GET", "/rules").headers["etag"]
+    changed = ask("PUT", "/rules", json={"rules": rules})
     bad = ask("PUT", "/rules", json={"rules": [{"id": "a", "effect": "deny", "when": "args."}]})
     assert bad.status_code == 400 and "when" in bad.text
     try:
