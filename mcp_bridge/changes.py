@@ -91,8 +91,10 @@ async def legacy_changes(
     session, described = await upstream.initialize(envelope)
     try:
         granted = honoured(wanted, described.capabilities)
-        for uri in granted.get("resourceSubscriptions", ()):
-            await upstream.request(session, "resources/subscribe", {"uri": uri})
+        if "resourceSubscriptions" in granted:
+            asked = granted["resourceSubscriptions"]
+            taken = [uri for uri in asked if await subscribed(upstream, session, uri)]
+            granted["resourceSubscriptions"] = taken
         acknowledged = False
         async with aclosing(session_changes(upstream, Fixed(session))) as found:
             async for message in found:
@@ -103,6 +105,24 @@ async def legacy_changes(
                     yield message
     finally:
         await upstream.end(session)
+
+
+async def subscribed(upstream: Upstream, session: UpstreamSession, uri: str) -> bool:
+    """One that is refused keeps back nothing else. Raises: Unreachable, SessionEnded."""
+    try:
+        await upstream.request(session, "resources/subscribe", {"uri": uri})
+    except Unreachable:
+        raise
+    except RpcError as error:
+        log.info("mcp: %s: a subscription is refused: %d", upstream.name, error.code)
+        return False
+    return True
+
+
+def with_uris(wanted: dict[str, Any], uris: tuple[str, ...]) -> dict[str, Any]:
+    """What is wanted of the server that has these of its resources."""
+    others = {name: value for name, value in wanted.items() if name != "resourceSubscriptions"}
+    return {**others, "resourceSubscriptions": [*uris]} if uris else others
 
 
 async def session_changes(
@@ -152,7 +172,7 @@ async def follow(
 
 
 def checked_filter(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Each of its URIs is asked of every server that is followed: so they are few, and short.
+    """Each of its URIs is looked for at every server that is followed: so they are few, and short.
     Raises: RpcError."""
     uris = wanted.get("resourceSubscriptions")
     if uris is None:

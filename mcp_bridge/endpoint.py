@@ -11,7 +11,8 @@ import asyncio
 import hashlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,7 @@ from mcp_bridge.pruning import Pruner, called
 from mcp_bridge.resource_owners import owner_of
 from mcp_bridge.sampling import SampledExchange, taken_up
 from mcp_bridge.search import CALL, MAX_TOOLS, SEARCH
-from mcp_bridge.upstream import Described, Unreachable, Upstream, as_object
+from mcp_bridge.upstream import SETUP_TIMEOUT_S, Described, Unreachable, Upstream, as_object
 
 log = logging.getLogger(__name__)
 
@@ -128,13 +129,11 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     async def capabilities(self, *, legacy: bool) -> tuple[dict[str, Any], str | None]:
-        """With the instructions of the only server that there is. Where all that is missing is a
-        person's sign-in a client is let in, so that it can be told of it."""
+        """With the instructions of the only server that there is. Where none answers a client is
+        let in all the same: lists have what was approved, and a call says what is wrong."""
         try:
             found = await self.describe()
-        except RpcError as error:
-            if not waits_for_sign_in(error):
-                raise
+        except RpcError:
             return server_capabilities([NOT_SEEN_YET], legacy=legacy), None
         can = server_capabilities([each.capabilities for _, each in found], legacy=legacy)
         if len(found) != 1:
@@ -384,6 +383,20 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             return endpoint.upstreams[0], params
         uri = params.get("uri", reference.get("uri"))
         return await owner_of(uri, await self._with_resources(), self.request), params
+
+    async def by_owner(self, uris: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """URIs by the names of the servers that have them; what is nobody's is left out, and what
+        is not found out in time."""
+        found: dict[str, tuple[str, ...]] = {}
+        try:
+            async with asyncio.timeout(SETUP_TIMEOUT_S):
+                for uri in uris:
+                    with suppress(RpcError):
+                        owner, _ = await self.target("resources/read", {"uri": uri})
+                        found[owner.name] = (*found.get(owner.name, ()), uri)
+        except TimeoutError:
+            log.info("mcp: whose some resources are was not found out in time")
+        return found
 
     async def _with_resources(self) -> tuple[Upstream, ...]:
         """And those that had some when they last answered: what was theirs stays theirs. Raises:

@@ -36,8 +36,10 @@ from mcp_bridge.protocol.eras import (
     FORWARDED,
     LEVELS,
     LISTS,
+    LOG,
     agree,
     check_request,
+    is_loud_enough,
 )
 from mcp_bridge.protocol.inbound import check_said
 from mcp_bridge.protocol.rpc import (
@@ -250,7 +252,8 @@ class LegacyFace:
                     if isinstance(event, Done):
                         return event.result
                     if isinstance(event, Noted):
-                        await stream.put(to_unsubscribed(event.message))
+                        if is_loud_enough(event.message, session.level):
+                            await stream.put(to_unsubscribed(event.message))
                     elif isinstance(event, Waiting):
                         await stream.prime()
                     elif isinstance(event, Asked):
@@ -448,7 +451,10 @@ class LegacyFace:
                 asked.add(task)
                 task.add_done_callback(asked.discard)
             elif message["method"] not in (ACKNOWLEDGED, "notifications/cancelled"):
-                await stream.put(to_unsubscribed(message))
+                # Its level may have changed since, told to any worker.
+                now = await self._sessions.reload(session) if message["method"] == LOG else None
+                if now is None or is_loud_enough(message, now.level):
+                    await stream.put(to_unsubscribed(message))
 
         def open_() -> AsyncGenerator[Message | None]:
             if not modern:

@@ -26,6 +26,7 @@ from mcp_bridge.changes import (
     granted_by,
     legacy_changes,
     modern_changes,
+    with_uris,
 )
 from mcp_bridge.endpoint import Endpoint, Reach
 from mcp_bridge.exchanges import (
@@ -407,6 +408,7 @@ class ModernFace:
         granted: dict[str, Any] = {}
         pending: asyncio.Queue[Message] = asyncio.Queue(MAX_HELD)
         followed = await reach.describe()
+        owned = await reach.by_owner(wanted.get("resourceSubscriptions") or ())
         acknowledged = asyncio.Semaphore(0)
 
         async def take(message: Message) -> None:
@@ -428,7 +430,7 @@ class ModernFace:
                             modern_changes if described.modern else legacy_changes,
                             upstream,
                             reach.envelope,
-                            wanted,
+                            with_uris(wanted, owned.get(upstream.name, ())),
                         ),
                         take,
                     )

@@ -95,3 +95,13 @@ def check_request(method: str, version: str, params: dict[str, Any]) -> None:
 def is_at_least(level: Any, wanted: str) -> bool:
     """Whether a log entry of `level` is shown to who asked for `wanted` and above."""
     return level in LEVELS and LEVELS.index(level) >= LEVELS.index(wanted)
+
+
+LOG = "notifications/message"
+
+
+def is_loud_enough(message: dict[str, Any], level: str | None) -> bool:
+    """Whether a client that set this level is told: not every server heeds it."""
+    if level is None or message["method"] != LOG:
+        return True
+    return is_at_least((message.get("params") or {}).get("level"), level)
