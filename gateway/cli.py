@@ -215,7 +215,7 @@ def keys() -> None:
     multiple=True,
     default=("inference",),
     show_default=True,
-    help="inference, usage:read or admin:*; may be given several times.",
+    help="inference, mcp:call, usage:read or admin:*; may be given several times.",
 )
 @click.option(
     "--plan",

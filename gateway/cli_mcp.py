@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -34,7 +34,15 @@ SERVER_COLUMNS: Columns = (
     ("WAITING", 8),
     ("URL", 0),
 )
-CALL_COLUMNS: Columns = (("ID", 44), ("STATE", 9), ("SERVER", 24), ("ARGUMENTS", 0))
+CALL_COLUMNS: Columns = (
+    ("ID", 44),
+    ("STATE", 8),
+    ("SERVER", 24),
+    ("TOOL", 32),
+    ("DECIDER", 13),
+    ("CALLER", 40),
+    ("ARGUMENTS", 0),
+)
 PROJECT = click.option(
     "--project", default="default", show_default=True, help="One of the organization's projects."
 )
@@ -174,24 +182,38 @@ def approve(
 
 @mcp.command()
 @with_options(*STATE, ORG, PROJECT)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def rules(file: Path, org: str, project: str, **flags: Flags) -> None:
-    """Replace the organization's rules for calls by those of a JSON file (docs/mcp.md)."""
+@click.argument(
+    "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+def rules(file: Path | None, org: str, project: str, **flags: Flags) -> None:
+    """Show the organization's rules for calls, or replace all of them by those of a JSON file: a
+    list, or what is shown (docs/mcp.md)."""
     from gateway import administration
     from gateway.mcp.known import announce
     from gateway.mcp.rule_warnings import warnings_of
-    from gateway.mcp.rules import replace_rules
+    from gateway.mcp.rules import read_rules, replace_rules
     from mcp_bridge.policy import ToolRule
 
     settings = load(flags)
-    try:
-        wanted = msgspec.json.decode(file.read_bytes(), type=list[ToolRule])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{file}: {error}") from None
+    wanted: list[ToolRule] | None = None
+    if file is not None:
+        try:
+            content = msgspec.json.decode(file.read_bytes())
+            if isinstance(content, dict):
+                content = msgspec.convert(content, RulesFile).rules
+            wanted = msgspec.convert(content, list[ToolRule])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise click.ClickException(f"{file}: {error}") from None
 
     async def work() -> None:
         async with administration.connections(settings) as (db, redis):
             org_id = await org_of(db, org, project)
+            if wanted is None:
+                async with db.connect() as conn:
+                    known = await read_rules(conn, org_id=org_id)
+                shown = {"version": known.version, "rules": known.rules}
+                click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+                return
             async with db.begin() as conn:
                 found = await replace_rules(conn, org_id=org_id, rules=wanted, actor=COMMAND_LINE)
                 warnings = await warnings_of(
@@ -205,6 +227,14 @@ def rules(file: Path, org: str, project: str, **flags: Flags) -> None:
     run(work())
 
 
+class RulesFile(msgspec.Struct, forbid_unknown_fields=True):
+    """As the API takes them, and as they are shown."""
+
+    rules: list[Any]
+    version: str | None = None
+    object: str | None = None
+
+
 @mcp.command()
 @with_options(*STATE, ORG, PROJECT)
 @click.option("--allow", help="Say yes to the call of this id.")
@@ -214,6 +244,7 @@ def calls(org: str, project: str, allow: str | None, deny: str | None, **flags: 
     from gateway import administration
     from gateway.mcp.approvals import list_approvals
     from gateway.mcp.wiring import open_approvals
+    from mcp_bridge.hidden_text import visible
 
     if allow is not None and deny is not None:
         raise click.UsageError("--allow or --deny")
@@ -227,7 +258,9 @@ def calls(org: str, project: str, allow: str | None, deny: str | None, **flags: 
                 async with db.connect() as conn:
                     waiting = await list_approvals(conn, org_id=org_id)
                 for one in waiting:
-                    said = (one.id, one.state, one.call.server, one.call.arguments_digest)
+                    call = one.call
+                    who = (visible(one.tool), call.decider, visible(call.caller))
+                    said = (one.id, one.state, call.server, *who, call.arguments_digest)
                     click.echo(in_columns(said, CALL_COLUMNS))
                 return
             decided = await open_approvals(db).decide(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from gateway.settings_file import SettingsError
 __all__ = ["mcp"]
 
 CALL_TIMEOUT_S = 600.0
+OF_SERVERS = re.compile(r"\s*\[\[\s*mcp\s*\.\s*servers\s*\]\]")
+OTHER_TABLE = re.compile(r"\s*\[(?!\s*mcp\s*\.\s*servers\s*\.)")
 WHOSE = click.Choice(["none", "tenant", "user"])
 NETWORK = click.Choice(["public", "private", "loopback"])
 KEY = click.option(
@@ -59,8 +63,8 @@ def add(
     credential: str,
     **flags: Flags,
 ) -> None:
-    """Add a server to the settings file; a running gateway knows it once it is started anew. What
-    it offers is shown to nobody before `tollgate mcp approve`."""
+    """Add a server to the settings file, for every organization; a running gateway knows it once
+    it is started anew. What it offers is shown to nobody before `tollgate mcp approve`."""
     ways = (url if openapi is None else openapi, executable)
     if ways.count(None) != 1 or (arguments and executable is None):
         raise click.UsageError("name --url, --openapi, or --command with its --arg")
@@ -75,10 +79,62 @@ def add(
     lines = [f"{key} = {json.dumps(value)}" for key, value in written.items() if value is not None]
     table = "\n".join(["", "[[mcp.servers]]", *lines, ""])
     before = path.read_text() if path.exists() else ""
+    rewrite(path, before + ("" if before.endswith("\n") or not before else "\n") + table, flags)
+    where = "" if openapi is None else f", asked at {url}"
+    click.echo(f"{name} stands in {path}{where}; now: tollgate mcp diff {name}")
+
+
+@mcp.command()
+@with_options(*STATE)
+@click.argument("name")
+def remove(name: str, **flags: Flags) -> None:
+    """Take a server out of the settings file; a running gateway asks it until it is started anew.
+    What was approved of it stays approved (`tollgate mcp approve NAME --revoke --all` before)."""
+    path = config_path(flags)
+    if name not in names_in(load(flags)):
+        raise click.ClickException(f"{name}: the settings file has no such server")
+    rewrite(path, without(path.read_text(), name), flags)
+    click.echo(f"{name} stands in {path} no more.")
+
+
+def without(content: str, name: str) -> str:
+    """The text of a settings file, less a server's table and what is of it. Raises:
+    click.ClickException, where that cannot be cut out."""
+    lines = content.splitlines(keepends=True)
+    heads = [at for at, line in enumerate(lines) if OF_SERVERS.match(line)]
+    wanted = tomllib.loads(content)
+    servers = wanted["mcp"]["servers"]
+    position = [each.get("name") for each in servers].index(name)
+    del servers[position]
+    if position < len(heads):
+        start = heads[position]
+        ends = (at for at in range(start + 1, len(lines)) if OTHER_TABLE.match(lines[at]))
+        end = next(ends, len(lines))
+        while end < len(lines) and lines[end - 1].lstrip().startswith("#"):
+            end -= 1  # what is said above the next table is of that
+        left = "".join(lines[:start] + lines[end:])
+        if not servers:
+            del wanted["mcp"]["servers"]
+        if not wanted["mcp"]:
+            del wanted["mcp"]
+        if readable(left) == wanted:
+            return left
+    raise click.ClickException(f"{name}: its table cannot be told apart; take it out by hand")
+
+
+def readable(content: str) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(content)
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+def rewrite(path: Path, content: str, flags: dict[str, Flags]) -> None:
+    """The settings file, if it can be read then; else it stays as it was."""
     descriptor, beside = tempfile.mkstemp(dir=path.absolute().parent, suffix=".toml")
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(before + ("" if before.endswith("\n") or not before else "\n") + table)
+            file.write(content)
         if path.exists():
             os.chmod(beside, path.stat().st_mode)
         try:
@@ -88,8 +144,6 @@ def add(
         os.replace(beside, path)
     finally:
         Path(beside).unlink(missing_ok=True)
-    where = "" if openapi is None else f", asked at {url}"
-    click.echo(f"{name} stands in {path}{where}; now: tollgate mcp diff {name}")
 
 
 def described(name: str, openapi: str, url: str | None) -> tuple[str, str]:

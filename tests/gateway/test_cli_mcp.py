@@ -55,6 +55,37 @@ def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
     assert [each.name for each in config.parent.iterdir()] == ["tollgate.toml"]
 
 
+def remove(config: Path, name: str) -> Result:
+    flags = ["--home", str(config.parent / "home"), "--config", str(config)]
+    return CliRunner().invoke(tollgate, ["mcp", "remove", name, *flags])
+
+
+def test_a_server_is_removed_with_what_is_of_it_alone(config: Path) -> None:
+    assert add(config, "maps", "--url", "https://maps.example/mcp").exit_code == 0
+    with config.open("a") as file:
+        file.write("args = []\n[mcp.servers.sampling]\nby = 'off'\n# of the plans\n[plan.p]\n")
+    middle = config.read_text()
+    assert add(config, "files", "--command", "/bin/true").exit_code == 0
+    assert add(config, "more", "--command", "/bin/true").exit_code == 0
+    assert remove(config, "files").exit_code == 0
+    assert [each.name for each in load({"config": config}, {}).mcp_servers] == ["maps", "more"]
+    assert remove(config, "nobody").exit_code == 1
+    assert remove(config, "more").exit_code == 0
+    assert config.read_text().rstrip() == middle.rstrip()
+    done = remove(config, "maps")
+    assert done.exit_code == 0 and "maps" in done.output
+    left = config.read_text()
+    assert left.startswith(BEFORE) and left.endswith("# of the plans\n[plan.p]\n\n"), left
+    assert "mcp" not in left and config.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_cannot_be_cut_out_is_left(config: Path) -> None:
+    config.write_text("mcp = {servers = [{name = 'a', url = 'https://h.example'}]}\n")
+    before = config.read_text()
+    done = remove(config, "a")
+    assert done.exit_code == 1 and "by hand" in done.output and config.read_text() == before
+
+
 def described(config: Path, **more: object) -> str:
     """The path of a document, beside the settings' folder."""
     folder = config.parent / "documents"

@@ -4,6 +4,7 @@ line, seen by the official client and by the server itself."""
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from mcp import Client
+from mcp.shared.exceptions import MCPError
 
 from gateway.cli import tollgate
 from tests.databases import Databases
@@ -53,11 +55,14 @@ class World(msgspec.Struct, frozen=True):
         )
 
     def approve(self, *arguments: str) -> Result:
+        return self.command("approve", "pinned", *arguments)
+
+    def command(self, *arguments: str) -> Result:
         """By the command line."""
         config, home = self.folder / "tollgate.toml", self.folder / "home"
         where = ["--home", str(home), "--config", str(config), "--project", "web"]
         stores = {"TOLLGATE_DATABASE_URL": self.database, "TOLLGATE_REDIS_URL": self.redis}
-        words = ["mcp", "approve", "pinned", *arguments, *where]
+        words = ["mcp", *arguments, *where]
         return CliRunner().invoke(tollgate, words, env=stores)
 
     def until(self, shown: set[str]) -> None:
@@ -138,3 +143,33 @@ def test_the_command_line_does_the_same(world: World) -> None:
     done = world.approve("--revoke", "--all")
     assert done.exit_code == 0 and "4 revoked." in done.output, done.output
     world.until(set())
+
+
+def test_rules_are_shown_as_they_are_written(world: World, tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    asks = {"id": "asks", "effect": "ask", "tools": ["other__look"]}
+    for content in ([asks], {"rules": [asks, {"id": "all", "effect": "allow"}]}):
+        file.write_text(json.dumps(content))
+        done = world.command("rules", str(file))
+        assert done.exit_code == 0, done.output
+    shown = json.loads(world.command("rules").output)
+    assert {each["id"] for each in shown["rules"]} == {"asks", "all"}
+    file.write_text(json.dumps(shown))
+    assert shown["version"] in world.command("rules", str(file)).output
+    file.write_text('{"rule": []}')
+    assert world.command("rules", str(file)).exit_code == 1
+
+    async def ask() -> None:
+        async with mcp_client(world.worker, world.worker.everything) as client:
+            end = time.monotonic() + TIMEOUT_S
+            while time.monotonic() < end:
+                try:
+                    await client.call_tool("other__look", {})
+                except MCPError:
+                    return
+
+    asyncio.run(ask())
+    listed = world.command("calls").output
+    assert all(word in listed for word in (" look ", " other ", " administrator ", "sha256"))
+    file.write_text("[]")
+    assert world.command("rules", str(file)).exit_code == 0
