@@ -447,6 +447,8 @@ async def test_what_is_approved_on_the_command_line_is_what_there_is(
     await asyncio.to_thread(tollgate, "calls", "--allow", waiting["approvalId"])
     assert "result" in await third_call(world, http, "test_simple_text")
     assert "error" in await third_call(world, http, "test_simple_text")
+    rules.write_text('[{"id": "lost", "effect": "deny", "tools": ["nobody__*"]}]')
+    assert "nobody__*" in await asyncio.to_thread(tollgate, "rules", str(rules))
     rules.write_text("[]")
     await asyncio.to_thread(tollgate, "rules", str(rules))
     await asyncio.to_thread(
