@@ -112,7 +112,8 @@ async def test_a_log_below_the_clients_level_is_not_told(redis: Redis, is_modern
 
 
 async def test_a_log_of_a_sessions_stream_stands_under_the_level_too(redis: Redis) -> None:
-    server = Talker(aside=SAID)
+    hiding = note("notifications/message", level="error", data="a\x1b[31m\u202eb")
+    server = Talker(aside=[*SAID, hiding])
     async with attacked(redis, server) as client:
         session = await LegacyClient.open(client, URL)
         await session.ask(URL, "logging/setLevel", {"level": "error"})
@@ -120,7 +121,8 @@ async def test_a_log_of_a_sessions_stream_stands_under_the_level_too(redis: Redi
         await server.was_heard.wait()
         client.bridge.begin_drain()
         logs = [each for each in messages_of(await listening) if "level" in each.get("params", {})]
-        assert {each["params"]["level"] for each in logs} == {"error", "alert"}
+        said = {(each["params"]["level"], each["params"]["data"]) for each in logs}
+        assert said == {("error", "error"), ("alert", "alert"), ("error", "ab")}
 
 
 async def test_a_subscription_goes_to_whose_it_is_and_a_refusal_ends_nothing(redis: Redis) -> None:
