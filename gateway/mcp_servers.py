@@ -130,7 +130,7 @@ def _check_known(place: str, oauth: WrittenMcpOauth) -> None:
             both = "authorization_endpoint and token_endpoint"
             raise SettingsError(f"{place}.oauth.{field}: is for an oauth with {both}")
     if oauth.client_secret_env is not None and oauth.issuer is None:
-        raise SettingsError(f"{place}.oauth.issuer: whose the secret is has to be said")
+        raise SettingsError(f"{place}.oauth.issuer: whose the secret is must be said")
 
 
 def _check_openapi(place: str, server: WrittenMcpServer, *, near: bool) -> None:

@@ -115,7 +115,7 @@ class PinDesk:
         async with tenant(self._db, org_id) as conn:
             seen = await self._compared(conn, org_id, config, offer)
             if seen.problem is not None:
-                raise Conflict("server", f"{server}: {seen.problem}")
+                raise Conflict("server", f"the server {server!r}: {seen.problem}")
             check(seen)
             wanted = chosen(seen.waits, keys)
             await approve_changes(

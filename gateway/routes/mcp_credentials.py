@@ -12,7 +12,6 @@ import msgspec
 from litestar import Request, Response, delete, get, put
 from litestar.params import FromPath
 
-from gateway.auth.errors import MissingScope
 from gateway.auth.policy import SCOPE_ADMIN_READ, SCOPE_MCP_CALL
 from gateway.mcp_door import vault_of
 from gateway.principal import Principal
@@ -20,6 +19,7 @@ from gateway.routes.access import actor_of, needs, services
 from gateway.routes.body import plain_body
 from gateway.routes.conditional import answer
 from gateway.routes.operations import describes
+from gateway.tenancy.errors import NotAllowed
 from gateway.vault.credentials import UpstreamCredential
 from gateway.wire.refusals import decode_kept
 
@@ -67,10 +67,10 @@ def to_view(found: UpstreamCredential) -> McpCredentialView:
 
 
 def user_of(request: Request[Principal, Any, Any]) -> str:
-    """Raises: MissingScope, for a credential that is nobody's own."""
+    """Raises: NotAllowed, for a credential that is nobody's own."""
     user_id = request.user.user_id
     if user_id is None:
-        raise MissingScope(SCOPE_MCP_CALL)
+        raise NotAllowed("user", "only a user who is signed in has credentials of their own here")
     return user_id
 
 

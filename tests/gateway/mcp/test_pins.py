@@ -129,6 +129,15 @@ def test_all_that_was_approved_can_be_taken_back(world: World) -> None:
     assert asyncio.run(world.shown()) == set() and world.server.asked == before
 
 
+def test_a_key_without_a_user_is_told_that_it_has_none(world: World) -> None:
+    answer = world.worker.session.get(
+        f"{world.worker.url}/v1/mcp/credentials/pinned",
+        headers={"authorization": f"Bearer {world.worker.everything}"},
+        timeout=TIMEOUT_S,
+    )
+    assert answer.status_code == 403 and "Only a user who is signed in" in answer.text, answer.text
+
+
 def test_the_command_line_does_the_same(world: World) -> None:
     assert "1 wait" not in (said := world.approve("--all")).output and said.exit_code == 0, said
     assert "3 approved." in said.output
