@@ -82,7 +82,7 @@ class BridgeToolbox:
                         break
                     params = {"cursor": cursor}
                 if not found:  # as a list looks where nobody answers, too
-                    await self._ask(principal, server_label, "server/discover", {})
+                    await self._describe(principal, server_label)
         except (RpcError, TimeoutError) as error:
             raise ListFailed("The server does not say which tools it has.") from error
         return tuple(found)
@@ -189,6 +189,17 @@ class BridgeToolbox:
         return await self._bridge.modern.answer(
             self._caller_of(principal), endpoint, envelope, message, shown, said_to_nobody
         )
+
+    async def _describe(self, principal: Principal, server_label: str) -> None:
+        """Raises: RpcError, where the server does not answer."""
+        from mcp_bridge.protocol.eras import MODERN
+        from mcp_bridge.protocol.inbound import Envelope
+
+        endpoint = self._endpoint(principal, server_label)
+        if endpoint is not None:
+            envelope = Envelope(version=MODERN, capabilities={}, info=self._info)
+            caller = self._caller_of(principal)
+            await self._bridge.modern.reach(caller, endpoint, envelope).describe()
 
     def _endpoint(self, principal: Principal, server_label: str) -> Endpoint | None:
         """Of one server, whose tools are named by its label. None: there is no such server."""

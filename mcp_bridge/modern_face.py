@@ -151,7 +151,7 @@ class ModernFace:
         """The result of a request; what is said before it goes to `emit`. Raises: RpcError."""
         method, params = message["method"], rpc.params_of(message)
         check_request(method, MODERN, params)
-        reach = self._reach(caller, endpoint, envelope)
+        reach = self.reach(caller, endpoint, envelope)
         asker = Asker(
             caller=caller, endpoint=endpoint, envelope=envelope, method=method, params=params
         )
@@ -172,7 +172,7 @@ class ModernFace:
         except TimeoutError:
             raise RpcError(INTERNAL_ERROR, "It took too long") from None
 
-    def _reach(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> Reach:
+    def reach(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> Reach:
         sessions = Shared(self._sessions, caller, envelope)
         return Reach(
             caller=caller,
