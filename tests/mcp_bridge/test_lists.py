@@ -121,5 +121,5 @@ async def test_rules_that_change_decide_calls_of_what_is_listed_already(redis: R
         assert await world.names() == ["weather"]
         assert "result" in await world.call()
         world.rules.now = MemoryRules(ToolRule(id="never", effect="deny")).now
-        assert await world.names() == ["weather"], "a rule hides nothing"
+        assert await world.names() == [], "what no arguments would let through"
         assert "error" in await world.call() and len(world.went_out) == 1
