@@ -5,6 +5,8 @@ ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 
 # It keeps MCP servers that are processes from what is the gateway's: nobody here is root.
+# Debian keeps one version of it a release, and mends that: a pinned one would be gone with the next mend.
+# hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends bubblewrap \
  && rm -rf /var/lib/apt/lists/*
