@@ -108,7 +108,7 @@ def told_causes(stack: Stack) -> dict[str, int]:
     for bucket in page["data"]:
         for result in bucket["results"]:
             found.update(result["causes"])
-    begun_anew = found.pop("first") + found.pop("restarted")
+    begun_anew = found.pop("first", 0) + found.pop("restarted", 0)
     return {name: number for name, number in found.items() if number} | {"begun anew": begun_anew}
 
 
