@@ -314,6 +314,25 @@ async def test_draining_ends_what_does_not_end_by_itself(open_office) -> None:
     assert event.quantities.output == 2
 
 
+async def test_what_comes_while_others_end_has_the_drains_time_too(open_office) -> None:
+    """A worker that leaves still takes what is on its way to it."""
+    office = open_office(ScriptedReplica(length=9, hangs_after=2))
+    earlier = office.begin()
+    assert await earlier.next() is not None
+    draining = asyncio.create_task(drain(office.desk, 60))
+    await asyncio.sleep(0)
+    later = office.begin()
+    assert await later.next() is not None
+    earlier.abandon()
+    while len(office.desk.open_calls) > 1:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    assert not draining.done() and not later.abandoned
+    draining.cancel()
+    later.abandon()
+    await office.settled()
+
+
 async def test_a_whole_answer_that_could_not_be_finished_is_the_houses_loss(open_office) -> None:
     office = open_office(ScriptedReplica(fails_after=(2, ReplicaLost("gone"))))
     with pytest.raises(ReplicaLost):
