@@ -30,7 +30,7 @@ from gateway.fleet.errors import (
 )
 from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaEvent
 from gateway.fleet.router import Fleet, Route
-from gateway.inference import Desk, RateLimited, drain
+from gateway.inference import Desk, RateLimited
 from gateway.lanes import Turn
 from gateway.limits.limiter import LimiterUnavailable
 from gateway.principal import Plan
@@ -300,37 +300,6 @@ async def test_a_refused_request_consumes_nothing(open_office) -> None:
     await office.settled()
     assert await office.billed() == []
     assert office.desk.fleet.routes[0].replicas[0].attempts == []
-
-
-async def test_draining_ends_what_does_not_end_by_itself(open_office) -> None:
-    office = open_office(ScriptedReplica(length=9, hangs_after=2))
-    delivery = office.begin()
-    assert await delivery.next() is not None
-    await drain(office.desk, 0.05)
-    await office.settled()
-    with pytest.raises(ReplicaLost):
-        await read(delivery)
-    (event,) = await office.billed()
-    assert event.quantities.output == 2
-
-
-async def test_what_comes_while_others_end_has_the_drains_time_too(open_office) -> None:
-    """A worker that leaves still takes what is on its way to it."""
-    office = open_office(ScriptedReplica(length=9, hangs_after=2))
-    earlier = office.begin()
-    assert await earlier.next() is not None
-    draining = asyncio.create_task(drain(office.desk, 60))
-    await asyncio.sleep(0)
-    later = office.begin()
-    assert await later.next() is not None
-    earlier.abandon()
-    while len(office.desk.open_calls) > 1:
-        await asyncio.sleep(0.001)
-    await asyncio.sleep(0.01)
-    assert not draining.done() and not later.abandoned
-    draining.cancel()
-    later.abandon()
-    await office.settled()
 
 
 async def test_a_whole_answer_that_could_not_be_finished_is_the_houses_loss(open_office) -> None:
