@@ -22,7 +22,14 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from mcp_bridge.canonical import beyond, digest, pointer, walk
+from mcp_bridge.canonical import (
+    beyond,
+    digest,
+    digest_of_bytes,
+    pointer,
+    walk,
+    written_plainly,
+)
 from mcp_bridge.errors import ApprovalRefused
 
 Decider = Literal["administrator", "caller"]
@@ -98,6 +105,9 @@ def arguments_digest(arguments: Mapping[str, object]) -> str:
     Ids of 64 bits are common in arguments and not in RFC 8785: such numbers are written as text,
     and beside them where they stand, so that no text can pass for one.
     """
+    plain = written_plainly(arguments)
+    if plain is not None:
+        return digest_of_bytes(b"[%b,[]]" % plain)
     large = [pointer(parts) for parts, one in walk(arguments) if beyond(one)]
     return digest([with_texts(arguments), large])
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
+import msgspec
 import rfc8785
 
 from mcp_bridge.errors import NotCanonical
@@ -25,6 +27,10 @@ MAX_BYTES = 4 << 20
 MAX_SAFE_INTEGER = 2**53 - 1
 FIRST_EXPONENT = 10**21
 """From here on ECMAScript writes a number with an exponent."""
+
+SHORT_BYTES = 16 << 10
+"""Of JSON that is looked at as it is written: it holds fewer values than MAX_NODES."""
+NOT_PLAIN = re.compile(rb"\\|\x7f|null|[0-9][.eE]|[0-9]{16}")
 
 ALGORITHM = "sha256"
 
@@ -104,6 +110,27 @@ def with_doubles(value: object) -> object:
 
 def broken(text: str) -> bool:
     return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def written_shortly(value: object) -> bytes | None:
+    """Its JSON, with its keys in order, if that shows by itself that `value` is within all bounds;
+    None: it is to be walked. `value`: what JSON was read into."""
+    try:
+        written = msgspec.json.encode(value, order="sorted")
+    except UnicodeEncodeError:
+        return None
+    if len(written) > SHORT_BYTES or written.count(b"{") + written.count(b"[") > MAX_DEPTH:
+        return None
+    return written
+
+
+def written_plainly(value: object) -> bytes | None:
+    """The canonical form of what JSON was read into, if it needs no thought: short, of ASCII
+    without escapes, and no numbers but small integers. None: `canonical_bytes` knows it."""
+    written = written_shortly(value)
+    if written is None or not written.isascii() or NOT_PLAIN.search(written):
+        return None
+    return written
 
 
 def digest_of_bytes(written: bytes) -> str:

@@ -9,13 +9,15 @@ progress, questions) has no place for a mark, and loses what hides all the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from mcp_bridge.canonical import written_shortly
 from mcp_bridge.errors import NotCanonical
-from mcp_bridge.hidden_text import stripped
+from mcp_bridge.hidden_text import SUSPECT, stripped
 from mcp_bridge.instruction_text import instructions
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError
 
@@ -23,6 +25,9 @@ META_KEY = "tollgate/provenance"
 OURS = "tollgate/"
 BINARY = ("data", "blob")
 """Members of content that are base64 by the specification."""
+
+ESCAPED = re.compile(rb'\\[^"\\nrt]')
+"""In JSON, of a control, or perhaps of one."""
 
 MAX_DEPTH = 64
 MAX_NONCES = 8
@@ -49,7 +54,7 @@ def enveloped(result: Mapping[str, Any], origin: Provenance) -> dict[str, Any]:
     Members of `_meta` below `tollgate/` that the server sent are dropped: they are ours to say.
     """
     removed = [0]
-    clean: dict[str, Any] = cleaned(result, removed, 0)
+    clean: dict[str, Any] = dict(result) if hides_nothing(result) else cleaned(result, removed, 0)
     meta = clean.get("_meta")
     kept = meta if isinstance(meta, dict) else {}
     mark = {
@@ -61,6 +66,15 @@ def enveloped(result: Mapping[str, Any], origin: Provenance) -> dict[str, Any]:
     clean["_meta"] = {key: v for key, v in kept.items() if not key.startswith(OURS)}
     clean["_meta"][META_KEY] = mark
     return clean
+
+
+def hides_nothing(value: Any) -> bool:
+    """Whether `cleaned` would change nothing, as one look at its JSON shows: most results are so.
+    False: it may."""
+    written = written_shortly(value)
+    if written is None or ESCAPED.search(written):
+        return False
+    return SUSPECT.search(written.decode()) is None
 
 
 def cleaned(value: Any, removed: list[int], depth: int) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from mcp_bridge.canonical import walk
+from mcp_bridge.canonical import walk, written_shortly
 from mcp_bridge.errors import NotCanonical
 from mcp_bridge.validation import Compiled, KillableEngine, Problem, problems
 
@@ -34,6 +34,9 @@ def oversized(result: Mapping[str, object], bounds: ResultBounds) -> Problem | N
         return Problem("/content", "type", "is no list")
     if len(content) > bounds.content_parts:
         return Problem("/content", "maxItems", f"has more than {bounds.content_parts} parts")
+    written = written_shortly(result)
+    if written is not None and len(written) <= bounds.size_bytes:
+        return None
     try:
         size = sum(weight(one) for _, one in walk(result))
     except NotCanonical as error:

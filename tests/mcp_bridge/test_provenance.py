@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from mcp_bridge.canonical import walk
 from mcp_bridge.hidden_text import hidden
-from mcp_bridge.provenance import META_KEY, Provenance, enveloped, for_model
+from mcp_bridge.provenance import (
+    META_KEY,
+    Provenance,
+    cleaned,
+    enveloped,
+    for_model,
+    hides_nothing,
+)
 
 ORIGIN = Provenance(server="web", tool="fetch", pin="sha256:aa", call_id="c", received_at_s=1.0)
 RESULT: dict[str, Any] = {
@@ -59,6 +66,22 @@ values = st.recursive(
     ),
     max_leaves=10,
 )
+
+
+@given(st.dictionaries(st.text(max_size=4), values, max_size=3))
+def test_what_hides_nothing_at_a_look_would_not_be_changed(result: dict[str, object]) -> None:
+    if hides_nothing(result):
+        removed = [0]
+        assert cleaned(result, removed, 0) == result
+        assert removed == [0]
+
+
+def test_a_look_is_enough_for_most() -> None:
+    text = 'Grüße: "35 °C"\n\tC:\\new, 雨'
+    assert hides_nothing({"content": [{"type": "text", "text": text}]})
+    for hiding in ("\x1b[2J", "\x00", "\x08", "\x9b", "\u200b", "\U000e0041", "\\u001b"):
+        assert not hides_nothing({"content": [{"type": "text", "text": hiding}]})
+        assert not hides_nothing({hiding: 1})
 
 
 @given(values, st.dictionaries(st.text(max_size=4), values, max_size=3))
