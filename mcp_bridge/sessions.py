@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
 import time
+from collections import OrderedDict
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -27,7 +30,10 @@ from mcp_bridge.upstream import SessionEnded, Upstream, UpstreamSession
 log = logging.getLogger(__name__)
 
 SESSION_TTL_S = 1800
-"""Since it was used last."""
+"""Since it was used last, or up to TOUCH_S before."""
+TOUCH_S = 60.0
+"""How often, at most, a worker puts down that a session is used."""
+MAX_TOUCHED = 10_000
 MAX_SESSIONS = 1000
 """Of one tenant."""
 MAX_SUBSCRIPTIONS = 256
@@ -106,6 +112,8 @@ class Sessions:
 
     def __init__(self, redis: Redis, streams: SharedStreams) -> None:
         self._redis, self.streams = redis, streams
+        self._touched: OrderedDict[str, float] = OrderedDict()
+        """When each was put down to be used, by this worker's clock."""
         self._open = redis.register_script(OPEN)
         self._swap = redis.register_script(SWAP)
 
@@ -123,16 +131,28 @@ class Sessions:
     async def load(self, caller: Caller, endpoint: str, id_: str) -> Session | None:
         """None: there is none, or it is somebody else's."""
         key = session_key(caller.org_id, id_)
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.hgetall(key)
-            pipe.expire(key, SESSION_TTL_S)
-            pipe.zadd(sessions_key(caller.org_id), {key: int(time.time()) + SESSION_TTL_S}, xx=True)
-            pipe.expire(sessions_key(caller.org_id), SESSION_TTL_S)
-            fields, *_ = await pipe.execute()
+        fields: Any = await self._redis.hgetall(key)
         session = read_session(caller.org_id, id_, fields)
         if session is None or session.about.principal != caller.principal:
             return None
-        return session if session.about.endpoint == endpoint else None
+        if session.about.endpoint != endpoint:
+            return None
+        await self._touch(caller.org_id, key)
+        return session
+
+    async def _touch(self, org_id: str, key: str) -> None:
+        now = time.monotonic()
+        if self._touched.get(key, -math.inf) + TOUCH_S > now:
+            return
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.expire(key, SESSION_TTL_S)
+            pipe.zadd(sessions_key(org_id), {key: int(time.time()) + SESSION_TTL_S}, xx=True)
+            pipe.expire(sessions_key(org_id), SESSION_TTL_S)
+            await pipe.execute()
+        self._touched.pop(key, None)
+        self._touched[key] = now
+        while len(self._touched) > MAX_TOUCHED:
+            self._touched.popitem(last=False)
 
     async def reload(self, session: Session) -> Session | None:
         """As it is by now; None: it has ended."""
@@ -325,11 +345,14 @@ class Shared:
     principal, and what it can."""
 
     def __init__(self, sessions: Sessions, caller: Caller, envelope: Envelope) -> None:
-        self._sessions, self._envelope = sessions, envelope
-        can = to_legacy_capabilities(envelope.capabilities)
-        said = msgspec.json.encode([caller.principal, can], order="sorted")
+        self._sessions, self._caller, self._envelope = sessions, caller, envelope
+
+    @cached_property
+    def _key(self) -> str:
+        can = to_legacy_capabilities(self._envelope.capabilities)
+        said = msgspec.json.encode([self._caller.principal, can], order="sorted")
         digest = hashlib.sha256(said).hexdigest()
-        self._key = f"mcp:{{{caller.org_id}}}:shared:{digest}"
+        return f"mcp:{{{self._caller.org_id}}}:shared:{digest}"
 
     async def get(self, upstream: Upstream) -> UpstreamSession:
         found = await self._sessions.get_upstream(self._key, upstream.name)
