@@ -7,7 +7,9 @@ worker and everything on: keys, pins that `tollgate mcp approve` made, arguments
 by their schemas, rules with a condition, the audit log in Postgres, sessions in Redis. In one run,
 for each era in front of each era behind:
 
-- added latency: so many calls a second on a schedule, straight and through the gateway;
+- added latency: calls on a schedule, straight and through the gateway by turns, at half the rate
+  that one core must take, which is what the claim is about, and at a rate at which it mostly
+  sleeps: each call then finds the processor's caches cold;
 - calls per second of one worker on one core, as fast as it can, and the processor time of each; the
   clock runs until the last of them is in the audit log, and every one of them must be;
 
@@ -31,6 +33,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -59,7 +62,8 @@ from mcp_bridge.protocol.eras import SESSION_HEADER, VERSION_HEADER
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLLGATE = str(Path(sys.executable).parent / "tollgate")
-RATE_PER_S = 50.0
+RATES_PER_S = {"added": 250.0, "added_idle": 50.0}
+NUM_TURNS = 5
 LIST_RATE_PER_S = 10.0
 CONNECTIONS = 16
 NUM_SESSIONS = 1000
@@ -191,26 +195,47 @@ class Bench(NamedTuple):
     gateway: Gateway
     seconds: float
 
-    def latency(self, asked: Requests, rate_per_s: float = RATE_PER_S) -> dict[str, float]:
+    def latency(self, asked: Requests, rate_per_s: float, seconds: float) -> dict[str, float]:
         """p50 and p99, in ms."""
-        with closing(asked):
-            uvloop.run(closed_loop(asked, connections=1, duration_s=0.5))
-            opened = open_loop(asked, rate_per_s=rate_per_s, duration_s=self.seconds)
-            found: dict[str, float] = checked(uvloop.run(opened).summary())["latency_ms"]
-            return found
+        uvloop.run(closed_loop(asked, connections=1, duration_s=0.2))
+        opened = open_loop(asked, rate_per_s=rate_per_s, duration_s=seconds)
+        found: dict[str, float] = checked(uvloop.run(opened).summary())["latency_ms"]
+        return found
+
+    def added(self, direct: Requests, asked: Requests, rate_per_s: float) -> dict[str, Any]:
+        """By turns, as a machine is not the same from one second to the next: the median of all
+        turns, and of what each added."""
+        seconds = self.seconds / NUM_TURNS
+        with closing(direct), closing(asked):
+            turns = [
+                (
+                    self.latency(direct, rate_per_s, seconds),
+                    self.latency(asked, rate_per_s, seconds),
+                )
+                for _ in range(NUM_TURNS)
+            ]
+        found: dict[str, Any] = {"calls_per_s": rate_per_s}
+        for each in turns[0][0]:
+            straight = median(turn[0][each] for turn in turns)
+            through = median(turn[1][each] for turn in turns)
+            more = median(turn[1][each] - turn[0][each] for turn in turns)
+            found[each] = {
+                "straight_ms": round(straight, 3),
+                "through_ms": round(through, 3),
+                "added_ms": round(more, 3),
+            }
+        return found
 
     def pair(self, pair: Pair) -> dict[str, Any]:
         name = f"{pair.server}__{TOOL}"
         era, place = SITES[pair.server], self.gateway.place(pair.server)
-        straight = self.latency(
-            Requests(Place(f"{self.url}/{pair.server}"), era, *call_of(TOOL), 1)
-        )
-        through = self.latency(Requests(place, pair.client, *call_of(name), CONNECTIONS))
-        added = {each: round(through[each] - straight[each], 3) for each in through}
+        found: dict[str, Any] = {}
+        for title, rate in RATES_PER_S.items():
+            direct = Requests(Place(f"{self.url}/{pair.server}"), era, *call_of(TOOL), 1)
+            asked = Requests(place, pair.client, *call_of(name), CONNECTIONS)
+            found[title] = self.added(direct, asked, rate)
         return {
-            "straight_ms": straight,
-            "through_ms": through,
-            "added_ms": added,
+            **found,
             **self.flooded(Requests(place, pair.client, *call_of(name), CONNECTIONS)),
         }
 
@@ -243,17 +268,14 @@ class Bench(NamedTuple):
 
     def lists(self) -> dict[str, Any]:
         place = self.gateway.place("many")
-        return {
-            "straight_ms": self.latency(
-                Requests(Place(f"{self.url}/many"), MODERN, "tools/list", {}, 1), LIST_RATE_PER_S
-            ),
-            **{
-                f"{era}_ms": self.latency(
-                    Requests(place, era, "tools/list", {}, CONNECTIONS), LIST_RATE_PER_S
-                )
-                for era in (MODERN, LEGACY)
-            },
-        }
+        asked = {"straight": Requests(Place(f"{self.url}/many"), MODERN, "tools/list", {}, 1)}
+        for era in (MODERN, LEGACY):
+            asked[era] = Requests(place, era, "tools/list", {}, CONNECTIONS)
+        found = {}
+        for name, each in asked.items():
+            with closing(each):
+                found[f"{name}_ms"] = self.latency(each, LIST_RATE_PER_S, self.seconds)
+        return found
 
     def sessions(self, count: int) -> dict[str, Any]:
         place, meter = self.gateway.place("old"), self.gateway.meter
@@ -303,9 +325,10 @@ def opened_and_called(place: Place) -> str:
 
 def claims(result: Mapping[str, Any]) -> dict[str, bool]:
     pairs = result["calls"].values()
+    added = [pair["added"]["p50"]["added_ms"] for pair in pairs]
     lists = [result["lists"][f"{era}_ms"]["p50"] for era in (MODERN, LEGACY)]
     return {
-        "added_p50_at_most_2_ms": max(p["added_ms"]["p50"] for p in pairs) <= MAX_ADDED_P50_MS,
+        "added_p50_at_most_2_ms": max(added) <= MAX_ADDED_P50_MS,
         "at_least_500_calls_per_s": min(p["recorded_per_s"] for p in pairs) >= MIN_CALLS_PER_S,
         "list_of_1000_at_most_5_ms": max(lists) <= MAX_LIST_MS,
         "1000_sessions_at_most_300_mb": result["sessions"]["sessions"] >= NUM_SESSIONS
@@ -314,17 +337,17 @@ def claims(result: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    titles = ("straight", "added p50", "p99", "answered/s", "recorded/s", "CPU ms", "stores' ms")
+    titles = ("straight", "added p50", "p99", "idle p50", "answered/s", "recorded/s", "CPU ms")
     lines = ["".join([f"{'client to server':28}", *(f"{title:>12}" for title in titles)])]
     for name, found in result["calls"].items():
         figures = (
-            found["straight_ms"]["p50"],
-            found["added_ms"]["p50"],
-            found["added_ms"]["p99"],
+            found["added"]["p50"]["straight_ms"],
+            found["added"]["p50"]["added_ms"],
+            found["added"]["p99"]["added_ms"],
+            found["added_idle"]["p50"]["added_ms"],
             found["answered_per_s"],
             found["recorded_per_s"],
             found["serving_cpu_ms"],
-            found["stores_cpu_ms"],
         )
         lines.append("".join([f"{name:28}", *(f"{figure:12,.3f}" for figure in figures)]))
     lists = ", ".join(f"{name} {found['p50']}" for name, found in result["lists"].items())

@@ -44,6 +44,7 @@ PARTS = (
     ("/gateway/connection", "HTTP server"),
     ("/uvicorn/", "HTTP server"),
     ("/litestar/", "Litestar"),
+    ("/mcp_bridge/", "MCP bridge"),
     ("/gateway/worker", LOOP),
     ("/gateway/cli", LOOP),
     ("/gateway/", "all else of the gateway"),
