@@ -350,13 +350,13 @@ class Visit:
         if last is not None:
             await self._read_on(session, last)
             return
-        legacy = self._bridge.legacy
-        stream = await legacy.listen(self._endpoint, session)
+        streams = self._bridge.legacy.streams
+        stream = await streams.listen(self._endpoint, session)
         try:
             await self._event(sse.KEEPALIVE)
             await self._pour(stream)
         finally:
-            legacy.stop(session, stream)
+            streams.stop(session, stream)
 
     async def _read_on(self, session: Session, last: str) -> None:
         """Raises: RpcError."""
@@ -400,12 +400,12 @@ class Visit:
     async def _legacy_listen_again(self, session: Session) -> None:
         """Of a stream outside of requests: from now on. What was said meanwhile is lost, as it is
         to who listens to nothing."""
-        stream = await self._bridge.legacy.listen(self._endpoint, session)
+        stream = await self._bridge.legacy.streams.listen(self._endpoint, session)
         try:
             await self._event(sse.KEEPALIVE)
             await self._pour(stream)
         finally:
-            self._bridge.legacy.stop(session, stream)
+            self._bridge.legacy.streams.stop(session, stream)
 
     # HTTP.
 

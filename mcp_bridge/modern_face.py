@@ -12,22 +12,13 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 
 from mcp_bridge import ending
 from mcp_bridge.caller import Caller
-from mcp_bridge.changes import (
-    ACKNOWLEDGED,
-    checked_filter,
-    follow,
-    granted_by,
-    legacy_changes,
-    modern_changes,
-    with_uris,
-)
 from mcp_bridge.endpoint import Endpoint, Reach
 from mcp_bridge.exchanges import (
     CALL_S,
@@ -40,6 +31,7 @@ from mcp_bridge.exchanges import (
     tool_schema,
 )
 from mcp_bridge.guard import Guard
+from mcp_bridge.listening import listen
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.continuation import TTL_S, Continuation, Sealer, refused, request_digest
 from mcp_bridge.protocol.eras import (
@@ -56,12 +48,11 @@ from mcp_bridge.protocol.rpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, R
 from mcp_bridge.protocol.translation import (
     to_modern_error,
     to_modern_result,
-    to_subscribed,
     to_unsubscribed,
 )
 from mcp_bridge.relay import Emit, OwnerGone, Payload, Relay
 from mcp_bridge.sessions import Sessions, Shared
-from mcp_bridge.upstream import SETUP_TIMEOUT_S, Upstream, as_object
+from mcp_bridge.upstream import Upstream, as_object
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +150,9 @@ class ModernFace:
             if method == "server/discover":
                 return await self._discover(reach)
             if method == "subscriptions/listen":
-                return await self._listen(reach, message["id"], params, emit)
+                await listen(reach, message["id"], params, emit, self._drains)
+                meta = {SUBSCRIPTION_META: message["id"]}
+                return to_modern_result(method, {"_meta": meta}, self._info)
             async with asyncio.timeout(CALL_S):
                 if method in LISTS:
                     page = await reach.list(method, params)
@@ -397,75 +390,6 @@ class ModernFace:
         return await self._drive(
             held.asker, held.server, held.exchange, held.events, emit, held.coming
         )
-
-    # Changes.
-
-    async def _listen(
-        self, reach: Reach, subscription: rpc.RequestId, params: dict[str, Any], emit: Emit
-    ) -> dict[str, Any]:
-        """Until the client leaves, or this worker does."""
-        wanted = checked_filter(as_object(params.get("notifications")))
-        granted: dict[str, Any] = {}
-        pending: asyncio.Queue[Message] = asyncio.Queue(MAX_HELD)
-        followed = await reach.describe()
-        owned = await reach.by_owner(wanted.get("resourceSubscriptions") or ())
-        acknowledged = asyncio.Semaphore(0)
-
-        async def take(message: Message) -> None:
-            if message["method"] != ACKNOWLEDGED:
-                await pending.put(to_subscribed(message, subscription))
-                return
-            for name, value in granted_by(message, wanted).items():
-                known = granted.setdefault(name, value)
-                if isinstance(value, list) and known is not value:
-                    granted[name] = sorted({*known, *value})
-            acknowledged.release()
-
-        async with asyncio.TaskGroup() as group:
-            following = [
-                group.create_task(
-                    follow(
-                        upstream,
-                        opener(
-                            modern_changes if described.modern else legacy_changes,
-                            upstream,
-                            reach.envelope,
-                            with_uris(wanted, owned.get(upstream.name, ())),
-                        ),
-                        take,
-                    )
-                )
-                for upstream, described in followed
-            ]
-            try:
-                try:
-                    async with asyncio.timeout(ACKNOWLEDGE_S):
-                        for _ in followed:
-                            await acknowledged.acquire()
-                except TimeoutError:
-                    log.info("mcp: not all servers acknowledged a subscription in time")
-                about = {"notifications": dict(granted), "_meta": {SUBSCRIPTION_META: subscription}}
-                await emit(rpc.notification(ACKNOWLEDGED, about))
-                following.append(group.create_task(self._pass_on(pending, emit)))
-                await self._drains.wait()
-            finally:
-                await ending.end(*following, again_s=SETUP_TIMEOUT_S)
-        return to_modern_result(
-            "subscriptions/listen", {"_meta": {SUBSCRIPTION_META: subscription}}, self._info
-        )
-
-    async def _pass_on(self, pending: asyncio.Queue[Message], emit: Emit) -> None:
-        while True:
-            await emit(await pending.get())
-
-
-Open = Callable[[Upstream, Envelope, dict[str, Any]], AsyncGenerator[Message]]
-
-
-def opener(
-    open_: Open, upstream: Upstream, envelope: Envelope, wanted: dict[str, Any]
-) -> Callable[[], AsyncGenerator[Message | None]]:
-    return lambda: open_(upstream, envelope, wanted)
 
 
 async def end(

@@ -1,6 +1,6 @@
 """What a server wants a model to write: of its caller's, of ours, or of nobody's.
 
-Above: `endpoint`, which wraps exchanges of servers that ours answers, and `legacy_face`. Below:
+Above: `endpoint`, which wraps exchanges of servers that ours answers; `session_streams`. Below:
 `exchanges`. The model is handed in (`Sampler`), with whoever pays for it. Asked for together with
 something that only a person can answer, what it wrote waits in the state that the client brings
 back. A sampled model calls no tools, so no call leads to another one.

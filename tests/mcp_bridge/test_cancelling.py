@@ -97,7 +97,7 @@ async def test_a_call_that_was_answered_is_cancelled_by_its_client(
     async with workers(redis, server) as clients:
         session = await LegacyClient.open(clients[0], "/mcp")
         turn = asyncio.create_task(session.ask("/mcp", "tools/call", CALL))
-        pending = clients[0].bridge.legacy._pending
+        pending = clients[0].bridge.legacy.questions.pending
         while not pending:
             await asyncio.sleep(0.01)
         said = {"jsonrpc": "2.0", "id": next(iter(pending)), "result": ACCEPTED}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge import ending, modern_face
+from mcp_bridge import ending
+from mcp_bridge import listening as module
 from mcp_bridge.ending import end
 from mcp_bridge.sessions import Sessions
 from tests.mcp_bridge.attacks.hostile import Attacker, answer, attacked, events, note
@@ -90,9 +91,9 @@ async def test_who_listens_is_let_go_though_a_server_is_not(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     following = Losing()
-    monkeypatch.setattr(modern_face, "follow", following)
-    monkeypatch.setattr(modern_face, "ACKNOWLEDGE_S", 0.01)
-    monkeypatch.setattr(modern_face, "SETUP_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(module, "follow", following)
+    monkeypatch.setattr(module, "ACKNOWLEDGE_S", 0.01)
+    monkeypatch.setattr(module, "SETUP_TIMEOUT_S", 0.01)
     async with asyncio.timeout(60), attacked(redis, Attacker()) as client:
         wanted = {"notifications": {"toolsListChanged": True}}
         listening = asyncio.create_task(

@@ -93,7 +93,7 @@ async def ask_and_answer(client: Client, **more: Any) -> tuple[str, str]:
 
 
 async def answer_when_asked(client: Client, session: LegacyClient) -> None:
-    pending = client.bridge.legacy._pending
+    pending = client.bridge.legacy.questions.pending
     while not pending:
         await asyncio.sleep(0.01)
     said = {"jsonrpc": "2.0", "id": next(iter(pending)), "result": ACCEPTED}

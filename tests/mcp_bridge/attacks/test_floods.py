@@ -179,12 +179,12 @@ async def test_questions_outside_of_requests_are_few_at_once(redis: redis.asynci
         legacy = client.bridge.legacy
         try:
             await begun.wait()
-            while len(legacy._pending) < exchanges.MAX_ASKED:
+            while len(legacy.questions.pending) < exchanges.MAX_ASKED:
                 await asyncio.sleep(0.01)
             for _ in range(100):  # turns in which more could be taken
                 await asyncio.sleep(0)
-            assert len(legacy._pending) == exchanges.MAX_ASKED
-            assert len(legacy._tasks) <= exchanges.MAX_ASKED + 2
+            assert len(legacy.questions.pending) == exchanges.MAX_ASKED
+            assert len(legacy.streams.tasks) <= exchanges.MAX_ASKED + 2
         finally:
             client.bridge.begin_drain()
             heard = await hearing

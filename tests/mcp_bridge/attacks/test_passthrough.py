@@ -96,7 +96,7 @@ async def say_all_modern(client: Client) -> None:
 async def say_all_legacy(client: Client) -> None:
     session = await LegacyClient.open(client, "/mcp")
     session.headers = {**HEADERS, **session.headers}
-    pending = client.bridge.legacy._pending
+    pending = client.bridge.legacy.questions.pending
     asked = [*REQUESTS.items(), ("resources/subscribe", {"uri": "test://r"})]
     for method, params in asked:
         asking = asyncio.create_task(session.ask("/mcp", method, {**params, "_meta": META}))

@@ -107,7 +107,7 @@ async def test_a_question_is_answered_by_whom_it_was_put_to(redis: redis.asyncio
         bridge_asks = f"{client.bridge.relay.worker}.1"
         while not server.calls:
             await asyncio.sleep(0.01)
-        while bridge_asks not in client.bridge.legacy._pending:
+        while bridge_asks not in client.bridge.legacy.questions.pending:
             await asyncio.sleep(0.01)
         for who in ("mallory", "mallory@alice", "alice"):
             other = await LegacyClient.open(client, "/mcp", caller=who)

@@ -1,0 +1,200 @@
+"""The stream of a session of the older era, outside of requests: what its servers say and ask.
+
+Above: `legacy_face`, `door`. Below: `changes`, `questions`, `streams`, `relay`. A session has one
+at a time, in whichever worker its client opened it; who opens another leaves the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Any
+
+from mcp_bridge.changes import ACKNOWLEDGED, follow, modern_changes, session_changes
+from mcp_bridge.ending import end
+from mcp_bridge.endpoint import Endpoint, Reach
+from mcp_bridge.exchanges import MAX_ASKED
+from mcp_bridge.guard import Guard
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.eras import LOG, is_loud_enough
+from mcp_bridge.protocol.rpc import Message, RpcError
+from mcp_bridge.protocol.translation import answer_for_server, to_unsubscribed
+from mcp_bridge.questions import Questions
+from mcp_bridge.relay import Payload, Relay
+from mcp_bridge.sampling import WINDOW_S, SampleCount, is_sampling, sampled
+from mcp_bridge.sessions import Session, Sessions
+from mcp_bridge.streams import Stream
+from mcp_bridge.upstream import SessionEnded, Upstream
+
+log = logging.getLogger(__name__)
+
+ENDED, CHANGED = "ended", "changed"
+
+ReachOf = Callable[[Endpoint, Session], Reach]
+
+
+class SessionStreams:
+    """Of one worker."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        relay: Relay,
+        guard: Guard,
+        questions: Questions,
+        reach_of: ReachOf,
+    ) -> None:
+        self._sessions, self._relay, self._guard = sessions, relay, guard
+        self._questions, self._reach_of = questions, reach_of
+        self._listening: dict[str, tuple[Stream, asyncio.Event]] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        relay.handlers[ENDED] = self._take_ended
+        relay.handlers[CHANGED] = self._take_changed
+
+    def begin_drain(self) -> None:
+        for session_id in list(self._listening):
+            self._leave(session_id)
+
+    async def close(self) -> None:
+        await end(*self.tasks)
+
+    async def ended(self, session: Session) -> None:
+        """Every worker is told."""
+        await self._relay.tell_all(ENDED, session=session.id)
+
+    async def changed(self, session: Session) -> None:
+        """What it subscribes to: so is whoever has its stream."""
+        await self._relay.tell_all(CHANGED, session=session.id)
+
+    async def listen(self, endpoint: Endpoint, session: Session) -> Stream:
+        """What the servers say outside of requests, from now on, and no longer to who listened
+        before."""
+        await self._sessions.set_listens(session, True)
+        await self._relay.tell_all(ENDED, session=session.id, but=self._relay.worker)
+        await self._sessions.streams.drop(session.id)
+        self._leave(session.id)
+        stream = Stream(self._sessions, session, self._relay.worker, None)
+        changed = asyncio.Event()
+        self._listening[session.id] = (stream, changed)
+        self._spawn(self._follow(endpoint, session, stream, changed))
+        await stream.prime()
+        return stream
+
+    def stop(self, session: Session, stream: Stream) -> None:
+        """Its reader is gone."""
+        if self._listening.get(session.id, (None,))[0] is stream:
+            self._leave(session.id)
+            self._spawn(self._sessions.set_listens(session, False))
+
+    def _leave(self, session_id: str) -> None:
+        stream, changed = self._listening.pop(session_id, (None, None))
+        if stream is not None and changed is not None:
+            stream.close()
+            changed.set()
+
+    async def _take_ended(self, payload: Payload) -> None:
+        if payload.get("but") != self._relay.worker:
+            self._leave(payload["session"])
+            await self._sessions.streams.drop(payload["session"])
+
+    async def _take_changed(self, payload: Payload) -> None:
+        if payload["session"] in self._listening:
+            self._listening[payload["session"]][1].set()
+
+    async def _follow(
+        self, endpoint: Endpoint, session: Session, stream: Stream, changed: asyncio.Event
+    ) -> None:
+        """Subscriptions of the newer era are made anew whenever what they are of changes."""
+        reach = self._reach_of(endpoint, session)
+        try:
+            followed = await reach.describe()
+        except RpcError as error:
+            log.info("mcp: no server says what it is: %s", error)
+            followed = []
+        lasting = [
+            asyncio.create_task(self._follow_one(reach, session, upstream, False, stream))
+            for upstream, described in followed
+            if not described.modern
+        ]
+        try:
+            while self._listening.get(session.id, (None,))[0] is stream:
+                changed.clear()
+                now = await self._sessions.reload(session) or session
+                renewed = [
+                    asyncio.create_task(self._follow_one(reach, now, upstream, True, stream))
+                    for upstream, described in followed
+                    if described.modern
+                ]
+                try:
+                    await changed.wait()
+                finally:
+                    await end(*renewed)
+        finally:
+            await end(*lasting)
+
+    async def _follow_one(
+        self, reach: Reach, session: Session, upstream: Upstream, modern: bool, stream: Stream
+    ) -> None:
+        asked: set[asyncio.Task[None]] = set()
+        samples = SampleCount(upstream, window_s=WINDOW_S)
+
+        async def take(message: Message) -> None:
+            if rpc.is_response(message):
+                return
+            if rpc.is_request(message):
+                while len(asked) >= MAX_ASKED:
+                    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                work = self._pass_on(reach, session, upstream, message, stream, samples)
+                task = self._spawn(work)
+                asked.add(task)
+                task.add_done_callback(asked.discard)
+            elif message["method"] not in (ACKNOWLEDGED, "notifications/cancelled"):
+                # Its level may have changed since, told to any worker.
+                now = await self._sessions.reload(session) if message["method"] == LOG else None
+                if now is None or is_loud_enough(message, now.level):
+                    await stream.put(to_unsubscribed(message))
+
+        def open_() -> AsyncGenerator[Message | None]:
+            if not modern:
+                return session_changes(upstream, reach.sessions)
+            wanted: dict[str, Any] = dict.fromkeys(
+                ("toolsListChanged", "promptsListChanged", "resourcesListChanged"), True
+            )
+            if session.uris:
+                wanted["resourceSubscriptions"] = sorted(session.uris)
+            return modern_changes(upstream, reach.envelope, wanted)
+
+        await follow(upstream, open_, take)
+
+    async def _pass_on(
+        self,
+        reach: Reach,
+        session: Session,
+        upstream: Upstream,
+        message: Message,
+        stream: Stream,
+        samples: SampleCount,
+    ) -> None:
+        """What a server asks of the client outside of requests."""
+        if message["method"] == "ping":
+            answered: Message = {"result": {}}
+        elif is_sampling(message) and upstream.config.sampling != "caller":
+            try:
+                answered = {"result": await sampled(upstream, reach.caller, message, samples)}
+            except RpcError as error:
+                answered = {"error": error.to_error()}
+        else:
+            await self._guard.heard(reach.caller, upstream)
+            answered = await self._questions.ask(session, message, stream)
+        kept = answer_for_server(answered)
+        own = await reach.sessions.get(upstream)
+        with suppress(RpcError, SessionEnded):
+            await upstream.notify(own, {"jsonrpc": "2.0", "id": message["id"], **kept})
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
