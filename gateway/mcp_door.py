@@ -144,7 +144,7 @@ async def open_mcp(
     from gateway.mcp.metered import Callers, CallMeter
     from gateway.mcp.pin_desk import PinDesk
     from gateway.mcp.upstreams import open_carriers
-    from gateway.mcp.wiring import open_approvals, open_records, open_trust
+    from gateway.mcp.wiring import open_approvals, open_feed, open_records, open_trust, tell_of
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.pruning import Pruner
     from mcp_bridge.rebinding import Allowed
@@ -162,7 +162,8 @@ async def open_mcp(
     servers = [to_config(each) for each in settings.mcp_servers]
     taints = any(server.taints for server in servers)
     records = await open_records(stack, db)
-    guard = await open_trust(stack, db, redis, meter, records, taints=taints)
+    feed = await open_feed(stack, redis)
+    guard = await open_trust(stack, db, redis, feed, meter, records, taints=taints)
     info = {"name": NAME, "version": own_version()}
     bridge = Bridge(
         servers,
@@ -178,6 +179,7 @@ async def open_mcp(
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
+    tell_of(feed, bridge.watches)
     pins = PinDesk(servers, carriers, info, db, redis)
 
     def approvals_of(principal: Principal) -> Approvals:

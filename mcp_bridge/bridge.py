@@ -24,6 +24,7 @@ from mcp_bridge.endpoint import Endpoint
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.guard import Guard, LetsAllPass
 from mcp_bridge.legacy_face import LegacyFace
+from mcp_bridge.list_watch import Watches
 from mcp_bridge.modern_face import ModernFace
 from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
@@ -81,8 +82,10 @@ class Bridge:
         self._streams = SharedStreams(redis, self.relay)
         self.sessions = Sessions(redis, self._streams)
         carriers.share(redis, self.relay)
-        self.modern = ModernFace(self.sessions, self.relay, Sealer(keys), info, self._guard)
-        self.legacy = LegacyFace(self.sessions, self.relay, info, self._guard)
+        self.watches = Watches(self.relay, self._guard)
+        sealer, told = Sealer(keys), (info, self._guard, self.watches)
+        self.modern = ModernFace(self.sessions, self.relay, sealer, *told)
+        self.legacy = LegacyFace(self.sessions, self.relay, *told)
 
     async def start(self) -> None:
         await self.relay.start()
@@ -100,6 +103,7 @@ class Bridge:
             await end(self._sweeper)
         await self.legacy.close()
         await self.modern.close()
+        await self.watches.close()
         await self._streams.close()
         await self._carriers.close()
         await self.relay.close()

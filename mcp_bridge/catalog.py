@@ -92,6 +92,8 @@ class Entry:
         """Of the offer as it came, so that the same one is not read twice."""
         self.approved: Approved | None = None
         self.seen: Seen | None = None
+        self.last: Seen | None = None
+        """The one before, while there is no other."""
 
 
 class Catalog:
@@ -105,6 +107,8 @@ class Catalog:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pins, self._fresh_s, self._now_s = pins, fresh_s, now_s
+        self.noticed: list[Callable[[str, Upstream], None]] = []
+        """Told of an org's server of which other things are shown, since it offers others."""
         self._entries: WeakKeyDictionary[Upstream, Entry] = WeakKeyDictionary()
 
     async def opens(self, org_id: str, config: ServerConfig) -> bool:
@@ -117,17 +121,23 @@ class Catalog:
             return True
         return (await self._pins.approved(org_id, config.name)).admits(pin)
 
-    async def current(self, source: Source, upstream: Upstream) -> Seen:
-        """What clients see of a server at this moment."""
+    async def current(self, source: Source, upstream: Upstream, *, passes_on: bool = True) -> Seen:
+        """What clients see of a server at this moment. `passes_on`: not for who was told already
+        that it may be another, or two would tell each other for ever of a server that is never the
+        same."""
         entry = self._entries.setdefault(upstream, Entry())
         async with entry.turn:
             if not self._is_fresh(entry, upstream):
                 await self._ask(entry, source, upstream)
             approved = await self._pins.approved(source.caller.org_id, upstream.name)
             if entry.seen is None or entry.approved is not approved:
+                before = entry.last if entry.seen is None else None
                 entry.approved = approved
-                entry.seen = seen_of(upstream.config, approved, entry.offer)
-                self._tell(upstream, entry.seen)
+                entry.seen = entry.last = seen_of(upstream.config, approved, entry.offer)
+                self._log_hidden(upstream, entry.seen)
+                if before is not None and passes_on and differs(before, entry.seen):
+                    for noticed in self.noticed:
+                        noticed(source.caller.org_id, upstream)
             return entry.seen
 
     def _is_fresh(self, entry: Entry, upstream: Upstream) -> bool:
@@ -150,10 +160,14 @@ class Catalog:
             entry.offer = entry.digest = entry.seen = None
         entry.generation, entry.checked_at = generation, self._now_s()
 
-    def _tell(self, upstream: Upstream, seen: Seen) -> None:
+    def _log_hidden(self, upstream: Upstream, seen: Seen) -> None:
         hidden = len(seen.listing.hidden)
         if hidden:
             log.info("mcp: %s: %d things are hidden until approved", upstream.name, hidden)
+
+
+def differs(one: Seen, other: Seen) -> bool:
+    return any(one.shown[kind].digest != other.shown[kind].digest for kind in one.shown)
 
 
 def seen_of(config: ServerConfig, approved: Approved, offer: Offer | None) -> Seen:

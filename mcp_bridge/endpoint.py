@@ -131,11 +131,13 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     async def capabilities(self, *, legacy: bool) -> tuple[dict[str, Any], str | None]:
         """With the instructions of the only server that there is. Where none answers a client is
         let in all the same: lists have what was approved, and a call says what is wrong."""
+        tells = self.guard.holds_back
         try:
             found = await self.describe()
         except RpcError:
-            return server_capabilities([NOT_SEEN_YET], legacy=legacy), None
-        can = server_capabilities([each.capabilities for _, each in found], legacy=legacy)
+            return server_capabilities([NOT_SEEN_YET], legacy=legacy, tells=tells), None
+        offered = [each.capabilities for _, each in found]
+        can = server_capabilities(offered, legacy=legacy, tells=tells)
         if len(found) != 1:
             return can, None
         upstream, described = found[0]

@@ -7,6 +7,7 @@ object is injected; `LetsAllPass` is that of a bridge without trust, `trust.Trus
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, Protocol
@@ -62,7 +63,16 @@ class Shown:
         self.pins, self.stale = pins, stale
         self.views: dict[tuple[str, ...], Shown] = {}
         """Of it what somebody is shown (`views`)."""
+        self._digest: bytes | None = None
         self._written: dict[str, dict[str, msgspec.Raw | None]] = {}
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256; of other things it is another."""
+        if self._digest is None:
+            said = "\n".join(pin.digest for pin in self.pins)
+            self._digest = hashlib.sha256(said.encode()).digest()
+        return self._digest
 
     def without_others(self, pins: tuple[Pin, ...]) -> Shown:
         """Of its own some."""
@@ -133,6 +143,24 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Guard(Protocol):
+    @property
+    def holds_back(self) -> bool:
+        """Whether lists may change though no server says so."""
+        ...
+
+    def watched_by(self, noticed: Callable[[str, Upstream], None]) -> None:
+        """`noticed`: called with an org's id and its server whose offer was found to be another,
+        so that a list of it is."""
+        ...
+
+    async def shows(
+        self, source: Source, upstream: Upstream, *, passes_on: bool
+    ) -> Mapping[str, bytes]:
+        """Of each list of a server, by the notification that says that it changed, a digest of
+        what somebody is shown of it. `passes_on`: whether others are told of another offer that is
+        found so. Raises: RpcError."""
+        ...
+
     async def opens(self, caller: Caller, upstream: Upstream) -> bool:
         """Whether this server may be dialled at all."""
         ...
@@ -162,6 +190,16 @@ class Guard(Protocol):
 
 
 class LetsAllPass:
+    holds_back = False
+
+    def watched_by(self, noticed: Callable[[str, Upstream], None]) -> None:
+        """There is nothing that it would notice."""
+
+    async def shows(
+        self, source: Source, upstream: Upstream, *, passes_on: bool
+    ) -> Mapping[str, bytes]:
+        return {}
+
     async def opens(self, caller: Caller, upstream: Upstream) -> bool:
         return True
 

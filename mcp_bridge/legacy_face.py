@@ -25,6 +25,7 @@ from mcp_bridge.exchanges import (
     Waiting,
 )
 from mcp_bridge.guard import Guard
+from mcp_bridge.list_watch import Watches
 from mcp_bridge.places import Places
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import (
@@ -80,7 +81,12 @@ CANCEL = "cancel"
 
 class LegacyFace:
     def __init__(
-        self, sessions: Sessions, relay: Relay, info: dict[str, Any], guard: Guard
+        self,
+        sessions: Sessions,
+        relay: Relay,
+        info: dict[str, Any],
+        guard: Guard,
+        watches: Watches,
     ) -> None:
         self._sessions, self._relay = sessions, relay
         self._info, self._guard = info, guard
@@ -88,7 +94,7 @@ class LegacyFace:
         self._places = Places(MAX_CALLS, MAX_CALLS_OF_ORG, MAX_CALLS_OF_ONE)
         self._tasks: set[asyncio.Task[None]] = set()
         self.questions = Questions(relay)
-        self.streams = SessionStreams(sessions, relay, guard, self.questions, self._reach)
+        self.streams = SessionStreams(sessions, relay, guard, self.questions, watches, self._reach)
         relay.handlers[CANCEL] = self._take_cancel
 
     def begin_drain(self) -> None:

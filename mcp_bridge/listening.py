@@ -1,7 +1,7 @@
 """A `subscriptions/listen` of 2026-07-28, before servers of either era.
 
-Above: `modern_face`. Below: `changes`, `endpoint`. What a client is told that it will hear of is
-what servers have acknowledged by then.
+Above: `modern_face`. Below: `changes`, `list_watch`, `endpoint`. What a client is told that it will
+hear of is what servers have acknowledged by then, and what is decided here.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from mcp_bridge.changes import (
     with_uris,
 )
 from mcp_bridge.endpoint import Reach
+from mcp_bridge.list_watch import Watch, Watches
 from mcp_bridge.protocol import rpc
-from mcp_bridge.protocol.eras import SUBSCRIPTION_META
+from mcp_bridge.protocol.eras import LIST_CHANGES, SUBSCRIPTION_META
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.protocol.translation import to_subscribed
 from mcp_bridge.relay import Emit
-from mcp_bridge.upstream import SETUP_TIMEOUT_S, Upstream, as_object
+from mcp_bridge.upstream import SETUP_TIMEOUT_S, Described, Upstream, as_object
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,11 @@ MAX_PENDING = 1024
 """Changes that a client is behind."""
 ACKNOWLEDGE_S = 5.0
 """How long the servers have to say what they will tell of, before the client is told."""
+FLAGS = tuple(LIST_CHANGES.values())
+
+Followed = list[tuple[Upstream, Described]]
+Owned = dict[str, tuple[str, ...]]
+"""URIs, by the names of the servers that have them."""
 
 
 async def listen(
@@ -44,54 +50,96 @@ async def listen(
     params: dict[str, Any],
     emit: Emit,
     drains: asyncio.Event,
+    watches: Watches,
 ) -> None:
     """Until the client leaves, or this worker does. Raises: RpcError."""
     wanted = checked_filter(as_object(params.get("notifications")))
-    granted: dict[str, Any] = {}
-    pending: asyncio.Queue[Message] = asyncio.Queue(MAX_PENDING)
-    followed = await reach.describe()
-    owned = await reach.by_owner(wanted.get("resourceSubscriptions") or ())
-    acknowledged = asyncio.Semaphore(0)
+    listener = Listener(reach, subscription, wanted)
+    async with watches.of(reach) as watch:
+        beginning = asyncio.create_task(watch.begin())
+        try:  # at once: a server that does not answer is waited for in both
+            followed, owned = await listener.find()
+            await beginning
+        finally:
+            await ending.end(beginning)
+        await listener.run(followed, owned, watch, emit, drains)
 
-    async def take(message: Message) -> None:
+
+class Listener:
+    """Of one subscription. `wanted`: its filter, checked."""
+
+    def __init__(self, reach: Reach, subscription: rpc.RequestId, wanted: dict[str, Any]) -> None:
+        self._reach, self._subscription, self._wanted = reach, subscription, wanted
+        self._granted: dict[str, Any] = {}
+        if reach.guard.holds_back:
+            self._granted |= {flag: True for flag in FLAGS if wanted.get(flag) is True}
+        self._pending: asyncio.Queue[Message] = asyncio.Queue(MAX_PENDING)
+        self._acknowledged = asyncio.Semaphore(0)
+
+    async def find(self) -> tuple[Followed, Owned]:
+        """Raises: RpcError."""
+        followed = await self._reach.describe()
+        owned = await self._reach.by_owner(self._wanted.get("resourceSubscriptions") or ())
+        return followed, owned
+
+    async def run(
+        self,
+        followed: Followed,
+        owned: Owned,
+        watch: Watch,
+        emit: Emit,
+        drains: asyncio.Event,
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            following = [
+                group.create_task(
+                    follow(
+                        upstream,
+                        opener(
+                            modern_changes if described.modern else legacy_changes,
+                            upstream,
+                            self._reach.envelope,
+                            with_uris(self._wanted, owned.get(upstream.name, ())),
+                        ),
+                        self._take,
+                    )
+                )
+                for upstream, described in followed
+            ]
+            try:
+                await self._wait_for(len(followed))
+                meta = {SUBSCRIPTION_META: self._subscription}
+                about = {"notifications": dict(self._granted), "_meta": meta}
+                await emit(rpc.notification(ACKNOWLEDGED, about))
+                following.append(group.create_task(pass_on(self._pending, emit)))
+                following.append(group.create_task(watch.run(self._tell)))
+                await drains.wait()
+            finally:
+                await ending.end(*following, again_s=SETUP_TIMEOUT_S)
+
+    async def _wait_for(self, acknowledgments: int) -> None:
+        try:
+            async with asyncio.timeout(ACKNOWLEDGE_S):
+                for _ in range(acknowledgments):
+                    await self._acknowledged.acquire()
+        except TimeoutError:
+            log.info("mcp: not all servers acknowledged a subscription in time")
+
+    async def _take(self, message: Message) -> None:
         if message["method"] != ACKNOWLEDGED:
-            await pending.put(to_subscribed(message, subscription))
+            await self._pending.put(to_subscribed(message, self._subscription))
             return
-        for name, value in granted_by(message, wanted).items():
+        granted = self._granted
+        for name, value in granted_by(message, self._wanted).items():
             known = granted.setdefault(name, value)
             if isinstance(value, list) and known is not value:
                 granted[name] = sorted({*known, *value})
-        acknowledged.release()
+        self._acknowledged.release()
 
-    async with asyncio.TaskGroup() as group:
-        following = [
-            group.create_task(
-                follow(
-                    upstream,
-                    opener(
-                        modern_changes if described.modern else legacy_changes,
-                        upstream,
-                        reach.envelope,
-                        with_uris(wanted, owned.get(upstream.name, ())),
-                    ),
-                    take,
-                )
-            )
-            for upstream, described in followed
-        ]
-        try:
-            try:
-                async with asyncio.timeout(ACKNOWLEDGE_S):
-                    for _ in followed:
-                        await acknowledged.acquire()
-            except TimeoutError:
-                log.info("mcp: not all servers acknowledged a subscription in time")
-            about = {"notifications": dict(granted), "_meta": {SUBSCRIPTION_META: subscription}}
-            await emit(rpc.notification(ACKNOWLEDGED, about))
-            following.append(group.create_task(pass_on(pending, emit)))
-            await drains.wait()
-        finally:
-            await ending.end(*following, again_s=SETUP_TIMEOUT_S)
+    async def _tell(self, method: str) -> None:
+        """Of what no server says."""
+        if self._wanted.get(LIST_CHANGES[method]) is True:
+            await self._take(rpc.notification(method))
 
 
 async def pass_on(pending: asyncio.Queue[Message], emit: Emit) -> None:

@@ -31,6 +31,7 @@ from mcp_bridge.exchanges import (
     tool_schema,
 )
 from mcp_bridge.guard import Guard
+from mcp_bridge.list_watch import Watches
 from mcp_bridge.listening import listen
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.continuation import TTL_S, Continuation, Sealer, refused, request_digest
@@ -64,8 +65,6 @@ MAX_HELD_OF_ONE = 32
 SWEEP_S = 15.0
 GATHER_S = 0.02
 """How long what a server of the older era asks is waited for, so that it goes out together."""
-ACKNOWLEDGE_S = 5.0
-"""How long the servers have to say what they will tell of, before the client is told."""
 RESUME = "resume"
 
 
@@ -105,7 +104,9 @@ class ModernFace:
         sealer: Sealer,
         info: dict[str, Any],
         guard: Guard,
+        watches: Watches,
     ) -> None:
+        self._watches = watches
         self._sessions, self._relay, self._sealer = sessions, relay, sealer
         self._info, self._guard = info, guard
         self._held: dict[str, Held] = {}
@@ -150,7 +151,7 @@ class ModernFace:
             if method == "server/discover":
                 return await self._discover(reach)
             if method == "subscriptions/listen":
-                await listen(reach, message["id"], params, emit, self._drains)
+                await listen(reach, message["id"], params, emit, self._drains, self._watches)
                 meta = {SUBSCRIPTION_META: message["id"]}
                 return to_modern_result(method, {"_meta": meta}, self._info)
             async with asyncio.timeout(CALL_S):

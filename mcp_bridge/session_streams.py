@@ -1,7 +1,8 @@
 """The stream of a session of the older era, outside of requests: what its servers say and ask.
 
-Above: `legacy_face`, `door`. Below: `changes`, `questions`, `streams`, `relay`. A session has one
-at a time, in whichever worker its client opened it; who opens another leaves the one before.
+Above: `legacy_face`, `door`. Below: `changes`, `list_watch`, `questions`, `streams`, `relay`. A
+session has one at a time, in whichever worker its client opened it; who opens another leaves the
+one before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mcp_bridge.ending import end
 from mcp_bridge.endpoint import Endpoint, Reach
 from mcp_bridge.exchanges import MAX_ASKED
 from mcp_bridge.guard import Guard
+from mcp_bridge.list_watch import Watch, Watches
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LOG, is_loud_enough
 from mcp_bridge.protocol.rpc import Message, RpcError
@@ -44,10 +46,11 @@ class SessionStreams:
         relay: Relay,
         guard: Guard,
         questions: Questions,
+        watches: Watches,
         reach_of: ReachOf,
     ) -> None:
         self._sessions, self._relay, self._guard = sessions, relay, guard
-        self._questions, self._reach_of = questions, reach_of
+        self._questions, self._watches, self._reach_of = questions, watches, reach_of
         self._listening: dict[str, tuple[Stream, asyncio.Event]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         relay.handlers[ENDED] = self._take_ended
@@ -106,8 +109,19 @@ class SessionStreams:
     async def _follow(
         self, endpoint: Endpoint, session: Session, stream: Stream, changed: asyncio.Event
     ) -> None:
-        """Subscriptions of the newer era are made anew whenever what they are of changes."""
         reach = self._reach_of(endpoint, session)
+        async with self._watches.of(reach) as watch:
+            await watch.begin()
+            await self._follow_all(reach, session, stream, changed, watch)
+
+    async def _follow_all(
+        self, reach: Reach, session: Session, stream: Stream, changed: asyncio.Event, watch: Watch
+    ) -> None:
+        """Subscriptions of the newer era are made anew whenever what they are of changes."""
+
+        async def tell(method: str) -> None:
+            await stream.put(rpc.notification(method))
+
         try:
             followed = await reach.describe()
         except RpcError as error:
@@ -118,6 +132,7 @@ class SessionStreams:
             for upstream, described in followed
             if not described.modern
         ]
+        lasting.append(asyncio.create_task(watch.run(tell)))
         try:
             while self._listening.get(session.id, (None,))[0] is stream:
                 changed.clear()

@@ -57,10 +57,9 @@ from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
 from mcp_bridge.reads import about_of, before_read, to_call
 from mcp_bridge.results import ResultBounds, annotations_of, failed_result, result_problems
-from mcp_bridge.scan import scan, worst
 from mcp_bridge.upstream import Unreachable, Upstream
 from mcp_bridge.validation import Compiled, KillableEngine, Problem, SchemaCache, problems
-from mcp_bridge.views import resources_shown, view_of
+from mcp_bridge.views import Screen, digests_of, resources_shown, view_of
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +71,6 @@ APPROVAL_NEEDED = -32031
 APPROVAL_TTL_S = 3600.0
 REPLAY_TTL_S = 900.0
 """Longer than a client's state is good for."""
-MAX_SCREENED = 4_096
 URI_OF = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
 
 
@@ -100,7 +98,7 @@ class Trust:
         self.killable = killable or KillableValidator()
         self.bounds = bounds or ResultBounds()
         self.schemas = SchemaCache()
-        self._screened: dict[bytes, bool] = {}
+        self._screen = Screen()
         self._closing: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
@@ -110,6 +108,21 @@ class Trust:
             await self.killable.close()
 
     # What is shown.
+
+    holds_back = True
+
+    def watched_by(self, noticed: Callable[[str, Upstream], None]) -> None:
+        self.catalog.noticed.append(noticed)
+
+    async def shows(
+        self, source: Source, upstream: Upstream, *, passes_on: bool
+    ) -> Mapping[str, bytes]:
+        caller = source.caller
+        if not await self.opens(caller, upstream):
+            return {}
+        seen = await self.catalog.current(source, upstream, passes_on=passes_on)
+        rules = await self.rules.rules(caller.org_id)
+        return await digests_of(seen.shown, caller=caller, server=upstream.name, rules=rules)
 
     async def opens(self, caller: Caller, upstream: Upstream) -> bool:
         return await self.catalog.opens(caller.org_id, upstream.config)
@@ -146,21 +159,12 @@ class Trust:
         """Without what looks like an attack: resources come and go, so nobody approves each."""
         shown = list(items)
         if upstream.config.trust != "all":
-            shown = [item for item in shown if self._is_harmless(item)]
+            shown = [item for item in shown if self._screen.is_harmless(item)]
         if member := URI_OF.get(method):
             rules = await self.rules.rules(caller.org_id)
             shown = await resources_shown(shown, member, caller, upstream.name, rules)
         await self.records.listed(caller, upstream.name, method, len(shown), False)
         return shown
-
-    def _is_harmless(self, item: Any) -> bool:
-        key = hashlib.sha256(msgspec.json.encode(item)).digest()
-        found = self._screened.get(key)
-        if found is None:
-            if len(self._screened) >= MAX_SCREENED:
-                self._screened.clear()
-            found = self._screened[key] = worst(scan("resource", item)) != "high"
-        return found
 
     async def heard(self, caller: Caller, upstream: Upstream) -> None:
         if upstream.config.taints:

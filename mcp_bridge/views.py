@@ -1,23 +1,29 @@
-"""What somebody is shown of a list: not what the rules deny to them whatever they ask.
+"""What somebody is shown of a list: not what the rules deny to them whatever they ask, and of what
+nobody approves each not what looks like an attack.
 
-Above: `trust`. Below: `policy`, `guard`. Rules with a condition count as maybe. What is shown of a
-list is kept with it, by the rules' version and by those of the caller's project and key of which
-rules speak.
+Above: `trust`. Below: `policy`, `scan`, `guard`. Rules with a condition count as maybe. What is
+shown of a list is kept with it, by the rules' version and by those of the caller's project and key
+of which rules speak.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
+
+import msgspec
 
 from mcp_bridge.call_records import Rules
 from mcp_bridge.caller import Caller
 from mcp_bridge.guard import Shown
 from mcp_bridge.pinning import Kind, Pin
-from mcp_bridge.policy import ToolRule, may_ever
+from mcp_bridge.policy import ToolRule, concerns, may_ever
 from mcp_bridge.reads import READS_ONLY, to_call
 from mcp_bridge.results import annotations_of
+from mcp_bridge.scan import scan, worst
 
 T = TypeVar("T")
 
@@ -25,6 +31,30 @@ MAX_VIEWS = 64
 """Of one list, in one worker."""
 AT_ONCE = 20_000
 """How often a rule is held to a thing while others wait."""
+MAX_SCREENED = 4_096
+CHANGES: Mapping[Kind, str] = {
+    "tool": "notifications/tools/list_changed",
+    "prompt": "notifications/prompts/list_changed",
+}
+"""By what is listed."""
+WILD = re.compile(r"[*?\[]")
+RESOURCES_CHANGED = "notifications/resources/list_changed"
+
+
+class Screen:
+    """Keeps what it said of each thing."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bool] = {}
+
+    def is_harmless(self, item: Any) -> bool:
+        key = hashlib.sha256(msgspec.json.encode(item)).digest()
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= MAX_SCREENED:
+                self._known.clear()
+            found = self._known[key] = worst(scan("resource", item)) != "high"
+        return found
 
 
 async def view_of(shown: Shown, kind: Kind, *, caller: Caller, server: str, rules: Rules) -> Shown:
@@ -38,6 +68,37 @@ async def view_of(shown: Shown, kind: Kind, *, caller: Caller, server: str, rule
             shown.views.clear()
         shown.views[key] = found
     return found
+
+
+async def digests_of(
+    shown: Mapping[Kind, Shown], *, caller: Caller, server: str, rules: Rules
+) -> dict[str, bytes]:
+    """Of each list, by the notification that it changed. Nobody knows what resources there are: of
+    them it is that of the rules that can be about one."""
+    found = {RESOURCES_CHANGED: digest_of_rules(rules.rules, caller, server)}
+    for kind, method in CHANGES.items():
+        view = await view_of(shown[kind], kind, caller=caller, server=server, rules=rules)
+        found[method] = view.digest
+    return found
+
+
+def digest_of_rules(rules: Sequence[ToolRule], caller: Caller, server: str) -> bytes:
+    """Of what decides whether somebody is shown a resource of a server."""
+    call = to_call(caller, server, "resource", "", arguments={})
+    said = {
+        (rule.level, rule.effect, rule.tools, tuple(sorted(rule.annotations.items())), rule.when)
+        for rule in rules
+        if concerns(rule, call) and any(may_name(glob, call.alias) for glob in rule.tools)
+    }
+    return hashlib.sha256(msgspec.json.encode(sorted(said))).digest()
+
+
+def may_name(glob: str, beginning: str) -> bool:
+    """Whether it can match the URI of a resource, behind `beginning`."""
+    fixed = WILD.split(glob, maxsplit=1)[0]
+    if fixed == glob:
+        return glob.startswith(beginning) and ":" in glob
+    return fixed.startswith(beginning) or beginning.startswith(fixed)
 
 
 def spoken_of(rules: Rules, caller: Caller) -> tuple[str, str]:

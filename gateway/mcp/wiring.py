@@ -20,8 +20,10 @@ from gateway.mcp.calls import RedisCalls
 from gateway.mcp.known import Feed, KnownTrust
 from gateway.mcp.metered import CallMeter
 from gateway.mcp.records import AuditRecords
+from gateway.tenancy.changes import EVERYTHING
 from mcp_bridge.approvals import Approvals
 from mcp_bridge.catalog import Catalog
+from mcp_bridge.list_watch import Watches
 from mcp_bridge.trust import Trust
 
 
@@ -32,20 +34,25 @@ async def open_records(stack: AsyncExitStack, db: AsyncEngine) -> AuditRecords:
     return records
 
 
+async def open_feed(stack: AsyncExitStack, redis: Redis) -> Feed:
+    feed = Feed(redis)
+    await feed.start()
+    stack.push_async_callback(feed.close)
+    return feed
+
+
 async def open_trust(
     stack: AsyncExitStack,
     db: AsyncEngine,
     redis: Redis,
+    feed: Feed,
     meter: CallMeter,
     records: AuditRecords,
     *,
     taints: bool,
 ) -> Trust:
     """Closed with `stack`, after the bridge. `taints`: some server does."""
-    feed = Feed(redis)
     known = KnownTrust(db, feed)
-    await feed.start()
-    stack.push_async_callback(feed.close)
     trust = Trust(
         catalog=Catalog(known),
         rules=known,
@@ -57,6 +64,15 @@ async def open_trust(
     )
     stack.push_async_callback(trust.close)
     return trust
+
+
+def tell_of(feed: Feed, watches: Watches) -> None:
+    """Who listens is told what is approved, or ruled, since. After what forgets it."""
+
+    def decided(org_id: str) -> None:
+        watches.decided(None if org_id == EVERYTHING else org_id)
+
+    feed.forgetting.append(decided)
 
 
 def open_approvals(db: AsyncEngine, decider: Actor | None = None) -> Approvals:

@@ -55,6 +55,7 @@ LEGACY_ABILITIES: dict[str, tuple[str, ...]] = {
     "roots": (),
 }
 """Of a client, with what each may consist of."""
+LISTED = ("tools", "prompts", "resources")
 SERVER_CAPABILITIES = ("tools", "prompts", "resources", "completions", "logging")
 
 
@@ -169,10 +170,10 @@ def to_legacy_capabilities(capabilities: dict[str, Any]) -> dict[str, Any]:
 
 
 def server_capabilities(
-    found: list[dict[str, Any]], *, legacy: bool, listens: bool = True
+    found: list[dict[str, Any]], *, legacy: bool, tells: bool = False
 ) -> dict[str, Any]:
-    """What servers can, together, as we say it to a client of one era. `listens`: whether changes
-    reach it."""
+    """What servers can, together, as we say it to a client of one era. `tells`: it is told when a
+    list is another, whatever the server says of itself."""
     merged: dict[str, Any] = {}
     for name in SERVER_CAPABILITIES:
         given = [each[name] for each in found if isinstance(each.get(name), dict)]
@@ -181,7 +182,9 @@ def server_capabilities(
         if name == "logging" and not legacy:
             continue
         flags = {flag for each in given for flag, value in each.items() if value is True}
-        merged[name] = dict.fromkeys(sorted(flags), True) if listens else {}
+        if tells and name in LISTED:
+            flags.add("listChanged")
+        merged[name] = dict.fromkeys(sorted(flags), True)
     return merged
 
 

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -127,6 +127,38 @@ def test_all_that_was_approved_can_be_taken_back(world: World) -> None:
     world.until(set())
     before = list(world.server.asked)
     assert asyncio.run(world.shown()) == set() and world.server.asked == before
+
+
+def test_who_listens_is_told_what_was_decided(world: World) -> None:
+    """Whatever the client's era."""
+
+    async def hears(mode: Literal["legacy", "auto"]) -> None:
+        heard = asyncio.Event()
+
+        async def hear(message: Any) -> None:
+            if getattr(message, "method", "") == "notifications/tools/list_changed":
+                heard.set()
+
+        async def decide() -> None:
+            """Until it is heard: a stream of the older era is opened behind the client's back."""
+            while not heard.is_set():
+                for verb in ("approve", "revoke"):
+                    done = await asyncio.to_thread(world.ask, verb, {"all": True})
+                    assert done.status_code == 200, done.text
+
+        key = world.worker.everything
+        async with mcp_client(world.worker, key, mode, message_handler=hear) as client:
+            if mode == "legacy":
+                await decide()
+                return
+            async with client.listen(tools_list_changed=True) as changes:
+                deciding = asyncio.create_task(decide())
+                assert type(await anext(changes)).__name__ == "ToolsListChanged"
+                heard.set()
+                await deciding
+
+    for mode in ("legacy", "auto"):
+        asyncio.run(hears(mode))
 
 
 def test_a_key_without_a_user_is_told_that_it_has_none(world: World) -> None:
