@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gateway.auth.wiring import Auth
     from gateway.mcp.credential_desk import UpstreamVault
     from gateway.mcp.metered import Callers
+    from gateway.mcp.own_models import OwnModels
     from gateway.mcp.pin_desk import PinDesk
     from gateway.mcp.records import AuditRecords
     from mcp_bridge.approvals import Approvals
@@ -142,6 +143,7 @@ async def open_mcp(
         return None
     from gateway.mcp.credential_desk import open_vault
     from gateway.mcp.metered import Callers, CallMeter
+    from gateway.mcp.own_models import OwnModels
     from gateway.mcp.pin_desk import PinDesk
     from gateway.mcp.upstreams import open_carriers
     from gateway.mcp.wiring import open_approvals, open_feed, open_records, open_trust, tell_of
@@ -165,6 +167,7 @@ async def open_mcp(
     feed = await open_feed(stack, redis)
     guard = await open_trust(stack, db, redis, feed, meter, records, taints=taints)
     info = {"name": NAME, "version": own_version()}
+    own = OwnModels(desk, telemetry, callers)
     bridge = Bridge(
         servers,
         redis,
@@ -172,10 +175,8 @@ async def open_mcp(
         info=info,
         guard=guard,
         carriers=carriers,
-        sampler=open_sampler(settings, desk, telemetry, callers, records),
-        pruner=Pruner(
-            settings.mcp_max_catalogue_tokens, open_embedder(settings, desk, telemetry, callers)
-        ),
+        sampler=open_sampler(settings, own, records),
+        pruner=Pruner(settings.mcp_max_catalogue_tokens, open_embedder(settings, own)),
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
@@ -189,9 +190,7 @@ async def open_mcp(
     return McpDoor(bridge, allowed, callers, guard, vault, pins, approvals_of, meter.price_of)
 
 
-def open_sampler(
-    settings: Settings, desk: Desk, telemetry: Telemetry, callers: Callers, records: AuditRecords
-) -> Sampler | None:
+def open_sampler(settings: Settings, own: OwnModels, records: AuditRecords) -> Sampler | None:
     """None: no server is answered by a model of ours."""
     written = {each.name: each.sampling for each in settings.mcp_servers}
     asked = {name: each for name, each in written.items() if each.by == "engine"}
@@ -199,18 +198,16 @@ def open_sampler(
         return None
     from gateway.mcp.sampling import ModelSampler
 
-    return ModelSampler(desk, telemetry, callers, records, asked)
+    return ModelSampler(own, records, asked)
 
 
-def open_embedder(
-    settings: Settings, desk: Desk, telemetry: Telemetry, callers: Callers
-) -> Embedder | None:
+def open_embedder(settings: Settings, own: OwnModels) -> Embedder | None:
     """None: tools are found by their words."""
     if settings.mcp_search_model is None:
         return None
     from gateway.mcp.embedding import ModelEmbedder
 
-    return ModelEmbedder(desk, telemetry, callers, settings.mcp_search_model)
+    return ModelEmbedder(own, settings.mcp_search_model)
 
 
 def vault_of(door: McpDoor | None) -> UpstreamVault:

@@ -1,23 +1,21 @@
 """What tools mean, by an embedding model that the configuration names.
 
-Above: `mcp_door`. Below: `inference`, by way of `calls`. It is a request of whoever searches, as
-any other: admitted by their limits, their caps and the models that their key may use, and on their
-bill. Of a catalogue it is made once for a worker, at the first search.
+Above: `mcp_door`. Below: `own_models`. It is a request of whoever searches, as any other: admitted
+by their limits, their caps and the models that their key may use, and on their bill. Of a catalogue
+it is made once for a worker, at the first search.
 """
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from collections.abc import Sequence
 
 import msgspec
 
-from gateway.calls import REQUEST_PREFIX, Asker, Surface, to_call
+from gateway.calls import REQUEST_PREFIX, Surface
 from gateway.errors import to_face
 from gateway.ids import uuid7_hex
-from gateway.inference import Desk, RateLimited, start
-from gateway.mcp.metered import Callers
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.inference import RateLimited
+from gateway.mcp.own_models import OwnModels
 from gateway.wire.openai_embeddings import from_embeddings, to_embeddings
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.rpc import RpcError
@@ -42,9 +40,8 @@ class Vectors(msgspec.Struct):
 class ModelEmbedder:
     """An Embedder of the bridge."""
 
-    def __init__(self, desk: Desk, telemetry: Telemetry, callers: Callers, model: str) -> None:
-        self._desk, self._telemetry, self._callers = desk, telemetry, callers
-        self._model = model
+    def __init__(self, own: OwnModels, model: str) -> None:
+        self._own, self._model = own, model
 
     async def embed(self, caller: Caller, texts: Sequence[str]) -> list[list[float]]:
         """Raises: NotEmbedded."""
@@ -63,21 +60,11 @@ class ModelEmbedder:
 
     async def _embed(self, caller: Caller, texts: Sequence[str]) -> list[list[float]]:
         """Raises: RpcError, what requests raise."""
-        desk, principal = self._desk, self._callers.principal_of(caller)
-        route = desk.fleet.resolve(self._model, principal)
-        asker = Asker(
-            request_id=REQUEST_PREFIX + uuid7_hex(),
-            principal=principal,
-            meter=RequestMeter(self._telemetry, self._model),
-            deadline_s=DEADLINE_S,
-        )
         body = msgspec.json.encode({"model": self._model, "input": texts})
-        delivery = start(desk, to_call(desk, SURFACE, asker, SURFACE.read(body, route.kind)))
-        try:
-            written = await delivery.next()
-        except CancelledError:
-            delivery.abandon()
-            raise
+        request_id = REQUEST_PREFIX + uuid7_hex()
+        written = await self._own.ask(
+            caller, SURFACE, self._model, request_id, body, deadline_s=DEADLINE_S
+        )
         if written is None:
             raise NotEmbedded("the answer was given up")
         answer = msgspec.json.decode(written, type=Vectors)

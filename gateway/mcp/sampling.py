@@ -1,8 +1,8 @@
 """What MCP servers want a model to write, written by the model that the configuration names.
 
-Above: `mcp_door`. Below: `inference`, by way of `calls`. It is a generation of whoever called the
-server, as any other: admitted by their limits, their caps and the models that their key may use,
-and on their bill. Nothing of it is kept but what the audit log says of all calls: no text.
+Above: `mcp_door`. Below: `own_models`. It is a generation of whoever called the server, as any
+other: admitted by their limits, their caps and the models that their key may use, and on their
+bill. Nothing of it is kept but what the audit log says of all calls: no text.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import msgspec
 from mcp_types import CreateMessageRequestParams, SamplingMessage, TextContent
 from pydantic import ValidationError
 
-from gateway.calls import REQUEST_PREFIX, Asker, Surface, to_call
+from gateway.calls import REQUEST_PREFIX, Surface
 from gateway.errors import to_face
 from gateway.ids import uuid7_hex
-from gateway.inference import Desk, RateLimited, start
-from gateway.mcp.metered import Callers, refused
+from gateway.inference import RateLimited
+from gateway.mcp.metered import refused
+from gateway.mcp.own_models import OwnModels
 from gateway.mcp.records import AuditRecords, SampleOutcome
 from gateway.settings_file import WrittenMcpSampling
-from gateway.telemetry import RequestMeter, Telemetry
 from gateway.wire.answer import ChatCompletion
 from gateway.wire.from_openai import from_openai
 from gateway.wire.to_openai import to_openai
@@ -42,14 +42,11 @@ class ModelSampler:
 
     def __init__(
         self,
-        desk: Desk,
-        telemetry: Telemetry,
-        callers: Callers,
+        own: OwnModels,
         records: AuditRecords,
         models: Mapping[str, WrittenMcpSampling],
     ) -> None:
-        self._desk, self._telemetry = desk, telemetry
-        self._callers, self._records, self._models = callers, records, models
+        self._own, self._records, self._models = own, records, models
 
     async def sample(self, caller: Caller, server: str, params: dict[str, Any]) -> dict[str, Any]:
         """The result of a `sampling/createMessage`. Raises: RpcError, with why in its data."""
@@ -81,20 +78,9 @@ class ModelSampler:
         self, caller: Caller, model: str, request_id: str, body: bytes
     ) -> ChatCompletion:
         """Raises: RpcError, what generations raise."""
-        desk, principal = self._desk, self._callers.principal_of(caller)
-        route = desk.fleet.resolve(model, principal)
-        asker = Asker(
-            request_id=request_id,
-            principal=principal,
-            meter=RequestMeter(self._telemetry, model),
-            deadline_s=DEADLINE_S,
+        written = await self._own.ask(
+            caller, SURFACE, model, request_id, body, deadline_s=DEADLINE_S
         )
-        delivery = start(desk, to_call(desk, SURFACE, asker, SURFACE.read(body, route.kind)))
-        try:
-            written = await delivery.next()
-        except CancelledError:
-            delivery.abandon()
-            raise
         if written is None:
             raise RpcError(INTERNAL_ERROR, "The model's answer was given up", {"reason": "left"})
         return msgspec.json.decode(written, type=ChatCompletion)
