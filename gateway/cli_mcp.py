@@ -6,7 +6,7 @@ one of the settings file; what is approved of it is the organization's of the pr
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mcp_bridge.credentials import Credentials
     from mcp_bridge.pinning import Approved, Change, Offer, Pin
     from mcp_bridge.scan import Finding
+    from mcp_bridge.stdio.last_words import LastWords
     from mcp_bridge.upstream import ServerConfig
 
 SERVER_COLUMNS: Columns = (
@@ -297,9 +298,15 @@ def names_in(settings: Settings) -> list[str]:
 
 
 async def offered(
-    settings: Settings, config: ServerConfig, org_id: str, db: AsyncEngine, redis: Redis
+    settings: Settings,
+    config: ServerConfig,
+    org_id: str,
+    db: AsyncEngine,
+    redis: Redis,
+    on_end: Callable[[LastWords], None] | None = None,
 ) -> Offer:
-    """As the tenant is shown it, with what it shows the server."""
+    """As the tenant is shown it, with what it shows the server. `on_end`: is told how a process
+    ended that was started for it."""
     from gateway.mcp.upstreams import open_carriers
     from gateway.mcp_door import NAME, own_version
     from mcp_bridge.errors import BridgeError
@@ -310,7 +317,7 @@ async def offered(
     try:
         async with AsyncExitStack() as stack:
             credentials = await stack.enter_async_context(shown_by(settings, config, db, redis))
-            carriers = stack.enter_context(open_carriers(settings, credentials))
+            carriers = stack.enter_context(open_carriers(settings, credentials, on_end))
             return await look(config, {"name": NAME, "version": own_version()}, carriers, org_id)
     except RpcError as error:
         said = f"{config.name}: {error.message}: {error.data}"

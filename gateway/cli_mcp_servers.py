@@ -12,7 +12,7 @@ import re
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -21,6 +21,9 @@ from gateway.cli_mcp import ORG, PROJECT, mcp, names_in, offered, org_of
 from gateway.command import JSON, STATE, Flags, run, with_options
 from gateway.settings import Settings, config_path, load
 from gateway.settings_file import SettingsError
+
+if TYPE_CHECKING:
+    from mcp_bridge.stdio.last_words import LastWords
 
 __all__ = ["mcp"]
 
@@ -184,8 +187,8 @@ def first_server(root: dict[str, Any]) -> str | None:
 @mcp.command()
 @with_options(*STATE, ORG, PROJECT, JSON)
 def doctor(org: str, project: str, as_json: bool, **flags: Flags) -> None:
-    """Ask each server what it offers, and say what keeps it from being used; ends with 1 where one
-    does not answer."""
+    """Ask each server what it offers, and say what keeps it from being used: of a process how it
+    ended, too, and the last that it complained of. Ends with 1 where one does not answer."""
     from gateway import administration
 
     settings, sick = load(flags), []
@@ -207,7 +210,8 @@ def doctor(org: str, project: str, as_json: bool, **flags: Flags) -> None:
 async def examined(
     settings: Settings, db: Any, redis: Any, org_id: str, name: str
 ) -> dict[str, Any]:
-    """`problem`: why it cannot be asked."""
+    """`problem`: why it cannot be asked; `ended` and `stderr` of its process then, if there was
+    one."""
     from gateway.cli_mcp import server_of
     from gateway.mcp.pin_desk import changes_in, of_others
     from gateway.mcp.pins import read_pins
@@ -215,13 +219,15 @@ async def examined(
 
     config = server_of(settings, name)
     said: dict[str, Any] = {"server": name, "trust": config.trust, "problem": None}
+    ends: list[LastWords] = []
     async with db.connect() as conn:
         approved = await read_pins(conn, org_id=org_id, server=name)
         others = await of_others(conn, names_in(settings), org_id, name)
     try:
-        offer = await offered(settings, config, org_id, db, redis)
+        offer = await offered(settings, config, org_id, db, redis, ends.append)
     except click.ClickException as error:
-        return said | {"approved": len(approved.pins), "problem": error.message}
+        said |= {"approved": len(approved.pins), "problem": error.message}
+        return said | ({"ended": ends[-1].ended, "stderr": ends[-1].lines} if ends else {})
     waiting = [] if config.trust == "all" else changes_in(config, approved, offer, others)
     suspicious = [change.name for change, found in waiting if worst(found) == "high"]
     tools = [pin for pin in offer.pins.values() if pin.kind == "tool"]
@@ -238,7 +244,11 @@ def in_words(said: dict[str, Any]) -> str:
     from mcp_bridge.hidden_text import visible
 
     if said["problem"] is not None:
-        return visible(f"FAILS  {said['server']}: {said['problem']}")
+        lines = [f"FAILS  {said['server']}: {said['problem']}"]
+        if "ended" in said:
+            lines += [f"       ended: {said['ended']}"]
+            lines += [f"       stderr: {line}" for line in said["stderr"]]
+        return "\n".join(map(visible, lines))
     parts = [f"{said['tools']} tools", f"{said['approved']} approved", f"{said['waiting']} wait"]
     if said["suspicious"]:
         parts.append("looks like an attack: " + ", ".join(said["suspicious"]))

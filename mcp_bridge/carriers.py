@@ -40,6 +40,7 @@ from mcp_bridge.upstream import (
 
 if TYPE_CHECKING:
     from mcp_bridge.openapi_source import DocumentSource
+    from mcp_bridge.stdio.last_words import LastWords
     from mcp_bridge.stdio.line import StdioLines
     from mcp_bridge.stdio.process import Launcher
 
@@ -50,8 +51,8 @@ NetworkOf = Callable[[Addresses], httpcore.AsyncNetworkBackend]
 
 class Carriers:
     """`network_of`: who dials, and checks where to; None: anywhere. `credentials`: what servers are
-    shown of ours. `launcher`: starts those on stdio, made when the first one is asked for. To be
-    closed."""
+    shown of ours. `launcher`: starts those on stdio, made when the first one is asked for;
+    `on_end` is told how they ended. To be closed."""
 
     def __init__(
         self,
@@ -61,10 +62,12 @@ class Carriers:
         credentials: Credentials | None = None,
         launcher: Callable[[], Launcher] | None = None,
         idle_stop_s: float | None = None,
+        on_end: Callable[[LastWords], None] | None = None,
     ) -> None:
         self._network_of, self._trust = network_of, trust
         self._credentials = credentials or NobodysCredentials()
         self._open_launcher, self._idle_stop_s = launcher, idle_stop_s
+        self._on_end = on_end
         self._shared: tuple[Redis, Relay] | None = None
         self._hosts: Hosts | None = None
         self._processes: StdioLines | None = None
@@ -121,7 +124,9 @@ class Carriers:
             from mcp_bridge.stdio.line import StdioLines
 
             assert self._open_launcher is not None, "a server on stdio, and nothing starts it"
-            self._processes = StdioLines(self._open_launcher, idle_stop_s=self._idle_stop_s)
+            self._processes = StdioLines(
+                self._open_launcher, idle_stop_s=self._idle_stop_s, on_end=self._on_end
+            )
         return self._processes.open(config, whose, credential)
 
     def _plain_pool(self, config: ServerConfig) -> httpcore.AsyncConnectionPool:

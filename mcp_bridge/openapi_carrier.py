@@ -21,11 +21,12 @@ from mcp_bridge.http1 import Pool
 from mcp_bridge.http_carrier import FRAMING, Shown, refusal_of, shows_nothing
 from mcp_bridge.openapi.calls import Secrets
 from mcp_bridge.openapi.errors import BadArguments, HttpFailed
-from mcp_bridge.openapi_http import PoolClient, written
+from mcp_bridge.openapi_http import PoolClient
 from mcp_bridge.openapi_source import DocumentSource, Loaded
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, RpcError
+from mcp_bridge.said_back import written
 from mcp_bridge.upstream import DEFAULT_RETRY_MS, ServerConfig
 
 

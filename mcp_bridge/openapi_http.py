@@ -8,16 +8,15 @@ time.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterable, Sequence
-from urllib.parse import quote, urlsplit
+from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import httpcore
-import msgspec
 
 from mcp_bridge.http1 import Pool, Response
 from mcp_bridge.openapi.calls import HttpAnswer, HttpRequest
 from mcp_bridge.openapi.errors import HttpFailed
+from mcp_bridge.said_back import without
 from mcp_bridge.upstream import CONNECT_TIMEOUT_S, PLACE_TIMEOUT_S, WRITE_TIMEOUT_S
 
 READ_TIMEOUT_S = 120.0
@@ -32,11 +31,6 @@ FAILURES = (
 )
 WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 """Of those a length is said only where there is something (RFC 9110, 8.6)."""
-
-
-HIDDEN = b"[credential]"
-MIN_HIDDEN_CHARS = 6
-"""What is shorter is no secret, and a part of many words."""
 
 
 class PoolClient:
@@ -84,21 +78,8 @@ class PoolClient:
                 raise HttpFailed("content_coding")
             # RFC 9110, 9.3.2: its length is that of a body which does not come.
             body = b"" if request.method == "HEAD" else await read(response, max_body_bytes)
-        for each in self._hidden:
-            body = body.replace(each, HIDDEN)
+        body = without(body, self._hidden)
         return HttpAnswer(status=response.status, headers=said, body=body)
-
-
-def written(secrets: Iterable[str]) -> tuple[bytes, ...]:
-    """As an answer may say them back: a value, or what comes behind its scheme, plain, in JSON and
-    in a URL. The longest first, so that none is left in pieces."""
-    found: set[bytes] = set()
-    for secret in secrets:
-        for value in (secret, secret.partition(" ")[2]):
-            if len(value) >= MIN_HIDDEN_CHARS:
-                found |= {value.encode(), quote(value, safe="").encode()}
-                found |= {json.dumps(value)[1:-1].encode(), msgspec.json.encode(value)[1:-1]}
-    return tuple(sorted(found, key=len, reverse=True))
 
 
 async def read(response: Response, max_body_bytes: int) -> bytes:

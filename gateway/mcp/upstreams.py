@@ -14,11 +14,17 @@ from gateway.settings import Settings
 from mcp_bridge.carriers import Carriers
 from mcp_bridge.credentials import Credentials
 from mcp_bridge.stdio.isolation import OwnUid, chosen
+from mcp_bridge.stdio.last_words import LastWords
 from mcp_bridge.stdio.process import Launcher
 
 
 @contextmanager
-def open_carriers(settings: Settings, credentials: Credentials | None = None) -> Iterator[Carriers]:
+def open_carriers(
+    settings: Settings,
+    credentials: Credentials | None = None,
+    on_end: Callable[[LastWords], None] | None = None,
+) -> Iterator[Carriers]:
+    """`on_end`: is told how each process of a server ended."""
     with ExitStack() as stack:
         networks = open_networks(stack, allow_loopback=settings.egress_to_loopback)
         yield Carriers(
@@ -27,6 +33,7 @@ def open_carriers(settings: Settings, credentials: Credentials | None = None) ->
             credentials=credentials,
             launcher=launcher_of(settings),
             idle_stop_s=settings.mcp_stdio.idle_stop_s,
+            on_end=on_end,
         )
 
 

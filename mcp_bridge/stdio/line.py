@@ -1,12 +1,12 @@
 """A server's stdin and stdout as a Line.
 
-Above: `carriers`. Below: `transport`, the operator's list.
+Above: `carriers`. Below: `transport`, `last_words`, the operator's list.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from mcp_bridge.channel import Line
 from mcp_bridge.credentials import CredentialSet, Whose
 from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.stdio.errors import StdioError
+from mcp_bridge.stdio.last_words import LastWords, ending_of, lines_of, secrets_of
+from mcp_bridge.stdio.launch_spec import LaunchSpec
 from mcp_bridge.stdio.process import Launcher, Owner
 from mcp_bridge.stdio.transport import IDLE_STOP_S, StdioTransport
 from mcp_bridge.upstream import ServerConfig
@@ -57,12 +59,17 @@ class StdioLine:
 
 
 class StdioLines:
-    """`open_launcher` makes what starts them all; it is asked again where it could not."""
+    """`open_launcher` makes what starts them all; it is asked again where it could not. `on_end`:
+    for who asks what is wrong, told of each that ran when it has left."""
 
     def __init__(
-        self, open_launcher: Callable[[], Launcher], *, idle_stop_s: float | None = None
+        self,
+        open_launcher: Callable[[], Launcher],
+        *,
+        idle_stop_s: float | None = None,
+        on_end: Callable[[LastWords], None] | None = None,
     ) -> None:
-        self._open_launcher = open_launcher
+        self._open_launcher, self._on_end = open_launcher, on_end
         self._launcher: Launcher | None = None
         self._turn = asyncio.Lock()
         self._idle_stop_s = idle_stop_s or IDLE_STOP_S
@@ -88,7 +95,27 @@ class StdioLines:
                 credential.values,
                 idle_stop_s=self._idle_stop_s,
             )
-            async with transport as (reading, writing):
-                yield StdioLine(transport, reading, writing)
+            try:
+                async with transport as (reading, writing):
+                    yield StdioLine(transport, reading, writing)
+            finally:
+                await self._tell(transport, config.launch, credential.values.values())
         except StdioError as error:
             raise CarrierFailed(error.code) from error
+
+    async def _tell(
+        self, transport: StdioTransport, spec: LaunchSpec, credentials: Iterable[str]
+    ) -> None:
+        process = transport.process
+        if self._on_end is None or process is None:
+            return
+        await process.stop()
+        tail = process.stderr_tail
+        words = LastWords(
+            server=spec.name,
+            ended=ending_of(process.returncode, process.sent),
+            lines=lines_of(
+                tail, secrets_of(spec, credentials), is_cut=process.stderr_bytes > len(tail)
+            ),
+        )
+        self._on_end(words)

@@ -39,6 +39,8 @@ STDIN_GRACE_S = 2.0
 """After its stdin was closed, which is how the protocol asks a server to leave."""
 TERM_GRACE_S = 2.0
 KILL_WAIT_S = 5.0
+STDERR_WAIT_S = 2.0
+"""For what was written before the end: longer only where something that left its group holds on."""
 GROUP_LOOKS, LOOK_AGAIN_S = 100, 0.005
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -67,6 +69,8 @@ class ServerProcess:
         self.exited = asyncio.Event()
         self.returncode: int | None = None
         """Negative: the signal that ended it."""
+        self.sent: int | None = None
+        """The last signal of ours, while it lived."""
         self.stderr_bytes = 0
         self._popen = popen
         self._cleaning = cleaning
@@ -82,9 +86,9 @@ class ServerProcess:
         return self._popen.pid
 
     @property
-    def stderr_tail(self) -> str:
-        """For the operator who asks what is wrong; it may hold anything."""
-        return self._tail.decode(errors="replace")
+    def stderr_tail(self) -> bytes:
+        """For the operator who asks what is wrong (`last_words`); it may hold anything."""
+        return bytes(self._tail)
 
     async def open(self, ends: Ends) -> None:
         """Once, before anything else. `ends`: of stdin, stdout and stderr, ours from now on."""
@@ -122,16 +126,18 @@ class ServerProcess:
                 if await self._left_within(grace_s):
                     break
                 if number is not None:
+                    self.sent = number
                     self._signal_group(number)
             else:
                 log.error("%s: process %d cannot be killed", self.upstream, self.pid)
             await self._group_gone()
         finally:
             await _end(drain)
+            await self._cleaning.run(self.upstream)
+            await asyncio.wait([self._stderr_task], timeout=STDERR_WAIT_S)
             await _end(self._stderr_task)
             for pipe in (self._out, self._err):
                 pipe.close()
-            await self._cleaning.run(self.upstream)
         log.info(
             "%s: process %d ended with status %s after %.1f s; it wrote %d bytes to stderr",
             self.upstream,
