@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from gateway.audit.log import COMMAND_LINE
+from gateway.cli_mcp_launch import accept_launch
 from gateway.command import JSON, STATE, Columns, Flags, header_of, in_columns, run, with_options
 from gateway.settings import Settings, load
 
@@ -123,6 +124,11 @@ def diff(name: str, org: str, project: str, **flags: Flags) -> None:
 @click.option("--prompt", "prompts", multiple=True, help="This prompt, whatever it looks like.")
 @click.option("--instructions", is_flag=True, help="Its instructions, whatever they look like.")
 @click.option(
+    "--launch",
+    is_flag=True,
+    help="Pin what its command is now, in the settings file, and approve that it is started.",
+)
+@click.option(
     "--revoke",
     is_flag=True,
     help="Take the approval of these back; with --all of the server, which is not dialled then.",
@@ -136,6 +142,7 @@ def approve(
     tools: tuple[str, ...],
     prompts: tuple[str, ...],
     instructions: bool,
+    launch: bool,
     revoke: bool,
     **flags: Flags,
 ) -> None:
@@ -147,9 +154,12 @@ def approve(
     from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
     from gateway.tenancy.errors import InvalidField
 
-    keys = None if everything else keys_of(tools, prompts, instructions)
-    if everything == bool(keys_of(tools, prompts, instructions)):
+    named = keys_of(tools, prompts, instructions)
+    keys = None if everything else named
+    if (everything and named) or not (everything or named or launch) or (launch and revoke):
         raise click.UsageError("name things with --tool, --prompt, --instructions, or --all")
+    if launch:
+        accept_launch(name, flags)
     settings = load(flags)
     config = server_of(settings, name)
 
@@ -346,10 +356,14 @@ def refusal_behind(error: BaseException) -> str:
     """Why it is none, where it was we who refused what a server is made of: callers are told a
     word, the operator which place of it."""
     from mcp_bridge.errors import BridgeError
+    from mcp_bridge.stdio.errors import DigestMismatch
 
     while error.__cause__ is not None:
         error = error.__cause__
-    return f": {error}" if isinstance(error, BridgeError) else ""
+    hint = ""
+    if isinstance(error, DigestMismatch):
+        hint = f"; `tollgate mcp approve {error.upstream} --launch` takes what is there now"
+    return f": {error}{hint}" if isinstance(error, BridgeError) else ""
 
 
 async def seen(

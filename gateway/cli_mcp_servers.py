@@ -7,10 +7,6 @@ the running gateway, as a client's does, with all that stands in its way.
 from __future__ import annotations
 
 import json
-import os
-import re
-import tempfile
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +14,10 @@ import click
 import msgspec
 
 from gateway.cli_mcp import ORG, PROJECT, mcp, names_in, offered, org_of
+from gateway.cli_mcp_launch import launched
 from gateway.command import JSON, STATE, Flags, run, with_options
 from gateway.settings import Settings, config_path, load
-from gateway.settings_file import SettingsError
+from gateway.settings_edit import rewrite, with_server, without_server
 
 if TYPE_CHECKING:
     from mcp_bridge.stdio.last_words import LastWords
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["mcp"]
 
 CALL_TIMEOUT_S = 600.0
-OF_SERVERS = re.compile(r"\s*\[\[\s*mcp\s*\.\s*servers\s*\]\]")
-OTHER_TABLE = re.compile(r"\s*\[(?!\s*mcp\s*\.\s*servers\s*\.)")
 WHOSE = click.Choice(["none", "tenant", "user"])
 NETWORK = click.Choice(["public", "private", "loopback"])
 KEY = click.option(
@@ -41,8 +36,11 @@ KEY = click.option(
 @with_options(*STATE, ORG, PROJECT)
 @click.option("--url", help="Where it is asked. Of an API by default as its document says.")
 @click.option("--openapi", help="Of an HTTP API: its OpenAPI document, a file or a URL.")
-@click.option("--command", "executable", help="A process of this machine: an absolute path.")
+@click.option("--command", "executable", help="A process of this machine: what is run.")
 @click.option("--arg", "arguments", multiple=True, help="Of the command, in their order.")
+@click.option(
+    "--unpinned", is_flag=True, help="Though a package or image may be another one tomorrow."
+)
 @click.option("--namespace", help="At /mcp/ORG/PROJECT/NAMESPACE.")
 @click.option("--network", type=NETWORK, default="public", show_default=True)
 @click.option(
@@ -61,28 +59,28 @@ def add(
     openapi: str | None,
     executable: str | None,
     arguments: tuple[str, ...],
+    unpinned: bool,
     namespace: str | None,
     network: str,
     credential: str,
     **flags: Flags,
 ) -> None:
     """Add a server to the settings file, for every organization; a running gateway knows it once
-    it is started anew. What it offers is shown to nobody before `tollgate mcp approve`."""
+    it is started anew. What it offers is shown to nobody before `tollgate mcp approve`. Of a
+    command what it is now is pinned: another one is not started."""
     ways = (url if openapi is None else openapi, executable)
-    if ways.count(None) != 1 or (arguments and executable is None):
+    if ways.count(None) != 1 or ((arguments or unpinned) and executable is None):
         raise click.UsageError("name --url, --openapi, or --command with its --arg")
     if openapi is not None:
         openapi, url = described(name, openapi, url)
     path = config_path(flags)
     written: dict[str, Any] = {"name": name, "openapi": openapi, "url": url}
     written["namespace"] = namespace
-    written |= {"command": executable, "args": list(arguments) or None}
+    if executable is not None:
+        written |= launched(name, executable, arguments, may_drift=unpinned)
     written["network"] = None if network == "public" else network
     written["credential"] = None if credential == "none" else credential
-    lines = [f"{key} = {json.dumps(value)}" for key, value in written.items() if value is not None]
-    table = "\n".join(["", "[[mcp.servers]]", *lines, ""])
-    before = path.read_text() if path.exists() else ""
-    rewrite(path, before + ("" if before.endswith("\n") or not before else "\n") + table, flags)
+    rewrite(path, with_server(path.read_text() if path.exists() else "", written), flags)
     where = "" if openapi is None else f", asked at {url}"
     click.echo(f"{name} stands in {path}{where}; now: tollgate mcp diff {name}")
 
@@ -96,57 +94,8 @@ def remove(name: str, **flags: Flags) -> None:
     path = config_path(flags)
     if name not in names_in(load(flags)):
         raise click.ClickException(f"{name}: the settings file has no such server")
-    rewrite(path, without(path.read_text(), name), flags)
+    rewrite(path, without_server(path.read_text(), name), flags)
     click.echo(f"{name} stands in {path} no more.")
-
-
-def without(content: str, name: str) -> str:
-    """The text of a settings file, less a server's table and what is of it. Raises:
-    click.ClickException, where that cannot be cut out."""
-    lines = content.splitlines(keepends=True)
-    heads = [at for at, line in enumerate(lines) if OF_SERVERS.match(line)]
-    wanted = tomllib.loads(content)
-    servers = wanted["mcp"]["servers"]
-    position = [each.get("name") for each in servers].index(name)
-    del servers[position]
-    if position < len(heads):
-        start = heads[position]
-        ends = (at for at in range(start + 1, len(lines)) if OTHER_TABLE.match(lines[at]))
-        end = next(ends, len(lines))
-        while end < len(lines) and lines[end - 1].lstrip().startswith("#"):
-            end -= 1  # what is said above the next table is of that
-        left = "".join(lines[:start] + lines[end:])
-        if not servers:
-            del wanted["mcp"]["servers"]
-        if not wanted["mcp"]:
-            del wanted["mcp"]
-        if readable(left) == wanted:
-            return left
-    raise click.ClickException(f"{name}: its table cannot be told apart; take it out by hand")
-
-
-def readable(content: str) -> dict[str, Any] | None:
-    try:
-        return tomllib.loads(content)
-    except tomllib.TOMLDecodeError:
-        return None
-
-
-def rewrite(path: Path, content: str, flags: dict[str, Flags]) -> None:
-    """The settings file, if it can be read then; else it stays as it was."""
-    descriptor, beside = tempfile.mkstemp(dir=path.absolute().parent, suffix=".toml")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(content)
-        if path.exists():
-            os.chmod(beside, path.stat().st_mode)
-        try:
-            load({**flags, "config": beside})
-        except SettingsError as error:
-            raise click.ClickException(str(error).replace(beside, str(path))) from None
-        os.replace(beside, path)
-    finally:
-        Path(beside).unlink(missing_ok=True)
 
 
 def described(name: str, openapi: str, url: str | None) -> tuple[str, str]:
@@ -216,9 +165,12 @@ async def examined(
     from gateway.mcp.pin_desk import changes_in, of_others
     from gateway.mcp.pins import read_pins
     from mcp_bridge.scan import worst
+    from mcp_bridge.stdio.fetched import unpinned
 
     config = server_of(settings, name)
     said: dict[str, Any] = {"server": name, "trust": config.trust, "problem": None}
+    if config.launch is not None:
+        said["unpinned"] = unpinned(config.launch.command, config.launch.args)
     ends: list[LastWords] = []
     async with db.connect() as conn:
         approved = await read_pins(conn, org_id=org_id, server=name)
@@ -243,16 +195,18 @@ def in_words(said: dict[str, Any]) -> str:
     """For terminals."""
     from mcp_bridge.hidden_text import visible
 
+    drifts = [f"       not pinned: {each}" for each in said.get("unpinned", ())]
     if said["problem"] is not None:
         lines = [f"FAILS  {said['server']}: {said['problem']}"]
         if "ended" in said:
             lines += [f"       ended: {said['ended']}"]
             lines += [f"       stderr: {line}" for line in said["stderr"]]
-        return "\n".join(map(visible, lines))
+        return "\n".join(map(visible, [*lines, *drifts]))
     parts = [f"{said['tools']} tools", f"{said['approved']} approved", f"{said['waiting']} wait"]
     if said["suspicious"]:
         parts.append("looks like an attack: " + ", ".join(said["suspicious"]))
-    return visible(f"ok     {said['server']} ({said['trust']}): {', '.join(parts)}")
+    found = f"ok     {said['server']} ({said['trust']}): {', '.join(parts)}"
+    return "\n".join(map(visible, [found, *drifts]))
 
 
 @mcp.command("call")

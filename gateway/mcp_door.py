@@ -6,7 +6,8 @@ checks are pydantic's, which nothing else here needs. Servers are dialled at che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from mcp_bridge.rebinding import Allowed
     from mcp_bridge.trust import Trust
     from mcp_bridge.upstream import Sampler, ServerConfig, Transport
+
+log = logging.getLogger(__name__)
 
 STATE_PURPOSE = "mcp-request-state"
 NAME = "tollgate"
@@ -162,6 +165,7 @@ async def open_mcp(
         tasks=desk.tasks,
     )
     servers = [to_config(each) for each in settings.mcp_servers]
+    warn_of_drift(servers)
     taints = any(server.taints for server in servers)
     records = await open_records(stack, db)
     feed = await open_feed(stack, redis)
@@ -232,6 +236,16 @@ def open_tool_loops(settings: Settings, door: McpDoor | None) -> ToolLoops | Non
     most_usd = written.pop("max_cost_usd")
     most = None if most_usd is None else round(most_usd * PICO_PER_USD)
     return ToolLoops(toolbox=door.toolbox, bounds=LoopBounds(**written, max_cost_pico=most))
+
+
+def warn_of_drift(servers: Iterable[ServerConfig]) -> None:
+    """Once, as a gateway begins: what may be another one tomorrow, without anybody's yes."""
+    from mcp_bridge.stdio.fetched import unpinned
+
+    for server in servers:
+        if server.launch is not None:
+            for how in unpinned(server.launch.command, server.launch.args):
+                log.warning("mcp: %s is not pinned: %s", server.name, how)
 
 
 def to_config(server: WrittenMcpServer) -> ServerConfig:

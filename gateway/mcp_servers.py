@@ -43,10 +43,10 @@ def priced_as(server: str) -> str:
 
 
 def check_mcp_servers(
-    servers: Sequence[WrittenMcpServer], models: Collection[str], *, near: bool
+    servers: Sequence[WrittenMcpServer], models: Collection[str], *, near: bool, drift: bool = True
 ) -> None:
     """near: this machine may be dialled, whatever a server says. `models`: names that are taken.
-    Raises: SettingsError."""
+    `drift`: a process may fetch what is not pinned. Raises: SettingsError."""
     for taken in (MCP_CALLS, *(priced_as(each.name) for each in servers)) if servers else ():
         if taken in models:
             raise SettingsError(f"model: {taken!r} is the name of calls of MCP servers")
@@ -69,7 +69,7 @@ def check_mcp_servers(
         if server.url is not None:
             _check_url(f"{place}.url", server.url, server.network, near=near)
         else:
-            _check_launch(place, server)
+            _check_launch(place, server, drift=drift)
 
 
 def _check_idle(place: str, server: WrittenMcpServer) -> None:
@@ -180,8 +180,9 @@ def to_launch(server: WrittenMcpServer) -> LaunchSpec:
     return spec
 
 
-def _check_launch(place: str, server: WrittenMcpServer) -> None:
+def _check_launch(place: str, server: WrittenMcpServer, *, drift: bool) -> None:
     from mcp_bridge.stdio.errors import BadLaunch
+    from mcp_bridge.stdio.fetched import unpinned
 
     try:
         to_launch(server)
@@ -189,6 +190,9 @@ def _check_launch(place: str, server: WrittenMcpServer) -> None:
         raise SettingsError(f"{place}.{error.message}") from None
     except msgspec.ValidationError as error:
         raise SettingsError(explain(error, place)) from None
+    assert server.command is not None
+    for how in () if drift else unpinned(server.command, server.args):
+        raise SettingsError(f"{place}.args: {how}; mcp.stdio.unpinned = 'warn' lets it pass")
     if server.credential_names and server.credential == "none":
         raise SettingsError(f"{place}.credential: whose fills the credential_names is not said")
 

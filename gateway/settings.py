@@ -279,7 +279,8 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
             _check_public_url(file.public_url)
         _check_trusted_proxies(file.trusted_proxies)
         names = [model.name for model in models]
-        check_mcp_servers(file.mcp.servers, names, near=file.egress_to_loopback)
+        drift = file.mcp.stdio.unpinned == "warn"
+        check_mcp_servers(file.mcp.servers, names, near=file.egress_to_loopback, drift=drift)
         if file.mcp.search_model not in (None, *names):
             raise SettingsError(f"mcp.search_model: {file.mcp.search_model!r} is no model")
     except SettingsError as error:

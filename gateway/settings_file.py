@@ -227,6 +227,9 @@ class WrittenMcpStdio(Strict, frozen=True, kw_only=True):
     scratch: Path | None = None
     """Where their folders are made; None: under the home."""
     idle_stop_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
+    unpinned: Literal["warn", "refuse"] = "warn"
+    """Of a server whose arguments name a package without its exact version, or an image without its
+    digest."""
 
 
 class WrittenToolLoop(Strict, frozen=True, kw_only=True):

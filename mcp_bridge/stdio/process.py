@@ -1,9 +1,10 @@
 """A server as a process: started within its bounds, and ended with all that it started.
 
-Above: `transport`. Below: `isolation`, `launch_spec`, asyncio's streams. Knows bytes, not messages.
-A server is the leader of a session and process group of its own. When it leaves, its group is
-killed while its pid is still ours (a zombie keeps it), then what its cell still holds, then its
-folder is removed: nothing outlives `stop`, and nobody who is cancelled while it waits changes that.
+Above: `transport`. Below: `isolation`, `launch_spec`, `images`, asyncio's streams. Knows bytes, not
+messages. A server is the leader of a session and process group of its own. When it leaves, its
+group is killed while its pid is still ours (a zombie keeps it), then what its cell still holds,
+then its folder is removed: nothing outlives `stop`, and nobody who is cancelled while it waits
+changes that.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 from mcp_bridge.stdio.errors import StartFailed, StdioError, TooManyProcesses
+from mcp_bridge.stdio.images import check_images
 from mcp_bridge.stdio.isolation import Cell, Isolation, traversable
 from mcp_bridge.stdio.launch_spec import LaunchSpec, check_on_disk, filled_environment
 
@@ -273,6 +275,9 @@ class Launcher:
             cleaning.cell = cell
             if cell.uid is not None:
                 os.chown(folder, cell.uid, cell.uid)
+            await asyncio.to_thread(
+                check_images, spec, cell.argv, folder, surroundings(folder, spec.environment)
+            )
             process, ends = self._spawn(spec, cell, folder, environment, cleaning)
         except BaseException as error:
             if cleaning is None:
@@ -299,7 +304,6 @@ class Launcher:
         Sockets, as libuv's own children have them, not pipes: uvloop closes a pipe's descriptor
         twice, and the second time it may be what another thread has opened by then.
         """
-        own = dict.fromkeys(("HOME", "PWD", "TMPDIR"), str(folder))
         with ExitStack() as undone:
             ours, theirs = [], []
             for _ in range(3):
@@ -312,7 +316,7 @@ class Launcher:
                 stdout=theirs[1].fileno(),
                 stderr=theirs[2].fileno(),
                 cwd=folder,
-                env={"PATH": PATH, "LANG": "C.UTF-8", **own, **environment},
+                env=surroundings(folder, environment),
                 start_new_session=True,
                 umask=0o077,
             )
@@ -335,6 +339,12 @@ class Launcher:
         self._running[owner.tenant] -= 1
         if not self._running[owner.tenant]:
             del self._running[owner.tenant]
+
+
+def surroundings(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """All variables of a process."""
+    own = dict.fromkeys(("HOME", "PWD", "TMPDIR"), str(folder))
+    return {"PATH": PATH, "LANG": "C.UTF-8", **own, **environment}
 
 
 _unwanted: set[asyncio.Task[None]] = set()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
+from click import ClickException
 from click.testing import CliRunner, Result
 
 from gateway.cli import tollgate
 from gateway.settings import load
+from gateway.settings_edit import with_key
 
 BEFORE = """# ours
 [[model]]
@@ -84,6 +87,45 @@ def test_what_cannot_be_cut_out_is_left(config: Path) -> None:
     before = config.read_text()
     done = remove(config, "a")
     assert done.exit_code == 1 and "by hand" in done.output and config.read_text() == before
+
+
+HAND_WRITTEN = """[[mcp.servers]]
+name = "a"
+command = "/bin/true"
+{digests}
+args = ["]"]  # of a
+
+[mcp.servers.limits]
+cpu_s = 1
+
+[[mcp.servers]]
+name = "b"
+command = "/bin/true"
+digests = []
+"""
+
+
+@pytest.mark.parametrize(
+    "digests",
+    ["", "digests = []", 'digests = [  # "]"\n  {kind = "file", path = "/", sha256 = "]"},\n]'],
+)
+def test_one_key_of_one_server_is_rewritten(digests: str) -> None:
+    before = HAND_WRITTEN.format(digests=digests)
+    value = [{"kind": "file", "path": 'a"\u007f\U0001f600', "sha256": "0"}]
+    found = with_key(before, "a", "digests", value)
+    assert tomllib.loads(found)["mcp"]["servers"] == [
+        {**tomllib.loads(before)["mcp"]["servers"][0], "digests": value},
+        tomllib.loads(before)["mcp"]["servers"][1],
+    ]
+    left = [line for line in found.splitlines() if not line.startswith("digests =")]
+    assert set(left) <= set(before.splitlines()) and "# of a" in found
+
+
+def test_what_cannot_be_told_apart_is_to_be_written_by_hand() -> None:
+    tables = '[[mcp.servers]]\nname = "a"\n[[mcp.servers.digests]]\nkind = "file"\n'
+    for content in (tables, 'mcp = {servers = [{name = "a"}]}\n'):
+        with pytest.raises(ClickException, match=r"a: write it by hand: digests = \[\]"):
+            with_key(content, "a", "digests", [])
 
 
 def described(config: Path, **more: object) -> str:
