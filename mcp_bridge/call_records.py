@@ -87,8 +87,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource that is read, a prompt that is got, or what is completed of one. `name`: at its
-    server, or a URI."""
+    """A resource that is read or subscribed to, a prompt that is got, or what is completed of one.
+    `name`: at its server, or a URI."""
 
     id: str
     caller: Caller

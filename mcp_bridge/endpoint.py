@@ -11,8 +11,7 @@ import asyncio
 import hashlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,7 +44,7 @@ from mcp_bridge.pruning import Pruner, called
 from mcp_bridge.resource_owners import owner_of
 from mcp_bridge.sampling import SampledExchange, taken_up
 from mcp_bridge.search import CALL, MAX_TOOLS, SEARCH
-from mcp_bridge.upstream import SETUP_TIMEOUT_S, Described, Unreachable, Upstream, as_object
+from mcp_bridge.upstream import Described, Unreachable, Upstream, as_object
 
 log = logging.getLogger(__name__)
 
@@ -381,24 +380,22 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         if method == "completion/complete" and reference.get("type") == "ref/prompt":
             upstream, name = await self._own_name("prompts/list", str(reference.get("name")))
             return upstream, {**params, "ref": {**reference, "name": name}}
-        if endpoint.keeps_names:
-            return endpoint.upstreams[0], params
         uri = params.get("uri", reference.get("uri"))
-        return await owner_of(uri, await self._with_resources(), self.request), params
+        return await self.owner(uri, is_read=method == "resources/read"), params
 
-    async def by_owner(self, uris: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """URIs by the names of the servers that have them; what is nobody's is left out, and what
-        is not found out in time."""
-        found: dict[str, tuple[str, ...]] = {}
-        try:
-            async with asyncio.timeout(SETUP_TIMEOUT_S):
-                for uri in uris:
-                    with suppress(RpcError):
-                        owner, _ = await self.target("resources/read", {"uri": uri})
-                        found[owner.name] = (*found.get(owner.name, ()), uri)
-        except TimeoutError:
-            log.info("mcp: whose some resources are was not found out in time")
-        return found
+    async def owner(self, uri: object, *, is_read: bool = False) -> Upstream:
+        """Whose a resource is, or a template as it is listed. `is_read`: now, so that it may be one
+        that nobody lists. Raises: RpcError."""
+        if not self.endpoint.upstreams:
+            raise RpcError(METHOD_NOT_FOUND, "There are no servers")
+        if self.endpoint.keeps_names:
+            return self.endpoint.upstreams[0]
+
+        async def may_read(upstream: Upstream) -> bool:
+            return await self.guard.shows_resource(self.caller, upstream, str(uri))
+
+        upstreams = await self._with_resources()
+        return await owner_of(uri, upstreams, self.request, may_read if is_read else None)
 
     async def _with_resources(self) -> tuple[Upstream, ...]:
         """And those that had some when they last answered: what was theirs stays theirs. Raises:

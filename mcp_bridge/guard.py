@@ -179,6 +179,10 @@ class Guard(Protocol):
         """Of a page of what is not pinned."""
         ...
 
+    async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
+        """Whether somebody may be told that it is there."""
+        ...
+
     async def before(self, source: Source, asking: Asking) -> Passage | None:
         """None: there is nothing to say of such a request. Raises: RpcError, if it is not to go
         out."""
@@ -215,6 +219,9 @@ class LetsAllPass:
         self, caller: Caller, upstream: Upstream, method: str, items: Iterable[Any]
     ) -> list[Any]:
         return list(items)
+
+    async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
+        return True
 
     async def before(self, source: Source, asking: Asking) -> Passage | None:
         return None

@@ -55,7 +55,6 @@ from mcp_bridge.questions import Questions
 from mcp_bridge.relay import Payload, Relay
 from mcp_bridge.session_streams import SessionStreams
 from mcp_bridge.sessions import (
-    MAX_URI_LEN,
     About,
     OfSession,
     Session,
@@ -64,6 +63,7 @@ from mcp_bridge.sessions import (
 )
 from mcp_bridge.sign_in import to_url_required
 from mcp_bridge.streams import Stream
+from mcp_bridge.subscriptions import SUBSCRIBE, UNSUBSCRIBE, subscribe, unsubscribe
 from mcp_bridge.upstream import MAX_SESSION_ID_LENGTH, as_object
 
 log = logging.getLogger(__name__)
@@ -223,8 +223,11 @@ class LegacyFace:
             return {}
         if method == "logging/setLevel":
             return await self._set_level(reach, session, params)
-        if method in ("resources/subscribe", "resources/unsubscribe"):
-            return await self._subscribe(reach, session, method, params)
+        if method in (SUBSCRIBE, UNSUBSCRIBE):
+            change = subscribe if method == SUBSCRIBE else unsubscribe
+            await change(reach, self._sessions, session, params)
+            await self.streams.changed(session)
+            return {}
         if method in LISTS:
             return await reach.list(method, params)
         if method not in FORWARDED:
@@ -276,24 +279,6 @@ class LegacyFace:
         for upstream, described in await reach.describe():
             if not described.modern and "logging" in described.capabilities:
                 await reach.request(upstream, "logging/setLevel", {"level": level})
-        return {}
-
-    async def _subscribe(
-        self, reach: Reach, session: Session, method: str, params: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Kept, for the stream of the session; told to servers that keep it."""
-        uri = str(params.get("uri"))
-        if len(uri) > MAX_URI_LEN:
-            raise RpcError(INVALID_PARAMS, f"uri: more than {MAX_URI_LEN} characters")
-        if method == "resources/unsubscribe":
-            await self._sessions.unsubscribe(session, uri)
-        elif not await self._sessions.subscribe(session, uri):
-            raise RpcError(INVALID_PARAMS, "uri: too many subscriptions")
-        for upstream, described in await reach.describe():
-            resources = as_object(described.capabilities.get("resources"))
-            if not described.modern and resources.get("subscribe") is True:
-                await reach.request(upstream, method, {"uri": uri})
-        await self.streams.changed(session)
         return {}
 
     # What the client says without asking.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from mcp_bridge import ending
@@ -24,12 +26,12 @@ from mcp_bridge.changes import (
 from mcp_bridge.endpoint import Reach
 from mcp_bridge.list_watch import Watch, Watches
 from mcp_bridge.protocol import rpc
-from mcp_bridge.protocol.eras import LIST_CHANGES, SUBSCRIPTION_META
-from mcp_bridge.protocol.inbound import Envelope
-from mcp_bridge.protocol.rpc import Message
+from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED, SUBSCRIPTION_META
+from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.protocol.translation import to_subscribed
 from mcp_bridge.relay import Emit
-from mcp_bridge.upstream import SETUP_TIMEOUT_S, Described, Upstream, as_object
+from mcp_bridge.subscriptions import Owned, owned_by
+from mcp_bridge.upstream import SETUP_TIMEOUT_S, Upstream, as_object
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +40,6 @@ MAX_PENDING = 1024
 ACKNOWLEDGE_S = 5.0
 """How long the servers have to say what they will tell of, before the client is told."""
 FLAGS = tuple(LIST_CHANGES.values())
-
-Followed = list[tuple[Upstream, Described]]
-Owned = dict[str, tuple[str, ...]]
-"""URIs, by the names of the servers that have them."""
 
 
 async def listen(
@@ -58,11 +56,11 @@ async def listen(
     async with watches.of(reach) as watch:
         beginning = asyncio.create_task(watch.begin())
         try:  # at once: a server that does not answer is waited for in both
-            followed, owned = await listener.find()
+            answering, owned = await listener.find()
             await beginning
         finally:
             await ending.end(beginning)
-        await listener.run(followed, owned, watch, emit, drains)
+        await listener.run(answering, owned, watch, emit, drains)
 
 
 class Listener:
@@ -76,38 +74,28 @@ class Listener:
         self._pending: asyncio.Queue[Message] = asyncio.Queue(MAX_PENDING)
         self._acknowledged = asyncio.Semaphore(0)
 
-    async def find(self) -> tuple[Followed, Owned]:
-        """Raises: RpcError."""
-        followed = await self._reach.describe()
-        owned = await self._reach.by_owner(self._wanted.get("resourceSubscriptions") or ())
-        return followed, owned
+    async def find(self) -> tuple[int, Owned]:
+        """How many servers answer, and whose the resources are."""
+        try:
+            answering = len(await self._reach.describe())
+        except RpcError as error:
+            log.info("mcp: no server says what it is: %s", error)
+            answering = 0
+        uris = self._wanted.get("resourceSubscriptions") or ()
+        return answering, await owned_by(self._reach, uris)
 
     async def run(
-        self,
-        followed: Followed,
-        owned: Owned,
-        watch: Watch,
-        emit: Emit,
-        drains: asyncio.Event,
+        self, answering: int, owned: Owned, watch: Watch, emit: Emit, drains: asyncio.Event
     ) -> None:
         async with asyncio.TaskGroup() as group:
-            following = [
-                group.create_task(
-                    follow(
-                        upstream,
-                        opener(
-                            modern_changes if described.modern else legacy_changes,
-                            upstream,
-                            self._reach.envelope,
-                            with_uris(self._wanted, owned.get(upstream.name, ())),
-                        ),
-                        self._take,
-                    )
-                )
-                for upstream, described in followed
-            ]
+            following = []
+            for upstream in self._reach.endpoint.upstreams:
+                wanted = with_uris(self._wanted, owned.get(upstream.name, ()))
+                open_ = partial(changes_at, self._reach, upstream, wanted)
+                work = follow(upstream, open_, partial(self._take_of, upstream))
+                following.append(group.create_task(work))
             try:
-                await self._wait_for(len(followed))
+                await self._wait_for(answering)
                 meta = {SUBSCRIPTION_META: self._subscription}
                 about = {"notifications": dict(self._granted), "_meta": meta}
                 await emit(rpc.notification(ACKNOWLEDGED, about))
@@ -125,9 +113,10 @@ class Listener:
         except TimeoutError:
             log.info("mcp: not all servers acknowledged a subscription in time")
 
-    async def _take(self, message: Message) -> None:
+    async def _take_of(self, upstream: Upstream, message: Message) -> None:
         if message["method"] != ACKNOWLEDGED:
-            await self._pending.put(to_subscribed(message, self._subscription))
+            if await self._may_hear(upstream, message):
+                await self._put(message)
             return
         granted = self._granted
         for name, value in granted_by(message, self._wanted).items():
@@ -136,10 +125,20 @@ class Listener:
                 granted[name] = sorted({*known, *value})
         self._acknowledged.release()
 
+    async def _may_hear(self, upstream: Upstream, message: Message) -> bool:
+        """The rules may have changed since."""
+        if message["method"] != RESOURCE_UPDATED:
+            return True
+        uri = str(rpc.params_of(message).get("uri"))
+        return await self._reach.guard.shows_resource(self._reach.caller, upstream, uri)
+
+    async def _put(self, message: Message) -> None:
+        await self._pending.put(to_subscribed(message, self._subscription))
+
     async def _tell(self, method: str) -> None:
         """Of what no server says."""
         if self._wanted.get(LIST_CHANGES[method]) is True:
-            await self._take(rpc.notification(method))
+            await self._put(rpc.notification(method))
 
 
 async def pass_on(pending: asyncio.Queue[Message], emit: Emit) -> None:
@@ -147,10 +146,12 @@ async def pass_on(pending: asyncio.Queue[Message], emit: Emit) -> None:
         await emit(await pending.get())
 
 
-Open = Callable[[Upstream, Envelope, dict[str, Any]], AsyncGenerator[Message]]
-
-
-def opener(
-    open_: Open, upstream: Upstream, envelope: Envelope, wanted: dict[str, Any]
-) -> Callable[[], AsyncGenerator[Message | None]]:
-    return lambda: open_(upstream, envelope, wanted)
+async def changes_at(
+    reach: Reach, upstream: Upstream, wanted: dict[str, Any]
+) -> AsyncGenerator[Message | None]:
+    """By the era that it is of now. Raises: RpcError."""
+    described = await reach.described(upstream)
+    open_ = modern_changes if described.modern else legacy_changes
+    async with aclosing(open_(upstream, reach.envelope, wanted)) as found:
+        async for message in found:
+            yield message

@@ -1,4 +1,4 @@
-"""Whether somebody may read a resource, get a prompt or have something completed.
+"""Whether somebody may read or hear of a resource, get a prompt or have something completed.
 
 Above: `trust`. Below: `policy`, `call_records`. To rules a prompt is `server__prompt`, a resource
 `server__` and its URI as it is written, a completion what it completes; all of them only read, and
@@ -49,7 +49,7 @@ def about_of(asking: Asking) -> About | None:
             return About("tool", str(params.get("name")))
         case "prompts/get":
             return About("prompt", str(params.get("name")), as_object(params.get("arguments")))
-        case "resources/read":
+        case "resources/read" | "resources/subscribe" | "subscriptions/listen":
             uri = str(params.get("uri"))
             return About("resource", uri, {"uri": uri})
         case "completion/complete":

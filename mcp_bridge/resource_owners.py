@@ -4,8 +4,9 @@ says it.
 Above: `endpoint`. Below: `claims`, `upstream`. A server claims what it lists, and what a template
 of it matches. What one alone claims is its; what several do is nobody's, and refused with their
 names: else a server could list what another has, and be read in its place. But where the operator
-vouches for one of them alone (`trust = "all"`), it is that one's. What nobody lists is whose it is
-that answers, if one alone does.
+vouches for one of them alone (`trust = "all"`), it is that one's. What nobody lists is read at
+whose it is that answers, if one alone does: a result of a tool may name what is on no list. For all
+else it is nobody's: an address may be a secret, and is not told around.
 """
 
 from __future__ import annotations
@@ -31,8 +32,14 @@ Ask = Callable[[Upstream, str, dict[str, Any]], Awaitable[dict[str, Any]]]
 """The result of a request at a server. Raises: RpcError."""
 
 
-async def owner_of(uri: object, upstreams: Sequence[Upstream], ask: Ask) -> Upstream:
-    """`upstreams`: those that have resources. Raises: RpcError."""
+MayRead = Callable[[Upstream], Awaitable[bool]]
+
+
+async def owner_of(
+    uri: object, upstreams: Sequence[Upstream], ask: Ask, may_read: MayRead | None = None
+) -> Upstream:
+    """`upstreams`: those that have resources. `may_read`: where one may be read that nobody lists;
+    None: nowhere. Raises: RpcError."""
     if not isinstance(uri, str) or not upstreams:
         raise RpcError(INVALID_PARAMS, "Resource not found", {"uri": uri})
     if len(uri) > MAX_URI_LEN:
@@ -41,9 +48,10 @@ async def owner_of(uri: object, upstreams: Sequence[Upstream], ask: Ask) -> Upst
         return upstreams[0]
     claims = await asyncio.gather(*(claims_of(each, ask) for each in upstreams))
     found = [each for each, known in zip(upstreams, claims, strict=True) if known.has(uri)]
-    if not found:
-        said = await asyncio.gather(*(has(each, uri, ask) for each in upstreams))
-        found = [each for each, it_has in zip(upstreams, said, strict=True) if it_has]
+    if not found and may_read is not None:
+        asked = [each for each in upstreams if await may_read(each)]
+        said = await asyncio.gather(*(has(each, uri, ask) for each in asked))
+        found = [each for each, it_has in zip(asked, said, strict=True) if it_has]
     if not found:
         raise RpcError(INVALID_PARAMS, "Resource not found", {"uri": uri})
     vouched_for = [each for each in found if each.config.trust == "all"]

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
-from mcp_bridge.changes import ACKNOWLEDGED, follow, modern_changes, session_changes
+from mcp_bridge.changes import ACKNOWLEDGED, follow, modern_changes, session_changes, with_uris
 from mcp_bridge.ending import end
 from mcp_bridge.endpoint import Endpoint, Reach
 from mcp_bridge.exchanges import MAX_ASKED
 from mcp_bridge.guard import Guard
 from mcp_bridge.list_watch import Watch, Watches
 from mcp_bridge.protocol import rpc
-from mcp_bridge.protocol.eras import LOG, is_loud_enough
+from mcp_bridge.protocol.eras import LIST_CHANGES, LOG, RESOURCE_UPDATED, is_loud_enough
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.protocol.translation import answer_for_server, to_unsubscribed
 from mcp_bridge.questions import Questions
@@ -35,6 +35,17 @@ log = logging.getLogger(__name__)
 ENDED, CHANGED = "ended", "changed"
 
 ReachOf = Callable[[Endpoint, Session], Reach]
+
+
+class Followed:
+    """One server, for one stream. `uris`: those of it that the session subscribes to."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, uris: tuple[str, ...]) -> None:
+        self.uris = uris
+        self.is_legacy = False
+        """It was told of each of them, and is asked for no other stream."""
 
 
 class SessionStreams:
@@ -110,47 +121,48 @@ class SessionStreams:
         self, endpoint: Endpoint, session: Session, stream: Stream, changed: asyncio.Event
     ) -> None:
         reach = self._reach_of(endpoint, session)
-        async with self._watches.of(reach) as watch:
-            await watch.begin()
-            await self._follow_all(reach, session, stream, changed, watch)
+        try:
+            async with self._watches.of(reach) as watch:
+                await watch.begin()
+                await self._follow_all(reach, session, stream, changed, watch)
+        except Exception:
+            # Its client opens another, where one that hears nothing would be kept.
+            log.warning("mcp: the stream of a session is ended", exc_info=True)
+        if self._listening.get(session.id, (None,))[0] is stream:
+            self._leave(session.id)
 
     async def _follow_all(
         self, reach: Reach, session: Session, stream: Stream, changed: asyncio.Event, watch: Watch
     ) -> None:
-        """Subscriptions of the newer era are made anew whenever what they are of changes."""
+        """Each server, also one that gives no answer yet. Subscriptions of the newer era are made
+        anew whenever what they are of changes."""
 
         async def tell(method: str) -> None:
             await stream.put(rpc.notification(method))
 
-        try:
-            followed = await reach.describe()
-        except RpcError as error:
-            log.info("mcp: no server says what it is: %s", error)
-            followed = []
-        lasting = [
-            asyncio.create_task(self._follow_one(reach, session, upstream, False, stream))
-            for upstream, described in followed
-            if not described.modern
-        ]
-        lasting.append(asyncio.create_task(watch.run(tell)))
+        watching = asyncio.create_task(watch.run(tell))
+        followed: dict[str, Followed] = {}
         try:
             while self._listening.get(session.id, (None,))[0] is stream:
                 changed.clear()
                 now = await self._sessions.reload(session) or session
-                renewed = [
-                    asyncio.create_task(self._follow_one(reach, now, upstream, True, stream))
-                    for upstream, described in followed
-                    if described.modern
-                ]
-                try:
-                    await changed.wait()
-                finally:
-                    await end(*renewed)
+                for upstream in reach.endpoint.upstreams:
+                    uris = now.uris_of(upstream.name)
+                    before = followed.get(upstream.name)
+                    if before is not None and (before.is_legacy or before.uris == uris):
+                        before.uris = uris
+                        continue
+                    if before is not None:
+                        await end(before.task)
+                    found = followed[upstream.name] = Followed(uris)
+                    work = self._follow_one(reach, session, upstream, found, stream)
+                    found.task = asyncio.create_task(work)
+                await changed.wait()
         finally:
-            await end(*lasting)
+            await end(watching, *(each.task for each in followed.values()))
 
     async def _follow_one(
-        self, reach: Reach, session: Session, upstream: Upstream, modern: bool, stream: Stream
+        self, reach: Reach, session: Session, upstream: Upstream, found: Followed, stream: Stream
     ) -> None:
         asked: set[asyncio.Task[None]] = set()
         samples = SampleCount(upstream, window_s=WINDOW_S)
@@ -165,23 +177,41 @@ class SessionStreams:
                 task = self._spawn(work)
                 asked.add(task)
                 task.add_done_callback(asked.discard)
-            elif message["method"] not in (ACKNOWLEDGED, "notifications/cancelled"):
-                # Its level may have changed since, told to any worker.
-                now = await self._sessions.reload(session) if message["method"] == LOG else None
-                if now is None or is_loud_enough(message, now.level):
-                    await stream.put(to_unsubscribed(message))
+            elif await self._is_for(reach, session, upstream, message):
+                await stream.put(to_unsubscribed(message))
 
-        def open_() -> AsyncGenerator[Message | None]:
-            if not modern:
-                return session_changes(upstream, reach.sessions)
-            wanted: dict[str, Any] = dict.fromkeys(
-                ("toolsListChanged", "promptsListChanged", "resourcesListChanged"), True
+        async def open_() -> AsyncGenerator[Message | None]:
+            described = await reach.described(upstream)
+            found.is_legacy = not described.modern
+            wanted: dict[str, Any] = dict.fromkeys(LIST_CHANGES.values(), True)
+            said: AsyncGenerator[Message | None] = (
+                modern_changes(upstream, reach.envelope, with_uris(wanted, found.uris))
+                if described.modern
+                else session_changes(upstream, reach.sessions)
             )
-            if session.uris:
-                wanted["resourceSubscriptions"] = sorted(session.uris)
-            return modern_changes(upstream, reach.envelope, wanted)
+            async with aclosing(said) as messages:
+                async for message in messages:
+                    yield message
 
         await follow(upstream, open_, take)
+
+    async def _is_for(
+        self, reach: Reach, session: Session, upstream: Upstream, message: Message
+    ) -> bool:
+        """Whether the client is told a notification: what it said may have changed since, at any
+        worker, and so may the rules."""
+        method = message["method"]
+        if method in (ACKNOWLEDGED, "notifications/cancelled"):
+            return False
+        if method == LOG:
+            now = await self._sessions.reload(session)
+            return now is None or is_loud_enough(message, now.level)
+        if method == RESOURCE_UPDATED:
+            uri = str(rpc.params_of(message).get("uri"))
+            now = await self._sessions.reload(session) or session
+            is_its_own = now.uris.get(uri, upstream.name) == upstream.name
+            return is_its_own and await self._guard.shows_resource(reach.caller, upstream, uri)
+        return True
 
     async def _pass_on(
         self,
@@ -211,5 +241,10 @@ class SessionStreams:
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self._has_ended)
         return task
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("mcp: what was to be done for a session was not", exc_info=error)

@@ -13,6 +13,7 @@ import math
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -87,10 +88,15 @@ class Session(msgspec.Struct, kw_only=True):
     org_id: str
     about: About
     level: str | None = None
-    uris: frozenset[str] = frozenset()
+    uris: Mapping[str, str] = {}
+    """What it subscribes to, with the name of the server that has each."""
     listens: bool = False
     """Its client has the session's own stream open, and is asked there."""
     upstreams: dict[str, UpstreamSession] = {}
+
+    def uris_of(self, server: str) -> tuple[str, ...]:
+        """What it subscribes to there, sorted."""
+        return tuple(sorted(uri for uri, name in self.uris.items() if name == server))
 
     @property
     def envelope(self) -> Envelope:
@@ -177,17 +183,13 @@ class Sessions:
             await self._redis.hdel(session_key(session.org_id, session.id), "listens")
         session.listens = listens
 
-    async def subscribe(self, session: Session, uri: str) -> bool:
-        """False: it has as many as it may."""
-        if uri not in session.uris and len(session.uris) >= MAX_SUBSCRIPTIONS:
-            return False
-        await self._set(session, f"uri:{uri}", "1")
-        session.uris |= {uri}
-        return True
+    async def subscribe(self, session: Session, uri: str, server: str) -> None:
+        await self._set(session, f"uri:{uri}", server)
+        session.uris = {**session.uris, uri: server}
 
     async def unsubscribe(self, session: Session, uri: str) -> None:
         await self._redis.hdel(session_key(session.org_id, session.id), f"uri:{uri}")
-        session.uris -= {uri}
+        session.uris = {name: each for name, each in session.uris.items() if name != uri}
 
     async def _set(self, session: Session, field: str, value: str) -> None:
         """Of a session that has not ended meanwhile."""
@@ -268,18 +270,18 @@ def read_session(org_id: str, id_: str, fields: dict[bytes, bytes]) -> Session |
     session = Session(
         id=id_, org_id=org_id, about=msgspec.json.decode(fields[b"about"], type=About)
     )
-    uris = []
+    uris = {}
     for name, value in fields.items():
         kind, _, what = name.decode().partition(":")
         if kind == "up":
             session.upstreams[what] = msgspec.json.decode(value, type=UpstreamSession)
         elif kind == "uri":
-            uris.append(what)
+            uris[what] = value.decode()
         elif kind == "level":
             session.level = value.decode()
         elif kind == "listens":
             session.listens = True
-    session.uris = frozenset(uris)
+    session.uris = uris
     return session
 
 
@@ -308,7 +310,7 @@ class OfSession:
         return found or await self.replace(upstream, None)
 
     async def replace(self, upstream: Upstream, ended: UpstreamSession | None) -> UpstreamSession:
-        fresh, _ = await upstream.initialize(self._session.envelope)
+        fresh, described = await upstream.initialize(self._session.envelope)
         field = f"up:{upstream.name}"
         stands = await self._sessions.put_upstream(self._key, field, ended, fresh, create=False)
         if stands != fresh:
@@ -316,8 +318,8 @@ class OfSession:
         if stands is None:
             raise RpcError(INVALID_REQUEST, "The session has ended", status=404)
         self._session.upstreams[upstream.name] = stands
-        if ended is not None and stands == fresh:
-            await self._tell(upstream, stands)
+        if stands == fresh:
+            await self._tell(upstream, stands, "logging" in described.capabilities)
         return stands
 
     def hearing(
@@ -328,11 +330,13 @@ class OfSession:
             return nullcontext()
         return self._sessions.streams.joined(self._session.id, upstream, session)
 
-    async def _tell(self, upstream: Upstream, fresh: UpstreamSession) -> None:
-        """What the client had told the session that a server forgot."""
-        told = [("resources/subscribe", {"uri": uri}) for uri in sorted(self._session.uris)]
-        if self._session.level is not None:
-            told.append(("logging/setLevel", {"level": self._session.level}))
+    async def _tell(self, upstream: Upstream, fresh: UpstreamSession, logs: bool) -> None:
+        """What the client had said by now, to any worker, and this server does not know: it forgot
+        the session before, or gave no answer then."""
+        now = await self._sessions.reload(self._session) or self._session
+        told = [("resources/subscribe", {"uri": uri}) for uri in now.uris_of(upstream.name)]
+        if now.level is not None and logs:
+            told.append(("logging/setLevel", {"level": now.level}))
         for method, params in told:
             try:
                 await upstream.request(fresh, method, params)

@@ -59,7 +59,7 @@ from mcp_bridge.reads import about_of, before_read, to_call
 from mcp_bridge.results import ResultBounds, annotations_of, failed_result, result_problems
 from mcp_bridge.upstream import Unreachable, Upstream
 from mcp_bridge.validation import Compiled, KillableEngine, Problem, SchemaCache, problems
-from mcp_bridge.views import Screen, digests_of, resources_shown, view_of
+from mcp_bridge.views import Screen, digests_of, resources_shown, shows, view_of
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,10 @@ class Trust:
             shown = await resources_shown(shown, member, caller, upstream.name, rules)
         await self.records.listed(caller, upstream.name, method, len(shown), False)
         return shown
+
+    async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
+        rules = await self.rules.rules(caller.org_id)
+        return shows(rules.rules, caller, upstream.name, "resource", uri, {})
 
     async def heard(self, caller: Caller, upstream: Upstream) -> None:
         if upstream.config.taints:

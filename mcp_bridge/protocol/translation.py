@@ -129,11 +129,11 @@ def to_modern_error(method: str, params: dict[str, Any], error: RpcError) -> Rpc
 
 
 def to_legacy_error(method: str, params: dict[str, Any], error: RpcError) -> RpcError:
-    """A read is refused for its parameters where they do not name a resource: the newer era tells
-    this from others by the URI in its data."""
+    """A read is refused for its parameters where they do not name a resource, and so is a
+    subscription: the newer era tells this from others by the URI in its data."""
     data = error.data if isinstance(error.data, dict) else {}
     is_missing = error.code == INVALID_PARAMS and data.get("uri") == params.get("uri")
-    if method == "resources/read" and is_missing:
+    if method in ("resources/read", "resources/subscribe") and is_missing:
         return RpcError(RESOURCE_NOT_FOUND, error.message, error.data)
     return error
 

@@ -66,6 +66,7 @@ async def attacked(
     network: Any = None,
     url: str | None = None,
     sampler: Any = None,
+    guard: Any = None,
     **fields: Any,
 ) -> AsyncIterator[Client]:
     """A client of it. `url`: with PORT where the server's stands. One server alone
@@ -87,7 +88,9 @@ async def attacked(
                 )
             )
         info = {"name": "t", "version": "1"}
-        bridge = Bridge(configs, store, KEYS, info=info, network=network, sampler=sampler)
+        bridge = Bridge(
+            configs, store, KEYS, info=info, network=network, sampler=sampler, guard=guard
+        )
         await bridge.start()
         stack.push_async_callback(bridge.close)
         door, allowed = Door(bridge), Allowed(public_url=PUBLIC_URL)
