@@ -1,7 +1,7 @@
 """What changes at servers, as it is told: a stream of the older era, a subscription of the newer.
 
-Above: the faces. Below: `exchanges`, `upstream`. A stream that breaks is opened again, later each
-time; who listens is told nothing of it.
+Above: the faces. Below: `exchanges`, `upstream`. A stream that breaks by whatever is opened again,
+later each time; who listens is told nothing of it.
 """
 
 from __future__ import annotations
@@ -158,15 +158,17 @@ async def follow(
         try:
             async with aclosing(open_()) as found:
                 async for message in found:
-                    pause_s = FIRST_PAUSE_S
                     if message is not None and message.get("method") != ACKNOWLEDGED:
                         message = clean_message(message)
                     if message is not None:
                         await take(message)
+                    pause_s = FIRST_PAUSE_S
         except TellsNothing:
             return
         except (RpcError, SessionEnded) as error:
             log.info("mcp: %s tells nothing for now: %s", upstream.name, error)
+        except Exception:
+            log.warning("mcp: %s: what it tells is lost for now", upstream.name, exc_info=True)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, LAST_PAUSE_S)
 

@@ -194,10 +194,17 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         if not self.endpoint.keeps_names:
             return await self._of_several(method, params)
         upstream = self.endpoint.upstreams[0]
-        shown = await self._shown(upstream, method, params.get("cursor"))
+        cursor = params.get("cursor")
+        shown = await self._shown(upstream, method, cursor)
         if shown is not None:
             return shown
-        return await self._passed_on(upstream, method, await self.request(upstream, method, params))
+        try:
+            page = await self.request(upstream, method, params)
+        except Unreachable as error:
+            if method in NAMED or cursor is not None:
+                raise
+            return missing_of(upstream, method, error)
+        return await self._passed_on(upstream, method, page)
 
     async def _of_several(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """A page of what the next servers have, as many as fit; they are asked at once, and one
@@ -227,8 +234,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return await self._page(upstream, method, params, cursor)
         except Unreachable as error:
-            log.warning("mcp: %s: %s is missing: %s", upstream.name, method, error.data)
-            return {LISTS[method]: []}
+            return missing_of(upstream, method, error)
 
     async def _page(
         self, upstream: Upstream, method: str, params: dict[str, Any], cursor: str | None
@@ -413,6 +419,12 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         if lost is not None and not found:
             raise lost
         return found
+
+
+def missing_of(upstream: Upstream, method: str, error: RpcError) -> dict[str, Any]:
+    """The page of a server that gives no answer, marked."""
+    log.warning("mcp: %s: %s is missing: %s", upstream.name, method, error.data)
+    return {LISTS[method]: [], "_meta": {STALE_META: [upstream.name]}}
 
 
 def waits_for_sign_in(error: RpcError) -> bool:

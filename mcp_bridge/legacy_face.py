@@ -64,7 +64,7 @@ from mcp_bridge.sessions import (
 from mcp_bridge.sign_in import to_url_required
 from mcp_bridge.streams import Stream
 from mcp_bridge.subscriptions import SUBSCRIBE, UNSUBSCRIBE, subscribe, unsubscribe
-from mcp_bridge.upstream import MAX_SESSION_ID_LENGTH, as_object
+from mcp_bridge.upstream import MAX_SESSION_ID_LENGTH, SETUP_TIMEOUT_S, Upstream, as_object
 
 log = logging.getLogger(__name__)
 
@@ -271,15 +271,25 @@ class LegacyFace:
     async def _set_level(
         self, reach: Reach, session: Session, params: dict[str, Any]
     ) -> dict[str, Any]:
-        """Kept, for servers that want it with each request; told to those that keep it."""
+        """Kept, for servers that want it with each request and those that give no answer now; told
+        to those that keep it. Whatever they say: the client hears nothing below it."""
         level = params.get("level")
         if level not in LEVELS:
             raise RpcError(INVALID_PARAMS, "level: no log level")
+        told = (self._tell_level(reach, upstream, level) for upstream in reach.endpoint.upstreams)
+        await asyncio.gather(*told)
         await self._sessions.set_level(session, level)
-        for upstream, described in await reach.describe():
-            if not described.modern and "logging" in described.capabilities:
-                await reach.request(upstream, "logging/setLevel", {"level": level})
         return {}
+
+    async def _tell_level(self, reach: Reach, upstream: Upstream, level: str) -> None:
+        try:
+            async with asyncio.timeout(SETUP_TIMEOUT_S):
+                described = await reach.described(upstream)
+                if not described.modern and "logging" in described.capabilities:
+                    await reach.request(upstream, "logging/setLevel", {"level": level})
+        except (RpcError, TimeoutError) as error:
+            name = type(error).__name__
+            log.info("mcp: %s: the level of its log is not told: %s", upstream.name, name)
 
     # What the client says without asking.
 

@@ -67,8 +67,8 @@ class Watch:
             try:
                 for method in self._changed(looks):
                     await tell(method)
-            except RedisError as error:
-                log.warning("mcp: a changed list is not told yet: %s", type(error).__name__)
+            except Exception:
+                log.warning("mcp: a changed list is not told yet", exc_info=True)
                 is_whole = False
             else:
                 self._known |= looks

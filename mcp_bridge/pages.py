@@ -19,7 +19,7 @@ MAX_PAGE = 1_000
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 MAX_CURSOR_LENGTH = 4096
 STALE_META = "tollgate/stale"
-"""Names servers that do not answer, of which what was approved is listed."""
+"""Names servers that do not answer, of which what was approved is listed; of resources nothing."""
 
 
 class Pages:

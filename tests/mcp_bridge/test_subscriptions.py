@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
+from mcp_bridge import breaker, changes
 from mcp_bridge.approvals import Approvals, MemoryApprovals
 from mcp_bridge.call_records import MemoryCalls, MemoryRecords, MemoryRules
 from mcp_bridge.catalog import Catalog, MemoryPins
-from mcp_bridge.changes import ACKNOWLEDGED
+from mcp_bridge.changes import ACKNOWLEDGED, follow
 from mcp_bridge.ending import end
+from mcp_bridge.pages import STALE_META
 from mcp_bridge.policy import ToolRule
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
 from mcp_bridge.protocol.inbound import read_envelope
+from mcp_bridge.sessions import Sessions
 from mcp_bridge.trust import DENIED, Trust
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, answer, attacked, caller_of, note
 from tests.mcp_bridge.processes import LegacyClient, ask_modern, messages_of, modern
@@ -302,3 +306,81 @@ async def test_what_no_server_lists_is_read_where_the_rules_let_it_be(redis: Red
         refused = await ask_modern(world.client, URL, "resources/read", params)
         assert refused["error"]["data"] == params
     assert other.asked("resources/read") == []
+
+
+@pytest.mark.parametrize("is_modern", [True, False])
+async def test_a_client_is_served_before_its_only_server_answers(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch, is_modern: bool
+) -> None:
+    """And hears of it once it does, which is told then what was said meanwhile."""
+    monkeypatch.setattr(breaker, "FAILURES_TO_REST", 10_000)
+    monkeypatch.setattr(changes, "FIRST_PAUSE_S", 0.0)
+    library = Library("a://a", modern=is_modern)
+    library.is_silent = True
+    async with world_of(redis, library) as world:
+        session = await world.session()
+        assert (await session.ask(URL, "logging/setLevel", {"level": "error"}))["result"] == {}
+        for method, name in (
+            ("resources/list", "resources"),
+            ("resources/templates/list", "resourceTemplates"),
+        ):
+            listed = (await session.ask(URL, method))["result"]
+            assert listed[name] == [] and listed["_meta"] == {STALE_META: ["s0"]}
+        async with world.listening("a://a") as told:
+            granted = (await told.get())["params"]["notifications"]
+            assert granted == dict.fromkeys(LIST_CHANGES.values(), True)
+            library.is_silent = False
+            await until(library, *["a://a"] * is_modern)
+            library.say(CHANGED, updated("a://a"))
+            heard = {(await told.get())["method"] for _ in range(2)}
+            assert heard == {CHANGED["method"], RESOURCE_UPDATED}
+        call = {"uri": "a://a"}
+        assert "result" in await session.ask(URL, "resources/read", call)
+        assert "result" in await session.ask(URL, "resources/read", call)
+    levels = [each for each in library.calls if each["method"] == "logging/setLevel"]
+    assert len(levels) == (not is_modern)
+
+
+async def test_a_server_is_followed_whatever_goes_wrong_with_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(changes, "FIRST_PAUSE_S", 0.0)
+    told: asyncio.Queue[Any] = asyncio.Queue()
+    failing = iter([ValueError("a defect"), RedisError("away")])
+
+    class Upstream:
+        name = "s0"
+
+    async def open_() -> AsyncGenerator[Any]:
+        yield CHANGED
+
+    async def take(message: Any) -> None:
+        error = next(failing, None)
+        if error is not None:
+            raise error
+        await told.put(message)
+
+    upstream: Any = Upstream()
+    following = asyncio.create_task(follow(upstream, open_, take))
+    try:
+        async with asyncio.timeout(120):
+            assert await told.get() == CHANGED
+    finally:
+        await end(following)
+    lost = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert ["s0" in each.getMessage() for each in lost] == [True, True]
+
+
+async def test_a_stream_on_which_nothing_could_be_heard_ends(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its client opens another."""
+
+    async def away(*_: Any) -> None:
+        raise RedisError("away")
+
+    async with world_of(redis, Library()) as world:
+        session = await world.session()
+        monkeypatch.setattr(Sessions, "reload", away)
+        assert (await world.client.get(URL, headers=session.headers)).status_code == 200
+    assert any("stream of a session is ended" in each.getMessage() for each in caplog.records)
