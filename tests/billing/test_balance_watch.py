@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts import select_alerts, to_alerts
+from billing.alerts import CREDITS_EXHAUSTED, select_alerts, to_alerts
 from billing.balance_leases import Ask
 from billing.balance_watch import DREGS_PICO, AutoTopUp, Told, Wanted, answered, cross, want
 from billing.credit_balance import balance_of
@@ -132,9 +132,12 @@ async def spend(db: AsyncEngine, number: int) -> None:
 
 
 async def said(db: AsyncEngine) -> list[tuple[str, int, str]]:
-    """What alerts say is left, in cents, and why."""
+    """What alerts say is left, in cents, and why; of one millisecond in the order of what runs out,
+    as chance orders their ids."""
     async with db.connect() as conn:
-        found = to_alerts(await conn.execute(select_alerts(ORG).order_by(sa.text("id"))))
+        found = to_alerts(await conn.execute(select_alerts(ORG)))
+    millisecond = len("alert_") + 12
+    found.sort(key=lambda it: (it.id[:millisecond], it.measure == CREDITS_EXHAUSTED, it.id))
     return [(it.measure.removeprefix("credits_"), it.used // CENT, it.reason) for it in found]
 
 
