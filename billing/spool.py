@@ -33,6 +33,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -53,6 +54,7 @@ from billing.spool_format import (
     apply,
     frame,
 )
+from billing.spool_sync import SyncBeside
 
 __all__ = ["Batch", "Spool", "SpoolBroken", "SpoolError", "SpoolFull", "SpoolLocked"]
 
@@ -106,6 +108,7 @@ class Spool:
         self.backlog = files.unshipped
         """Events on disk that Postgres may not have yet."""
         self._files, self._threads = files, threads
+        self._beside = SyncBeside(threads)
         self._synced = files.durable_end
         """Where the shipper may read to; moves together with `backlog`."""
         self._segment_bytes, self._max_bytes = segment_bytes, max_bytes
@@ -117,6 +120,9 @@ class Spool:
         self._sync_times_s = deque([inf], NUM_TIMED)
         self._flushing = False
         """In a thread, which has the files meanwhile."""
+        self._syncing = False
+        """Beside it all: the file may be written meanwhile. Never both."""
+        self._not_syncing = asyncio.Event()
         self._waiters: list[Future[None]] = []
         self._failure: SpoolError | None = None
         self.broken = asyncio.Event()
@@ -197,9 +203,11 @@ class Spool:
         on_disk = self._when_flushed()
         on_disk.add_done_callback(_retrieve)
         if self._flushing:
+            self._urgent.set()
             await on_disk  # another thread has the file
         else:
             self._write_here()
+            self._sync_what_is_written()
         return on_disk
 
     async def close(self, *events: UsageEvent) -> None:
@@ -213,6 +221,7 @@ class Spool:
         if self._is_alone:
             self._flush_here()
             return
+        self._urgent.set()
         await self._when_flushed()
 
     def close_buffered(self, *events: UsageEvent) -> None:
@@ -230,7 +239,6 @@ class Spool:
         SpoolBroken."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        self._urgent.set()
         return waiter
 
     async def void(self, attempt_id: str) -> None:
@@ -287,6 +295,7 @@ class Spool:
         self._dirty.set()
         self._urgent.set()
         await self._flusher
+        self._beside.close()
         self._threads.shutdown()
 
     # The flusher.
@@ -295,6 +304,8 @@ class Spool:
         while True:
             await self._dirty.wait()
             await self._pause_for_a_close()
+            while self._syncing:
+                await self._not_syncing.wait()
             if isinstance(self._failure, SpoolBroken):
                 return  # a close that was alone found out meanwhile: what is buffered was refused
             self._dirty.clear()
@@ -306,7 +317,7 @@ class Spool:
                 if self._stopping or isinstance(self._failure, SpoolBroken):
                     return
                 await asyncio.sleep(RETRY_INTERVAL_S)
-            elif self._stopping and not self._buffer:
+            elif self._stopping and not (self._buffer or self._written):
                 return
 
     async def _pause_for_a_close(self) -> None:
@@ -321,7 +332,8 @@ class Spool:
     def _is_alone(self) -> bool:
         """What is buffered may be synced on the event loop: no request is there that would wait."""
         return (
-            not (self._open or self._flushing or self._waiters or self._is_full or self._stopping)
+            not (self._open or self._flushing or self._syncing or self._waiters)
+            and not (self._is_full or self._stopping)
             and self._failure is None
             and max(self._sync_times_s) <= QUICK_SYNC_S
         )
@@ -349,6 +361,38 @@ class Spool:
         except Exception as error:
             raise self._not_flushed(error, Taken(data=data)) from error
         self._written += data
+
+    def _sync_what_is_written(self) -> None:
+        """Beside all else, from now on, and again for who comes meanwhile: a turn of the loop
+        earlier than the flusher would begin it, and two earlier when it tells who waits."""
+        if self._syncing:
+            return
+        if self._buffer or self._is_full or self._stopping or self._failure is not None:
+            self._urgent.set()  # there is more to do than to sync
+            return
+        self._syncing = True
+        self._not_syncing.clear()
+        taken = self._take()
+        taken.waiters, self._waiters = self._waiters, []
+        self._beside.sync(self._files.fd, partial(self._sync_ended, taken))
+
+    def _sync_ended(self, taken: Taken, ended: float | Exception) -> None:
+        self._syncing = False
+        self._not_syncing.set()
+        if isinstance(ended, float):
+            self._sync_times_s.append(ended)
+            self._files.synced(len(taken.written))
+            self._succeeded(taken)
+            if self._waiters:
+                self._sync_what_is_written()
+            return
+        try:
+            self._files.cut()
+        except OSError as error:
+            ended = error
+        taken.written += self._written
+        self._written = bytearray()
+        self._not_flushed(ended, taken)
 
     async def _flush(self) -> None:
         """Write and sync all that is buffered, tell those who wait, rotate when it is time."""

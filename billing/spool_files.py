@@ -101,29 +101,43 @@ class SpoolDirectory:
     def write(self, data: bytes | bytearray) -> None:
         """Behind what is there, not synced: there after a kill -9, and maybe not after a power cut.
         Raises OSError with nothing changed."""
-        end = self.sizes[self._segment] + self._unsynced
         try:
             _write(self._fd, data)
         except OSError:
-            self._cut(end)
+            self._cut(self._unsynced)
             raise
         self._unsynced += len(data)
+
+    @property
+    def fd(self) -> int:
+        """For who syncs it elsewhere: then it is to be `synced`, or `cut` where that failed."""
+        return self._fd
+
+    def synced(self, num_bytes: int) -> None:
+        """They were written before the latest sync began, which has ended well."""
+        self.sizes[self._segment] += num_bytes
+        self._unsynced -= num_bytes
+
+    def cut(self) -> None:
+        """The segment back to what was synced. Raises OSError."""
+        self._unsynced = 0
+        self._cut(0)
 
     def append(self, data: bytes | bytearray) -> float:
         """Write and sync, and what `write` wrote too; the seconds that it took. Raises OSError with
         the segment cut back to what was synced before."""
-        durable, began_at = self.sizes[self._segment], time.perf_counter()
-        unsynced, self._unsynced = self._unsynced, 0
+        began_at = time.perf_counter()
         try:
-            _write(self._fd, data)
+            self.write(data)
             os.fdatasync(self._fd)
         except OSError:
-            self._cut(durable)
+            self.cut()
             raise
-        self.sizes[self._segment] = durable + unsynced + len(data)
+        self.synced(self._unsynced)
         return time.perf_counter() - began_at
 
-    def _cut(self, size: int) -> None:
+    def _cut(self, unsynced: int) -> None:
+        size = self.sizes[self._segment] + unsynced
         os.ftruncate(self._fd, size)
         os.lseek(self._fd, size, os.SEEK_SET)
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
 
@@ -15,8 +16,15 @@ import pytest
 
 from billing.events import Quantities
 from billing.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool, SpoolBroken, SpoolFull
+from billing.spool_sync import SyncBeside, _tell
 
 from .samples import an_attempt, an_event
+
+
+@pytest.fixture
+def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel syncs nothing by itself."""
+    monkeypatch.setattr("billing.spool_sync._kernel", lambda: None)
 
 
 async def test_many_closes_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +158,7 @@ async def test_a_close_after_the_end_is_refused_and_writes_nowhere(
         assert Path(other.name).read_bytes() == b""
 
 
+@pytest.mark.usefixtures("in_threads")
 async def test_what_has_begun_survives_a_kill_before_it_is_synced_and_a_power_cut_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +189,7 @@ async def test_what_has_begun_survives_a_kill_before_it_is_synced_and_a_power_cu
     await again.shutdown()
 
 
+@pytest.mark.usefixtures("in_threads")
 async def test_who_began_on_a_disk_that_fails_is_told_and_billed_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,3 +214,107 @@ async def test_who_began_on_a_disk_that_fails_is_told_and_billed_nothing(
     again = await Spool.open(tmp_path / "s")
     assert again.recovered == [] and (await again.read_closed(9)).events == [event]
     await again.shutdown()
+
+
+@pytest.mark.usefixtures("in_threads")
+async def test_who_begins_amid_a_sync_is_in_the_file_at_once_and_shares_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, may_sync, syncs = os.fdatasync, threading.Semaphore(0), 0
+
+    def held(fd: int) -> None:
+        nonlocal syncs
+        syncs += 1
+        assert may_sync.acquire(timeout=30)
+        real(fd)
+
+    spool = await Spool.open(tmp_path / "s")
+    monkeypatch.setattr(os, "fdatasync", held)
+    price = Quantities(tool_call=1)
+    attempts = [an_attempt() for _ in range(5)]
+    first, *later = [await spool.attempt_begun(attempt, price) for attempt in attempts]
+    shutil.copytree(tmp_path / "s", tmp_path / "killed")
+    may_sync.release()
+    await first
+    assert not any(each.done() for each in later)
+    may_sync.release()
+    await asyncio.gather(*later)
+    assert syncs == 2
+    assert spool._files.durable_end.offset == spool._files._segment_path(1).stat().st_size
+    monkeypatch.undo()
+    await spool.shutdown()
+    for name in ("killed", "s"):
+        again = await Spool.open(tmp_path / name)
+        assert {each.attempt.id for each in again.recovered} == {each.id for each in attempts}
+        await again.shutdown()
+
+
+@pytest.mark.usefixtures("in_threads")
+async def test_a_sync_that_finds_no_room_takes_along_what_was_written_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is written once, not twice, as soon as there is room."""
+    real, may_fail, failures = os.fdatasync, threading.Event(), [OSError(errno.ENOSPC, "full")]
+
+    def fails_once(fd: int) -> None:
+        if failures:
+            assert may_fail.wait(30)
+            raise failures.pop()
+        real(fd)
+
+    spool = await Spool.open(tmp_path / "s")
+    monkeypatch.setattr(os, "fdatasync", fails_once)
+    price = Quantities(tool_call=1)
+    refused, kept = an_attempt(), an_attempt()
+    first = await spool.attempt_begun(refused, price)
+    second = await spool.attempt_begun(kept, price)
+    may_fail.set()
+    with pytest.raises(SpoolFull):
+        await first
+    await spool.void(refused.id)
+    await second
+    assert spool.healthy
+    await spool.close(event := an_event())
+    await spool.shutdown()
+    names = Path(tmp_path / "s").glob("*.log")
+    written = b"".join(name.read_bytes() for name in names)
+    assert written.count(kept.id.encode()) == 2, "begun, and its price"
+    again = await Spool.open(tmp_path / "s")
+    assert [each.attempt.id for each in again.recovered] == [kept.id]
+    assert event in (await again.read_closed(9)).events
+    await again.shutdown()
+
+
+async def test_the_kernel_syncs_by_itself_and_says_why_it_cannot(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        beside = SyncBeside(threads)
+        if not beside.is_by_kernel:
+            pytest.skip("the kernel refuses here")
+        with (tmp_path / "file").open("wb") as file:
+            file.write(b"written")
+            assert isinstance(await synced(beside, file.fileno()), float)
+        assert beside.is_by_kernel
+        read, write = os.pipe()
+        found = await synced(beside, write)  # no file; and no thread can sync it either
+        assert isinstance(found, OSError) and found.errno == errno.EINVAL
+        assert not beside.is_by_kernel, "what refused is not asked again"
+        for fd in (read, write):
+            os.close(fd)
+        with (tmp_path / "file").open("ab") as file:
+            assert isinstance(await synced(beside, file.fileno()), float)
+        beside.close()
+
+
+async def synced(beside: SyncBeside, fd: int) -> float | Exception:
+    found: asyncio.Future[float | Exception] = asyncio.get_running_loop().create_future()
+    beside.sync(fd, found.set_result)
+    return await asyncio.wait_for(found, timeout=30)
+
+
+def test_what_the_kernel_says_is_told_as_an_error_of_its_own() -> None:
+    heard: list[float | Exception] = []
+    _tell(heard.append, time.perf_counter(), 2**64 - errno.ENOSPC)
+    _tell(heard.append, time.perf_counter(), 0)
+    failed, took_s = heard
+    assert isinstance(failed, OSError) and failed.errno == errno.ENOSPC
+    assert isinstance(took_s, float)
