@@ -7,7 +7,7 @@ headers and messages. A carrier knows no era and no caller.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -60,7 +60,7 @@ class Carried(Protocol):
 
     async def body(self) -> bytes: ...
 
-    def messages(self, spent: Spent | None = None) -> AsyncIterator[Message | None]:
+    def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
         """`spent`: of what its owner may read altogether; None: it stands for itself."""
         ...
 

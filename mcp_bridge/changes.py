@@ -73,15 +73,16 @@ async def modern_changes(
     message = rpc.request(upstream.next_id(), method, params)
     headers = modern_headers(method, params)
     async with upstream.ask("POST", message, headers, endless=True) as answer:
-        async for found in answer.messages():
-            if found is None or rpc.is_request(found):
-                continue
-            if rpc.is_response(found):
-                if "error" in found:
-                    raise clean_error(rpc.from_error(found["error"]))
-                return
-            if found["method"] == ACKNOWLEDGED or is_wanted(found, wanted):
-                yield found
+        async with aclosing(answer.messages()) as messages:
+            async for found in messages:
+                if found is None or rpc.is_request(found):
+                    continue
+                if rpc.is_response(found):
+                    if "error" in found:
+                        raise clean_error(rpc.from_error(found["error"]))
+                    return
+                if found["method"] == ACKNOWLEDGED or is_wanted(found, wanted):
+                    yield found
 
 
 async def legacy_changes(
@@ -141,9 +142,10 @@ async def session_changes(
                 yield None
                 if answer.status != 200 or not answer.is_stream:
                     raise TellsNothing
-                async for found in answer.messages():
-                    if found is not None:
-                        yield found
+                async with aclosing(answer.messages()) as messages:
+                    async for found in messages:
+                        if found is not None:
+                            yield found
                 return
         await asyncio.sleep(pause_s)
     raise Unreachable(upstream.name, "stream_taken")

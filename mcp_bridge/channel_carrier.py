@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from mcp_bridge.carrier import Carried, CarrierFailed, Spent
@@ -57,7 +57,7 @@ class ChannelAnswer:
     async def body(self) -> bytes:
         return b""
 
-    async def messages(self, spent: Spent | None = None) -> AsyncIterator[Message | None]:
+    async def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
         found = self._first
         while found is not None:
             if found.get("method") in LIST_CHANGES:

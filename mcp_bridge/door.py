@@ -52,6 +52,8 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
 ENDING_S = 20.0
 """For what a request does when its client has left: a session at a server takes its leave."""
+PATIENCE_S = 0.05
+"""Most answers are there before it is worth a look whether the client still is."""
 KEEPALIVE_S = 15.0
 """Of silence, after which a stream says that it is there."""
 STALLED_READER_S = 60.0
@@ -209,16 +211,27 @@ class Visit:
             raise RpcError(INVALID_REQUEST, "A request is wanted", status=400)
         envelope = read_envelope(message, self._headers)
         said: asyncio.Queue[Message] = asyncio.Queue(MAX_QUEUED)
-        answering = self._answer_modern(envelope, message, said.put)
         loop = asyncio.get_running_loop()
-        answer = loop.create_task(answering)
-        leaving = loop.create_task(self._left())
+        is_said: asyncio.Future[None] = loop.create_future()
+
+        async def say(message: Message) -> None:
+            await said.put(message)
+            if not is_said.done():
+                is_said.set_result(None)
+
+        answer = loop.create_task(self._answer_modern(envelope, message, say))
+        tasks: list[asyncio.Task[Any]] = [answer]
+        first: set[asyncio.Future[Any]] = {answer, is_said}
         try:
-            await self._stream_until(answer, leaving, said)
-            if not leaving.done():
-                await self._end_with(answer, message["id"])
+            await asyncio.wait(first, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if is_said.done() or not answer.done():
+                tasks.append(leaving := loop.create_task(self._left()))
+                await self._stream_until(answer, leaving, said)
+                if leaving.done():
+                    return
+            await self._end_with(answer, message["id"])
         finally:
-            await end(answer, leaving, again_s=ENDING_S)
+            await end(*tasks, again_s=ENDING_S)
 
     async def _answer_modern(
         self, envelope: Envelope, message: Message, emit: Emit
@@ -313,6 +326,25 @@ class Visit:
 
     async def _pour(self, stream: Stream) -> None:
         """What a stream says, until it ends or the client leaves, which ends nothing."""
+        try:
+            if not await self._ends_soon(stream):
+                await self._pour_on(stream)
+        finally:
+            stream.leave()
+
+    async def _ends_soon(self, stream: Stream) -> bool:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                frame = await stream.next()
+        except TimeoutError:
+            return False
+        if frame is None:
+            await self._finish(stream)
+            return True
+        await self._event(frame)
+        return False
+
+    async def _pour_on(self, stream: Stream) -> None:
         loop = asyncio.get_running_loop()
         leaving = loop.create_task(self._left())
         hearing = loop.create_task(stream.next())
@@ -333,7 +365,6 @@ class Visit:
                     await stream.prime()
                     await self._event(sse.KEEPALIVE)
         finally:
-            stream.leave()
             await end(leaving, hearing)
 
     async def _finish(self, stream: Stream) -> None:

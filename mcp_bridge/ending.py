@@ -19,4 +19,6 @@ async def end(*tasks: asyncio.Task[Any], again_s: float | None = None) -> None:
         for task in left:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=again_s or AGAIN_S)
-    await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()

@@ -146,15 +146,16 @@ class ModernExchange:
         async with upstream.ask("POST", message, headers) as answer:
             if answer.status >= 500:
                 raise Unreachable(upstream.name, f"status_{answer.status}")
-            async for found in answer.messages():
-                if found is None or rpc.is_request(found):
-                    continue
-                if rpc.is_notification(found):
-                    if is_of(found, params):
-                        yield Noted(found)
-                    continue
-                yield self._ended(found)
-                return
+            async with aclosing(answer.messages()) as messages:
+                async for found in messages:
+                    if found is None or rpc.is_request(found):
+                        continue
+                    if rpc.is_notification(found):
+                        if is_of(found, params):
+                            yield Noted(found)
+                        continue
+                    yield self._ended(found)
+                    return
         raise Unreachable(upstream.name, "no_answer")
 
     def _ended(self, found: Message) -> Event:
@@ -268,10 +269,11 @@ class LegacyExchange:
         async with self._upstream.ask("POST", message, headers) as answer:
             if answer.status == 404 and session.id is not None:
                 raise SessionEnded
-            async for event in self._read(answer):
-                yield event
-                if isinstance(event, Done):
-                    return
+            async with aclosing(self._read(answer)) as events:
+                async for event in events:
+                    yield event
+                    if isinstance(event, Done):
+                        return
             last_id, retry_ms = answer.last_id, answer.retry_ms
         tries = polls = 0
         while last_id is not None and tries < MAX_RECONNECTS:
@@ -284,10 +286,11 @@ class LegacyExchange:
             async with self._upstream.ask("GET", None, headers) as answer:
                 if answer.status != 200 or not answer.is_stream:
                     break
-                async for event in self._read(answer):
-                    yield event
-                    if isinstance(event, Done):
-                        return
+                async with aclosing(self._read(answer)) as events:
+                    async for event in events:
+                        yield event
+                        if isinstance(event, Done):
+                            return
                 tries = 0 if answer.last_id not in (None, last_id) else tries + 1
                 last_id, retry_ms = answer.last_id or last_id, answer.retry_ms
         raise Unreachable(self._upstream.name, "no_answer")
@@ -295,20 +298,21 @@ class LegacyExchange:
     async def _read(self, answer: Carried) -> AsyncGenerator[Event]:
         if answer.status >= 500 or (answer.status >= 400 and answer.kind != "application/json"):
             raise Unreachable(self._upstream.name, f"status_{answer.status}")
-        async for found in answer.messages(self._spent):
-            if found is None:
-                continue
-            if rpc.is_notification(found):
-                if is_of(found, self._params):
-                    yield Noted(found)
-            elif rpc.is_request(found):
-                asked = await self._ask(found)
-                if asked is not None:
-                    yield asked
-            elif found.get("id") in (self._id, None):
-                if "error" in found:
-                    raise clean_error(rpc.from_error(found["error"]))
-                yield Done(as_object(found.get("result")))
+        async with aclosing(answer.messages(self._spent)) as messages:
+            async for found in messages:
+                if found is None:
+                    continue
+                if rpc.is_notification(found):
+                    if is_of(found, self._params):
+                        yield Noted(found)
+                elif rpc.is_request(found):
+                    asked = await self._ask(found)
+                    if asked is not None:
+                        yield asked
+                elif found.get("id") in (self._id, None):
+                    if "error" in found:
+                        raise clean_error(rpc.from_error(found["error"]))
+                    yield Done(as_object(found.get("result")))
 
     async def _ask(self, found: Message) -> Asked | None:
         """None: it needed nobody else to answer."""

@@ -7,7 +7,7 @@ result, whatever its status; the API without an answer is a server without one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -45,7 +45,7 @@ class Said:
     async def body(self) -> bytes:
         return b"" if self._message is None else rpc.encode(self._message)
 
-    async def messages(self, spent: Spent | None = None) -> AsyncIterator[Message | None]:
+    async def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
         if self._message is not None:
             yield self._message
 

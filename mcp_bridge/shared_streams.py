@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from redis.asyncio import Redis
@@ -152,10 +152,11 @@ class Shared:
                 async with self.upstream.ask("GET", None, headers, endless=True) as answer:
                     if answer.status == 200 and answer.is_stream:
                         self.tried.set()
-                        async for found in answer.messages(self._spent):
-                            failures = 0
-                            if found is not None:
-                                await self._take(found)
+                        async with aclosing(answer.messages(self._spent)) as messages:
+                            async for found in messages:
+                                failures = 0
+                                if found is not None:
+                                    await self._take(found)
                         last_id = answer.last_id or last_id
                         pause_s = answer.retry_ms / 1000
                     elif answer.status != 409:  # there is another one, perhaps just left

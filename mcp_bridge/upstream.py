@@ -7,8 +7,8 @@ a server keeps apart (tenants, credentials) has an `Upstream` each, with its own
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal, Protocol
 
 import httpcore
@@ -196,7 +196,7 @@ class Answer:
                 raise Unreachable(self._server, "too_long")
         return bytes(body)
 
-    async def messages(self, spent: Spent | None = None) -> AsyncIterator[Message | None]:
+    async def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
         """One, or those of a stream; None where a stream only tells from where to read on. Without
         `spent` one without an end may be of any length. Raises: Unreachable."""
         if not self.is_stream:
@@ -368,21 +368,22 @@ class Upstream:
                 raise SpeaksModern
             if answer.status != 200:
                 return None
-            async for found in answer.messages():
-                if found is None or "result" not in found:
-                    continue
-                result = found["result"]
-                versions = as_object(result).get("supportedVersions")
-                if not isinstance(versions, list) or MODERN not in versions:
-                    return None
-                meta = rpc.meta_of(result)
-                return Described(
-                    modern=True,
-                    capabilities=as_object(result.get("capabilities")),
-                    info=as_object(meta.get("io.modelcontextprotocol/serverInfo")),
-                    instructions=as_text(result.get("instructions")),
-                    at=now,
-                )
+            async with aclosing(answer.messages()) as messages:
+                async for found in messages:
+                    if found is None or "result" not in found:
+                        continue
+                    result = found["result"]
+                    versions = as_object(result).get("supportedVersions")
+                    if not isinstance(versions, list) or MODERN not in versions:
+                        return None
+                    meta = rpc.meta_of(result)
+                    return Described(
+                        modern=True,
+                        capabilities=as_object(result.get("capabilities")),
+                        info=as_object(meta.get("io.modelcontextprotocol/serverInfo")),
+                        instructions=as_text(result.get("instructions")),
+                        at=now,
+                    )
         return None
 
     async def _supported(self, answer: Carried) -> list[Any]:
@@ -431,12 +432,13 @@ class Upstream:
     async def _one_result(self, answer: Carried) -> dict[str, Any]:
         if answer.status not in (200, 400, 404):
             raise Unreachable(self.name, f"status_{answer.status}")
-        async for found in answer.messages():
-            if found is None or not rpc.is_response(found):
-                continue
-            if "error" in found:
-                raise clean_error(rpc.from_error(found["error"]))
-            return as_object(found.get("result"))
+        async with aclosing(answer.messages()) as messages:
+            async for found in messages:
+                if found is None or not rpc.is_response(found):
+                    continue
+                if "error" in found:
+                    raise clean_error(rpc.from_error(found["error"]))
+                return as_object(found.get("result"))
         raise Unreachable(self.name, "no_answer")
 
     async def request(
