@@ -97,7 +97,7 @@ class SessionStreams:
         return stream
 
     def stop(self, session: Session, stream: Stream) -> None:
-        """Its reader is gone."""
+        """Its reader is gone, or what wrote it."""
         if self._listening.get(session.id, (None,))[0] is stream:
             self._leave(session.id)
             self._spawn(self._sessions.set_listens(session, False))
@@ -128,8 +128,7 @@ class SessionStreams:
         except Exception:
             # Its client opens another, where one that hears nothing would be kept.
             log.warning("mcp: the stream of a session is ended", exc_info=True)
-        if self._listening.get(session.id, (None,))[0] is stream:
-            self._leave(session.id)
+        self.stop(session, stream)
 
     async def _follow_all(
         self, reach: Reach, session: Session, stream: Stream, changed: asyncio.Event, watch: Watch
@@ -208,8 +207,7 @@ class SessionStreams:
             return now is None or is_loud_enough(message, now.level)
         if method == RESOURCE_UPDATED:
             uri = str(rpc.params_of(message).get("uri"))
-            now = await self._sessions.reload(session) or session
-            is_its_own = now.uris.get(uri, upstream.name) == upstream.name
+            is_its_own = await self._sessions.server_of(session, uri) in (None, upstream.name)
             return is_its_own and await self._guard.shows_resource(reach.caller, upstream, uri)
         return True
 

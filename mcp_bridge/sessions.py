@@ -191,6 +191,11 @@ class Sessions:
         await self._redis.hdel(session_key(session.org_id, session.id), f"uri:{uri}")
         session.uris = {name: each for name, each in session.uris.items() if name != uri}
 
+    async def server_of(self, session: Session, uri: str) -> str | None:
+        """Where it subscribes to it by now."""
+        found: Any = await self._redis.hget(session_key(session.org_id, session.id), f"uri:{uri}")
+        return None if found is None else found.decode()
+
     async def _set(self, session: Session, field: str, value: str) -> None:
         """Of a session that has not ended meanwhile."""
         key = session_key(session.org_id, session.id)

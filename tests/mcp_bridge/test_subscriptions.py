@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from mcp_bridge import breaker, changes
 from mcp_bridge.approvals import Approvals, MemoryApprovals
+from mcp_bridge.bridge import Bridge
 from mcp_bridge.call_records import MemoryCalls, MemoryRecords, MemoryRules
 from mcp_bridge.catalog import Catalog, MemoryPins
 from mcp_bridge.changes import ACKNOWLEDGED, follow
@@ -25,7 +26,7 @@ from mcp_bridge.sessions import Sessions
 from mcp_bridge.trust import DENIED, Trust
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, answer, attacked, caller_of, note
 from tests.mcp_bridge.processes import LegacyClient, ask_modern, messages_of, modern
-from tests.mcp_bridge.test_hostile import OK, SSE, whole
+from tests.mcp_bridge.test_hostile import KEYS, OK, SSE, whole
 
 URL = "http://localhost/mcp"
 SUBSCRIBE, UNSUBSCRIBE = "resources/subscribe", "resources/unsubscribe"
@@ -99,8 +100,11 @@ class Library(Attacker):
 class World:
     """A bridge that asks rules and keeps records, before libraries that are vouched for."""
 
-    def __init__(self, client: Client, rules: MemoryRules, records: MemoryRecords) -> None:
-        self.client, self.rules, self.records = client, rules, records
+    def __init__(
+        self, client: Client, guard: Trust, rules: MemoryRules, records: MemoryRecords
+    ) -> None:
+        self.client, self.guard = client, guard
+        self.rules, self.records = rules, records
 
     def rule(self, *rules: ToolRule) -> None:
         self.rules.now = MemoryRules(*rules).now
@@ -155,7 +159,7 @@ async def world_of(store: Redis, *libraries: Library) -> AsyncIterator[World]:
         try:
             async with attacked(store, *libraries, guard=guard, trust="all") as client:
                 try:
-                    yield World(client, rules, records)
+                    yield World(client, guard, rules, records)
                 finally:
                     for library in libraries:
                         library.left.set()
@@ -204,6 +208,40 @@ async def test_a_session_subscribes_at_whose_it_is_alone(redis: Redis, is_modern
             assert library.asked("resources/read") == []
     done = [(read.method, read.server, read.name, how) for read, how in world.records.reads]
     assert done == [(SUBSCRIBE, "s1", uri, "done") for uri in ("b://b", "t://x/1")]
+
+
+@pytest.mark.parametrize("is_modern", [True, False])
+async def test_a_session_subscribes_at_any_worker(redis: Redis, is_modern: bool) -> None:
+    """Its stream is at another, which hears what its server says then."""
+    one, other = two(is_modern)
+    async with world_of(redis, one, other) as world:
+        first = world.client.bridge
+        info = {"name": "t", "version": "1"}
+        second = Bridge(first._servers, redis, KEYS, info=info, guard=world.guard)
+        await second.start()
+        try:
+            opened, who = await world.session(), caller_of("alice")
+            endpoint, elsewhere = (each.endpoint(who.org_id) for each in (first, second))
+            assert endpoint is not None and elsewhere is not None
+            session = await first.legacy.find(who, endpoint, opened.id)
+            stream = await first.legacy.streams.listen(endpoint, session)
+            await stream.next()  # where it begins
+            await until(one)
+            await until(other)
+            found = await second.legacy.find(who, elsewhere, opened.id)
+            message = {"jsonrpc": "2.0", "id": 1, "method": SUBSCRIBE, "params": {"uri": "b://b"}}
+            asked = second.legacy.begin(elsewhere, found, message)
+            assert await asked.next() is None
+            assert asked.answer is not None and asked.answer["result"] == {}
+            if is_modern:
+                await until(other, "b://b")
+            other.say(updated("b://b"))
+            heard = await stream.next()
+            assert heard is not None and b"b://b" in heard
+            first.legacy.streams.stop(session, stream)
+        finally:
+            await second.close()
+    assert one.asked(SUBSCRIBE) == []
 
 
 @pytest.mark.parametrize("is_modern", [True, False])
