@@ -16,6 +16,7 @@ from mcp_bridge.exchanges import SessionSource
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES
 from mcp_bridge.protocol.inbound import Envelope
+from mcp_bridge.protocol.outbound import modern_headers
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, Message, RpcError
 from mcp_bridge.protocol.translation import honoured, is_wanted, to_modern_params
 from mcp_bridge.provenance import clean_error, clean_message
@@ -27,7 +28,6 @@ from mcp_bridge.upstream import (
     UpstreamSession,
     as_object,
     legacy_headers,
-    modern_headers,
 )
 
 log = logging.getLogger(__name__)

@@ -26,6 +26,7 @@ from mcp_bridge.protocol.inbound import (
     misnames_headers,
     param_headers,
 )
+from mcp_bridge.protocol.outbound import modern_headers
 from mcp_bridge.protocol.rpc import HEADER_MISMATCH, METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.protocol.translation import (
     answer_for_server,
@@ -44,7 +45,6 @@ from mcp_bridge.upstream import (
     UpstreamSession,
     as_object,
     legacy_headers,
-    modern_headers,
 )
 
 log = logging.getLogger(__name__)

@@ -26,13 +26,12 @@ from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
     LEGACY,
     LEGACY_VERSIONS,
-    METHOD_HEADER,
     MODERN,
-    NAME_HEADER,
     SESSION_HEADER,
     VERSION_HEADER,
 )
-from mcp_bridge.protocol.inbound import Envelope, encode_name
+from mcp_bridge.protocol.inbound import Envelope
+from mcp_bridge.protocol.outbound import modern_headers
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, UNSUPPORTED_VERSION, Message, RpcError
 from mcp_bridge.protocol.translation import to_legacy_capabilities, to_modern_params
 from mcp_bridge.provenance import clean_error
@@ -484,12 +483,6 @@ def legacy_headers(session: UpstreamSession, last_id: str | None = None) -> dict
     if last_id is not None:
         headers[LAST_EVENT_HEADER] = last_id
     return headers
-
-
-def modern_headers(method: str, params: dict[str, Any]) -> dict[str, str]:
-    headers = {VERSION_HEADER: MODERN, METHOD_HEADER: method}
-    name = encode_name(method, params)
-    return headers if name is None else {**headers, NAME_HEADER: name}
 
 
 def as_object(value: Any) -> dict[str, Any]:
