@@ -72,6 +72,8 @@ def list_servers(org: str, project: str, as_json: bool, **flags: Flags) -> None:
             if not as_json:
                 click.echo(header_of(SERVER_COLUMNS))
             for config in map(to_config, settings.mcp_servers):
+                if not config.audience.has(org_id, None):
+                    continue
                 async with db.connect() as conn:
                     approved = await read_pins(conn, org_id=org_id, server=config.name)
                 changes, problem = await seen(settings, config, org_id, approved, db, redis)
@@ -106,7 +108,7 @@ def diff(name: str, org: str, project: str, **flags: Flags) -> None:
             org_id = await org_of(db, org, project)
             async with db.connect() as conn:
                 approved = await read_pins(conn, org_id=org_id, server=name)
-                others = await of_others(conn, names_in(settings), org_id, name)
+                others = await of_others(conn, names_for(settings, org_id), org_id, name)
             offer = await offered(settings, config, org_id, db, redis)
         show(changes_in(config, approved, offer, others))
         for one in offer.unpinnable:
@@ -175,7 +177,7 @@ def approve(
                 offer = await offered(settings, config, org_id, db, redis)
                 async with db.begin() as conn:
                     approved = await read_pins(conn, org_id=org_id, server=name)
-                    others = await of_others(conn, names_in(settings), org_id, name)
+                    others = await of_others(conn, names_for(settings, org_id), org_id, name)
                     found = changes_in(config, approved, offer, others)
                     try:
                         wanted = chosen(found, keys)
@@ -228,7 +230,7 @@ def rules(file: Path | None, org: str, project: str, **flags: Flags) -> None:
             async with db.begin() as conn:
                 found = await replace_rules(conn, org_id=org_id, rules=wanted, actor=COMMAND_LINE)
                 warnings = await warnings_of(
-                    conn, org_id=org_id, rules=wanted, servers=names_in(settings)
+                    conn, org_id=org_id, rules=wanted, servers=names_for(settings, org_id)
                 )
             await announce(redis, org_id)
         click.echo(f"{len(wanted)} rules, version {found.version}.")
@@ -303,8 +305,11 @@ def server_of(settings: Settings, name: str) -> ServerConfig:
     raise click.ClickException(f"{name}: the settings file has no such server")
 
 
-def names_in(settings: Settings) -> list[str]:
-    return [each.name for each in settings.mcp_servers]
+def names_for(settings: Settings, org_id: str) -> list[str]:
+    """Of the servers that are there for it."""
+    from gateway.mcp_servers import to_audience
+
+    return [each.name for each in settings.mcp_servers if to_audience(each).has(org_id, None)]
 
 
 async def offered(
@@ -324,6 +329,8 @@ async def offered(
     from mcp_bridge.look import look
     from mcp_bridge.protocol.rpc import RpcError
 
+    if not config.audience.has(org_id, None):
+        raise click.ClickException(f"{config.name}: is not there for {org_id} (orgs, projects)")
     try:
         async with AsyncExitStack() as stack:
             credentials = await stack.enter_async_context(shown_by(settings, config, db, redis))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gateway.cli_mcp import ORG, PROJECT, mcp, names_in, offered, org_of
+from gateway.cli_mcp import ORG, PROJECT, mcp, names_for, offered, org_of
 from gateway.cli_mcp_launch import launched
 from gateway.command import JSON, STATE, Flags, run, with_options
 from gateway.settings import Settings, config_path, load
@@ -33,7 +33,11 @@ KEY = click.option(
 
 
 @mcp.command()
-@with_options(*STATE, ORG, PROJECT)
+@with_options(*STATE)
+@click.option("--org", "orgs", multiple=True, help="For this organization. Default: for everybody.")
+@click.option(
+    "--project", "projects", multiple=True, help="For this project of the one --org (or default)."
+)
 @click.option("--url", help="Where it is asked. Of an API by default as its document says.")
 @click.option("--openapi", help="Of an HTTP API: its OpenAPI document, a file or a URL.")
 @click.option("--command", "executable", help="A process of this machine: what is run.")
@@ -53,8 +57,8 @@ KEY = click.option(
 @click.argument("name")
 def add(
     name: str,
-    org: str,
-    project: str,
+    orgs: tuple[str, ...],
+    projects: tuple[str, ...],
     url: str | None,
     openapi: str | None,
     executable: str | None,
@@ -65,9 +69,10 @@ def add(
     credential: str,
     **flags: Flags,
 ) -> None:
-    """Add a server to the settings file, for every organization; a running gateway knows it once
-    it is started anew. What it offers is shown to nobody before `tollgate mcp approve`. Of a
-    command what it is now is pinned: another one is not started."""
+    """Add a server to the settings file; a running gateway knows it once it is started anew. What
+    it offers is shown to nobody before `tollgate mcp approve`. For all but those of --org and
+    --project it does not exist. Of a command what it is now is pinned: another one is not
+    started."""
     ways = (url if openapi is None else openapi, executable)
     if ways.count(None) != 1 or ((arguments or unpinned) and executable is None):
         raise click.UsageError("name --url, --openapi, or --command with its --arg")
@@ -78,11 +83,38 @@ def add(
     written["namespace"] = namespace
     if executable is not None:
         written |= launched(name, executable, arguments, may_drift=unpinned)
+    if orgs or projects:
+        written |= audience_of(load(flags), orgs, projects)
     written["network"] = None if network == "public" else network
     written["credential"] = None if credential == "none" else credential
     rewrite(path, with_server(path.read_text() if path.exists() else "", written), flags)
     where = "" if openapi is None else f", asked at {url}"
     click.echo(f"{name} stands in {path}{where}; now: tollgate mcp diff {name}")
+
+
+def audience_of(
+    settings: Settings, orgs: tuple[str, ...], projects: tuple[str, ...]
+) -> dict[str, list[str]]:
+    """The keys of a server's table, by the names of whom it is for."""
+    from gateway import administration
+    from gateway.tenancy.orgs import find_org
+    from gateway.tenancy.projects import find_project
+
+    if projects and len(orgs) > 1:
+        raise click.UsageError("--project is of one --org")
+    found: dict[str, list[str]] = {}
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.connect() as conn:
+            ids = [(await find_org(conn, name=each)).id for each in orgs or ("default",)]
+            if projects:
+                made = [await find_project(conn, org_id=ids[0], name=each) for each in projects]
+                found["projects"] = [f"{each.org_id}/{each.id}" for each in made]
+            else:
+                found["orgs"] = ids
+
+    run(work())
+    return found
 
 
 @mcp.command()
@@ -92,7 +124,7 @@ def remove(name: str, **flags: Flags) -> None:
     """Take a server out of the settings file; a running gateway asks it until it is started anew.
     What was approved of it stays approved (`tollgate mcp approve NAME --revoke --all` before)."""
     path = config_path(flags)
-    if name not in names_in(load(flags)):
+    if name not in [each.name for each in load(flags).mcp_servers]:
         raise click.ClickException(f"{name}: the settings file has no such server")
     rewrite(path, without_server(path.read_text(), name), flags)
     click.echo(f"{name} stands in {path} no more.")
@@ -145,10 +177,10 @@ def doctor(org: str, project: str, as_json: bool, **flags: Flags) -> None:
     async def work() -> None:
         async with administration.connections(settings) as (db, redis):
             org_id = await org_of(db, org, project)
-            for server in settings.mcp_servers:
-                said = await examined(settings, db, redis, org_id, server.name)
+            for name in names_for(settings, org_id):
+                said = await examined(settings, db, redis, org_id, name)
                 if said["problem"] is not None:
-                    sick.append(server.name)
+                    sick.append(name)
                 click.echo(msgspec.json.encode(said) if as_json else in_words(said))
 
     run(work())
@@ -174,7 +206,7 @@ async def examined(
     ends: list[LastWords] = []
     async with db.connect() as conn:
         approved = await read_pins(conn, org_id=org_id, server=name)
-        others = await of_others(conn, names_in(settings), org_id, name)
+        others = await of_others(conn, names_for(settings, org_id), org_id, name)
     try:
         offer = await offered(settings, config, org_id, db, redis, ends.append)
     except click.ClickException as error:

@@ -249,7 +249,7 @@ def warn_of_drift(servers: Iterable[ServerConfig]) -> None:
 
 
 def to_config(server: WrittenMcpServer) -> ServerConfig:
-    from gateway.mcp_servers import to_launch
+    from gateway.mcp_servers import to_audience, to_launch
     from mcp_bridge.upstream import ServerConfig
 
     launch = None if server.command is None else to_launch(server)
@@ -257,6 +257,7 @@ def to_config(server: WrittenMcpServer) -> ServerConfig:
         name=server.name,
         url=server.url or "",
         namespace=server.namespace,
+        audience=to_audience(server),
         trust=server.trust,
         taints=server.taints,
         network=server.network,

@@ -17,6 +17,7 @@ from gateway.egress_targets import LOCALHOST, Forbidden, check_address, parse_ta
 from gateway.settings_file import SettingsError, WrittenMcpOauth, WrittenMcpServer, explain
 
 if TYPE_CHECKING:
+    from mcp_bridge.audience import Audience
     from mcp_bridge.stdio.launch_spec import LaunchSpec
 
 EXCHANGE = "token_exchange"
@@ -155,6 +156,17 @@ def _check_openapi(place: str, server: WrittenMcpServer, *, near: bool) -> None:
         _check_url(f"{place}.openapi", document, server.network, near=near)
     elif not document.startswith("/"):
         raise SettingsError(f"{place}.openapi: an absolute path, or an http or https URL")
+
+
+def to_audience(server: WrittenMcpServer) -> Audience:
+    from mcp_bridge.audience import Audience
+
+    orgs, projects = server.orgs, server.projects
+    pairs = (each.partition("/") for each in projects or ())
+    return Audience(
+        orgs=None if orgs is None else frozenset(orgs),
+        projects=None if projects is None else frozenset((org, id_) for org, _, id_ in pairs),
+    )
 
 
 def to_launch(server: WrittenMcpServer) -> LaunchSpec:

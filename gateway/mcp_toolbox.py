@@ -203,7 +203,9 @@ class BridgeToolbox:
 
     def _endpoint(self, principal: Principal, server_label: str) -> Endpoint | None:
         """Of one server, whose tools are named by its label. None: there is no such server."""
-        endpoint = self._bridge.endpoint(principal.org_id, user_id=principal.user_id)
+        endpoint = self._bridge.endpoint(
+            principal.org_id, user_id=principal.user_id, project_id=principal.project_id
+        )
         if endpoint is None:
             return None
         found = tuple(each for each in endpoint.upstreams if each.name == server_label)

@@ -27,6 +27,8 @@ URL_PATTERN = r"^https?://[^/\s]+"
 PUBLIC_URL_PATTERN = r"^https?://[^/\s?#@\\]+$"
 REDIS_PATTERN = r"^(redis|rediss|unix)://."
 MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}$"
+ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}$"
+ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}$"
 ADDRESS_PATTERN = r"^(unix:.+|tcp:.+:\d+)$"
 BUCKET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}$"
 PREFIX_PATTERN = r"^([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){0,7})?$"
@@ -37,6 +39,8 @@ IN_WORDS = {
     repr(URL_PATTERN): "a URL such as 'http://127.0.0.1:9100/v1'",
     repr(PUBLIC_URL_PATTERN): "a URL without a path such as 'https://gateway.example.com'",
     repr(REDIS_PATTERN): "a URL such as 'redis://127.0.0.1:6379/0'",
+    repr(ORG_PATTERN): "an organization's id, org_...",
+    repr(ORGS_PROJECT_PATTERN): "an organization's and its project's id, org_.../proj_...",
     repr(MCP_PATTERN): "1 to 24 of a-z, 0-9 and single hyphens between them",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
 }
@@ -46,6 +50,8 @@ Url = Annotated[str, Meta(pattern=URL_PATTERN)]
 PublicUrl = Annotated[str, Meta(pattern=PUBLIC_URL_PATTERN, max_length=255)]
 RedisUrl = Annotated[str, Meta(pattern=REDIS_PATTERN)]
 McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
+OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
+OrgsProject = Annotated[str, Meta(pattern=ORGS_PROJECT_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
 Weight = Annotated[int, Meta(ge=1, le=1000)]
@@ -198,6 +204,10 @@ class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     query_credentials: list[Name] = []
     """Of such an API: what of the vault is shown in the query, not as headers."""
     namespace: McpName | None = None
+    orgs: Annotated[list[OrgId], Meta(max_length=1000)] | None = None
+    """With `projects`: whom it is there for; for all others there is no such server. Neither: for
+    everybody."""
+    projects: Annotated[list[OrgsProject], Meta(max_length=1000)] | None = None
     trust: Literal["pinned", "all"] = "pinned"
     taints: bool = False
     network: Literal["public", "private", "loopback"] = "public"

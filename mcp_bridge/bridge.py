@@ -117,12 +117,14 @@ class Bridge:
         namespace: str | None = None,
         user_id: str | None = None,
         *,
+        project_id: str = "",
         prunes: bool = False,
     ) -> Endpoint | None:
-        """None: there is no such namespace. Without one: all servers. `user_id`: who asks, for
-        servers that are shown a user's own credential. `prunes`: a catalogue that costs too much
-        is searched, not listed."""
-        found = [each for each in self._servers if namespace in (None, each.namespace)]
+        """None: there is no such namespace. Without one: all servers. Those that are there for
+        others alone are none. `user_id`: who asks, for servers that are shown a user's own
+        credential. `prunes`: a catalogue that costs too much is searched, not listed."""
+        theirs = (each for each in self._servers if each.audience.has(org_id, project_id))
+        found = [each for each in theirs if namespace in (None, each.namespace)]
         if not found and namespace is not None:
             return None
         keeps_names = len(found) == 1 and found[0].namespace == KEEPS_NAMES

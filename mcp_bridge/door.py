@@ -97,7 +97,9 @@ class Door:
             (name.decode("latin-1").lower(), value.decode("latin-1"))
             for name, value in scope["headers"]
         ]
-        found = self._bridge.endpoint(caller.org_id, namespace, caller.user_id, prunes=True)
+        found = self._bridge.endpoint(
+            caller.org_id, namespace, caller.user_id, project_id=caller.project_id, prunes=True
+        )
         endpoint = found or Endpoint(key="", upstreams=(), keeps_names=False)
         visit = Visit(self._bridge, caller, endpoint, headers, receive, send)
         has_place = False

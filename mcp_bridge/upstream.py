@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import httpcore
 import msgspec
 
+from mcp_bridge.audience import EVERYBODY, Audience
 from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.caller import Caller
 from mcp_bridge.carrier import Carried, Carrier, CarrierFailed, NotSent, Spent
@@ -86,11 +87,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`namespace`: the part of an endpoint's path that it is found under; in "identity" it keeps
     its tools' names. `headers`: its own credentials. `trust`: whether what it offers has to be
     approved ("pinned") or the operator vouches for all of it. `taints`: after a result of it, tools
-    with side effects ask a person first. `credential`: whose it is shown besides."""
+    with side effects ask a person first. `credential`: whose it is shown besides. `audience`: for
+    all others there is no such server."""
 
     name: str
     url: str = ""
     namespace: str | None = None
+    audience: Audience = EVERYBODY
     headers: Mapping[str, str] = {}
     trust: Trusted = "pinned"
     taints: bool = False

@@ -6,7 +6,7 @@ worker is told of a change.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from redis.asyncio import Redis
@@ -22,6 +22,7 @@ from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.mcp.exchanges import open_exchanges
 from gateway.mcp.known import Feed, announce
 from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins, start_url
+from gateway.mcp_servers import to_audience
 from gateway.secret import Secret
 from gateway.settings import Settings
 from gateway.tenancy.errors import NotFound
@@ -34,12 +35,13 @@ from gateway.vault.credentials import (
 from gateway.vault.envelope import Vault
 from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
 from gateway.vault.token_endpoint import TokenEndpoint
+from mcp_bridge.audience import Audience
 from mcp_bridge.credentials import Whose
 
 
 class UpstreamVault:
     """The verbs of those who keep them. `shown`: what the bridge asks. `sign_ins`: how people let
-    us in. `servers`: the names of those that are shown one."""
+    us in. `servers`: those that are shown one, and whom they are there for."""
 
     def __init__(
         self,
@@ -49,19 +51,23 @@ class UpstreamVault:
         vault: Vault,
         shown: VaultCredentials,
         sign_ins: SignIns,
-        servers: Collection[str],
+        servers: Mapping[str, Audience],
     ) -> None:
         self.shown, self.sign_ins, self._servers = shown, sign_ins, servers
         self._db, self._redis, self._vault = db, redis, vault
 
-    def _check(self, name: str) -> None:
+    def _check(self, name: str, org_id: str, project_id: str | None) -> None:
         """Raises: NotFound."""
-        if name not in self._servers:
+        audience = self._servers.get(name)
+        if audience is None or not audience.has(org_id, project_id):
             raise NotFound("server", "no server of that name is shown a credential")
 
-    async def find(self, org_id: str, server: str, user_id: str | None) -> UpstreamCredential:
-        """Exactly that one. Raises: NotFound."""
-        self._check(server)
+    async def find(
+        self, org_id: str, server: str, user_id: str | None, *, project_id: str | None = None
+    ) -> UpstreamCredential:
+        """Exactly that one. `project_id`: of who asks; None: they see to all of the organization.
+        Raises: NotFound."""
+        self._check(server, org_id, project_id)
         async with tenant(self._db, org_id) as conn:
             found = await find_credential(conn, org_id=org_id, upstream=server, user_id=user_id)
         if found is None or found.user_id != user_id:
@@ -75,9 +81,11 @@ class UpstreamVault:
         user_id: str | None,
         values: Mapping[str, str],
         actor: Actor,
+        *,
+        project_id: str | None = None,
     ) -> UpstreamCredential:
         """Raises: NotFound, InvalidField, NameTaken, ChangeNotAnnounced."""
-        self._check(server)
+        self._check(server, org_id, project_id)
         async with tenant(self._db, org_id) as conn:
             kept = await put_credential(
                 conn,
@@ -92,10 +100,16 @@ class UpstreamVault:
         return kept
 
     async def delete(
-        self, org_id: str, server: str, user_id: str | None, actor: Actor
+        self,
+        org_id: str,
+        server: str,
+        user_id: str | None,
+        actor: Actor,
+        *,
+        project_id: str | None = None,
     ) -> UpstreamCredential:
         """Raises: NotFound, ChangeNotAnnounced."""
-        found = await self.find(org_id, server, user_id)
+        found = await self.find(org_id, server, user_id, project_id=project_id)
         async with tenant(self._db, org_id) as conn:
             gone = await delete_credential(conn, org_id=org_id, credential_id=found.id, actor=actor)
         await announce(self._redis, org_id)
@@ -182,5 +196,9 @@ async def open_vault(
         vault=vault,
         shown=shown,
         sign_ins=sign_ins,
-        servers=[each.name for each in settings.mcp_servers if each.credential != "none"],
+        servers={
+            each.name: to_audience(each)
+            for each in settings.mcp_servers
+            if each.credential != "none"
+        },
     )

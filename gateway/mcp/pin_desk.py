@@ -72,28 +72,33 @@ class PinDesk:
         redis: Redis,
     ) -> None:
         self._servers = {each.name: each for each in servers}
-        self.names = tuple(self._servers)
         self._carriers, self._info = carriers, info
         self._db, self._redis = db, redis
         self._looks = asyncio.Semaphore(MAX_LOOKS)
 
-    def named(self, server: str) -> ServerConfig:
+    def of_org(self, org_id: str) -> dict[str, ServerConfig]:
+        """Those that are there for it, by name."""
+        found = self._servers.items()
+        return {name: each for name, each in found if each.audience.has(org_id, None)}
+
+    def named(self, org_id: str, server: str) -> ServerConfig:
         """Raises: NotFound."""
-        if server not in self._servers:
+        found = self.of_org(org_id).get(server)
+        if found is None:
             raise NotFound("server", f"no server {server!r} is configured")
-        return self._servers[server]
+        return found
 
     async def known(self, org_id: str) -> list[Seen]:
         """All servers, asking none of them, by name."""
         async with tenant(self._db, org_id) as conn:
             return [
                 Seen(each, len((await read_pins(conn, org_id=org_id, server=name)).pins))
-                for name, each in sorted(self._servers.items())
+                for name, each in sorted(self.of_org(org_id).items())
             ]
 
     async def see(self, org_id: str, server: str) -> Seen:
         """Raises: NotFound."""
-        config = self.named(server)
+        config = self.named(org_id, server)
         offer = await self._offer(config, org_id)
         async with tenant(self._db, org_id) as conn:
             return await self._compared(conn, org_id, config, offer)
@@ -110,7 +115,7 @@ class PinDesk:
         """`keys` None: all but what looks like an attack. `check`: whether what is offered now is
         what was looked at. Raises: NotFound, Conflict (the server gives no answer), InvalidField
         (by the field of one that does not wait), ChangeNotAnnounced, whatever `check` raises."""
-        config = self.named(server)
+        config = self.named(org_id, server)
         offer = await self._offer(config, org_id)
         async with tenant(self._db, org_id) as conn:
             seen = await self._compared(conn, org_id, config, offer)
@@ -130,7 +135,7 @@ class PinDesk:
     ) -> Seen:
         """`keys` None: all of it, so that it is not dialled. The server is not asked. Raises:
         NotFound, ChangeNotAnnounced."""
-        config = self.named(server)
+        config = self.named(org_id, server)
         async with tenant(self._db, org_id) as conn:
             await revoke_pins(conn, org_id=org_id, server=server, keys=keys, actor=actor)
             left = await read_pins(conn, org_id=org_id, server=server)
@@ -158,7 +163,7 @@ class PinDesk:
             return Seen(config, len(approved.pins), problem=offer)
         if config.trust == "all":
             return Seen(config, len(approved.pins))
-        others = await of_others(conn, self._servers, org_id, config.name)
+        others = await of_others(conn, self.of_org(org_id), org_id, config.name)
         waits = await asyncio.to_thread(changes_in, config, approved, offer, others)
         return Seen(config, len(approved.pins), waits, offer.unpinnable)
 

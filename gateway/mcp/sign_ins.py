@@ -18,6 +18,7 @@ from gateway.db import tenant
 from gateway.egress import Egress
 from gateway.mcp.clients import client_fields, is_signed_in_at
 from gateway.mcp.credentials import Challenges
+from gateway.mcp_servers import to_audience
 from gateway.settings import Settings
 from gateway.settings_file import WrittenMcpServer
 from gateway.tenancy.errors import NotFound
@@ -29,6 +30,7 @@ from gateway.vault.oauth import Consent, Consents
 from gateway.vault.registration import KnownClient, Ourselves, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import UpstreamClient
+from mcp_bridge.audience import EVERYBODY, Audience
 from mcp_bridge.credentials import CredentialOf, Whose
 
 ROOT = "/oauth/upstream"
@@ -50,6 +52,7 @@ class SignedInAt(msgspec.Struct, frozen=True, kw_only=True):
     credential: CredentialOf
     client: UpstreamClient | None = None
     known: KnownClient | None = None
+    audience: Audience = EVERYBODY
 
 
 class SignIns:
@@ -76,9 +79,9 @@ class SignIns:
         at = self._servers.get(server)
         return None if at is None else start_url(self._issuer, server, at.credential, whose)
 
-    def is_for_tenant(self, server: str, wanted: str | None) -> bool:
+    def is_for_tenant(self, org_id: str, server: str, wanted: str | None) -> bool:
         """Whether what begins with `for=wanted` is for all of the tenant. Raises: NotFound."""
-        return self._at(server).credential == TENANTS or wanted == TENANTS
+        return self._at(org_id, server).credential == TENANTS or wanted == TENANTS
 
     async def start(
         self, server: str, *, org_id: str, user_id: str, for_tenant: bool, browser: str
@@ -87,7 +90,7 @@ class SignIns:
 
         Raises: NotFound, SignInRefused, IssuerUnavailable, CannotOpen.
         """
-        at = self._at(server)
+        at = self._at(org_id, server)
         whose = Whose(org_id, None if for_tenant else user_id)
         begun: dict[str, Any] = {
             "org_id": org_id,
@@ -116,13 +119,13 @@ class SignIns:
 
     async def finish(self, consent: Consent, said: Mapping[str, str], actor: Actor) -> None:
         """Raises: NotFound, SignInRefused, IssuerUnavailable, InvalidField."""
-        at = self._at(consent.upstream)
+        at = self._at(consent.org_id, consent.upstream)
         client = None if consent.client is not None else at.client
         await self._consents.finish(consent, client, said, actor)
 
-    def _at(self, server: str) -> SignedInAt:
+    def _at(self, org_id: str, server: str) -> SignedInAt:
         found = self._servers.get(server)
-        if found is None:
+        if found is None or not found.audience.has(org_id, None):
             raise NotFound("server", "nobody signs in at a server of that name")
         return found
 
@@ -194,7 +197,12 @@ def to_signed_in_at(server: WrittenMcpServer) -> SignedInAt | None:
     """None: nobody signs in there. Raises: SettingsError."""
     if server.url is None or not is_signed_in_at(server):
         return None
-    at = SignedInAt(name=server.name, url=server.url, credential=server.credential)
+    at = SignedInAt(
+        name=server.name,
+        url=server.url,
+        credential=server.credential,
+        audience=to_audience(server),
+    )
     if server.oauth is None:
         return at
     fields = client_fields(server.oauth)

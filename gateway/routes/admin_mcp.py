@@ -191,7 +191,7 @@ async def replace(request: Asked) -> Response[bytes]:
             actor=actor_of(request),
             check=lambda before: precondition.check(to_rules(before)),
         )
-        servers = () if found.mcp is None else found.mcp.pins.names
+        servers = () if found.mcp is None else found.mcp.pins.of_org(org_id)
         warnings = await warnings_of(conn, org_id=org_id, rules=rules, servers=servers)
     await announce(found.redis, org_id)
     view = to_rules(made)

@@ -74,11 +74,17 @@ def user_of(request: Request[Principal, Any, Any]) -> str:
     return user_id
 
 
+def project_of(request: Request[Principal, Any, Any], user_id: str | None) -> str | None:
+    """Of whose own credential it is; who sees to the tenant's sees to all of its projects."""
+    return None if user_id is None else request.user.project_id
+
+
 async def show_of(
     request: Request[Principal, Any, Any], server: str, user_id: str | None
 ) -> Response[bytes]:
-    vault = vault_of(services(request).mcp)
-    return answer(request, to_view(await vault.find(request.user.org_id, server, user_id)))
+    vault, project_id = vault_of(services(request).mcp), project_of(request, user_id)
+    found = await vault.find(request.user.org_id, server, user_id, project_id=project_id)
+    return answer(request, to_view(found))
 
 
 async def keep_of(
@@ -86,7 +92,10 @@ async def keep_of(
 ) -> Response[bytes]:
     body = decode_kept(DECODER, await plain_body(request))
     vault, actor = vault_of(services(request).mcp), actor_of(request)
-    kept = await vault.put(request.user.org_id, server, user_id, body.values, actor)
+    project_id = project_of(request, user_id)
+    kept = await vault.put(
+        request.user.org_id, server, user_id, body.values, actor, project_id=project_id
+    )
     return answer(request, to_view(kept))
 
 
@@ -94,7 +103,8 @@ async def delete_of(
     request: Request[Principal, Any, Any], server: str, user_id: str | None
 ) -> Response[bytes]:
     vault, actor = vault_of(services(request).mcp), actor_of(request)
-    gone = await vault.delete(request.user.org_id, server, user_id, actor)
+    project_id = project_of(request, user_id)
+    gone = await vault.delete(request.user.org_id, server, user_id, actor, project_id=project_id)
     return answer(request, McpCredentialDeleted(id=gone.id))
 
 

@@ -79,7 +79,8 @@ async def start(request: Request[Any, Any, Any], server: FromPath[str]) -> Respo
     person = browser.session
     try:
         sign_ins = vault_of(services(request).mcp).sign_ins
-        for_tenant = sign_ins.is_for_tenant(server, request.query_params.get("for"))
+        wanted = request.query_params.get("for")
+        for_tenant = sign_ins.is_for_tenant(person.org_id, server, wanted)
         check_may(person, server, for_tenant=for_tenant)
         url = await sign_ins.start(
             server,

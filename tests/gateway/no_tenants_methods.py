@@ -75,6 +75,7 @@ SYSTEM = {
     "mcp.pin_desk.PinDesk.approve": "by verbs that are tried",
     "mcp.pin_desk.PinDesk.known": "reads by a verb that is tried",
     "mcp.pin_desk.PinDesk.named": "of the operator's settings",
+    "mcp.pin_desk.PinDesk.of_org": "of the operator's settings",
     "mcp.pin_desk.PinDesk.revoke": "by verbs that are tried",
     "mcp.pin_desk.PinDesk.see": "reads by verbs that are tried",
     "mcp.known.KnownTrust.approved": "reads by a verb that is tried",

@@ -24,6 +24,7 @@ from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
 from gateway.vault.registration import Ourselves, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
+from mcp_bridge.audience import EVERYBODY
 from mcp_bridge.carrier import NotSent
 from mcp_bridge.credentials import NO_CREDENTIAL, Whose
 from tests.gateway.two_tenants import id_of
@@ -147,7 +148,7 @@ async def upstream_vault(stage: Stage) -> AsyncIterator[UpstreamVault]:
                 db=stage.pool, vault=vault, tokens=tokens, challenges=Challenges(redis)
             ),
             sign_ins=sign_ins(stage, egress, []),
-            servers=[upstream],
+            servers={upstream: EVERYBODY},
         )
     finally:
         egress.close()
