@@ -47,7 +47,7 @@ MAX_NOTES = 256
 MAX_NOTE_BYTES = 16 * 1024 * 1024
 """Of what waits to be taken by one who asked; the oldest is lost first."""
 
-OFFERED_CAPABILITIES: dict[str, Any] = {"elicitation": {}, "sampling": {}}
+OFFERED_CAPABILITIES: dict[str, Any] = {"elicitation": {}}
 SAMPLING = "sampling"
 
 Emit = Callable[[Message], Awaitable[None]]
@@ -143,16 +143,19 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channel:
-    """`start`, then `run` until the server ends it; `ask` meanwhile. `samples`: it is told that it
-    may want a model."""
+    """`start`, then `run` until the server ends it; `ask` meanwhile. `sampling`: what it is told of
+    models that it may want; None: there are none."""
 
     def __init__(
-        self, server: str, info: dict[str, Any], line: Line, *, samples: bool = True
+        self,
+        server: str,
+        info: dict[str, Any],
+        line: Line,
+        *,
+        sampling: dict[str, Any] | None = None,
     ) -> None:
         self.server = server
-        self._offered = {
-            name: each for name, each in OFFERED_CAPABILITIES.items() if samples or name != SAMPLING
-        }
+        self._offered = OFFERED_CAPABILITIES | ({} if sampling is None else {SAMPLING: sampling})
         self.id = secrets.token_hex(8)
         self.modern = False
         self.answered = False

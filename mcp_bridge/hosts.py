@@ -25,6 +25,7 @@ from mcp_bridge.carrier import CarrierFailed, NotSent
 from mcp_bridge.channel import Ask, Channel, Emit, Line, Told
 from mcp_bridge.credentials import NO_CREDENTIAL, Credentials, CredentialSet, Whose
 from mcp_bridge.ending import end
+from mcp_bridge.protocol.eras import SAMPLING_BY
 from mcp_bridge.relay import NotHeard, Relay
 from mcp_bridge.upstream import ServerConfig, Unreachable
 
@@ -118,8 +119,8 @@ class Host:
         used = left = False
         try:
             async with self._open_line(self.config, self.whose, self.credential) as line:
-                samples = self.config.sampling != "off"
-                channel = Channel(self.config.name, self._info, line, samples=samples)
+                sampling = SAMPLING_BY[self.config.sampling]
+                channel = Channel(self.config.name, self._info, line, sampling=sampling)
                 running = asyncio.create_task(channel.run())
                 try:
                     await until_ready(channel, running)

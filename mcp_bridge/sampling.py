@@ -3,7 +3,8 @@
 Above: `endpoint`, which wraps exchanges of servers that ours answers; `session_streams`. Below:
 `exchanges`. The model is handed in (`Sampler`), with whoever pays for it. Asked for together with
 something that only a person can answer, what it wrote waits in the state that the client brings
-back. A sampled model calls no tools, so no call leads to another one.
+back. A sampled model calls no tools but those that the server makes itself, so no call leads to
+another one.
 """
 
 from __future__ import annotations

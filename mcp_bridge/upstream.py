@@ -28,8 +28,10 @@ from mcp_bridge.protocol.eras import (
     LEGACY,
     LEGACY_VERSIONS,
     MODERN,
+    SAMPLING_BY,
     SESSION_HEADER,
     VERSION_HEADER,
+    SampledBy,
 )
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.outbound import modern_headers
@@ -76,8 +78,6 @@ Trusted = Literal["pinned", "all"]
 Transport = Literal["http", "sse", "stdio", "openapi"]
 """`sse`: HTTP with server-sent events, of 2024-11-05. `stdio`: a process, of `launch`.
 `openapi`: an HTTP API, of `document`."""
-SampledBy = Literal["caller", "engine", "off"]
-"""Who writes what a server wants of a model: its caller's, ours, or nobody's."""
 Addresses = Literal["public", "private", "loopback"]
 """Where a server may be dialled, besides the public internet: in the operator's own networks, or on
 this machine."""
@@ -270,8 +270,8 @@ class Upstream:
         if self.config.sampling == "caller":
             return envelope
         can = {name: each for name, each in envelope.capabilities.items() if name != "sampling"}
-        if self.config.sampling == "engine":
-            can["sampling"] = {}
+        ours = SAMPLING_BY[self.config.sampling]
+        can |= {} if ours is None else {"sampling": ours}
         return msgspec.structs.replace(envelope, capabilities=can)
 
     def next_id(self) -> int:

@@ -10,7 +10,7 @@ server that needs something answers `input_required`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from mcp_types import methods
 from pydantic import ValidationError
@@ -58,6 +58,15 @@ NEEDED_CAPABILITY = {
     "roots/list": "roots",
 }
 """Of a client, for what a server may ask of it."""
+SampledBy = Literal["caller", "engine", "off"]
+"""Who writes what a server wants of a model: its caller's, ours, or nobody's."""
+SAMPLING_BY: dict[SampledBy, dict[str, Any] | None] = {
+    "caller": {},
+    "engine": {"tools": {}},
+    "off": None,
+}
+"""What a server is told of it, as of a client's capability: a model of ours calls tools, of callers
+that share a connection not all do. None: nothing."""
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 LIST_CHANGES = {
     "notifications/tools/list_changed": "toolsListChanged",

@@ -60,6 +60,7 @@ def needs(**properties: str) -> dict[str, Any]:
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "test_sampling": needs(prompt="string"),
+    "test_sampling_with_tools": needs(prompt="string"),
     "test_elicitation": needs(message="string"),
     "test_x_mcp_header": {
         "type": "object",
@@ -108,6 +109,7 @@ OTHER_TOOLS = (
     "test_trigger_prompt_change",
     "test_trigger_resource_update",
     "test_count_calls",
+    "test_sampling_with_tools",
     "test_headers",
 )
 
@@ -174,6 +176,17 @@ def sample(asked: str, max_tokens: int = 100) -> dict[str, Any]:
     messages = [{"role": "user", "content": text(asked)}]
     params = {"messages": messages, "maxTokens": max_tokens}
     return {"method": "sampling/createMessage", "params": params}
+
+
+ADD: dict[str, Any] = {"name": "sums.add", "inputSchema": needs(a="integer", b="integer")}
+
+
+def wish_with_tools(messages: list[Any], choice: str = "auto") -> dict[str, Any]:
+    params = {"messages": messages, "maxTokens": 200, "tools": [ADD]}
+    return {
+        "method": "sampling/createMessage",
+        "params": {**params, "toolChoice": {"mode": choice}},
+    }
 
 
 ROOTS: dict[str, Any] = {"method": "roots/list", "params": {}}

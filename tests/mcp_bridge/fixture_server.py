@@ -32,10 +32,12 @@ from mcp.server.subscriptions import (
     ToolsListChanged,
 )
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.server.validation import validate_sampling_tools
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata
 
 from tests.mcp_bridge.fixture_data import (
+    ADD,
     DEFAULTS_SCHEMA,
     ENUMS_SCHEMA,
     NOTHING,
@@ -49,6 +51,7 @@ from tests.mcp_bridge.fixture_data import (
     STATELESS,
     sample,
     text,
+    wish_with_tools,
 )
 from tests.mcp_bridge.fixture_parts import MODERN, Log, of_one_era, sealed, unsealed
 
@@ -85,6 +88,7 @@ class Fixture:
             "test_tool_with_progress": self.progress,
             "test_error_handling": self.fail,
             "test_sampling": self.sample,
+            "test_sampling_with_tools": self.sample_with_tools,
             "test_elicitation": self.elicit,
             "test_elicitation_sep1034_defaults": self.elicit_defaults,
             "test_elicitation_sep1330_enums": self.elicit_enums,
@@ -241,6 +245,8 @@ class Fixture:
 
         async def ask_one(request: dict[str, Any]) -> dict[str, Any]:
             kind, result = RESULTS[request["method"]]
+            if "tools" in request["params"]:
+                result = types.CreateMessageResultWithTools
             answered = await ctx.session.send_request(
                 kind.model_validate(request),
                 result,
@@ -310,6 +316,34 @@ class Fixture:
         asked = {f"sample{n or ''}": one for n in range(int(arguments.get("times", 1)))}
         answers = await self.ask(ctx, params, asked, None)
         return [text(f"LLM response: {answers['sample']['content']['text']}")]
+
+    async def sample_with_tools(self, ctx: Any, params: Any, arguments: Any) -> Any:
+        """It adds for the model, until that has an answer; what was said is in its state."""
+        validate_sampling_tools(ctx.session.client_capabilities, [types.Tool(**ADD)], None)
+        said: list[Any] = [{"role": "user", "content": text(str(arguments.get("prompt")))}]
+        if params.request_state is not None:
+            said = json.loads(unsealed(params.request_state))
+        while True:
+            asked = wish_with_tools(said)
+            answers = await self.ask(ctx, params, {"turn": asked}, sealed(json.dumps(said)))
+            answer = types.CreateMessageResultWithTools.model_validate(answers["turn"])
+            calls = [each for each in answer.content_as_list if each.type == "tool_use"]
+            if answer.stop_reason != "toolUse":
+                return [text(f"LLM response: {answers['turn']['content']['text']}")]
+            content = answers["turn"]["content"]
+            results = [
+                {
+                    "type": "tool_result",
+                    "toolUseId": each.id,
+                    "content": [text(str(each.input["a"] + each.input["b"]))],
+                }
+                for each in calls
+            ]
+            said += [
+                {"role": "assistant", "content": content},
+                {"role": "user", "content": results},
+            ]
+            params = params.model_copy(update={"input_responses": None})
 
     async def elicit(self, ctx: Any, params: Any, arguments: Any) -> Any:
         return await self.form(ctx, params, str(arguments.get("message")), PERSON_SCHEMA)

@@ -20,15 +20,22 @@ from openai import OpenAI
 from billing.ledger import check
 from gateway.db import tenant
 from gateway.mcp.metered import LIMITED
-from gateway.mcp.sampling import to_chat
+from gateway.mcp.sampling_turns import to_chat, to_result
 from gateway.settings import load
 from gateway.settings_file import SettingsError, WrittenMcpSampling
 from gateway.tenancy.keys import create_key
-from mcp_bridge.protocol.rpc import RpcError
+from gateway.wire.answer import (
+    AnswerCall,
+    AnswerChoice,
+    AnswerFunction,
+    AnswerMessage,
+    ChatCompletion,
+)
+from mcp_bridge.protocol.rpc import INVALID_PARAMS, RpcError
 from tests.databases import Databases
 from tests.gateway.openapi.fresh import fresh_worker, mcp_client
 from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running
-from tests.gateway.tool_loop.scripted import core, script
+from tests.gateway.tool_loop.scripted import SEEN, TOKENIZER, core, script
 from tests.mcp_bridge.processes import ERAS
 from tests.mcp_bridge.processes import running as processes
 
@@ -45,7 +52,7 @@ sampling = {sampling}
 """
     for name in SERVERS
     for suffix, sampling in (
-        ("", '{by = "engine", model = "near", max_tokens = 50, max_per_call = 3}'),
+        ("", '{by = "engine", model = "near", max_tokens = 200, max_per_call = 3}'),
         ("off", '{by = "off"}'),
     )
 )
@@ -173,6 +180,26 @@ def test_what_only_a_person_can_say_is_asked_of_the_client(
     assert models.count("near") == 1
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("server", SERVERS)
+def test_our_model_calls_tools_that_a_server_has(worker: Running, server: str, mode: str) -> None:
+    """Which the server makes, as its SDK asks for it, and goes on with what came of it."""
+    key_id, secret = new_key(worker)
+    both: Any = [("sums_add", {"a": 2, "b": 3}), ("sums_add", {"a": 4, "b": 5})]
+    prompt = script(both, [("sums_add", {"a": 6, "b": 7})])
+    name = f"{server}__test_sampling_with_tools"
+    seen = len(SEEN)
+    assert called(worker, secret, mode, name, {"prompt": prompt}) == (
+        "LLM response: Done after 2 rounds."
+    )
+    last = TOKENIZER.decode(SEEN[-1][0], skip_special_tokens=False)
+    assert len(SEEN) == seen + 3
+    results = re.findall(r"<tool_response>\s*(\d+)\s*</tool_response>", last)
+    assert results == ["5", "9", "13"]
+    models = [row.model for row in until(worker, 4, BOOKED, key=key_id)]
+    assert models == [f"mcp/{server}", "near", "near", "near"]
+
+
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_spent_budget_is_told_by_name(worker: Running, server: str) -> None:
     key_id, secret = new_key(worker)
@@ -183,6 +210,25 @@ def test_a_spent_budget_is_told_by_name(worker: Running, server: str) -> None:
     (entry,) = until(worker, 1, SAMPLED, key=key_id)
     assert msgspec.json.decode(entry.after)["outcome"] == "refused"
     assert "near" not in [row.model for row in rows(worker, BOOKED, key=key_id)]
+
+
+def test_what_a_chat_refuses_is_told_by_the_servers_name_of_it(worker: Running) -> None:
+    key_id, secret = new_key(worker)
+
+    async def ask() -> Any:
+        services = worker.services
+        assert services.mcp is not None
+        principal = await services.authenticator.authenticate(secret)
+        sampler = services.mcp._bridge._sampler
+        assert sampler is not None
+        wish = {**WISH, "tools": [{**TOOL, "inputSchema": {"type": "array"}}]}
+        with pytest.raises(RpcError) as raised:
+            await sampler.sample(services.mcp.caller_of(principal), "new", wish)
+        return raised.value
+
+    error = worker.run(ask())
+    assert (error.code, error.data) == (INVALID_PARAMS, {"field": "tools.0.inputSchema"})
+    assert rows(worker, BOOKED, key=key_id) == []
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -251,6 +297,7 @@ WISH: dict[str, Any] = {
     "messages": [{"role": "user", "content": {"type": "text", "text": "Write."}}],
     "maxTokens": 9,
 }
+TOOL: dict[str, Any] = {"name": "sums.add", "inputSchema": {"type": "object"}}
 OURS = WrittenMcpSampling(by="engine", model="near", max_tokens=50)
 
 
@@ -273,8 +320,12 @@ def test_a_wish_is_a_chat_within_bounds() -> None:
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        ({"tools": [{"name": "t", "inputSchema": {"type": "object"}}]}, "tools"),
-        ({"toolChoice": {"mode": "auto"}}, "toolChoice"),
+        ({"tools": [TOOL, TOOL]}, "tools.1.name"),
+        ({"tools": [TOOL, {**TOOL, "name": "sums_add"}]}, "tools.1.name"),
+        ({"tools": [{**TOOL, "name": "a" * 129}]}, "tools.0.name"),
+        ({"tools": [{**TOOL, "name": f"t{n}"} for n in range(129)]}, "tools"),
+        ({"toolChoice": {"mode": "required"}}, "toolChoice"),
+        ({"tools": [TOOL], "toolChoice": {"mode": "sums.add"}}, "toolChoice.mode"),
         ({"task": {"ttl": 1}}, "task"),
         ({"includeContext": "allServers"}, "includeContext"),
         ({"maxTokens": 0}, "maxTokens"),
@@ -304,7 +355,104 @@ def test_a_wish_is_a_chat_within_bounds() -> None:
 def test_what_is_not_served_is_refused_by_name(wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(RpcError) as raised:
         to_chat(OURS, {**WISH, **wrong})
+    assert raised.value.code == INVALID_PARAMS
     assert raised.value.data == {"field": field} and field in raised.value.message
+
+
+def use(id: str, **input: int) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": "sums.add", "input": input}
+
+
+def result(id: str, *said: str, **more: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": each} for each in said]
+    return {"type": "tool_result", "toolUseId": id, "content": content, **more}
+
+
+def said(role: str, *content: dict[str, Any]) -> dict[str, Any]:
+    return {"role": role, "content": list(content)}
+
+
+def test_calls_and_their_results_are_turns_of_a_chat() -> None:
+    """In the order of the calls; a name that functions cannot have is another one there."""
+    messages = [
+        *WISH["messages"],
+        said("assistant", {"type": "text", "text": "Let me see."}, use("a", n=1), use("b", n=2)),
+        said("user", result("b", "no", isError=True), result("a", structuredContent={"n": 1})),
+    ]
+    more = {"tools": [{**TOOL, "description": "Adds."}], "toolChoice": {"mode": "required"}}
+    chat = msgspec.json.decode(to_chat(OURS, {**WISH, "messages": messages, **more}))
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "sums_add", "arguments": arguments}}
+        for id, arguments in (("a", '{"n":1}'), ("b", '{"n":2}'))
+    ]
+    assert chat["messages"][1:] == [
+        {"role": "assistant", "content": "Let me see.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": '{"n":1}'},
+        {"role": "tool", "tool_call_id": "b", "content": "Error: no"},
+    ]
+    shown = {"name": "sums_add", "description": "Adds.", "parameters": {"type": "object"}}
+    assert chat["tools"] == [{"type": "function", "function": shown}]
+    assert chat["tool_choice"] == "required"
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ([said("assistant", use("a"))], "Tool result missing in request: 'a'"),
+        ([said("assistant", use("a")), said("user", {"type": "text", "text": "?"})], "missing"),
+        ([said("assistant", use("a")), said("assistant", result("a"))], "Tool result missing"),
+        ([said("assistant", use("a"), use("b")), said("user", result("a"))], "missing.*'b'"),
+        ([said("assistant", use("a")), said("user", result("a"), result("b"))], "'b'"),
+        ([said("assistant", use("a")), said("user", result("a"), result("a"))], "same call"),
+        (
+            [
+                said("assistant", use("a")),
+                said("user", result("a"), {"type": "text", "text": "and"}),
+            ],
+            "Tool results mixed with other content",
+        ),
+        ([said("user", result("a"))], "not in the message before"),
+        ([said("user", use("a")), said("user", result("a"))], "only the assistant"),
+        ([said("assistant", use("a"), use("a")), said("user", result("a"))], "the same id"),
+    ],
+)
+def test_calls_and_results_belong_together(messages: list[Any], why: str) -> None:
+    with pytest.raises(RpcError, match=why) as raised:
+        to_chat(OURS, {**WISH, "messages": messages, "tools": [TOOL]})
+    assert raised.value.code == INVALID_PARAMS
+
+
+def written(reason: str, content: str | None, *calls: tuple[str, str]) -> ChatCompletion:
+    made = [
+        AnswerCall(id=f"call_{n}", function=AnswerFunction(name, arguments))
+        for n, (name, arguments) in enumerate(calls)
+    ]
+    message = AnswerMessage(content=content, tool_calls=made)
+    finish: Any = reason
+    unread: Any = None
+    return ChatCompletion(
+        id="chatcmpl-1",
+        created=1,
+        model="near",
+        choices=[AnswerChoice(index=0, message=message, logprobs=None, finish_reason=finish)],
+        usage=unread,
+        service_tier=None,
+        system_fingerprint=None,
+    )
+
+
+def test_what_the_model_calls_is_told_by_the_servers_name() -> None:
+    wish = {**WISH, "tools": [TOOL]}
+    found = to_result(written("tool_calls", "So.", ("sums_add", '{"n": 1}')), wish)
+    use_ = {"type": "tool_use", "id": "call_0", "name": "sums.add", "input": {"n": 1}}
+    assert found["content"] == [{"type": "text", "text": "So."}, use_]
+    assert found["stopReason"] == "toolUse"
+    cut = to_result(written("length", None, ("sums_add", '{"n"')), wish)
+    assert (cut["content"], cut["stopReason"]) == ({"type": "text", "text": ""}, "maxTokens")
+    for call in (("sums_add", "[1]"), ("sums_add", '{"n'), ("another", "{}")):
+        with pytest.raises(RpcError) as raised:
+            to_result(written("tool_calls", None, call), wish)
+        assert raised.value.data == {"reason": "invalid_tool_call"}
 
 
 @pytest.mark.parametrize(
