@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gateway.mcp.pin_desk import PinDesk
     from gateway.mcp.records import AuditRecords
     from mcp_bridge.approvals import Approvals
+    from mcp_bridge.breaker import UpstreamHealth
     from mcp_bridge.bridge import Bridge
     from mcp_bridge.caller import Caller
     from mcp_bridge.pruning import Embedder
@@ -90,6 +91,14 @@ class McpDoor:
     def caller_of(self, principal: Principal) -> Caller:
         """Of a request that comes now: what it may do and spend is its principal's."""
         return self._callers.note(to_caller(principal), principal)
+
+    def health(self, org_id: str) -> list[UpstreamHealth]:
+        """Of what this worker asks for the tenant, by server and user."""
+        return self._bridge.health(org_id)
+
+    def health_by_server(self) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
+        """The servers, and of each upstream its server and state."""
+        return self._bridge.servers, [(it.upstream, it.state) for it in self._bridge.health()]
 
     def begin_drain(self) -> None:
         self._bridge.begin_drain()
@@ -163,6 +172,7 @@ async def open_mcp(
         spool=desk.spool,
         price_book=desk.price_book,
         tasks=desk.tasks,
+        calls=telemetry.mcp_calls,
     )
     servers = [to_config(each) for each in settings.mcp_servers]
     warn_of_drift(servers)

@@ -85,6 +85,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
                 self.telemetry.engine_status(engine.status)
         for model, rooms in self.rooms.items():
             self.telemetry.waiting_rooms(model, rooms)
+        if self.mcp is not None:
+            self.telemetry.mcp_health(*self.mcp.health_by_server())
         self.telemetry.open_calls.set(len(self.desk.open_calls))
         self.telemetry.tasks.set(len(asyncio.all_tasks()))
         self.telemetry.spool_backlog.set(self.spool.backlog)

@@ -9,6 +9,7 @@ key, a user or a prompt. Names follow vLLM's where users know those.
 from __future__ import annotations
 
 import time
+from collections import Counter as Counted
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +32,8 @@ ITL_BUCKETS_S = (
     *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 UNKNOWN_MODEL = "-"
+UPSTREAM_STATES = ("closed", "trying", "resting")
+"""Those of `mcp_bridge.breaker`, the worst last."""
 MAX_CHILDREN = 4096
 """Of one metric that are remembered by their labels."""
 
@@ -137,11 +140,28 @@ class Telemetry:
             ["outcome"],
             registry=self.registry,
         )
+        self._make_mcp_metrics()
         self.usage_conflicts = self._worker_gauge(
             "usage_conflicts", "Alarm: events that came again under their id with other content."
         )
         self.usage_refused = self._worker_gauge(
             "usage_refused", "Alarm: events that Postgres refuses, kept in quarantine."
+        )
+
+    def _make_mcp_metrics(self) -> None:
+        self.mcp_calls = Counter(
+            "tollgate_mcp_calls",
+            "Tool calls that went out to MCP servers: done, asked (the client is to answer first), "
+            "failed, left (nobody waited).",
+            ["server", "outcome"],
+            registry=self.registry,
+        )
+        self.mcp_upstreams = self._worker_gauge(
+            "mcp_upstreams",
+            "Who MCP servers are asked for (tenants or users, by worker), by what the server is to "
+            "them: closed (asked as usual), resting (it failed), trying.",
+            "server",
+            "state",
         )
 
     def _worker_gauge(self, name: str, text: str, *labels: str) -> Gauge:
@@ -182,6 +202,13 @@ class Telemetry:
             waiting = sum(room.num_waiting[lane] for room in rooms)
             self.upstream_running.labels(model, lane).set(running)
             self.upstream_waiting.labels(model, lane).set(waiting)
+
+    def mcp_health(self, servers: Iterable[str], found: Iterable[tuple[str, str]]) -> None:
+        """`servers`: those of the settings. `found`: a server and its state, of each upstream."""
+        counted = Counted(found)
+        for server in servers:
+            for state in UPSTREAM_STATES:
+                self.mcp_upstreams.labels(server, state).set(counted[server, state])
 
     def count_tokens(
         self, model: str, *, uncached: int, cache_read: int, cache_write: int, output: int

@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -31,7 +30,6 @@ JITTER = 0.25
 back together."""
 TRIAL_S = 120.0
 """For the call that tries; then another one may."""
-MAX_BREAKERS = 10_000
 
 State = Literal["closed", "resting", "trying"]
 
@@ -57,6 +55,10 @@ class UpstreamHealth(msgspec.Struct, frozen=True, kw_only=True):
     """0 where it may be asked now."""
     last_failure: str | None
     """The code of the error that came last, where none came right since."""
+    failing_s: float | None = None
+    """Since the first failure after which nothing came right; None: the last one asked answered."""
+    answered_s: float | None = None
+    """Since it last answered; None: it has not, since this process asks it."""
 
 
 class Attempt(msgspec.Struct, frozen=True, eq=False):
@@ -85,6 +87,8 @@ class Breaker:
         self._trial_until: float | None = None
         """Of the call that tries, while one is on its way."""
         self._last_failure: str | None = None
+        self._failing_since: float | None = None
+        self._answered_at: float | None = None
 
     @property
     def state(self) -> State:
@@ -106,17 +110,20 @@ class Breaker:
         before it rested, or whose trial was given up, change nothing."""
         if attempt.era != self._era:
             return
+        now = self._clock()
         if failure is None:
+            self._answered_at, self._failing_since = now, None
             self._in_a_row = 0
             self._last_failure = None
             self._trial_until = None
             return
         self._last_failure = failure
+        self._failing_since = now if self._failing_since is None else self._failing_since
         self._in_a_row += 1
         if self._in_a_row >= FAILURES_TO_REST:
             self._era += 1
             self._trial_until = None
-            self._rests_until = self._clock() + self._cool_down_s()
+            self._rests_until = now + self._cool_down_s()
 
     def give_up(self, attempt: Attempt) -> None:
         """Of a call that nobody waits for any more: it said nothing about the upstream."""
@@ -130,7 +137,12 @@ class Breaker:
             failures_in_a_row=self._in_a_row,
             retry_after_s=self._wait_s() if self._in_a_row >= FAILURES_TO_REST else 0.0,
             last_failure=self._last_failure,
+            failing_s=self._ago(self._failing_since),
+            answered_s=self._ago(self._answered_at),
         )
+
+    def _ago(self, at: float | None) -> float | None:
+        return None if at is None else self._clock() - at
 
     def _trying(self) -> bool:
         return self._trial_until is not None and self._clock() < self._trial_until
@@ -146,27 +158,3 @@ class Breaker:
         doublings = min(self._in_a_row - FAILURES_TO_REST, 32)
         bound_s: float = min(COOL_DOWN_MIN_S * 2**doublings, COOL_DOWN_MAX_S)
         return bound_s * (1 + JITTER * self._rng.random())
-
-
-class Breakers:
-    """By key, the one that was asked for longest ago forgotten beyond `MAX_BREAKERS`: that one is
-    asked as if it had never failed."""
-
-    def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, most: int = MAX_BREAKERS
-    ) -> None:
-        self._clock = clock
-        self._most = most
-        self._known: OrderedDict[tuple[str, Hashable], Breaker] = OrderedDict()
-
-    def of(self, upstream: str, owner: Hashable) -> Breaker:
-        """owner: what a failure is bound to, a tenant with its credentials. Another one's wrong
-        password keeps nobody out."""
-        key = (upstream, owner)
-        breaker = self._known.get(key)
-        if breaker is None:
-            breaker = self._known[key] = Breaker(upstream, clock=self._clock)
-            if len(self._known) > self._most:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return breaker

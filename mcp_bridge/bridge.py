@@ -17,6 +17,7 @@ from typing import Any
 import httpcore
 from redis.asyncio import Redis
 
+from mcp_bridge.breaker import UpstreamHealth
 from mcp_bridge.carriers import Carriers, whose_of
 from mcp_bridge.credentials import Whose
 from mcp_bridge.ending import end
@@ -134,6 +135,20 @@ class Bridge:
             keeps_names=keeps_names,
             pruner=self._pruner if prunes else None,
         )
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(each.name for each in self._servers)
+
+    def health(self, org_id: str | None = None) -> list[UpstreamHealth]:
+        """Of what this process asks, each for a tenant or one of its users. `org_id`: of that one
+        alone."""
+        return [
+            upstream.breaker.health()
+            for (whose, _), upstream in self._upstreams.items()
+            if org_id in (None, whose.org_id)
+        ]
 
     def _upstream(self, org_id: str, user_id: str | None, config: ServerConfig) -> Upstream:
         whose = whose_of(config, org_id, user_id)

@@ -15,6 +15,7 @@ import logging
 from asyncio import Future
 
 import msgspec
+from prometheus_client import Counter
 
 from billing.errors import SpoolError
 from billing.events import Attempt, Finish
@@ -74,8 +75,11 @@ class CallMeter:
         spool: Spool,
         price_book: PriceBook,
         tasks: TaskSet,
+        calls: Counter,
     ) -> None:
+        """`calls`: those that went out, by server and outcome."""
         self._callers, self._price_book, self._tasks = callers, price_book, tasks
+        self._calls = calls
         self.limiter, self.spool = limiter, spool
 
     def price_of(self, principal: Principal, server: str) -> Pico:
@@ -89,7 +93,8 @@ class CallMeter:
             raise not_accounted_for()
         terms = Terms.of_now(self._price_book, principal, model, TOOL_CALL)
         verdict = await self._admitted(principal, model, call.id, terms)
-        return MeteredCall(self, new_tool_call(call.id, principal, model, terms), verdict)
+        attempt = new_tool_call(call.id, principal, model, terms)
+        return MeteredCall(self, call.server, attempt, verdict)
 
     async def count(self, read: ReadRecord) -> None:
         """Of limits those that are no money."""
@@ -106,6 +111,9 @@ class CallMeter:
         except Suspended:
             raise RpcError(LIMITED, "An invoice is overdue", {"reason": "suspended"}) from None
         return principal
+
+    def counted(self, server: str, outcome: Outcome) -> None:
+        self._calls.labels(server, outcome).inc()
 
     async def _admitted(
         self, principal: Principal, model: str, lease_id: str, terms: Terms
@@ -138,8 +146,11 @@ class CallMeter:
 class MeteredCall:
     """A Ticket."""
 
-    def __init__(self, meter: CallMeter, attempt: Attempt, admission: Admission) -> None:
-        self._meter, self._attempt, self._admission = meter, attempt, admission
+    def __init__(
+        self, meter: CallMeter, server: str, attempt: Attempt, admission: Admission
+    ) -> None:
+        self._meter, self._server = meter, server
+        self._attempt, self._admission = attempt, admission
         self._has_begun = False
         self._on_disk: Future[None] | None = None
         self.cost_pico = rate(ONE_CALL, attempt.prices).amount_pico
@@ -153,6 +164,8 @@ class MeteredCall:
 
     async def ended(self, outcome: Outcome | None) -> bool:
         paid = False
+        if outcome is not None:
+            self._meter.counted(self._server, outcome)
         try:
             if outcome is not None and outcome != "failed" and self._on_disk is not None:
                 await self._on_disk

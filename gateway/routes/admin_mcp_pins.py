@@ -7,6 +7,8 @@ of what waits to the byte: a yes with `If-Match` is to what was looked at, or to
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +22,7 @@ from gateway.routes.access import actor_of, needs, services
 from gateway.routes.body import plain_body
 from gateway.routes.conditional import Precondition, answer, if_match
 from gateway.routes.operations import describes
+from gateway.telemetry import UPSTREAM_STATES
 from gateway.tenancy.errors import InvalidField
 from gateway.wire.admin_mcp_pins import (
     MAX_SHOWN,
@@ -30,6 +33,7 @@ from gateway.wire.admin_mcp_pins import (
     McpNeverShown,
     McpRevokeBody,
     McpServer,
+    McpServerHealth,
     McpServerOffer,
     McpServers,
     NamedOffer,
@@ -38,6 +42,7 @@ from gateway.wire.refusals import decode_kept
 
 if TYPE_CHECKING:
     from gateway.mcp.pin_desk import Seen
+    from mcp_bridge.breaker import UpstreamHealth
     from mcp_bridge.pinning import Change, Key
     from mcp_bridge.scan import Finding
 
@@ -51,7 +56,7 @@ _approve_decoder = msgspec.json.Decoder(McpApproveBody)
 _revoke_decoder = msgspec.json.Decoder(McpRevokeBody)
 
 
-def to_server(seen: Seen) -> McpServer:
+def to_server(seen: Seen, found: Sequence[UpstreamHealth] = ()) -> McpServer:
     unlooked = "approved" if seen.approved else "unapproved"
     return msgspec.convert(
         {
@@ -59,8 +64,26 @@ def to_server(seen: Seen) -> McpServer:
             "state": "trusted" if seen.config.trust == "all" else unlooked,
             "transport": seen.config.transport,
             "approved": seen.approved,
+            "health": to_health([one for one in found if one.upstream == seen.config.name]),
         },
         McpServer,
+    )
+
+
+def to_health(found: Sequence[UpstreamHealth]) -> McpServerHealth | None:
+    if not found:
+        return None
+    worst = max(found, key=lambda one: (UPSTREAM_STATES.index(one.state), one.failures_in_a_row))
+    now = time.time()
+    answered = [one.answered_s for one in found if one.answered_s is not None]
+    return McpServerHealth(
+        state=worst.state,
+        connections=len(found),
+        failures_in_a_row=worst.failures_in_a_row,
+        last_failure=worst.last_failure,
+        failing_since=None if worst.failing_s is None else int(now - worst.failing_s),
+        last_answer_at=int(now - min(answered)) if answered else None,
+        retry_at=int(now + worst.retry_after_s) if worst.retry_after_s else None,
     )
 
 
@@ -126,8 +149,11 @@ def named_in(body: NamedOffer) -> frozenset[Key] | None:
 )
 async def list_servers(request: Asked) -> Response[bytes]:
     door = services(request).mcp
-    found = [] if door is None else await door.pins.known(request.user.org_id)
-    return answer(request, McpServers(data=[to_server(one) for one in found]))
+    if door is None:
+        return answer(request, McpServers(data=[]))
+    org_id = request.user.org_id
+    found, health = await door.pins.known(org_id), door.health(org_id)
+    return answer(request, McpServers(data=[to_server(one, health) for one in found]))
 
 
 @get(

@@ -20,6 +20,25 @@ OfferedName = Annotated[str, Meta(min_length=1, max_length=1024)]
 Names = Annotated[list[OfferedName], Meta(min_length=1, max_length=MAX_NAMES)]
 
 
+class McpServerHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the worker that answers, for this organization; of several users the worst."""
+
+    object: str = "mcp.server.health"
+    state: Literal["closed", "resting", "trying"]
+    """`closed`: asked as usual. `resting`: it failed and is not asked. `trying`: one call is on its
+    way, and decides."""
+    connections: int
+    """One of the organization, or one a user where each is shown as who they are."""
+    failures_in_a_row: int
+    last_failure: str | None
+    """A code. None: nothing has failed since it last answered."""
+    failing_since: int | None
+    """Unix seconds, as all times."""
+    last_answer_at: int | None
+    retry_at: int | None
+    """Before which nobody asks it."""
+
+
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "mcp.server"
     name: str
@@ -28,6 +47,8 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     transport: Literal["http", "sse", "stdio", "openapi"]
     approved: int
     """Tools, prompts, resources, instructions and how it is reached."""
+    health: McpServerHealth | None = None
+    """None: this worker has not asked it for the organization yet."""
 
 
 class McpServers(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ class Counting:
         self.instructions: str | None = None
         self.error: dict[str, Any] = {"code": -32000, "message": "broken"}
         self.holds, self.release = threading.Event(), threading.Event()
+        self.is_down = False
         self.url = ""
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def counting() -> Iterator[Counting]:
             found.asked.append((self.path, message["method"]))
             said = {"jsonrpc": "2.0", "id": message.get("id"), **found.answer(message)}
             content = msgspec.json.encode(said)
-            self.send_response(200)
+            self.send_response(503 if found.is_down else 200)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(content)))
             self.end_headers()

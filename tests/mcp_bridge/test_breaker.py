@@ -16,7 +16,6 @@ from mcp_bridge.breaker import (
     TRIAL_S,
     Attempt,
     Breaker,
-    Breakers,
     UpstreamResting,
 )
 
@@ -94,23 +93,19 @@ def test_a_trial_that_is_given_up_or_never_heard_of_lets_the_next_one_try() -> N
     assert breaker.state == "closed"
 
 
-def test_a_wrong_password_keeps_nobody_else_out() -> None:
+def test_health_says_since_when_it_fails_and_when_it_answered_last() -> None:
     clock = Clock()
-    breakers = Breakers(clock=clock)
-    failing(breakers.of("github", "org_a"), FAILURES_TO_REST, clock)
-    assert breakers.of("github", "org_a").state == "resting"
-    assert breakers.of("github", "org_b").state == "closed"
-    assert breakers.of("gitlab", "org_a").state == "closed"
-
-
-def test_breakers_are_bounded_and_the_oldest_is_forgotten() -> None:
-    breakers = Breakers(most=2)
-    first = breakers.of("a", 1)
-    breakers.of("b", 1)
-    assert breakers.of("a", 1) is first
-    breakers.of("c", 1)
-    assert breakers.of("a", 1) is first
-    assert len(breakers._known) == 2
+    breaker = Breaker("github", clock=clock)
+    assert (breaker.health().failing_s, breaker.health().answered_s) == (None, None)
+    breaker.report(breaker.attempt(), failure=None)
+    clock.now += 5
+    breaker.report(breaker.attempt(), failure="timeout")
+    clock.now += 2
+    breaker.report(breaker.attempt(), failure="status_503")
+    health = breaker.health()
+    assert (health.failing_s, health.answered_s, health.last_failure) == (2, 7, "status_503")
+    breaker.report(breaker.attempt(), failure=None)
+    assert (breaker.health().failing_s, breaker.health().answered_s) == (None, 0)
 
 
 class Machine(RuleBasedStateMachine):
