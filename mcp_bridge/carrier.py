@@ -33,6 +33,15 @@ class NotSent(CarrierFailed):
         self.sign_in_url = sign_in_url
 
 
+class NotTaken(CarrierFailed):
+    """The server did not take the credential that it was shown, and has done nothing. `challenge`:
+    its `WWW-Authenticate`."""
+
+    def __init__(self, status: int, challenge: str) -> None:
+        super().__init__(f"status_{status}")
+        self.status, self.challenge = status, challenge
+
+
 class Spent(msgspec.Struct):
     """How much was read for one owner, over however many answers."""
 

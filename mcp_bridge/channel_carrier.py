@@ -10,10 +10,11 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
-from mcp_bridge.carrier import Carried, CarrierFailed, Spent
+from mcp_bridge.carrier import Carried, CarrierFailed, NotTaken, Spent
 from mcp_bridge.channel import LISTENING, Ask, Told
-from mcp_bridge.credentials import Whose
+from mcp_bridge.credentials import CredentialSet, Refusal, Whose
 from mcp_bridge.ending import end
 from mcp_bridge.hosts import Hosts
 from mcp_bridge.http_carrier import Shown
@@ -41,7 +42,7 @@ class ChannelAnswer:
         read_s: float | None,
         on_change: Callable[[], None],
     ) -> None:
-        self._first, self._rest, self._ending = first, rest, ending
+        self._first, self._rest, self.ending = first, rest, ending
         self._read_s, self._on_change = read_s, on_change
         told = ending.result() if first is None else None
         self.status = 200 if told is None else told.status
@@ -63,8 +64,8 @@ class ChannelAnswer:
             if found.get("method") in LIST_CHANGES:
                 self._on_change()
             yield None if found == LISTENING else found
-            found = await next_of(self._rest, self._ending, self._read_s)
-        message = self._ending.result().message
+            found = await next_of(self._rest, self.ending, self._read_s)
+        message = self.ending.result().message
         if message is not None:
             yield message
 
@@ -88,18 +89,48 @@ class ChannelCarrier:
         endless: bool,
         on_change: Callable[[], None],
     ) -> AsyncIterator[Carried]:
-        credential = await self._shown(None)
         session = headers.get(SESSION_HEADER)
         asked = Ask(asker=self._asker, method=method, message=body, session=session)
+        read_s = None if endless else READ_TIMEOUT_S
+        credential = await self._shown(None)
+        try:
+            answer = await self._begin(credential, asked, read_s, on_change)
+        except NotTaken as error:
+            again = await self._shown(Refusal(credential, error.status, error.challenge))
+            if again is credential:
+                raise
+            # Refused before anything was done: a newer token may be taken.
+            answer = await self._begin_again(again, asked, read_s, on_change)
+        try:
+            yield answer
+        finally:
+            await end(answer.ending, again_s=ENDING_S)
+
+    async def _begin(
+        self,
+        credential: CredentialSet,
+        asked: Ask,
+        read_s: float | None,
+        on_change: Callable[[], None],
+    ) -> ChannelAnswer:
+        """Raises: CarrierFailed, RpcError."""
         said: asyncio.Queue[Message] = asyncio.Queue(MAX_UNREAD)
         work = self._hosts.ask(self._config, self._whose, credential, asked, said.put)
         ending = asyncio.create_task(work)
-        read_s = None if endless else READ_TIMEOUT_S
         try:
             first = await next_of(said, ending, read_s)
-            yield ChannelAnswer(first, said, ending, read_s, on_change)
-        finally:
+        except BaseException:
             await end(ending, again_s=ENDING_S)
+            raise
+        return ChannelAnswer(first, said, ending, read_s, on_change)
+
+    async def _begin_again(self, credential: CredentialSet, *asked: Any) -> ChannelAnswer:
+        try:
+            return await self._begin(credential, *asked)
+        except NotTaken as error:
+            last = Refusal(credential, error.status, error.challenge, is_last=True)
+            await self._shown(last)
+            raise
 
 
 async def next_of(

@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from mcp_bridge.breaker import Attempt, Breaker, UpstreamResting
-from mcp_bridge.carrier import CarrierFailed, NotSent
+from mcp_bridge.carrier import CarrierFailed, NotSent, NotTaken
 from mcp_bridge.channel import Ask, Channel, Emit, Line, Told
 from mcp_bridge.credentials import NO_CREDENTIAL, Credentials, CredentialSet, Whose
 from mcp_bridge.ending import end
@@ -132,7 +132,7 @@ class Host:
                     running.cancel()
                     await asyncio.gather(running, return_exceptions=True)
         except CarrierFailed as error:
-            failure = None if left else error.reason
+            failure = None if left or isinstance(error, NotTaken) else error.reason
             if not ready.done():
                 ready.set_exception(error)
         except Exception as error:
@@ -219,6 +219,8 @@ class Hosts:
             except NotHeard:
                 await self._disown(place, owner)
                 continue
+            if "refused" in found:
+                raise NotTaken(**found["refused"])
             if "moved" not in found:
                 return msgspec.convert(found, Told)
         raise NotSent("no_owner")
@@ -266,9 +268,11 @@ class Hosts:
         try:
             credential = await self._current(config, whose)
             if credential.name != place.credential:
-                raise NotSent("credential_changed")
+                raise NotTaken(401, "")  # as the server would: who asks looks for the newer one
             ask = msgspec.convert(payload["ask"], Ask)
             told = await self._ask_here(place, whose, credential, ask, emit)
+        except NotTaken as error:
+            return {"refused": {"status": error.status, "challenge": error.challenge}}
         except CarrierFailed as error:
             raise Unreachable(place.server, error.reason) from error
         found: dict[str, Any] = msgspec.to_builtins(told)

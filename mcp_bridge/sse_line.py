@@ -14,10 +14,10 @@ from urllib.parse import urljoin, urlsplit
 
 import httpcore
 
-from mcp_bridge.carrier import CarrierFailed
+from mcp_bridge.carrier import CarrierFailed, NotTaken
 from mcp_bridge.channel import Line
 from mcp_bridge.credentials import CredentialSet
-from mcp_bridge.http_carrier import FRAMING
+from mcp_bridge.http_carrier import FRAMING, refusal_of
 from mcp_bridge.protocol import rpc, sse
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream import (
@@ -46,8 +46,10 @@ class SseLine:
         pool: httpcore.AsyncConnectionPool,
         headers: list[tuple[bytes, bytes]],
         response: httpcore.Response,
+        credential: CredentialSet,
     ) -> None:
         self._config, self._pool, self._headers = config, pool, headers
+        self._credential = credential
         self._events = self._read(response)
         self._url = ""
 
@@ -76,6 +78,7 @@ class SseLine:
             async with self._pool.stream(
                 "POST", self._url, headers=sent, content=content, extensions={"timeout": timeouts}
             ) as response:
+                check_taken(response, self._credential)
                 if not 200 <= response.status < 300:
                     raise CarrierFailed(f"status_{response.status}")
                 size = 0
@@ -105,6 +108,13 @@ class SseLine:
             raise CarrierFailed("too_long") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             raise CarrierFailed(type(error).__name__) from error
+
+
+def check_taken(response: httpcore.Response, credential: CredentialSet) -> None:
+    """Raises: NotTaken."""
+    refused = refusal_of(response.status, response.headers, credential)
+    if refused is not None:
+        raise NotTaken(refused.status, refused.challenge)
 
 
 def endpoint_of(stream_url: str, said: bytes) -> str:
@@ -146,10 +156,11 @@ async def open_sse(
                 extensions={"timeout": timeouts},
             ) as response,
         ):
+            check_taken(response, credential)
             kinds = [value for name, value in response.headers if name.lower() == b"content-type"]
             if response.status != 200 or not kinds or not kinds[0].startswith(b"text/event-stream"):
                 raise CarrierFailed(f"status_{response.status}")
-            line = SseLine(config, pool, headers, response)
+            line = SseLine(config, pool, headers, response, credential)
             await line.begin()
             yield line
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:

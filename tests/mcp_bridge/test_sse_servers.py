@@ -13,11 +13,12 @@ import redis.asyncio
 import uvicorn
 from mcp.server.mcpserver import MCPServer
 from starlette.requests import Request
+from starlette.responses import Response
 
 from mcp_bridge.bridge import Bridge
-from mcp_bridge.carrier import CarrierFailed
+from mcp_bridge.carrier import CarrierFailed, NotSent
 from mcp_bridge.carriers import Carriers
-from mcp_bridge.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.credentials import Credentials, CredentialSet, Refusal, Whose
 from mcp_bridge.sse_line import endpoint_of
 from mcp_bridge.upstream import ServerConfig
 from tests.mcp_bridge.test_hostile import KEYS
@@ -31,8 +32,31 @@ class TenantsOwn:
         return CredentialSet(whose.org_id, {"Authorization": f"Bearer of-{whose.org_id}"})
 
 
+class Renewing:
+    """What is shown first has run out; what comes then is good, or sends for a person."""
+
+    def __init__(self, *, good: bool) -> None:
+        self.good, self.shown = good, "old"
+        self.refused: list[tuple[str, int, str, bool]] = []
+
+    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
+        if refused is None:
+            return CredentialSet(self.shown, {"Authorization": f"Bearer {self.shown}"})
+        name = refused.credential.name
+        self.refused.append((name, refused.status, refused.challenge, refused.is_last))
+        if refused.is_last:
+            raise NotSent("consent_needed", "https://us.example/sign-in")
+        name = "new" if self.good else "other"
+        self.shown = name if self.good else self.shown
+        return CredentialSet(name, {"Authorization": f"Bearer {name}"})
+
+
+CHALLENGE = 'Bearer error="invalid_token"'
+
+
 @asynccontextmanager
-async def sse_server(seen: list[str]) -> AsyncIterator[str]:
+async def sse_server(seen: list[str], *, takes: str = "") -> AsyncIterator[str]:
+    """`takes`: nothing but this token."""
     server = MCPServer("old")
 
     @server.tool()
@@ -43,7 +67,12 @@ async def sse_server(seen: list[str]) -> AsyncIterator[str]:
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            seen.append(f"{scope['method']} {Request(scope).headers.get('authorization')}")
+            shown = Request(scope).headers.get("authorization")
+            seen.append(f"{scope['method']} {shown}")
+            if takes and shown != f"Bearer {takes}":
+                refusal = Response(status_code=401, headers={"www-authenticate": CHALLENGE})
+                await refusal(scope, receive, send)
+                return
         await app(scope, receive, send)
 
     with socket.socket() as bound:
@@ -62,11 +91,13 @@ async def sse_server(seen: list[str]) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def worker(url: str, store: redis.asyncio.Redis) -> AsyncIterator[Worker]:
+async def worker(
+    url: str, store: redis.asyncio.Redis, credentials: Credentials | None = None
+) -> AsyncIterator[Worker]:
     config = ServerConfig(
         name="s", namespace="identity", url=url, transport="sse", credential="tenant"
     )
-    carriers = Carriers(credentials=TenantsOwn())
+    carriers = Carriers(credentials=credentials or TenantsOwn())
     info = {"name": "t", "version": "1"}
     bridge = Bridge([config], store, KEYS, info=info, carriers=carriers)
     await bridge.start()
@@ -96,6 +127,37 @@ async def test_one_stream_for_a_tenant_serves_all_workers(redis: redis.asyncio.R
         "Bearer of-org_alice",
         "Bearer of-org_bob",
     }
+
+
+async def test_a_credential_that_ran_out_is_renewed_at_any_worker(
+    redis: redis.asyncio.Redis,
+) -> None:
+    """Also where another one has the stream that was refused."""
+    seen: list[str] = []
+    both = Renewing(good=True), Renewing(good=True)
+    async with sse_server(seen, takes="new") as url:
+        async with worker(url, redis, both[0]) as first, worker(url, redis, both[1]) as second:
+            for each, credentials in zip((first, second), both, strict=True):
+                found = await each.tool("greet", "alice", whom="alice")
+                assert found["result"]["content"][0]["text"] == "hello alice", found
+                ((name, status, _, is_last),) = credentials.refused
+                assert (name, status, is_last) == ("old", 401, False)
+        assert both[0].refused[0][2] == CHALLENGE
+    assert [each for each in seen if each == "GET Bearer new"] == ["GET Bearer new"]
+
+
+async def test_who_is_refused_for_good_is_told_where_to_sign_in(
+    redis: redis.asyncio.Redis,
+) -> None:
+    seen: list[str] = []
+    credentials = Renewing(good=False)
+    async with sse_server(seen, takes="new") as url, worker(url, redis, credentials) as only:
+        for _ in range(5):  # it is no failure of the server, which is asked each time
+            found = await only.tool("greet", "alice", whom="alice")
+            assert found["error"]["data"]["reason"] == "consent_needed", found
+            assert found["error"]["data"]["url"] == "https://us.example/sign-in"
+    assert ("other", 401, CHALLENGE, True) in credentials.refused
+    assert set(seen) == {"GET Bearer old", "GET Bearer other"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from mcp.server.auth.provider import (
@@ -26,6 +26,7 @@ from pydantic import AnyHttpUrl
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 TIMEOUT_S = 90.0
+PLACES = ("/mcp", "/sse", "/messages/")
 SCOPE = "use"
 
 
@@ -121,14 +122,14 @@ class Signing:
     """`called`: by which access token each call of the tool was made. `arrived`: every byte of
     heads and bodies that came to the MCP endpoint."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self.provider = url, Provider()
+    def __init__(self, url: str, transport: Literal["http", "sse"]) -> None:
+        self.url, self.provider, self.transport = url, Provider(), transport
         self.called: list[str] = []
         self.arrived = bytearray()
 
     @property
     def mcp_url(self) -> str:
-        return f"{self.url}/mcp"
+        return f"{self.url}/{'mcp' if self.transport == 'http' else 'sse'}"
 
     def app(self) -> ASGIApp:
         settings = AuthSettings(
@@ -152,10 +153,13 @@ class Signing:
             self.called.append(found.token)
             return found.token
 
-        inner = server.streamable_http_app(json_response=True, stateless_http=True)
+        if self.transport == "http":
+            inner = server.streamable_http_app(json_response=True, stateless_http=True)
+        else:
+            inner = server.sse_app()
 
         async def seen(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or scope["path"] != "/mcp":
+            if scope["type"] != "http" or not scope["path"].startswith(PLACES):
                 await inner(scope, receive, send)
                 return
             for name, value in scope["headers"]:
@@ -172,11 +176,15 @@ class Signing:
 
 
 @contextmanager
-def signing() -> Iterator[Signing]:
+def signing(transport: Literal["http", "sse"] = "http") -> Iterator[Signing]:
+    """`transport`: `sse` is that of 2024-11-05."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made = Signing(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        server = uvicorn.Server(uvicorn.Config(made.app(), log_config=None, access_log=False))
+        made = Signing(f"http://127.0.0.1:{listener.getsockname()[1]}", transport)
+        config = uvicorn.Config(
+            made.app(), log_config=None, access_log=False, timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],), name="signing")
         thread.start()
         try:

@@ -46,8 +46,8 @@ FIELD = "inputResponses"
 
 
 @pytest.fixture
-def server() -> Iterator[Signing]:
-    with signing() as found:
+def server(request: pytest.FixtureRequest) -> Iterator[Signing]:
+    with signing(getattr(request, "param", "http")) as found:
         yield found
 
 
@@ -62,7 +62,8 @@ async def app(
     patient: None,
 ) -> AsyncIterator[Litestar]:
     config = tmp_path / "servers.toml"
-    config.write_text(CONFIG.replace("URL", server.mcp_url))
+    transport = f'transport = "{server.transport}"\n'
+    config.write_text(CONFIG.replace("URL", server.mcp_url) + transport)
     flags = {"config": config, "egress_to_loopback": True}
     async with live_app(tmp_path, postgres_url, redis_url, clock, **flags) as made:  # type: ignore[arg-type]
         yield made
@@ -90,6 +91,8 @@ def link_on(text: str) -> str:
     return html.unescape(found)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("server", ["http", "sse"], indirect=True)
 async def test_from_a_refusal_to_an_answer(
     app: Litestar, signed_in: httpx.AsyncClient, ada: Tenant, server: Signing
 ) -> None:
