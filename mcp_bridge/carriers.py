@@ -26,7 +26,7 @@ from mcp_bridge.credentials import (
 )
 from mcp_bridge.hosts import Hosts
 from mcp_bridge.http1 import Pool
-from mcp_bridge.http_carrier import HttpCarrier, Shown, shows_nothing
+from mcp_bridge.http_carrier import Dialled, HttpCarrier, Shown, shows_nothing
 from mcp_bridge.relay import Relay
 from mcp_bridge.sse_line import open_sse
 from mcp_bridge.upstream import (
@@ -87,20 +87,22 @@ class Carriers:
         shown = self._shown(config, whose)
         if config.transport in ("stdio", "sse"):
             return ChannelCarrier(config, whose, self._all_hosts(), shown)
+        dialled = Dialled(config, self._pool(config), shown)
         if config.transport == "openapi":
-            return self._open_api(config, shown)
-        return HttpCarrier(config, self._pool(config), shown, max_streams=MAX_STREAMS)
+            return self._open_api(dialled)
+        return HttpCarrier(dialled, max_streams=MAX_STREAMS)
 
-    def _open_api(self, config: ServerConfig, shown: Shown) -> Carrier:
+    def _open_api(self, dialled: Dialled) -> Carrier:
         # The SDK's types are loaded with it: only where there is such a server.
         from mcp_bridge.openapi_carrier import OpenApiCarrier
         from mcp_bridge.openapi_source import DocumentSource
 
+        config = dialled.config
         source = self._documents.get(config.name)
         if source is None:
             source = DocumentSource(config, partial(self._pool, config))
             self._documents[config.name] = source
-        return OpenApiCarrier(config, source, self._pool(config), shown)
+        return OpenApiCarrier(dialled, source)
 
     def _all_hosts(self) -> Hosts:
         if self._hosts is None:

@@ -42,21 +42,22 @@ async def shows_nothing(_refused: Refusal | None) -> CredentialSet:
     return NO_CREDENTIAL
 
 
-class HttpCarrier:
-    """`pool`: of this one alone; closed with it. `max_streams`: without an end, of its connections:
-    whoever listens takes none from who calls."""
+class Dialled(msgspec.Struct, frozen=True):
+    """A server that is asked over HTTP. `pool`: of one carrier alone, which closes it."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        pool: Pool,
-        shown: Shown = shows_nothing,
-        *,
-        max_streams: int,
-    ) -> None:
+    config: ServerConfig
+    pool: Pool
+    shown: Shown
+
+
+class HttpCarrier:
+    """`max_streams`: without an end, of its connections: whoever listens takes none from who
+    calls."""
+
+    def __init__(self, dialled: Dialled, *, max_streams: int) -> None:
         self._streams = asyncio.Semaphore(max_streams)
-        self._config, self._pool, self._shown = config, pool, shown
-        self._url = urlsplit(config.url)
+        self._config, self._pool, self._shown = dialled.config, dialled.pool, dialled.shown
+        self._url = urlsplit(dialled.config.url)
 
     async def close(self) -> None:
         await self._pool.aclose()

@@ -17,8 +17,7 @@ from mcp_types import CallToolResult, TextContent
 
 from mcp_bridge.carrier import Carried, CarrierFailed, NotSent, Spent
 from mcp_bridge.credentials import CredentialSet, Refusal
-from mcp_bridge.http1 import Pool
-from mcp_bridge.http_carrier import FRAMING, Shown, refusal_of, shows_nothing
+from mcp_bridge.http_carrier import FRAMING, Dialled, refusal_of
 from mcp_bridge.openapi.calls import Secrets
 from mcp_bridge.openapi.errors import BadArguments, HttpFailed
 from mcp_bridge.openapi_http import PoolClient
@@ -27,7 +26,7 @@ from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.said_back import written
-from mcp_bridge.upstream import DEFAULT_RETRY_MS, ServerConfig
+from mcp_bridge.upstream import DEFAULT_RETRY_MS
 
 
 class Said:
@@ -51,16 +50,11 @@ class Said:
 
 
 class OpenApiCarrier:
-    """`source`: everybody's. `pool`: to the API, of this one alone; closed with it."""
+    """`source`: everybody's. `dialled`: the API."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        source: DocumentSource,
-        pool: Pool,
-        shown: Shown = shows_nothing,
-    ) -> None:
-        self._config, self._source, self._pool, self._shown = config, source, pool, shown
+    def __init__(self, dialled: Dialled, source: DocumentSource) -> None:
+        self._config, self._pool, self._shown = dialled.config, dialled.pool, dialled.shown
+        self._source = source
 
     async def close(self) -> None:
         await self._pool.aclose()
