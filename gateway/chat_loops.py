@@ -7,7 +7,7 @@ model, its body is read as strictly as one for our own engine: its prompt grows 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,11 +18,12 @@ from gateway.tool_loop import LoopCall, ToolLoops
 from gateway.tool_servers import known_servers
 from gateway.wire.from_openai import from_openai
 from gateway.wire.looped_chat import ChatSteps
-from gateway.wire.mcp_tools import McpTool
+from gateway.wire.mcp_tools import McpChoice, McpTool
 from gateway.wire.refusals import check_values, decode, to_bad_value, unsupported
 from gateway.wire.request import GenerateRequest, Heading
 from gateway.wire.to_openai import ChatEncoder, to_openai
 
+T = TypeVar("T")
 ID_PREFIX = "chatcmpl-"
 KIND = "mcp"
 _AT_TOOL = re.compile(r"(?<![\w.])tools\[(\d+)\]")
@@ -61,6 +62,7 @@ def to_loop(desk: Desk, loops: ToolLoops | None, asker: Asker, body: bytes) -> L
                 f"tools[{index}].require_approval",
                 "has to be 'never' in chat completions: /v1/responses asks for approvals",
             )
+    choice = read_choice(fields.get("tool_choice"), tools)
     generate = read_without(fields, tools)
     if generate.n != 1:
         raise unsupported("n", "has to be 1 where tools of servers are called")
@@ -76,7 +78,7 @@ def to_loop(desk: Desk, loops: ToolLoops | None, asker: Asker, body: bytes) -> L
         call=call,
         steps=made[0],
         servers=servers,
-        choice=fields.get("tool_choice"),
+        choice=choice,
         parallel=fields.get("parallel_tool_calls") is not False,
         new_meter=asker.meter.again,
     )
@@ -86,11 +88,24 @@ def read_tool(found: Any, index: int) -> Any:
     """Those of other kinds stay as they are."""
     if not (isinstance(found, dict) and found.get("type") == KIND):
         return found
+    return convert(found, McpTool, f"$.tools[{index}]")
+
+
+def read_choice(found: Any, tools: list[Any]) -> Any:
+    """What is of no server stays as it is. Raises: BadField."""
+    if not (isinstance(found, dict) and found.get("type") == KIND):
+        return found
+    choice = convert(found, McpChoice, "$.tool_choice")
+    choice.check(tools)
+    return choice
+
+
+def convert(found: dict[str, Any], kind: type[T], place: str) -> T:
+    """Raises: BadField, by the place in the body."""
     try:
-        return msgspec.convert(found, McpTool)
+        return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
         text = str(error)
-        place = f"$.tools[{index}]"
         text = text.replace("`$", f"`{place}", 1) if "`$" in text else f"{text} - at `{place}`"
         raise to_bad_value(text) from error
 
@@ -101,10 +116,13 @@ def read_without(fields: dict[str, Any], tools: list[Any]) -> GenerateRequest:
     Raises: BadField."""
     places = [index for index, tool in enumerate(tools) if not isinstance(tool, McpTool)]
     rest = {**fields, "tools": [tools[index] for index in places]}
+    choice = rest.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == KIND:
+        del rest["tool_choice"]
     if not places:
         del rest["tools"]
         rest.pop("parallel_tool_calls", None)
-        if isinstance(rest.get("tool_choice"), str):
+        if isinstance(choice, str):
             del rest["tool_choice"]
     try:
         generate = from_openai(msgspec.json.encode(rest), "engine")

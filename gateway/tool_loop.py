@@ -363,7 +363,8 @@ class Loop:
         assert prompt is not None
         tools = self._own if self._is_called_enough else prompt.tools
         if tools is not None and tools.forced:
-            tools = msgspec.structs.replace(tools, forced=())  # it has called: else it never ends
+            # It has called: else it never ends.
+            tools = msgspec.structs.replace(tools, forced=(), parallel=self._asked.parallel)
         most = self._most_output
         added = messages_of(round_, called)
         return with_prompt(

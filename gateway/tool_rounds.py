@@ -17,6 +17,7 @@ from gateway.fleet.replica import FinishReason, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
 from gateway.toolbox import CallOutcome, NeedsApproval, OfferedTool, ToolResult
 from gateway.wire.mcp_history import ROUND_CHARS, call_id, shown
+from gateway.wire.mcp_tools import McpChoice
 from gateway.wire.request import GenerateRequest, Tool, ToolUse
 from gateway.wire.responses_items import (
     PREFIXES,
@@ -197,8 +198,10 @@ def tools_of(
     own: ToolUse | None, found: Iterable[OfferedTool], choice: Any, parallel: bool
 ) -> ToolUse | None:
     """The request's own functions, and behind them what servers offer. Raises: BadField."""
-    if choice == "none" or not (choice is None or isinstance(choice, str)):
+    found = tuple(found)
+    if choice == "none" or not (choice is None or isinstance(choice, str | McpChoice)):
         return own  # none at all; or only what is named, which is a function
+    picked = chosen(choice, found) if isinstance(choice, McpChoice) else ()
     by_name = {tool.name: tool for tool in (own.tools if own is not None else ())}
     for each in found:
         if each.alias in by_name:
@@ -211,7 +214,22 @@ def tools_of(
         by_name[each.alias] = to_tool(each)
     if not by_name:
         return own
-    return offered(by_name, tuple(by_name) if choice == "required" else (), parallel=parallel)
+    forced = tuple(by_name) if choice == "required" else ()
+    if isinstance(choice, McpChoice):
+        forced, parallel = picked, parallel and choice.name is None
+    return offered(by_name, forced, parallel=parallel)
+
+
+def chosen(choice: McpChoice, found: Iterable[OfferedTool]) -> tuple[str, ...]:
+    """By the names that the model knows. Raises: BadField, where there is none."""
+    names = tuple(each.alias for each in found if choice.takes(each.server_label, each))
+    if names:
+        return names
+    if choice.name is None:
+        param, why = "tool_choice.server_label", "the server offers no tool that may be called"
+    else:
+        param, why = "tool_choice.name", "no tool that may be called has that name"
+    raise BadField(f"Invalid value for '{param}': {why}.", param=param)
 
 
 def to_tool(found: OfferedTool) -> Tool:

@@ -87,6 +87,26 @@ class McpTool(Strict, tag_field="type", tag="mcp"):
         return True
 
 
+class McpChoice(Strict, tag_field="type", tag="mcp"):
+    """A `tool_choice`: the model calls a tool of this server, in the first round."""
+
+    server_label: Label
+    """Of a server among `tools`."""
+    name: Name | None = None
+    """Of its tool, as the server names it; null: one of those that are allowed."""
+
+    def takes(self, server_label: str, tool: Offered) -> bool:
+        return server_label == self.server_label and self.name in (None, tool.name)
+
+    def check(self, tools: Iterable[Any] | None) -> None:
+        """Raises BadField."""
+        if all(each.server_label != self.server_label for _, each in only_mcp(tools)):
+            param = "tool_choice.server_label"
+            raise BadField(
+                f"Invalid value for '{param}': no tool in 'tools' is of that server.", param=param
+            )
+
+
 def labelled_once(tools: Iterable[tuple[int, McpTool]]) -> dict[str, McpTool]:
     """By label; each with its index in `tools` of the request. Raises BadField."""
     found: dict[str, McpTool] = {}

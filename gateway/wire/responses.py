@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from gateway.wire.mcp_tools import McpTool
+from gateway.wire.mcp_tools import McpChoice, McpTool
 from gateway.wire.openai import (
     MAX_TOP_LOGPROBS,
     Metadata,
@@ -77,7 +77,6 @@ NOT_YET = {
             "custom",
             "file_search",
             "image_generation",
-            "mcp",
             "programmatic_tool_calling",
             "shell",
             "web_search_preview",
@@ -132,7 +131,7 @@ class AllowedTools(Strict, tag_field="type", tag="allowed_tools"):
     tools: Annotated[list[NamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
+ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | McpChoice
 
 
 class SchemaFormat(Strict, tag_field="type", tag="json_schema"):

@@ -19,13 +19,12 @@ from gateway.wire.mcp_tools import McpApprovalFilter, McpTool, McpToolFilter
 from gateway.wire.openai_forms import JsonObjectFormat, TextFormat
 from gateway.wire.request import ReasoningEffort
 from gateway.wire.responses import (
-    AllowedTools,
     ConversationId,
-    FunctionChoice,
     FunctionTool,
     ReasoningConfig,
     ResponseRequest,
     SchemaFormat,
+    ToolChoice,
 )
 from gateway.wire.responses_items import Item
 
@@ -131,7 +130,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: Tier
     temperature: float
     text: AnsweredText
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
+    tool_choice: ToolChoice
     tools: tuple[AnsweredTool | AnsweredMcpTool, ...]
     top_logprobs: int
     top_p: float

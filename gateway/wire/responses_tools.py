@@ -6,7 +6,7 @@ Above: `from_responses`. Below: the shapes in `responses`; `tools`, which does i
 
 from __future__ import annotations
 
-from gateway.wire.mcp_tools import without_mcp
+from gateway.wire.mcp_tools import McpChoice, without_mcp
 from gateway.wire.request import ToolUse
 from gateway.wire.responses import AllowedTools, FunctionChoice, ResponseRequest
 from gateway.wire.tools import allowed, known, named_once, offered, only_with_tools
@@ -16,6 +16,8 @@ def tool_use(request: ResponseRequest) -> ToolUse | None:
     """None: the model is shown none. Raises BadField."""
     choice = request.tool_choice
     functions = without_mcp(request.tools)
+    if isinstance(choice, McpChoice):
+        choice.check(request.tools)
     if not functions and request.tools:
         return None
     if not functions:

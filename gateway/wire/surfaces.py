@@ -169,6 +169,9 @@ RESPONSES = Surface(
         "tools[].strict": "true: its calls are valid by `parameters`, by a grammar; a call that is"
         " forced is so in any case",
         "tool_choice": "a function that is named, or allowed and required, is called, by a grammar",
+        "tool_choice.server_label": "of a server in `tools`, one of whose tools is called in the"
+        " first round",
+        "tool_choice.name": "of a server: as it names its tool; absent: any that is allowed",
         "parallel_tool_calls": "false: the answer is over with its first call",
         "text.format.schema": "the answer is of it, by a grammar; what cannot be compiled is"
         " refused",

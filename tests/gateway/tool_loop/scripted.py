@@ -46,7 +46,12 @@ SEEN: list[tuple[list[int], list[int]]] = []
 """Prompts and what was answered to them, in order."""
 
 
+REQUESTS: list[EngineRequest] = []
+"""As the engine was asked, in order."""
+
+
 def respond(request: EngineRequest, index: int) -> Iterator[int]:
+    REQUESTS.append(request)
     text = TOKENIZER.decode(request.prompt_token_ids, skip_special_tokens=False)
     _, found, rest = text.rpartition(CALLS)
     rounds = json.loads(rest.partition(END)[0]) if found else []
@@ -63,8 +68,14 @@ def respond(request: EngineRequest, index: int) -> Iterator[int]:
     return iter(answer)
 
 
+class ScriptedCore(FakeCore):
+    """It says what it is scripted to, whatever it is kept to, of which `REQUESTS` tell."""
+
+    def prepare(self, request: EngineRequest) -> None: ...
+
+
 def core() -> FakeCore:
-    return FakeCore(CONFIG, vocab_size=TOKENIZER.vocab_size, respond=respond)
+    return ScriptedCore(CONFIG, vocab_size=TOKENIZER.vocab_size, respond=respond)
 
 
 ASKED = "mcpapp_0"

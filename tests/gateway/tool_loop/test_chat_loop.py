@@ -18,7 +18,7 @@ from tests.gateway.fleet.scripted_upstream import (
 )
 from tests.gateway.openapi.running import TIMEOUT_S, Running
 from tests.gateway.tool_loop.conftest import bounded
-from tests.gateway.tool_loop.scripted import Servers, mcp, script
+from tests.gateway.tool_loop.scripted import REQUESTS, Servers, mcp, script
 
 LOOK = ("maps__look", {"place": "a"})
 FUNCTION = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}
@@ -39,6 +39,17 @@ def test_one_answer_of_all_rounds(client: OpenAI, servers: Servers) -> None:
     steps = made.model_extra["mcp_steps"]
     assert [step["type"] for step in steps] == ["mcp_list_tools"] + ["mcp_call"] * 3
     assert [step["output"] for step in steps[1:]] == ["a is fine", "b is fine", None]
+
+
+def test_a_servers_tool_is_called_where_it_is_chosen(client: OpenAI, servers: Servers) -> None:
+    choice: Any = {"type": "mcp", "server_label": "maps", "name": "look"}
+    begun = len(REQUESTS)
+    text = script([LOOK, LOOK])
+    made: Any = client.chat.completions.create(**asked(text, mcp(), FUNCTION, tool_choice=choice))
+    assert made.choices[0].message.content == "Done after 1 rounds."
+    first, second = REQUESTS[begun:]
+    assert "maps__look" in str(first.sampling.grammar)
+    assert "maps__peek" not in str(first.sampling.grammar) and second.sampling.grammar is None
 
 
 def test_a_stream_has_the_same_and_the_steps_as_they_come(client: OpenAI, servers: Servers) -> None:

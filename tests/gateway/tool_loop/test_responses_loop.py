@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from tests.gateway.openapi.running import Running
 from tests.gateway.tool_loop.conftest import bounded
-from tests.gateway.tool_loop.scripted import ASKED, SEEN, TOKENIZER, Servers, mcp, script
+from tests.gateway.tool_loop.scripted import ASKED, REQUESTS, SEEN, TOKENIZER, Servers, mcp, script
 from tests.journeys.sdk_shapes import extras
 
 
@@ -299,6 +299,61 @@ def test_an_approved_call_is_streamed(client: OpenAI, servers: Servers) -> None:
         done = stream.get_final_response()
     assert kinds(done) == ["mcp_call", "message"]
     assert "response.mcp_call.completed" in names
+
+
+CHOICE = {"type": "mcp", "server_label": "maps"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ({**CHOICE, "name": "look"}, {"look"}),
+        (CHOICE, {"look", "peek"}),
+    ],
+)
+def test_a_servers_tool_is_called_where_it_is_chosen(
+    client: OpenAI, servers: Servers, choice: Any, names: set[str]
+) -> None:
+    """In the first round, by a grammar; then the model answers as it likes."""
+    mine: Any = {"type": "function", "name": "mine", "parameters": {"type": "object"}}
+    text = script([LOOK])
+    given = asked(text, mcp(allowed_tools=["look", "peek"]), mine, tool_choice=choice)
+    begun = len(REQUESTS)
+    made = client.responses.create(**given)
+    assert made.output_text == "Done after 1 rounds."
+    assert made.to_dict()["tool_choice"] == {"name": None, **choice}
+    first, second = REQUESTS[begun:]
+    kept = str(first.sampling.grammar)
+    assert {name for name in ("look", "peek", "mine") if name in kept} == names
+    assert second.sampling.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "choice", "param"),
+    [
+        (mcp(), {"type": "mcp", "server_label": "away"}, "tool_choice.server_label"),
+        (mcp("away"), {"type": "mcp", "server_label": "away"}, "tool_choice.server_label"),
+        (mcp(), {**CHOICE, "name": "fly"}, "tool_choice.name"),
+        (mcp(allowed_tools=["peek"]), {**CHOICE, "name": "look"}, "tool_choice.name"),
+        (mcp(), {**CHOICE, "name": ""}, "tool_choice.name"),
+        (mcp(), {"type": "mcp"}, "tool_choice.server_label"),
+        (mcp(), {**CHOICE, "unknown": 1}, "tool_choice.unknown"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_by_its_name(
+    client: OpenAI, servers: Servers, tool: Any, choice: Any, param: str
+) -> None:
+    """Of either surface, before anything is generated."""
+    begun = len(REQUESTS)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**asked("hi", tool, tool_choice=choice))
+    messages: Any = [{"role": "user", "content": "hi"}]
+    with pytest.raises(openai.BadRequestError) as of_chat:
+        client.chat.completions.create(
+            model="near", messages=messages, tools=[tool], tool_choice=choice
+        )
+    assert (caught.value.param, of_chat.value.param) == (param, param)
+    assert len(REQUESTS) == begun
 
 
 @pytest.mark.parametrize(
