@@ -29,7 +29,14 @@ from urllib.parse import urlencode, urljoin
 import httpcore
 import msgspec
 
-from gateway.egress_targets import Forbidden, Target, check_address, parse_target
+from gateway.egress_targets import (
+    Forbidden,
+    NearHosts,
+    Target,
+    allowed_of,
+    check_address,
+    parse_target,
+)
 
 TIMEOUT_S = 5.0
 """For all of it: name, connection, redirects, body; once it is its turn."""
@@ -144,13 +151,14 @@ def public_trust() -> ssl.SSLContext:
 class Egress:
     """One for each kind of whom is asked, so that none waits behind another kind; to be closed.
     `per_host`: how many exchanges with one at once. `allow_loopback`: for tests and development
-    alone, and then http too, to there alone. `resolve`, `network` and `trust` are what tests
-    replace."""
+    alone, and then http too, to there alone. `near`: hosts that may lie elsewhere than on the
+    public internet. `resolve`, `network` and `trust` are what tests replace."""
 
     def __init__(
         self,
         *,
         allow_loopback: bool = False,
+        near: NearHosts | None = None,
         per_host: int = MAX_PER_HOST,
         timeout_s: float = TIMEOUT_S,
         wait_s: float = WAIT_S,
@@ -158,7 +166,7 @@ class Egress:
         network: httpcore.AsyncNetworkBackend | None = None,
         trust: ssl.SSLContext | None = None,
     ) -> None:
-        self._allow_loopback = allow_loopback
+        self._allow_loopback, self._near = allow_loopback, near or {}
         self._timeout_s = timeout_s
         self._wait_s = wait_s
         self._threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="egress-resolver")
@@ -166,6 +174,7 @@ class Egress:
             network or httpcore.AnyIOBackend(),
             resolve or lookup_on(self._threads),
             allow_loopback=allow_loopback,
+            near=self._near,
         )
         self._trust = trust or public_trust()
         self._turns = Turns(per_host)
@@ -236,16 +245,17 @@ class Egress:
 
     @asynccontextmanager
     async def _bounded(self, url: str) -> AsyncIterator[None]:
-        async with self._turns.take(self._target(url).host, self._wait_s):
+        async with self._turns.take(self.target(url).host, self._wait_s):
             try:
                 async with asyncio.timeout(self._timeout_s):
                     yield
             except (TimeoutError, httpcore.TimeoutException):
                 raise EgressTimeout("no whole answer in time") from None
 
-    def _target(self, url: str) -> Target:
+    def target(self, url: str) -> Target:
+        """As far as it is plainly written. Raises: ForbiddenTarget."""
         try:
-            return parse_target(url, allow_loopback=self._allow_loopback)
+            return parse_target(url, allow_loopback=self._allow_loopback, near=self._near)
         except Forbidden as error:
             raise ForbiddenTarget(str(error)) from None
 
@@ -258,7 +268,7 @@ class Egress:
         max_bytes: int | None,
     ) -> Fetched:
         """One exchange on a connection of its own. `max_bytes` None: nobody wants the body."""
-        target = self._target(url)
+        target = self.target(url)
         sent = {
             "host": target.authority,
             "user-agent": USER_AGENT,
@@ -325,7 +335,8 @@ async def read(url: str, response: httpcore.Response, max_bytes: int | None) -> 
 
 
 class Checked(httpcore.AsyncNetworkBackend):
-    """A network on which names are looked up once and only checked addresses are dialled."""
+    """A network on which names are looked up once and only checked addresses are dialled. `near`:
+    hosts for which more is allowed."""
 
     def __init__(
         self,
@@ -334,10 +345,12 @@ class Checked(httpcore.AsyncNetworkBackend):
         *,
         allow_loopback: bool,
         allow_private: bool = False,
+        near: NearHosts | None = None,
     ) -> None:
         self._network = network
         self._resolve = resolve
-        self._allowed = {"allow_loopback": allow_loopback, "allow_private": allow_private}
+        self._allow_loopback, self._allow_private = allow_loopback, allow_private
+        self._near = near or {}
 
     async def connect_tcp(
         self,
@@ -353,7 +366,9 @@ class Checked(httpcore.AsyncNetworkBackend):
         except (OSError, UnicodeError) as error:
             raise EgressFailed(f"no address ({type(error).__name__})") from error
         try:
-            checked = [check_address(each, **self._allowed) for each in found]
+            allowed = allowed_of(host, self._near, allow_loopback=self._allow_loopback)
+            allowed["allow_private"] = allowed["allow_private"] or self._allow_private
+            checked = [check_address(each, **allowed) for each in found]
         except Forbidden as error:
             raise ForbiddenTarget(str(error)) from None
         failure: Exception = EgressFailed("no address")

@@ -9,7 +9,9 @@ carries another one inside (IPv4-mapped, NAT64, 6to4, Teredo) too.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -69,6 +71,11 @@ NOT_PUBLIC_V6 = tuple(
 )
 
 
+Near = Literal["private", "loopback"]
+NearHosts = Mapping[str, Near]
+"""Hosts that an operator named, each with where it may lie besides the public internet."""
+
+
 class Forbidden(Exception):
     """Its text is constant, or holds an address; never a URL."""
 
@@ -111,7 +118,18 @@ def check_address(text: str, *, allow_loopback: bool = False, allow_private: boo
     return str(address)
 
 
-def parse_target(url: str, *, allow_loopback: bool = False) -> Target:
+def allowed_of(host: str, near: NearHosts, *, allow_loopback: bool) -> dict[str, bool]:
+    """As `check_address` takes it."""
+    kind = near.get(host)
+    return {
+        "allow_loopback": allow_loopback or kind == "loopback",
+        "allow_private": kind == "private",
+    }
+
+
+def parse_target(
+    url: str, *, allow_loopback: bool = False, near: NearHosts | None = None
+) -> Target:
     """Raises: Forbidden."""
     if len(url) > MAX_URL_LENGTH:
         raise Forbidden("longer than a URL may be")
@@ -124,7 +142,7 @@ def parse_target(url: str, *, allow_loopback: bool = False) -> Target:
     if "@" in parts.netloc:
         raise Forbidden("a user or a password in it")
     host, port_text = split_host(parts.netloc.lower())
-    loopback = check_host(host, allow_loopback=allow_loopback)
+    loopback = check_host(host, **allowed_of(host, near or {}, allow_loopback=allow_loopback))
     if parts.scheme != "https" and not (loopback and parts.scheme == "http"):
         raise Forbidden("only https")
     port = 443 if parts.scheme == "https" else 80
@@ -153,7 +171,7 @@ def split_host(netloc: str) -> tuple[str, str | None]:
     return host, port if colon else None
 
 
-def check_host(host: str, *, allow_loopback: bool) -> bool:
+def check_host(host: str, *, allow_loopback: bool, allow_private: bool = False) -> bool:
     """True where it is this machine, and may be. An address must be written as one writes it.
 
     Raises: Forbidden.
@@ -168,5 +186,5 @@ def check_host(host: str, *, allow_loopback: bool) -> bool:
         return False
     if str(address) != host:
         raise Forbidden("an address in an odd spelling")
-    check_address(host, allow_loopback=allow_loopback)
+    check_address(host, allow_loopback=allow_loopback, allow_private=allow_private)
     return address.is_loopback

@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.egress_targets import LOCALHOST, Forbidden, check_address, parse_target
+from gateway.egress_targets import (
+    LOCALHOST,
+    Forbidden,
+    NearHosts,
+    check_address,
+    check_host,
+    parse_target,
+)
 from gateway.settings_file import SettingsError, WrittenMcpOauth, WrittenMcpServer, explain
 
 if TYPE_CHECKING:
@@ -65,6 +72,7 @@ def check_mcp_servers(
         _check_sampling(f"{place}.sampling", server, models)
         if server.openapi is not None or server.query_credentials:
             _check_openapi(place, server, near=near)
+        _check_issuer_hosts(place, server)
         if server.oauth is not None:
             _check_oauth(place, server, near=near)
         if server.url is not None:
@@ -106,6 +114,7 @@ def _check_oauth(place: str, server: WrittenMcpServer, *, near: bool) -> None:
     if server.credential == "none" or server.url is None:
         raise SettingsError(f"{place}.oauth: is for a url with credential = 'user' or 'tenant'")
     endpoints = {field: getattr(oauth, field) for field in ENDPOINTS}
+    hosts = issuer_hosts_of(server)
     if oauth.grant == EXCHANGE:
         if oauth.authorization_endpoint is not None:
             raise SettingsError(f"{place}.oauth.authorization_endpoint: nobody is sent there")
@@ -119,9 +128,34 @@ def _check_oauth(place: str, server: WrittenMcpServer, *, near: bool) -> None:
         return
     for field, url in endpoints.items():
         try:
-            parse_target(url, allow_loopback=near)
+            parse_target(url, allow_loopback=near, near=hosts)
         except Forbidden as error:
             raise SettingsError(f"{place}.oauth.{field}: {error}") from None
+
+
+def issuer_hosts_of(server: WrittenMcpServer) -> NearHosts:
+    """Where what gives tokens for it may lie as near as itself: the hosts that the operator named,
+    and its own, which says who that is."""
+    if not server.issuer_hosts or server.url is None or server.network == "public":
+        return {}
+    try:
+        own = urlsplit(server.url).hostname or ""
+    except ValueError:
+        return {}  # `_check_url` says so
+    return dict.fromkeys((own, *(each.lower() for each in server.issuer_hosts)), server.network)
+
+
+def _check_issuer_hosts(place: str, server: WrittenMcpServer) -> None:
+    if not server.issuer_hosts:
+        return
+    if server.network == "public" or server.credential == "none":
+        both = "network = 'private' or 'loopback' and a credential"
+        raise SettingsError(f"{place}.issuer_hosts: is for a server with {both}")
+    for position, host in enumerate(server.issuer_hosts):
+        try:
+            check_host(host.lower(), allow_loopback=True, allow_private=True)
+        except Forbidden as error:
+            raise SettingsError(f"{place}.issuer_hosts[{position}]: {error}") from None
 
 
 def _check_known(place: str, oauth: WrittenMcpOauth) -> None:

@@ -212,6 +212,9 @@ class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     taints: bool = False
     network: Literal["public", "private", "loopback"] = "public"
     credential: Literal["none", "tenant", "user"] = "none"
+    issuer_hosts: Annotated[list[Name], Meta(max_length=16)] = []
+    """What gives tokens for it: hosts that may lie in `network`, too. Without any, only on the
+    public internet."""
     command: Name | None = None
     """An absolute path; the rest is of it alone."""
     args: list[str] = []

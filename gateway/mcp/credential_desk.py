@@ -22,7 +22,7 @@ from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.mcp.exchanges import open_exchanges
 from gateway.mcp.known import Feed, announce
 from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins, start_url
-from gateway.mcp_servers import to_audience
+from gateway.mcp_servers import issuer_hosts_of, to_audience
 from gateway.secret import Secret
 from gateway.settings import Settings
 from gateway.tenancy.errors import NotFound
@@ -33,6 +33,7 @@ from gateway.vault.credentials import (
     put_credential,
 )
 from gateway.vault.envelope import Vault
+from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
 from gateway.vault.token_endpoint import TokenEndpoint
 from mcp_bridge.audience import Audience
@@ -120,6 +121,14 @@ class UpstreamVault:
         await announce(self._redis, org_id)
 
 
+def open_egress(settings: Settings) -> IssuerEgress:
+    """To be closed."""
+    loopback = settings.egress_to_loopback
+    found = {each.name: issuer_hosts_of(each) for each in settings.mcp_servers}
+    own = {name: Egress(allow_loopback=loopback, near=near) for name, near in found.items() if near}
+    return IssuerEgress(Egress(allow_loopback=loopback), own)
+
+
 @asynccontextmanager
 async def vault_credentials(
     settings: Settings, secret: Secret, db: AsyncEngine, redis: Redis
@@ -133,7 +142,7 @@ async def vault_credentials(
             return None
         return start_url(settings.issuer, server, at.credential, whose)
 
-    egress = Egress(allow_loopback=settings.egress_to_loopback)
+    egress = open_egress(settings)
     vault = Vault(secret)
     tokens = UpstreamTokens(db=db, vault=vault, endpoint=TokenEndpoint(egress))
     try:
@@ -161,7 +170,7 @@ async def open_vault(
     feed = Feed(redis)
     await feed.start()
     stack.push_async_callback(feed.close)
-    egress = Egress(allow_loopback=settings.egress_to_loopback)
+    egress = open_egress(settings)
     stack.callback(egress.close)
     vault, endpoint = Vault(secret), TokenEndpoint(egress)
     tokens = UpstreamTokens(db=db, vault=vault, endpoint=endpoint)

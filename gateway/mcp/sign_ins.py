@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import Actor
 from gateway.db import tenant
-from gateway.egress import Egress
 from gateway.mcp.clients import client_fields, is_signed_in_at
 from gateway.mcp.credentials import Challenges
 from gateway.mcp_servers import to_audience
@@ -26,6 +25,7 @@ from gateway.vault.challenge import Challenge
 from gateway.vault.credentials import open_credential
 from gateway.vault.discovery import Discovery
 from gateway.vault.envelope import Vault
+from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import Consent, Consents
 from gateway.vault.registration import KnownClient, Ourselves, Registration
 from gateway.vault.sign_in import SignIn
@@ -157,7 +157,7 @@ def start_url(issuer: str, server: str, credential: CredentialOf, whose: Whose) 
 
 def open_sign_ins(
     settings: Settings,
-    egress: Egress,
+    egress: IssuerEgress,
     *,
     db: AsyncEngine,
     vault: Vault,
@@ -166,7 +166,7 @@ def open_sign_ins(
 ) -> SignIns:
     """Raises: SettingsError, for a secret that the environment does not have."""
     ours = ourselves(settings.issuer)
-    discovery = Discovery(egress, allow_loopback=settings.egress_to_loopback)
+    discovery = Discovery(egress)
     found = [to_signed_in_at(each) for each in settings.mcp_servers]
     return SignIns(
         db=db,

@@ -1,6 +1,6 @@
 """Who gives tokens for an upstream, as the upstream and that server themselves say.
 
-Above: `sign_in`. Below: `gateway.egress`. RFC 9728 (the protected resource's metadata), then RFC
+Above: `sign_in`. Below: `issuer_egress`. RFC 9728 (the protected resource's metadata), then RFC
 8414 or OpenID Connect Discovery 1.0 (the authorization server's). A document is believed about the
 URL that it was asked at and about nothing else: the resource is the upstream or what it lies
 below, the issuer is the one whose well-known URL it came from, to the letter.
@@ -14,10 +14,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from gateway.egress import Egress, EgressError, Fetched
-from gateway.egress_targets import Forbidden, parse_target
+from gateway.egress import EgressError, Fetched, ForbiddenTarget
 from gateway.vault.challenge import Challenge
 from gateway.vault.errors import IssuerUnavailable
+from gateway.vault.issuer_egress import IssuerEgress
 
 RESOURCE_WELL_KNOWN = "/.well-known/oauth-protected-resource"
 SERVER_WELL_KNOWN = "/.well-known/oauth-authorization-server"
@@ -57,10 +57,8 @@ class Discovered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Discovery:
-    """`allow_loopback`: as the egress has it."""
-
-    def __init__(self, egress: Egress, *, allow_loopback: bool = False) -> None:
-        self._egress, self._allow_loopback = egress, allow_loopback
+    def __init__(self, egress: IssuerEgress) -> None:
+        self._egress = egress
 
     async def find(
         self, upstream: str, url: str, challenge: Challenge, *, issuer: str | None = None
@@ -98,8 +96,8 @@ class Discovery:
         endpoints = (found.authorization_endpoint, found.token_endpoint)
         for endpoint in (*endpoints, found.registration_endpoint or found.token_endpoint):
             try:
-                parse_target(endpoint, allow_loopback=self._allow_loopback)
-            except Forbidden as error:
+                self._egress.of(upstream).target(endpoint)
+            except ForbiddenTarget as error:
                 raise IssuerUnavailable(upstream, f"an endpoint of its issuer: {error}") from None
         return found
 
@@ -107,7 +105,8 @@ class Discovery:
         """Of the first place where there is one at all."""
         for place in places:
             try:
-                found = await self._egress.get(place, max_body_bytes=MAX_DOCUMENT_BYTES)
+                egress = self._egress.of(upstream)
+                found = await egress.get(place, max_body_bytes=MAX_DOCUMENT_BYTES)
                 if found.status == 200:
                     return read(found, kind)
             except EgressError as error:

@@ -1,6 +1,6 @@
 """How an authorization server that we have never met knows us.
 
-Above: `sign_in`. Below: `gateway.egress`. In this order: as the client that the operator registered
+Above: `sign_in`. Below: `issuer_egress`. In this order: as the client that the operator registered
 with it; as the one that we were there already; by the URL of our metadata document; by dynamic
 registration (RFC 7591). A client is good at the issuer that it was made for and nowhere else.
 """
@@ -14,10 +14,11 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from gateway.egress import Egress, EgressError
+from gateway.egress import EgressError
 from gateway.lru import Lru
 from gateway.vault.discovery import Server
 from gateway.vault.errors import IssuerUnavailable
+from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.token_endpoint import UpstreamClient
 
 MAX_ANSWER_BYTES = 64 * 1024
@@ -74,7 +75,10 @@ class Registration:
     """One per process. `clock`: monotonic seconds."""
 
     def __init__(
-        self, egress: Egress, ourselves: Ourselves, clock: Callable[[], float] = time.monotonic
+        self,
+        egress: IssuerEgress,
+        ourselves: Ourselves,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._egress, self._ourselves, self._clock = egress, ourselves, clock
         self._made: Lru[tuple[str, Server], tuple[UpstreamClient, float]] = Lru(MAX_MADE)
@@ -111,7 +115,7 @@ class Registration:
             raise IssuerUnavailable(upstream, "its issuer takes no secret in a way that we know")
         body = msgspec.json.encode(self._ourselves.metadata(asked))
         try:
-            found = await self._egress.post_json_for_json(
+            found = await self._egress.of(upstream).post_json_for_json(
                 endpoint, body, max_body_bytes=MAX_ANSWER_BYTES
             )
             said = found.json_object()

@@ -1,6 +1,6 @@
 """What an upstream's authorization server is asked, and what of its answer is of use.
 
-Above: `oauth`. Below: `gateway.egress`. RFC 6749 (sections 4.1.3, 5, 6), RFC 8707 (`resource`) and
+Above: `oauth`. Below: `issuer_egress`. RFC 6749 (sections 4.1.3, 5, 6), RFC 8707 (`resource`) and
 RFC 8693 (section 2). Knows no tenant and no table. It has no parameter for the token that the
 caller showed us: that one is nobody else's to see.
 """
@@ -14,9 +14,10 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.auth.external_login import basic
-from gateway.egress import Egress, EgressError
+from gateway.egress import EgressError
 from gateway.tenancy.errors import InvalidField
 from gateway.vault.errors import IssuerUnavailable
+from gateway.vault.issuer_egress import IssuerEgress
 
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_LIFETIME_S = 366 * 24 * 3600.0
@@ -81,7 +82,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenEndpoint:
-    def __init__(self, egress: Egress) -> None:
+    def __init__(self, egress: IssuerEgress) -> None:
         self._egress = egress
 
     async def redeem(
@@ -131,7 +132,7 @@ class TokenEndpoint:
         elif secret is not None:
             sent["client_secret"] = secret
         try:
-            found = await self._egress.post_form(
+            found = await self._egress.of(upstream).post_form(
                 client.token_endpoint, sent, headers=headers, max_body_bytes=MAX_ANSWER_BYTES
             )
             said = found.json_object()

@@ -28,6 +28,7 @@ from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.vault.credentials import open_credential
 from gateway.vault.discovery import Discovery
 from gateway.vault.envelope import Vault
+from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
 from gateway.vault.registration import KnownClient, Ourselves, Registration
 from gateway.vault.sign_in import SignIn
@@ -68,7 +69,7 @@ class Tenant:
         self._whose = Whose(lent.org_id)
         self._vault = Vault(a_secret("one"))
         self._challenges = Challenges(redis)
-        endpoint = TokenEndpoint(egress)
+        endpoint = TokenEndpoint(IssuerEgress(egress))
         self.tokens = UpstreamTokens(db=db, vault=self._vault, endpoint=endpoint)
         self.credentials = VaultCredentials(
             db=db, vault=self._vault, tokens=self.tokens, challenges=self._challenges
@@ -82,8 +83,10 @@ class Tenant:
             redirect_uri=REDIRECT_URI,
         )
         ourselves = Ourselves(redirect_uri=REDIRECT_URI, document_url=DOCUMENT_URL)
-        discovery = Discovery(egress, allow_loopback=True)
-        self._sign_in = SignIn(discovery, Registration(egress, ourselves), self._consents)
+        discovery = Discovery(IssuerEgress(egress))
+        self._sign_in = SignIn(
+            discovery, Registration(IssuerEgress(egress), ourselves), self._consents
+        )
 
     async def sign_in(self) -> None:
         lent, name = self._lent, self._config.name

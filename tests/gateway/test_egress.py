@@ -30,6 +30,7 @@ from gateway.egress import (
     Fetched,
     ForbiddenTarget,
 )
+from gateway.egress_targets import Near
 
 Handle = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 HOST = "issuer.example.com"
@@ -189,6 +190,49 @@ async def test_a_name_of_an_inner_address_is_not_dialled(address: str) -> None:
         await egress.get(f"https://{HOST}/")
     assert network.addresses == []
     egress.close()
+
+
+NEAR: dict[str, Near] = {HOST: "private", "10.0.0.7": "private", "near.example.com": "loopback"}
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "may"),
+    [
+        (HOST, "10.1.2.3", True),
+        (HOST, "fd00::1", True),
+        ("10.0.0.7", "10.0.0.7", True),
+        ("near.example.com", "127.0.0.1", True),
+        ("other.example.com", "10.1.2.3", False),
+        (f"sub.{HOST}", "10.1.2.3", False),
+        ("near.example.com", "10.1.2.3", False),
+        (HOST, "127.0.0.1", False),
+        (HOST, "169.254.169.254", False),
+        (HOST, "fe80::1", False),
+        (HOST, "::ffff:10.1.2.3", False),
+        (HOST, "0.0.0.0", False),
+        ("10.0.0.8", "10.0.0.8", False),
+        ("other.example.com", "127.0.0.1", False),
+    ],
+)
+async def test_a_named_host_may_lie_near_and_no_other(host: str, address: str, may: bool) -> None:
+    dialled = Dialled()
+    egress = Egress(near=NEAR, resolve=at(address), network=dialled)
+    try:
+        with pytest.raises(EgressFailed if may else ForbiddenTarget):
+            await egress.get(f"https://{host}/")
+    finally:
+        egress.close()
+    assert dialled.addresses == ([address] if may else [])
+
+
+@pytest.mark.parametrize("url", [f"http://{HOST}/", "http://10.0.0.7/", "https://10.000.0.7/"])
+async def test_a_named_host_is_asked_plainly_and_over_tls(url: str) -> None:
+    egress = Egress(near=NEAR)
+    try:
+        with pytest.raises(ForbiddenTarget):
+            await egress.get(url)
+    finally:
+        egress.close()
 
 
 async def test_every_address_of_a_name_is_tried_up_to_a_bound() -> None:

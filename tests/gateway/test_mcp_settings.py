@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from gateway.mcp_servers import issuer_hosts_of
 from gateway.settings import load
 from gateway.settings_file import SettingsError
 
 URL = "[[mcp.servers]]\nname = 'a'\nurl = 'https://h.example/mcp'\n"
+NEAR = f"{URL}network = 'private'\ncredential = 'user'\n"
 COMMAND = "[[mcp.servers]]\nname = 'b'\ncommand = '/bin/true'\n"
 
 
@@ -23,6 +25,9 @@ COMMAND = "[[mcp.servers]]\nname = 'b'\ncommand = '/bin/true'\n"
         (URL + "readable = ['/x']", "mcp.servers[0].readable: is for"),
         (URL + "offline = true", "mcp.servers[0].offline: is for"),
         (URL + "limits = {processes = 1}", "mcp.servers[0].limits: is for"),
+        (URL + "issuer_hosts = ['h.example']", "mcp.servers[0].issuer_hosts: is for a server with"),
+        (NEAR + "issuer_hosts = ['a.internal', '10.1.0.01']", "mcp.servers[0].issuer_hosts[1]: "),
+        (NEAR + "issuer_hosts = ['https://a.internal']", "issuer_hosts[0]: not a plain host"),
         (COMMAND + "network = 'private'", "mcp.servers[0].network: is for a server with a url"),
         (COMMAND + "transport = 'sse'", "mcp.servers[0].transport: is for a server with a url"),
         (
@@ -37,6 +42,33 @@ def test_what_would_do_nothing_is_refused_by_name(tmp_path: Path, content: str, 
     with pytest.raises(SettingsError) as refused:
         load({"config": path}, {})
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "may"),
+    [
+        ("['login.internal']", True),
+        ("['LOGIN.internal', '10.0.0.9']", True),
+        ("['h.example']", False),
+        ("[]", False),
+    ],
+)
+def test_an_issuers_endpoints_lie_where_they_may(tmp_path: Path, hosts: str, may: bool) -> None:
+    """By an address as it is written; by a name as it is dialled."""
+    path = tmp_path / "tollgate.toml"
+    host = "10.0.0.9" if "10." in hosts or not may else "login.internal"
+    oauth = (
+        "[mcp.servers.oauth]\nclient_id = 'us'\n"
+        f"token_endpoint = 'https://{host}/t'\nauthorization_endpoint = 'https://{host}/a'\n"
+    )
+    path.write_text(f"{NEAR}issuer_hosts = {hosts}\n{oauth}")
+    if may:
+        (server,) = load({"config": path}, {}).mcp_servers
+        hosts_of = issuer_hosts_of(server)
+        assert hosts_of["login.internal"] == hosts_of["h.example"] == "private"
+        return
+    with pytest.raises(SettingsError, match="oauth.authorization_endpoint: 10.0.0.9 is not a"):
+        load({"config": path}, {})
 
 
 def test_what_is_of_the_other_kind_may_stand_as_it_is_without(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gateway.mcp.credentials import KNOWN_S, Challenges, VaultCredentials
 from gateway.vault.challenge import Challenge
 from gateway.vault.credentials import put_credential
 from gateway.vault.envelope import Vault
+from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import UpstreamTokens, tokens_to_values
 from gateway.vault.token_endpoint import TokenEndpoint, Tokens, UpstreamClient
 from mcp_bridge.carrier import NotSent
@@ -35,7 +36,9 @@ class Desk:
         self.now = 0.0
         self.egress = Egress(allow_loopback=True)
         self.vault = Vault(a_secret("one"))
-        self.tokens = UpstreamTokens(db=pool, vault=self.vault, endpoint=TokenEndpoint(self.egress))
+        self.tokens = UpstreamTokens(
+            db=pool, vault=self.vault, endpoint=TokenEndpoint(IssuerEgress(self.egress))
+        )
         self.challenges = Challenges(redis)
         self.credentials = VaultCredentials(
             db=pool,

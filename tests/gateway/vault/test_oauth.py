@@ -21,6 +21,7 @@ from gateway.vault import oauth
 from gateway.vault.credentials import UpstreamCredential, find_credential, put_credential
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import ConsentNeeded, IssuerUnavailable, NoCredential, SignInRefused
+from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import (
     REFRESH_BEFORE_S,
     SIGN_IN_S,
@@ -54,7 +55,7 @@ class Desk:
         self.clock = Clock()
         self.vault = Vault(a_secret("one"))
         self.egress = Egress(allow_loopback=True)
-        self.endpoint = TokenEndpoint(self.egress)
+        self.endpoint = TokenEndpoint(IssuerEgress(self.egress))
         self.consents = Consents(
             db=pool,
             vault=self.vault,

@@ -22,6 +22,7 @@ from gateway.vault.challenge import Challenge, read_challenge
 from gateway.vault.discovery import Discovery, covers, resource_places, server_places
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import IssuerUnavailable, SignInRefused
+from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import STATE_PURPOSE, Consents
 from gateway.vault.registration import KnownClient, Ourselves, Registration
 from gateway.vault.sign_in import SignIn
@@ -159,15 +160,17 @@ class Desk:
         self.consents = Consents(
             db=pool,
             vault=Vault(a_secret("one")),
-            endpoint=TokenEndpoint(egress),
+            endpoint=TokenEndpoint(IssuerEgress(egress)),
             states=Cipher(a_secret("one"), STATE_PURPOSE),
             redirect_uri="https://gateway.example/callback",
         )
         ourselves = Ourselves(
             redirect_uri="https://gateway.example/callback", document_url=DOCUMENT
         )
-        discovery = Discovery(egress, allow_loopback=True)
-        self.sign_in = SignIn(discovery, Registration(egress, ourselves), self.consents)
+        discovery = Discovery(IssuerEgress(egress))
+        self.sign_in = SignIn(
+            discovery, Registration(IssuerEgress(egress), ourselves), self.consents
+        )
 
     async def start(self, challenge: Challenge | None = None, **more: Any) -> dict[str, str]:
         """What the browser is sent with."""

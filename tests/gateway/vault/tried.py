@@ -20,6 +20,7 @@ from gateway.mcp.sign_ins import SignedInAt, SignIns
 from gateway.vault.discovery import Discovery
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import CannotOpen, ConsentNeeded, IssuerUnavailable, NoCredential
+from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
 from gateway.vault.registration import Ourselves, Registration
 from gateway.vault.sign_in import SignIn
@@ -41,7 +42,7 @@ async def find_token(stage: Stage) -> Any:
     """Whoever finds Alice's finds that it is sealed under no secret of ours."""
     egress = Egress()
     tokens = UpstreamTokens(
-        db=stage.pool, vault=Vault(a_secret("one")), endpoint=TokenEndpoint(egress)
+        db=stage.pool, vault=Vault(a_secret("one")), endpoint=TokenEndpoint(IssuerEgress(egress))
     )
     try:
         return await tokens.access_token(
@@ -63,7 +64,9 @@ async def find_shown(stage: Stage) -> Any:
     credentials = VaultCredentials(
         db=stage.pool,
         vault=vault,
-        tokens=UpstreamTokens(db=stage.pool, vault=vault, endpoint=TokenEndpoint(egress)),
+        tokens=UpstreamTokens(
+            db=stage.pool, vault=vault, endpoint=TokenEndpoint(IssuerEgress(egress))
+        ),
         challenges=Challenges(Redis()),  # asked for nothing here
     )
     whose = Whose(stage.org, id_of("users"))
@@ -81,7 +84,7 @@ def sign_ins(stage: Stage, egress: Egress, servers: Sequence[SignedInAt]) -> Sig
     consents = Consents(
         db=stage.pool,
         vault=vault,
-        endpoint=TokenEndpoint(egress),
+        endpoint=TokenEndpoint(IssuerEgress(egress)),
         states=Cipher(a_secret("one"), STATE_PURPOSE),
         redirect_uri=ours.redirect_uri,
     )
@@ -89,7 +92,9 @@ def sign_ins(stage: Stage, egress: Egress, servers: Sequence[SignedInAt]) -> Sig
         db=stage.pool,
         vault=vault,
         consents=consents,
-        sign_in=SignIn(Discovery(egress), Registration(egress, ours), consents),
+        sign_in=SignIn(
+            Discovery(IssuerEgress(egress)), Registration(IssuerEgress(egress), ours), consents
+        ),
         challenges=Challenges(stage.redis),
         issuer="https://gateway.example",
         servers=servers,
@@ -118,7 +123,9 @@ async def vouch(stage: Stage) -> Any:
     exchanges = Exchanges(
         db=stage.pool,
         tokens=UpstreamTokens(
-            db=stage.pool, vault=Vault(a_secret("one")), endpoint=TokenEndpoint(egress)
+            db=stage.pool,
+            vault=Vault(a_secret("one")),
+            endpoint=TokenEndpoint(IssuerEgress(egress)),
         ),
         keys=KeyRing(stage.pool, Cipher(a_secret("one"), "test")),
         issuer="https://gateway.example",
@@ -137,7 +144,10 @@ async def vouch(stage: Stage) -> Any:
 @asynccontextmanager
 async def upstream_vault(stage: Stage) -> AsyncIterator[UpstreamVault]:
     egress, vault, redis = Egress(), Vault(a_secret("one")), stage.redis
-    upstream, endpoint = id_of("upstream_credentials", "upstream"), TokenEndpoint(egress)
+    upstream, endpoint = (
+        id_of("upstream_credentials", "upstream"),
+        TokenEndpoint(IssuerEgress(egress)),
+    )
     tokens = UpstreamTokens(db=stage.pool, vault=vault, endpoint=endpoint)
     try:
         yield UpstreamVault(

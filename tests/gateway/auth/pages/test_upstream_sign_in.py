@@ -53,6 +53,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Signing]:
 
 @pytest.fixture
 async def app(
+    request: pytest.FixtureRequest,
     server: Signing,
     tmp_path: Path,
     postgres_url: str,
@@ -64,7 +65,11 @@ async def app(
     config = tmp_path / "servers.toml"
     transport = f'transport = "{server.transport}"\n'
     config.write_text(CONFIG.replace("URL", server.mcp_url) + transport)
-    flags = {"config": config, "egress_to_loopback": True}
+    near = getattr(request, "param", None)
+    """The server's `issuer_hosts`; None: this machine is asked whatever it says."""
+    if near is not None:
+        config.write_text(f"{config.read_text()}issuer_hosts = {near}\n")
+    flags = {"config": config, "egress_to_loopback": near is None}
     async with live_app(tmp_path, postgres_url, redis_url, clock, **flags) as made:  # type: ignore[arg-type]
         yield made
 
@@ -116,6 +121,31 @@ async def test_from_a_refusal_to_an_answer(
     found = {text_of(each) for each in await asyncio.gather(*(caller.call() for _ in range(8)))}
     assert server.provider.refreshed == 1 and found == set(server.provider.alive)
     assert caller.key.encode() not in server.arrived
+    await caller.http.aclose()
+
+
+@pytest.mark.parametrize("app", [["login.internal.example"]], indirect=True)
+async def test_what_gives_tokens_lies_where_the_operator_says(
+    app: Litestar, signed_in: httpx.AsyncClient, ada: Tenant, server: Signing
+) -> None:
+    """Beside the server that it is for: of that one its own host, which names it."""
+    caller = await caller_of(app, ada, ada.user_id)
+    refused = (await caller.call())["error"]
+    await signed_in_at(signed_in, refused["data"]["url"])
+    first = text_of(await caller.call())
+    server.provider.alive.clear()
+    assert text_of(await caller.call()) != first and server.provider.refreshed == 1
+    await caller.http.aclose()
+
+
+@pytest.mark.parametrize("app", [[]], indirect=True)
+async def test_what_gives_tokens_does_not_lie_near_because_its_server_does(
+    app: Litestar, signed_in: httpx.AsyncClient, ada: Tenant, server: Signing
+) -> None:
+    caller = await caller_of(app, ada, ada.user_id)
+    assert (await caller.call())["error"]["data"]["reason"] == "consent_needed"
+    sent = await signed_in.get(START)
+    assert sent.status_code == 502 and not server.provider.clients
     await caller.http.aclose()
 
 

@@ -1,0 +1,26 @@
+"""By which client the authorization server of an upstream is asked: everybody's, or one that may
+also dial the hosts that the operator named for that very upstream.
+
+Above: `discovery`, `registration`, `token_endpoint`. Below: `gateway.egress`. What one upstream may
+have its issuer at says nothing about another one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.egress import Egress
+
+
+class IssuerEgress:
+    """`own`: by upstream; to be closed with `everybodys`."""
+
+    def __init__(self, everybodys: Egress, own: Mapping[str, Egress] | None = None) -> None:
+        self._everybodys, self._own = everybodys, dict(own or {})
+
+    def of(self, upstream: str) -> Egress:
+        return self._own.get(upstream, self._everybodys)
+
+    def close(self) -> None:
+        for each in (self._everybodys, *self._own.values()):
+            each.close()
