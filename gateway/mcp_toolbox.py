@@ -95,8 +95,7 @@ class BridgeToolbox:
         timeout_s: float,
     ) -> CallOutcome:
         from mcp_bridge.protocol.inbound import param_headers
-        from mcp_bridge.protocol.rpc import RpcError
-        from mcp_bridge.trust import APPROVAL_NEEDED
+        from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, RpcError
 
         params = {"name": tool.alias, "arguments": arguments}
         headers = param_headers(tool.input_schema, arguments)

@@ -26,10 +26,9 @@ from gateway.wire.responses_items import (
     McpProtocolError,
 )
 from gateway.wire.tools import offered
+from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, INVALID_PARAMS
 
-APPROVAL_CODE = -32001
-"""Of JSON-RPC, the server's own range: a person has to approve it."""
-NO_SUCH_TOOL = -32602
+NO_SUCH_TOOL = INVALID_PARAMS
 """As of a tool that a server does not know."""
 CUT_OFF = "\n[cut off: the result is longer]"
 
@@ -141,7 +140,7 @@ def to_call(
             text = bounded(outcome.text, max_bytes)
             error = McpExecutionError([{"type": "text", "text": text}])
         case NeedsApproval():
-            error = McpProtocolError(code=APPROVAL_CODE, message=outcome.message)
+            error = McpProtocolError(code=APPROVAL_NEEDED, message=outcome.message)
         case _:
             error = McpProtocolError(code=outcome.code, message=bounded(outcome.message, max_bytes))
     return McpCall(

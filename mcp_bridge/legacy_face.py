@@ -43,6 +43,7 @@ from mcp_bridge.protocol.rpc import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     REQUEST_CANCELLED,
+    TOO_MANY,
     Message,
     RpcError,
 )
@@ -75,7 +76,6 @@ MAX_CALLS = 1024
 MAX_CALLS_OF_ORG = 256
 MAX_CALLS_OF_ONE = 128
 """Of one tenant, and of one principal, in one worker."""
-TOO_MANY = -32000
 CANCEL = "cancel"
 
 

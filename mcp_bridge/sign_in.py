@@ -11,12 +11,10 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from mcp_types import URL_ELICITATION_REQUIRED
-
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import INTERACTIVE, LEGACY
 from mcp_bridge.protocol.inbound import Envelope
-from mcp_bridge.protocol.rpc import Message, RpcError
+from mcp_bridge.protocol.rpc import URL_NEEDED, Message, RpcError
 from mcp_bridge.protocol.translation import to_modern_result
 from mcp_bridge.upstream import Unreachable, as_object
 
@@ -65,7 +63,7 @@ def to_url_required(error: RpcError, version: str, capabilities: dict[str, Any])
     if version != LEGACY or not opens_urls(capabilities):
         return error
     wanted = {**asked(error), "elicitationId": secrets.token_hex(16)}
-    return RpcError(URL_ELICITATION_REQUIRED, error.message, {"elicitations": [wanted]})
+    return RpcError(URL_NEEDED, error.message, {"elicitations": [wanted]})
 
 
 def asked(error: Unreachable) -> dict[str, Any]:

@@ -53,7 +53,13 @@ from mcp_bridge.policy import (
     decide,
     taint_matters,
 )
-from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
+from mcp_bridge.protocol.rpc import (
+    APPROVAL_NEEDED,
+    DENIED,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    RpcError,
+)
 from mcp_bridge.provenance import Provenance, enveloped
 from mcp_bridge.reads import about_of, before_read, to_call
 from mcp_bridge.results import ResultBounds, annotations_of, failed_result, result_problems
@@ -62,12 +68,8 @@ from mcp_bridge.validation import Compiled, KillableEngine, Problem, SchemaCache
 from mcp_bridge.views import Screen, digests_of, resources_shown, shows, view_of
 
 log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
-DENIED = -32030
-APPROVAL_NEEDED = -32031
-"""Ours, of the range that JSON-RPC leaves to servers."""
 APPROVAL_TTL_S = 3600.0
 REPLAY_TTL_S = 900.0
 """Longer than a client's state is good for."""

@@ -36,12 +36,10 @@ from gateway.tasks import TaskSet
 from mcp_bridge.call_records import CallRecord, ReadRecord, Ticket
 from mcp_bridge.caller import Caller
 from mcp_bridge.guard import Outcome
-from mcp_bridge.protocol.rpc import INTERNAL_ERROR, RpcError
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, LIMITED, RpcError
 
 log = logging.getLogger(__name__)
 
-LIMITED = -32032
-"""Beside `mcp_bridge.trust.DENIED`, of the range that JSON-RPC leaves to servers."""
 MAX_CALLERS = 20_000
 """That one worker remembers."""
 

@@ -20,8 +20,15 @@ RESOURCE_NOT_FOUND = -32002
 HEADER_MISMATCH = -32020
 MISSING_CAPABILITY = -32021
 UNSUPPORTED_VERSION = -32022
+URL_NEEDED = -32042
+"""Of 2025-11-25, whose SDKs call it URL_ELICITATION_REQUIRED."""
 REQUEST_CANCELLED = -32800
 """What a call that was cancelled ends with, where a stream has to end with an answer."""
+TOO_MANY = -32000
+DENIED = -32030
+APPROVAL_NEEDED = -32031
+LIMITED = -32032
+"""These four are ours, of the range that JSON-RPC leaves to servers. docs/mcp.md tells of all."""
 
 MAX_METHOD_LENGTH = 128
 MAX_ID_LENGTH = 256

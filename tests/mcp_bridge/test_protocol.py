@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -44,6 +46,14 @@ EVENTS = st.lists(
     ).filter(lambda event: event != (b"", None, None)),
     max_size=8,
 )
+
+
+def test_every_code_of_an_error_is_told_once() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "mcp.md").read_text()
+    said = re.findall(r"^\| (-32\d{3}) \| `(\w+)` \|", page, re.MULTILINE)
+    known = {name: each for name, each in vars(rpc).items() if isinstance(each, int) and each < 0}
+    assert len(set(known.values())) == len(known)
+    assert {name: int(code) for code, name in said} == known
 
 
 @given(EVENTS, st.lists(st.integers(1, 7), max_size=200))

@@ -12,9 +12,9 @@ from redis.asyncio import Redis
 
 from mcp_bridge.bridge import Bridge
 from mcp_bridge.policy import ToolRule
+from mcp_bridge.protocol.rpc import DENIED
 from mcp_bridge.pruning import COST_META, MAX_INDICES, Pruner
 from mcp_bridge.search import CALL, SEARCH
-from mcp_bridge.trust import DENIED
 from tests.mcp_bridge import test_trust
 from tests.mcp_bridge.test_trust import ALICE, WEATHER, World, bridge_of, code_of
 

@@ -22,8 +22,9 @@ from mcp_bridge.pages import STALE_META
 from mcp_bridge.policy import ToolRule
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
 from mcp_bridge.protocol.inbound import read_envelope
+from mcp_bridge.protocol.rpc import DENIED
 from mcp_bridge.sessions import Sessions
-from mcp_bridge.trust import DENIED, Trust
+from mcp_bridge.trust import Trust
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, answer, attacked, caller_of, note
 from tests.mcp_bridge.processes import LegacyClient, ask_modern, messages_of, modern
 from tests.mcp_bridge.test_hostile import KEYS, OK, SSE, whole

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.trust import APPROVAL_NEEDED
+from mcp_bridge.protocol.rpc import APPROVAL_NEEDED
 from tests.mcp_bridge.processes import LegacyClient
 from tests.mcp_bridge.test_hostile import Server, whole
 from tests.mcp_bridge.test_reads import URI, new_world

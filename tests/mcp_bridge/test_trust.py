@@ -25,10 +25,11 @@ from mcp_bridge.door import Door
 from mcp_bridge.exchanges import MAX_PAGES
 from mcp_bridge.pinning import Kind, offer_of
 from mcp_bridge.policy import CallLimit, ToolRule
+from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED
 from mcp_bridge.provenance import META_KEY
 from mcp_bridge.rebinding import Allowed
 from mcp_bridge.results import ResultBounds
-from mcp_bridge.trust import APPROVAL_NEEDED, DENIED, Trust
+from mcp_bridge.trust import Trust
 from mcp_bridge.upstream import ServerConfig
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import KEYS, Server, whole

@@ -20,11 +20,10 @@ from openai import OpenAI
 from billing.ledger import check
 from gateway.db import tenant
 from gateway.mcp.known import announce
-from gateway.mcp.metered import LIMITED
 from gateway.mcp.rules import replace_rules
 from gateway.tenancy.keys import create_key
 from mcp_bridge.policy import SpendLimit, ToolRule
-from mcp_bridge.trust import APPROVAL_NEEDED, DENIED
+from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, LIMITED
 from tests.databases import Databases
 from tests.gateway.openapi.fresh import fresh_worker, mcp_client
 from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running

@@ -19,7 +19,6 @@ from openai import OpenAI
 
 from billing.ledger import check
 from gateway.db import tenant
-from gateway.mcp.metered import LIMITED
 from gateway.mcp.sampling_turns import to_chat, to_result
 from gateway.settings import load
 from gateway.settings_file import SettingsError, WrittenMcpSampling
@@ -31,7 +30,7 @@ from gateway.wire.answer import (
     AnswerMessage,
     ChatCompletion,
 )
-from mcp_bridge.protocol.rpc import INVALID_PARAMS, RpcError
+from mcp_bridge.protocol.rpc import INVALID_PARAMS, LIMITED, RpcError
 from tests.databases import Databases
 from tests.gateway.openapi.fresh import fresh_worker, mcp_client
 from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running

@@ -10,8 +10,7 @@ from redis.asyncio import Redis
 from mcp_bridge.call_records import MemoryRules
 from mcp_bridge.names import IDENTITY, alias_of
 from mcp_bridge.policy import ToolRule
-from mcp_bridge.protocol.rpc import INVALID_PARAMS
-from mcp_bridge.trust import APPROVAL_NEEDED, DENIED
+from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, INVALID_PARAMS
 from tests.mcp_bridge.processes import LegacyClient
 from tests.mcp_bridge.test_trust import URL, WEATHER, World, bridge_of, code_of
 
