@@ -18,8 +18,11 @@ without room fails closes with SpoolFull, keeps their records in memory and trie
 RETRY_INTERVAL_S; a sync that fails in any other way leaves the file in doubt: the spool stays
 broken until its process restarts.
 
-Above: `gateway.inference`, `worker`. Below: `spool_files`. Knows no database, price or tenant.
-Lives on one event loop.
+What has begun is synced beside all else, by the kernel where it does that (`spool_sync`): the file
+is written meanwhile, and who comes then shares the next sync.
+
+Above: `gateway.inference`, `worker`. Below: `spool_files`, `spool_sync`. Knows no database, price
+or tenant. Lives on one event loop.
 """
 
 from __future__ import annotations
