@@ -47,8 +47,11 @@ class Server:
         self.bridge: Any = None
         self.serve: Any = None
         self.left = asyncio.Event()
+        self._handling: set[asyncio.Task[Any] | None] = set()
+        """Nobody else holds on to one that waits for what never comes."""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._handling.add(asyncio.current_task())
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -60,6 +63,7 @@ class Server:
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
+            self._handling.discard(asyncio.current_task())
             writer.close()
 
     async def reply(self, writer: asyncio.StreamWriter, message: Any, head: str) -> None:
