@@ -6,6 +6,7 @@ one of the settings file; what is approved of it is the organization's of the pr
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ SERVER_COLUMNS: Columns = (
     ("WAITING", 8),
     ("URL", 0),
 )
+TAINT_COLUMNS: Columns = (("CLIENT", 44), ("SUBJECT", 44), ("SERVERS", 40))
 CALL_COLUMNS: Columns = (
     ("ID", 44),
     ("STATE", 8),
@@ -282,6 +284,34 @@ def calls(org: str, project: str, allow: str | None, deny: str | None, **flags: 
             if isinstance(decided, str):
                 raise click.ClickException(f"{allow or deny}: {decided}")
             click.echo(f"{decided.id} is {decided.state}.")
+
+    run(work())
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.option("--lift", "client", metavar="CLIENT", help="Of this key or OAuth client, by its id.")
+def taints(org: str, project: str, client: str | None, **flags: Flags) -> None:
+    """List whose calls ask a person after what a server said that taints, or lift it."""
+    from gateway import administration
+    from gateway.mcp.calls import lift, taints_of
+    from gateway.mcp.taint_desk import lifting
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            org_id = await org_of(db, org, project)
+            if client is None:
+                click.echo(header_of(TAINT_COLUMNS))
+                for each in await taints_of(redis, org_id=org_id, now_s=time.time()):
+                    names, who = ",".join(each.servers), each.caller
+                    click.echo(in_columns((who.client, who.subject, names), TAINT_COLUMNS))
+                return
+            async with db.begin() as conn:
+                found = await lifting(conn, redis, org_id=org_id, client=client, actor=COMMAND_LINE)
+            await lift(redis, org_id=org_id, taints=found)
+            click.echo(f"{client}: lifted of {len(found)}.")
 
     run(work())
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 
 from gateway.limits.spending import PICO_PER_NANO, to_nano
@@ -21,8 +22,11 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.policy import CallState, ToolRule
 
 TAINT_S = 3600
-MAX_TAINTS = 64
-
+"""Since something that taints was said last."""
+MAX_TAINTED = 10_000
+"""Callers of one org that are kept by name, so that somebody can lift it: the longest tainted are
+left out, and are clean within TAINT_S all the same."""
+MAX_SHOWN = 1_000
 PARTS = 60
 """Of a budget's window: what was spent leaves it a part at a time, at most one part too late."""
 
@@ -122,21 +126,62 @@ class RedisCalls:
             await pipeline.execute()
 
     async def tainted_by(self, caller: Caller) -> tuple[str, ...]:
-        found = await self._redis.smembers(taint_key(caller))
-        return tuple(
-            sorted(str(each, "utf-8") if isinstance(each, bytes) else each for each in found)
-        )
+        return tuple(sorted(map(text, await self._redis.smembers(taint_key(caller)))))
 
     async def taint(self, caller: Caller, server: str) -> None:
-        key = taint_key(caller)
+        key, index, now = taint_key(caller), tainted_key(caller.org_id), self._now_s()
         async with self._redis.pipeline() as pipeline:
             pipeline.sadd(key, server)
             pipeline.expire(key, TAINT_S)
+            pipeline.zadd(index, {caller.principal: now + TAINT_S})
+            pipeline.zremrangebyscore(index, "-inf", now)
+            pipeline.zremrangebyrank(index, 0, -MAX_TAINTED - 1)
+            pipeline.expire(index, TAINT_S)
             await pipeline.execute()
 
     async def once(self, org_id: str, key: str, ttl_s: float) -> bool:
         name = f"mcp:{{{org_id}}}:once:{key}"
         return bool(await self._redis.set(name, b"1", nx=True, ex=int(ttl_s)))
+
+
+class Taint(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose calls with side effects ask a person, after what which servers said. `until_s`: since
+    the epoch, if they say nothing more."""
+
+    caller: Caller
+    servers: tuple[str, ...]
+    until_s: float
+
+
+async def taints_of(
+    redis: Redis, *, org_id: str, client: str | None = None, now_s: float
+) -> list[Taint]:
+    """The newest MAX_SHOWN. `client`: of this key or OAuth client alone."""
+    found: Any = await redis.zrange(tainted_key(org_id), 0, -1, desc=True, withscores=True)
+    known = [(Caller.of(text(who)), until_s) for who, until_s in found if until_s > now_s]
+    known = [each for each in known if client in (None, each[0].client)][:MAX_SHOWN]
+    async with redis.pipeline(transaction=False) as pipeline:
+        for caller, _ in known:
+            pipeline.smembers(taint_key(caller))
+        servers: list[Any] = await pipeline.execute()
+    return [
+        Taint(caller=caller, servers=tuple(sorted(map(text, names))), until_s=until_s)
+        for (caller, until_s), names in zip(known, servers, strict=True)
+        if names
+    ]
+
+
+async def lift(redis: Redis, *, org_id: str, taints: Iterable[Taint]) -> None:
+    callers = [each.caller for each in taints]
+    if callers:
+        async with redis.pipeline() as pipeline:
+            pipeline.delete(*map(taint_key, callers))
+            pipeline.zrem(tainted_key(org_id), *(each.principal for each in callers))
+            await pipeline.execute()
+
+
+def text(said: bytes | str) -> str:
+    return said.decode() if isinstance(said, bytes) else said
 
 
 def spent_key(org_id: str, rule_id: str) -> str:
@@ -146,3 +191,7 @@ def spent_key(org_id: str, rule_id: str) -> str:
 def taint_key(caller: Caller) -> str:
     who = hashlib.sha256(caller.principal.encode()).hexdigest()
     return f"mcp:{{{caller.org_id}}}:taint:{who}"
+
+
+def tainted_key(org_id: str) -> str:
+    return f"mcp:{{{org_id}}}:tainted"

@@ -157,6 +157,7 @@ VALUES: dict[str, object] = {
     "field": "x",
     "fields": {"description": "taken over"},
     "changes": {"name": "taken over"},
+    "client": "taken over",
     "grace_s": 60,
     "model": "penny",
     "limit": 2,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 from click.testing import CliRunner, Result
 from mcp import Client
 from mcp.shared.exceptions import MCPError
@@ -33,6 +34,7 @@ name = "other"
 url = "OTHER"
 network = "loopback"
 trust = "all"
+taints = true
 """
 HIDDEN = "".join(chr(0xE0000 + ord(letter)) for letter in "obey")
 """Which makes what has it look like an attack: `all` leaves it out."""
@@ -214,3 +216,50 @@ def test_rules_are_shown_as_they_are_written(world: World, tmp_path: Path) -> No
     assert all(word in listed for word in (" look ", " other ", " administrator ", "sha256"))
     file.write_text("[]")
     assert world.command("rules", str(file)).exit_code == 0
+
+
+def test_a_taint_is_lifted_by_somebody_else(world: World) -> None:
+    """By the API and by the command line; not by whoever is tainted."""
+    worker = world.worker
+
+    def ask(method: str, path: str) -> Any:
+        headers = {"authorization": f"Bearer {worker.everything}"}
+        url = f"{worker.url}/v1/admin/mcp/taints{path}"
+        return worker.session.request(method, url, headers=headers, timeout=TIMEOUT_S)
+
+    async def look(secret: str) -> None:
+        async with mcp_client(worker, secret) as client:
+            await client.call_tool("other__look", {"n": 1})
+
+    def tainted() -> dict[str, Any]:
+        return {each["client_id"]: each for each in ask("GET", "").json()["data"]}
+
+    key = worker.run(worker.new_key(["mcp:call"]))
+    asyncio.run(look(key))
+    asyncio.run(look(worker.everything))
+    own = worker.run(worker.services.authenticator.authenticate(worker.everything)).key_id
+    [other] = tainted().keys() - {own}
+    assert tainted()[other]["servers"] == ["other"]
+    refused = ask("POST", f"/{own}/lift")
+    assert (refused.status_code, refused.json()["param"]) == (403, "client_id")
+    lifted = ask("POST", f"/{other}/lift")
+    assert [each["client_id"] for each in lifted.json()["data"]] == [other]
+    assert tainted().keys() == {own}
+    missing = ask("POST", f"/{other}/lift")
+    assert (missing.status_code, missing.json()["param"]) == (404, "client_id")
+
+    assert own in world.command("taints").output
+    done = world.command("taints", "--lift", own)
+    assert done.exit_code == 0 and done.output == f"{own}: lifted of 1.\n"
+    assert tainted() == {}
+    entries = worker.run(lifted_in(worker))
+    assert [(each.target, each.actor_id) for each in entries] == [(other, own), (own, "cli")]
+
+
+async def lifted_in(worker: Running) -> list[Any]:
+    query = (
+        "SELECT target, actor_id FROM audit_entries WHERE org_id = :org"
+        " AND action = 'mcp.taint_lifted' ORDER BY sequence"
+    )
+    async with worker.services.system_db.connect() as conn:
+        return list((await conn.execute(sa.text(query), {"org": worker.org_id})).all())

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.audit.log import COMMAND_LINE
 from gateway.db import ROLE_TENANT, create_engine, tenant
 from gateway.mcp.approvals import PostgresApprovals, list_approvals
-from gateway.mcp.calls import PARTS, RedisCalls
+from gateway.mcp.calls import PARTS, TAINT_S, RedisCalls, Taint, lift, taints_of
 from gateway.mcp.known import Feed, KnownTrust, announce
 from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
 from gateway.mcp.records import masked
@@ -226,6 +226,45 @@ async def test_taint_and_a_state_are_of_one_caller_and_org(redis: Redis) -> None
     assert await calls.once("org_a", "k", 60)
     assert not await calls.once("org_a", "k", 60)
     assert await calls.once("org_b", "k", 60)
+
+
+async def test_a_taint_is_seen_and_lifted_by_the_client(redis: Redis) -> None:
+    now = [1000.0]
+    calls = RedisCalls(redis, now_s=lambda: now[0])
+    alice = Caller(org_id="org_a", project_id="p", subject="alice", client="app")
+    bob = msgspec.structs.replace(alice, subject="bob")
+    other = msgspec.structs.replace(alice, client="other")
+    for caller, server in ((alice, "web"), (alice, "mail"), (bob, "web"), (other, "web")):
+        await calls.taint(caller, server)
+        now[0] += 1
+    await calls.taint(msgspec.structs.replace(alice, org_id="org_b"), "web")
+
+    async def shown(**of: Any) -> list[Taint]:
+        return await taints_of(redis, org_id="org_a", now_s=now[0], **of)
+
+    assert [each.caller for each in await shown()] == [other, bob, alice]
+    found = await shown(client="app")
+    assert [each.caller for each in found] == [bob, alice]
+    assert found[1].servers == ("mail", "web") and found[1].until_s == 1001 + TAINT_S
+    await lift(redis, org_id="org_a", taints=found)
+    assert await calls.tainted_by(alice) == () == await calls.tainted_by(bob)
+    assert [each.caller for each in await shown()] == [other]
+    assert await taints_of(redis, org_id="org_b", now_s=now[0]) != []
+    now[0] += TAINT_S
+    assert await shown() == []
+
+
+async def test_so_many_who_are_tainted_are_kept_by_name(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.mcp.calls.MAX_TAINTED", 3)
+    now = [1000.0]
+    calls = RedisCalls(redis, now_s=lambda: now[0])
+    for n in range(5):
+        await calls.taint(Caller(org_id="o", project_id="p", subject="s", client=str(n)), "web")
+        now[0] += 1
+    kept = await taints_of(redis, org_id="o", now_s=now[0])
+    assert [each.caller.client for each in kept] == ["4", "3", "2"]
 
 
 def test_a_name_of_any_length_can_be_recorded() -> None:
