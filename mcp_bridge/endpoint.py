@@ -49,8 +49,6 @@ from mcp_bridge.upstream import Described, Unreachable, Upstream, as_object
 log = logging.getLogger(__name__)
 
 NAMED = ("tools/list", "prompts/list")
-MAX_SHORTENED = 10_000
-"""Names of one server that are remembered by what was made of them."""
 ASKED_AT_ONCE = 8
 """Servers, for a page of what all have."""
 MAX_OFFERED_BYTES = 32 * 1024 * 1024
@@ -77,14 +75,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         """None: what no name can be made of."""
         try:
             alias = alias_of(self.label(upstream), name)
+            own = alias if self.keeps_names else alias.partition(SEPARATOR)[2]
+            if own != name:
+                upstream.shortened.note(own, name)
         except NameRefused as error:
             log.info("mcp: %s: a name is left out: %s", upstream.name, error)
             return None
-        own = alias if self.keeps_names else alias.partition(SEPARATOR)[2]
-        if own != name:
-            if len(upstream.shortened) >= MAX_SHORTENED:
-                upstream.shortened.clear()
-            upstream.shortened[own] = name
         return alias
 
     def split(self, name: str, what: str) -> tuple[Upstream, str]:
@@ -342,12 +338,15 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         """What is no list of things with names is none of it."""
         if method not in NAMED:
             return {**page, LISTS[method]: as_list(page.get(LISTS[method]))}
+        found = [each for each in as_list(page.get(LISTS[method])) if isinstance(each, dict)]
+        named = [each for each in found if isinstance(each.get("name"), str)]
+        for each in named:  # all, before any is shown: of two that are one neither is
+            self.endpoint.alias(upstream, each["name"])
         items = []
-        for each in as_list(page.get(LISTS[method])):
-            if isinstance(each, dict) and isinstance(each.get("name"), str):
-                alias = self.endpoint.alias(upstream, each["name"])
-                if alias is not None:
-                    items.append(each if alias == each["name"] else {**each, "name": alias})
+        for each in named:
+            alias = self.endpoint.alias(upstream, each["name"])
+            if alias is not None:
+                items.append(each if alias == each["name"] else {**each, "name": alias})
         return {**page, LISTS[method]: items}
 
     async def _own_name(self, method: str, alias: str) -> tuple[Upstream, str]:
@@ -363,8 +362,9 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         """Raises: RpcError."""
         cursor: str | None = None
         for _ in range(MAX_PAGES):
-            if own in upstream.shortened:
-                return upstream.shortened[own]
+            known = upstream.shortened.get(own)
+            if known is not None:
+                return known
             params = {} if cursor is None else {"cursor": cursor}
             page = await self.request(upstream, method, params)
             self._renamed(upstream, method, page)

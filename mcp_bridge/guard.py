@@ -88,9 +88,11 @@ class Shown:
         has two. A page at a time: nobody waits for twenty thousand."""
         kept = self._written.setdefault(label, {})
         asked = self.pins[first:end]
-        for pin in asked:
-            if pin.name not in kept:
-                kept[pin.name] = written(pin, alias_of(pin.name))
+        new = [pin for pin in asked if pin.name not in kept]
+        for pin in new:  # all, before any is written: of two that are one neither is
+            alias_of(pin.name)
+        for pin in new:
+            kept[pin.name] = written(pin, alias_of(pin.name))
         return [found for pin in asked if (found := kept[pin.name]) is not None]
 
 

@@ -14,18 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from functools import lru_cache
-
-import msgspec
 
 from mcp_bridge.errors import NameRefused
 
 MAX_ALIAS_CHARS = 64
 MAX_LABEL_CHARS = 24
 MAX_UPSTREAM_NAME_CHARS = 1_024
-MAX_ALIASES = 20_000
+MAX_SHORTENED = 10_000
+"""Names of one server that are remembered by what was made of them."""
 MAX_REMEMBERED = 16_384
 DIGEST_CHARS = 12
 """60 bits of SHA-256 in base 32: two names of one server that share them are refused by name."""
@@ -39,30 +36,6 @@ LABEL = re.compile(r"[a-z0-9](?:-?[a-z0-9])*")
 ALIAS = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_ALIAS_CHARS}}}")
 SHORTENED = re.compile(rf".*_x[a-z2-7]{{{DIGEST_CHARS}}}", re.DOTALL)
 ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """A name that stays hidden, and why; `alias` is empty where none could be made."""
-
-    server: str
-    name: str
-    alias: str
-    reason: str
-
-
-class AliasMap(msgspec.Struct, frozen=True):
-    """Both directions of the map, and what it refused."""
-
-    aliases: Mapping[tuple[str, str], str]
-    targets: Mapping[str, tuple[str, str]]
-    refused: tuple[Refusal, ...]
-
-    def alias_of(self, server: str, name: str) -> str | None:
-        return self.aliases.get((server, name))
-
-    def target_of(self, alias: str) -> tuple[str, str] | None:
-        """(server, name) behind an alias; None for one that nobody was given."""
-        return self.targets.get(alias)
 
 
 def checked_label(label: str) -> str:
@@ -108,33 +81,23 @@ def digest_of(name: str) -> str:
     return "".join(BASE32[(bits >> (5 * place)) & 31] for place in range(DIGEST_CHARS))
 
 
-def build_aliases(named: Iterable[tuple[str, str]]) -> AliasMap:
-    """The map of all (label, name). What cannot be told apart is refused by name, every one of
-    it, so that the order in which servers answer decides nothing.
+class Shortened:
+    """Names of one server that clients cannot take, by what was made of them. Two of which the same
+    was made are both refused, by name: which of them a call would reach is the server's choice."""
 
-    NameRefused for more than MAX_ALIASES, and for the identity namespace beside others.
-    """
-    wanted = list(named)
-    if len(wanted) > MAX_ALIASES:
-        raise NameRefused(f"more than {MAX_ALIASES} names behind one door")
-    labels = {label for label, _ in wanted}
-    if IDENTITY in labels and len(labels) > 1:
-        raise NameRefused("the identity namespace has one upstream; name the servers instead")
-    made: list[tuple[str, str, str]] = []
-    refused: list[Refusal] = []
-    for label, name in wanted:
-        try:
-            made.append((label, name, alias_of(label, name)))
-        except NameRefused as error:
-            shown = name[:MAX_ALIAS_CHARS]
-            refused.append(Refusal(label[:MAX_LABEL_CHARS], shown, "", str(error)))
-    counts = Counter(alias for _, _, alias in made)
-    aliases: dict[tuple[str, str], str] = {}
-    targets: dict[str, tuple[str, str]] = {}
-    for label, name, alias in made:
-        if counts[alias] > 1:
-            refused.append(Refusal(label, name, alias, f"{counts[alias]} names are one: {alias}"))
-            continue
-        aliases[label, name] = alias
-        targets[alias] = (label, name)
-    return AliasMap(aliases, targets, tuple(refused))
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._several: set[str] = set()
+
+    def note(self, made: str, name: str) -> None:
+        """Raises: NameRefused."""
+        if made not in self._names and len(self._names) >= MAX_SHORTENED:
+            self._names.clear()
+            self._several.clear()
+        if self._names.setdefault(made, name) != name:
+            self._several.add(made)
+        if made in self._several:
+            raise NameRefused(f"{name[:MAX_ALIAS_CHARS]!r} and another name are one: {made}")
+
+    def get(self, made: str) -> str | None:
+        return None if made in self._several else self._names.get(made)

@@ -22,6 +22,7 @@ from mcp_bridge.claims import Known
 from mcp_bridge.credentials import CredentialOf
 from mcp_bridge.header_schemas import HeaderSchemas
 from mcp_bridge.http1 import Response
+from mcp_bridge.names import Shortened
 from mcp_bridge.protocol import rpc, sse
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
@@ -252,8 +253,7 @@ class Upstream:
         self._described: Described | None = None
         self._describing: asyncio.Lock = asyncio.Lock()
         self.schemas = HeaderSchemas()
-        self.shortened: dict[str, str] = {}
-        """Names of it that clients cannot take, by what was made of them."""
+        self.shortened = Shortened()
         self.known: Known | None = None
         """What it listed of resources, last."""
         self.listing = asyncio.Lock()

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcp_bridge.errors import NameRefused
-from mcp_bridge.names import IDENTITY, alias_of, build_aliases, checked_label
+from mcp_bridge.names import IDENTITY, Shortened, alias_of, checked_label
 
 labels = st.from_regex(r"[a-z0-9](-?[a-z0-9]){0,5}", fullmatch=True)
 legal_names = st.text(
@@ -28,20 +28,7 @@ def test_an_alias_is_what_clients_take(label: str, name: str) -> None:
 
 @given(st.lists(st.tuples(labels, any_names), max_size=30, unique=True))
 def test_the_map_is_one_to_one(named: list[tuple[str, str]]) -> None:
-    made = build_aliases(named)
-    assert made.refused == ()
-    assert len(made.targets) == len(made.aliases) == len(named)
-    for server, name in named:
-        alias = made.alias_of(server, name)
-        assert alias is not None and made.target_of(alias) == (server, name)
-
-
-@given(labels, any_names, st.lists(st.tuples(labels, any_names), max_size=5))
-def test_who_else_is_there_changes_no_alias(
-    label: str, name: str, others: list[tuple[str, str]]
-) -> None:
-    everyone = {(label, name), *others}
-    assert build_aliases(everyone).alias_of(label, name) == alias_of(label, name)
+    assert len({alias_of(*each) for each in named}) == len(named)
 
 
 @given(labels, any_names)
@@ -59,19 +46,31 @@ def test_the_identity_namespace_keeps_legal_names(name: str) -> None:
     assert (alias == name) == bool(legal)
 
 
-def test_a_name_offered_twice_is_refused_by_name_each_time() -> None:
-    made = build_aliases([("files", "read"), ("files", "read"), ("files", "write")])
-    assert made.target_of("files__read") is None
-    assert [(r.server, r.name, r.alias) for r in made.refused] == [
-        ("files", "read", "files__read")
-    ] * 2
-    assert made.target_of("files__write") == ("files", "write")
+def test_names_of_which_the_same_was_made_are_refused_by_name() -> None:
+    """Both, whichever came first and however often, and no other one with them."""
+    known = Shortened()
+    known.note("one_x1", "the first")
+    known.note("two_x2", "another")
+    known.note("one_x1", "the first")
+    assert known.get("one_x1") == "the first"
+    for name in ("the second", "the first"):
+        with pytest.raises(NameRefused, match=f"'{name}' and another name are one: one_x1"):
+            known.note("one_x1", name)
+    assert known.get("one_x1") is None and known.get("two_x2") == "another"
+    assert known.get("three") is None
+
+
+def test_what_is_remembered_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp_bridge.names.MAX_SHORTENED", 2)
+    known = Shortened()
+    for number in range(5):
+        known.note(f"made {number}", "name")
+    assert [known.get(f"made {number}") for number in range(5)] == [None] * 4 + ["name"]
 
 
 def test_servers_whose_names_run_together_stay_apart() -> None:
-    made = build_aliases([("a", "b__c"), ("a", "_b"), ("a-b", "c")])
-    assert sorted(made.targets) == ["a-b__c", "a___b", "a__b__c"]
-    assert made.refused == ()
+    made = [alias_of(*each) for each in (("a", "b__c"), ("a", "_b"), ("a-b", "c"))]
+    assert made == ["a__b__c", "a___b", "a-b__c"]
 
 
 @pytest.mark.parametrize("label", ["", "A", "a_b", "a__b", "-a", "a-", "a--b", "é", "a" * 25])
@@ -80,18 +79,7 @@ def test_a_label_that_could_be_read_two_ways_is_refused(label: str) -> None:
         checked_label(label)
 
 
-def test_an_empty_name_takes_nothing_else_with_it() -> None:
-    made = build_aliases([("files", ""), ("files", "x" * 2_000), ("files", "read")])
-    assert [r.alias for r in made.refused] == ["", ""]
-    assert made.target_of("files__read") == ("files", "read")
-
-
-def test_identity_is_for_one_upstream() -> None:
-    with pytest.raises(NameRefused, match="identity"):
-        build_aliases([(IDENTITY, "a"), ("files", "a")])
-
-
-def test_the_map_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcp_bridge.names.MAX_ALIASES", 2)
-    with pytest.raises(NameRefused, match="more than 2"):
-        build_aliases([("a", "1"), ("a", "2"), ("a", "3")])
+@pytest.mark.parametrize("name", ["", "x" * 2_000])
+def test_an_empty_or_endless_name_is_refused(name: str) -> None:
+    with pytest.raises(NameRefused, match="'files': a name has 1 to 1024"):
+        alias_of("files", name)
