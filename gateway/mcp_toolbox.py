@@ -37,7 +37,6 @@ MAX_PAGES = 100
 MAX_TOOLS = 512
 """Of one server, shown to a model: what is behind them in its list is left out."""
 LIST_TIMEOUT_S = 30.0
-NO_ANSWER = -32603
 SPENT_S = 400 * 86_400.0
 """Longer than what asked for an approval is kept (`response_lifetime_days`)."""
 OMITTED = "[{kind}: not shown]"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -174,26 +174,6 @@ async def open_credential(
     except Unreadable as error:
         raise CannotOpen(upstream, f"its credential cannot be read: {error}") from None
     return OpenCredential(credential, msgspec.json.decode(plain, type=dict[str, str]))
-
-
-async def get_credential(
-    conn: AsyncConnection, *, org_id: str, credential_id: str
-) -> UpstreamCredential:
-    """Raises: NotFound."""
-    asked = sa.select(*COLUMNS).where(*_is(org_id, credential_id))
-    row = (await conn.execute(asked)).one_or_none()
-    if row is None:
-        raise NotFound("credential_id", "no such credential")
-    return UpstreamCredential(**row._mapping)
-
-
-def select_credentials(org_id: str) -> sa.Select[Any]:
-    """Those of an org, for a page of them."""
-    return sa.select(*COLUMNS).where(credentials.c.org_id == org_id)
-
-
-def to_credentials(rows: Iterable[sa.Row[Any]]) -> list[UpstreamCredential]:
-    return [UpstreamCredential(**row._mapping) for row in rows]
 
 
 async def delete_credential(

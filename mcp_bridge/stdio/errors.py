@@ -1,7 +1,6 @@
 """What can go wrong with a server that is a process of ours.
 
 StdioError                code                    is a `mcp_bridge.errors.BridgeError`
-├── NotAllowed            launch_not_allowed      it is not what the operator's list has
 ├── BadLaunch             bad_launch              a spec or a value that cannot be (names `field`)
 ├── DigestMismatch        launch_digest_mismatch  what lies on the disk is not what was pinned
 ├── CannotIsolate         cannot_isolate          nothing here would keep it from what is ours
@@ -28,10 +27,6 @@ class StdioError(BridgeError):
         super().__init__(f"{upstream}: {message}")
         self.upstream = upstream
         self.message = message
-
-
-class NotAllowed(StdioError):
-    code = "launch_not_allowed"
 
 
 class BadLaunch(StdioError):

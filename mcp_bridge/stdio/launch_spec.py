@@ -12,13 +12,13 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from mcp_bridge.stdio.errors import BadLaunch, DigestMismatch, NotAllowed
+from mcp_bridge.stdio.errors import BadLaunch, DigestMismatch
 
 MAX_ARGS = 64
 MAX_ARG_BYTES = 4096
@@ -120,34 +120,6 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         whole["credential_names"] = sorted(whole["credential_names"])
         whole["readable"] = sorted(whole["readable"])
         return whole
-
-
-class Allowlist:
-    """The operator's specs by name. Raises: BadLaunch, for one that cannot be or stands twice."""
-
-    def __init__(self, specs: Iterable[LaunchSpec]) -> None:
-        self._specs: dict[str, LaunchSpec] = {}
-        for spec in specs:
-            spec.check()
-            if spec.name in self._specs:
-                raise BadLaunch(spec.name, "name", "stands on the list twice")
-            self._specs[spec.name] = spec
-
-    def allowed(self, name: str) -> LaunchSpec:
-        """Raises: NotAllowed."""
-        spec = self._specs.get(name)
-        if spec is None:
-            raise NotAllowed(name[:64], "is not on the operator's list of servers")
-        return spec
-
-    def check(self, asked: LaunchSpec) -> LaunchSpec:
-        """The list's own spec, if `asked` is no other one. Raises: NotAllowed, which names the
-        first field that differs."""
-        spec = self.allowed(asked.name)
-        for field in LaunchSpec.__struct_fields__:
-            if getattr(asked, field) != getattr(spec, field):
-                raise NotAllowed(spec.name, f"{field} is not what the operator's list has")
-        return spec
 
 
 def filled_environment(spec: LaunchSpec, credentials: Mapping[str, str]) -> dict[str, str]:
