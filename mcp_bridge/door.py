@@ -423,6 +423,10 @@ class Visit:
                     return
                 if quiet_s >= KEEPALIVE_S:
                     quiet_s = 0.0
+                    if await sessions.owner_of(session, place.stream) is None:
+                        gone = rpc.encode(rpc.failure(request_id, forgotten()))
+                        await self._event(sse.encode(gone), more=False)
+                        return
                     await self._event(sse.KEEPALIVE)
                 await asyncio.wait({leaving}, timeout=pause_s)
                 quiet_s += pause_s
@@ -482,3 +486,9 @@ def accepts(value: str) -> bool:
 def ends(data: bytes, request_id: rpc.RequestId) -> bool:
     message = rpc.decode(data)
     return rpc.is_response(message) and message.get("id") == request_id
+
+
+def forgotten() -> RpcError:
+    """Of a stream that had to make room for newer ones of its tenant."""
+    said = "Nothing is kept of this stream any more"
+    return RpcError(INTERNAL_ERROR, said, {"reason": "forgotten"})

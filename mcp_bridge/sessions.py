@@ -46,6 +46,12 @@ MAX_EVENTS = 1000
 """Of one stream, kept for reading on."""
 MAX_KEPT_BYTES = 4 * 1024 * 1024
 """Of one stream: what is beyond cannot be read again."""
+MAX_KEPT_BYTES_OF_ORG = 64 * 1024 * 1024
+"""Of all streams of one tenant: beyond, those that were silent for longest are forgotten."""
+ENTRY_BYTES = 512
+"""What an event takes in Redis besides what it says, about."""
+MAX_SWEPT = 100
+"""Streams that are over, which one event takes off what is counted."""
 PAGE = 64
 Entries = Any
 """Of a stream, as redis-py gives them: `[(id, {field: value})]`, all of bytes."""
@@ -68,6 +74,40 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 redis.call('EXPIRE', KEYS[1], ARGV[5])
 return ARGV[3]
 """
+
+KEEP = f"""
+local key, order, sizes = KEYS[1], KEYS[2], KEYS[3]
+local ttl, most, size = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local function forget(name)
+  local freed = tonumber(redis.call('HGET', sizes, name) or 0)
+  redis.call('HDEL', sizes, name)
+  redis.call('ZREM', order, name)
+  return redis.call('HINCRBY', sizes, 'total', -freed)
+end
+local over = redis.call('ZRANGEBYSCORE', order, '-inf', now - ttl, 'LIMIT', 0, {MAX_SWEPT})
+for _, name in ipairs(over) do forget(name) end
+if ARGV[5] ~= ARGV[6] and redis.call('EXISTS', key) == 0 then return 0 end
+redis.call('XADD', key, 'MAXLEN', '~', ARGV[4], ARGV[5] .. '-0', unpack(ARGV, 7))
+redis.call('EXPIRE', key, ttl)
+redis.call('ZADD', order, string.format('%.6f', now), key)
+redis.call('HINCRBY', sizes, key, size)
+local total = redis.call('HINCRBY', sizes, 'total', size)
+while total > most do
+  local oldest = redis.call('ZRANGE', order, 0, 0)[1]
+  if not oldest then
+    redis.call('DEL', sizes)
+    break
+  end
+  redis.call('DEL', oldest)
+  total = forget(oldest)
+end
+redis.call('EXPIRE', order, ttl)
+redis.call('EXPIRE', sizes, ttl)
+return redis.call('EXISTS', key)
+"""
+"""All keys are of one org, so of one slot."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +162,7 @@ class Sessions:
         """When each was put down to be used, by this worker's clock."""
         self._open = redis.register_script(OPEN)
         self._swap = redis.register_script(SWAP)
+        self._keep = redis.register_script(KEEP)
 
     async def open(self, caller: Caller, about: About) -> Session:
         """Raises: TooManySessions."""
@@ -234,19 +275,18 @@ class Sessions:
     # Events of a stream that a client may read on from.
 
     async def begin_stream(self, session: Session, stream: str, owner: str, id_: RequestId) -> None:
-        key = events_key(session, stream)
-        async with self._redis.pipeline(transaction=False) as pipe:
-            about: Any = {"owner": owner, "request": msgspec.json.encode(id_)}
-            pipe.xadd(key, about, id=f"{FIRST}-0")
-            pipe.expire(key, EVENTS_TTL_S)
-            await pipe.execute()
+        about: Any = ["owner", owner, "request", msgspec.json.encode(id_)]
+        await self._add(session, stream, FIRST, about)
 
-    async def keep(self, session: Session, stream: str, number: int, data: bytes) -> None:
-        key = events_key(session, stream)
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.xadd(key, {"data": data}, id=f"{number}-0", maxlen=MAX_EVENTS, approximate=True)
-            pipe.expire(key, EVENTS_TTL_S)
-            await pipe.execute()
+    async def keep(self, session: Session, stream: str, number: int, data: bytes) -> bool:
+        """False: nothing is kept of it any more, so that its tenant's newer streams have room."""
+        return await self._add(session, stream, number, ["data", data])
+
+    async def _add(self, session: Session, stream: str, number: int, fields: list[Any]) -> bool:
+        keys = [events_key(session, stream), *kept_keys(session.org_id)]
+        size = ENTRY_BYTES + sum(map(len, fields))
+        bounds = [EVENTS_TTL_S, MAX_KEPT_BYTES_OF_ORG, size, MAX_EVENTS]
+        return bool(await self._keep(keys=keys, args=[*bounds, number, FIRST, *fields]))
 
     async def owner_of(self, session: Session, stream: str) -> tuple[str, RequestId] | None:
         """Who writes it, and which request it answers; None: nothing is kept of such a stream."""
@@ -300,6 +340,11 @@ def sessions_key(org_id: str) -> str:
 
 def events_key(session: Session, stream: str) -> str:
     return f"mcp:{{{session.org_id}}}:events:{session.id}:{stream}"
+
+
+def kept_keys(org_id: str) -> tuple[str, str]:
+    """Its streams by when something was said last, and what each takes, with `total`."""
+    return f"mcp:{{{org_id}}}:kept:order", f"mcp:{{{org_id}}}:kept:sizes"
 
 
 class OfSession:

@@ -92,8 +92,10 @@ class Stream:
             self._keeps = False
             self._queue(sse.encode(data))
             return
-        await self._sessions.keep(self._session, self.name, self._number, data)
-        self._queue(sse.encode(data, id=event_id(self.name, self._number)))
+        if not await self._sessions.keep(self._session, self.name, self._number, data):
+            self._keeps = False
+        id_ = event_id(self.name, self._number) if self._keeps else None
+        self._queue(sse.encode(data, id=id_))
 
     def _queue(self, frame: bytes | None) -> None:
         if not self._has_reader:
