@@ -16,7 +16,6 @@ audit event together and only if nobody was faster. `MemoryApprovals` is one for
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
@@ -296,40 +295,3 @@ class Approvals:
 
 def late(outcome: Approval | Refused) -> bool:
     return isinstance(outcome, Approval) and outcome.state == "expired"
-
-
-class MemoryApprovals:
-    """An ApprovalStore in memory, with the events that it would have logged."""
-
-    def __init__(self) -> None:
-        self.rows: dict[tuple[str, str], Approval] = {}
-        self.events: list[ApprovalEvent] = []
-
-    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> bool:
-        pending = [
-            one for (org, _), one in self.rows.items() if org == org_id and one.state == "pending"
-        ]
-        if len(pending) >= max_pending:
-            return False
-        self.rows[org_id, new.approval.id] = new.approval
-        self.events.append(new.event)
-        return True
-
-    async def get(self, org_id: str, approval_id: str) -> Approval | None:
-        await asyncio.sleep(0)  # as where there is a network between: others come in between
-        return self.rows.get((org_id, approval_id))
-
-    async def waiting(self, org_id: str, key: str, now_s: float) -> Approval | None:
-        for (org, _), one in self.rows.items():
-            if org == org_id and one.call.key() == key and now_s < one.expires_at_s:
-                if one.state in ("pending", "approved"):
-                    return one
-        return None
-
-    async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
-        await asyncio.sleep(0)
-        if self.rows.get((org_id, before.id)) != before:
-            return False
-        self.rows[org_id, before.id] = after.approval
-        self.events.append(after.event)
-        return True

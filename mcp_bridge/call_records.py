@@ -13,7 +13,7 @@ import msgspec
 
 from mcp_bridge.caller import Caller
 from mcp_bridge.guard import Outcome
-from mcp_bridge.policy import CallState, ToolRule, checked_rules, is_spent, policy_version
+from mcp_bridge.policy import CallState, ToolRule, checked_rules, policy_version
 
 ALLOWS_ALL = ToolRule(id="default", effect="allow")
 """Of an org that has no rules: what was approved may be called."""
@@ -169,88 +169,3 @@ class FreeMeter:
 
     async def count(self, read: ReadRecord) -> None:
         """Nobody's limits are asked."""
-
-
-class MemoryRules:
-    """A RuleSource in memory."""
-
-    def __init__(self, *rules: ToolRule) -> None:
-        self.now = Rules.of(rules)
-
-    async def rules(self, org_id: str) -> Rules:
-        return self.now
-
-
-class MemoryCalls:
-    """A CallMemory in memory; nothing in it ends."""
-
-    taints = True
-
-    def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], int] = {}
-        self.spent: dict[tuple[str, str], int] = {}
-        self.tainted: dict[str, list[str]] = {}
-        self.seen: set[tuple[str, str]] = set()
-
-    async def take(
-        self, org_id: str, rules: Iterable[ToolRule], call_id: str, cost_pico: int
-    ) -> Taken:
-        bound = list(rules)
-        calls = {rule.id: self.counts.get((org_id, rule.id), 0) for rule in bound}
-        spent = {rule.id: self.spent.get((org_id, rule.id), 0) for rule in bound}
-        if any(rule.rate and calls[rule.id] >= rule.rate.calls for rule in bound) or any(
-            rule.budget and is_spent(rule.budget, spent[rule.id], cost_pico) for rule in bound
-        ):
-            return Taken(full=CallState(calls, spent))
-        for rule in bound:
-            if rule.rate is not None:
-                self.counts[org_id, rule.id] = calls[rule.id] + 1
-            if rule.budget is not None:
-                self.spent[org_id, rule.id] = spent[rule.id] + cost_pico
-        return Taken()
-
-    async def give_back(
-        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: Taken
-    ) -> None:
-        for rule in rules:
-            if rule.budget is not None:
-                self.spent[org_id, rule.id] -= cost_pico
-
-    async def tainted_by(self, caller: Caller) -> tuple[str, ...]:
-        return tuple(self.tainted.get(caller.principal, ()))
-
-    async def taint(self, caller: Caller, server: str) -> None:
-        self.tainted.setdefault(caller.principal, []).append(server)
-
-    async def once(self, org_id: str, key: str, ttl_s: float) -> bool:
-        first = (org_id, key) not in self.seen
-        self.seen.add((org_id, key))
-        return first
-
-
-class MemoryRecords:
-    """Records in memory."""
-
-    def __init__(self) -> None:
-        self.lists: list[tuple[str, str, int, bool]] = []
-        self.denials: list[Denial] = []
-        self.calls: list[CallRecord] = []
-        self.reads: list[tuple[ReadRecord, Outcome]] = []
-        self.ends: list[tuple[str, Outcome]] = []
-
-    async def listed(
-        self, caller: Caller, server: str, method: str, count: int, stale: bool
-    ) -> None:
-        self.lists.append((server, method, count, stale))
-
-    async def denied(self, denial: Denial) -> None:
-        self.denials.append(denial)
-
-    async def read(self, read: ReadRecord, outcome: Outcome) -> None:
-        self.reads.append((read, outcome))
-
-    async def opened(self, call: CallRecord) -> None:
-        self.calls.append(call)
-
-    async def closed(self, call: CallRecord, outcome: Outcome) -> None:
-        self.ends.append((call.id, outcome))

@@ -4,8 +4,7 @@ Above: `trust`. Below: `pinning` (the comparison), a `PinStore`. A server's whol
 again when it says that it changed, when a session with it begins, and once it is `fresh_s` old; in
 between nothing is asked. A server that does not answer has its approved offer listed, marked.
 
-The store is the caller's and says by the identity of what it returns whether anything changed;
-`MemoryPins` is one for tests.
+The store is the caller's and says by the identity of what it returns whether anything changed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -30,7 +29,6 @@ from mcp_bridge.pinning import (
     Listing,
     Offer,
     Pin,
-    approve,
     compare,
     listing,
     offer_of,
@@ -51,20 +49,6 @@ class PinStore(Protocol):
     async def approved(self, org_id: str, server: str) -> Approved:
         """The same object for as long as nothing changed."""
         ...
-
-
-class MemoryPins:
-    """A PinStore in memory."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[str, str], Approved] = {}
-
-    async def approved(self, org_id: str, server: str) -> Approved:
-        return self.kept.setdefault((org_id, server), Approved())
-
-    def approve(self, org_id: str, server: str, changes: Iterable[Change]) -> None:
-        before = self.kept.get((org_id, server), Approved())
-        self.kept[org_id, server] = approve(before, changes)
 
 
 class Seen(msgspec.Struct, frozen=True):

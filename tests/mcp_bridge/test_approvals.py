@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mcp_bridge import approvals as module
-from mcp_bridge.approvals import (
-    Approval,
-    Approvals,
-    ApprovedCall,
-    MemoryApprovals,
-    arguments_digest,
-)
+from mcp_bridge.approvals import Approval, Approvals, ApprovedCall, arguments_digest
 from mcp_bridge.errors import ApprovalRefused
+from tests.mcp_bridge.memory import MemoryApprovals
 
 CALL = ApprovedCall(
     org_id="o",

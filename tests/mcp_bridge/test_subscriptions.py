@@ -12,10 +12,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from mcp_bridge import breaker, changes
-from mcp_bridge.approvals import Approvals, MemoryApprovals
+from mcp_bridge.approvals import Approvals
 from mcp_bridge.bridge import Bridge
-from mcp_bridge.call_records import MemoryCalls, MemoryRecords, MemoryRules
-from mcp_bridge.catalog import Catalog, MemoryPins
+from mcp_bridge.catalog import Catalog
 from mcp_bridge.changes import ACKNOWLEDGED, follow
 from mcp_bridge.ending import end
 from mcp_bridge.pages import STALE_META
@@ -26,6 +25,13 @@ from mcp_bridge.protocol.rpc import DENIED
 from mcp_bridge.sessions import Sessions
 from mcp_bridge.trust import Trust
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, answer, attacked, caller_of, note
+from tests.mcp_bridge.memory import (
+    MemoryApprovals,
+    MemoryCalls,
+    MemoryPins,
+    MemoryRecords,
+    MemoryRules,
+)
 from tests.mcp_bridge.processes import LegacyClient, ask_modern, messages_of, modern
 from tests.mcp_bridge.test_hostile import KEYS, OK, SSE, whole
 

@@ -15,12 +15,11 @@ import pytest
 from redis.asyncio import Redis
 
 from mcp_bridge import endpoint
-from mcp_bridge.approvals import Approvals, MemoryApprovals
+from mcp_bridge.approvals import Approvals
 from mcp_bridge.bridge import Bridge
-from mcp_bridge.call_records import MemoryCalls, MemoryRecords, MemoryRules
 from mcp_bridge.caller import Caller
 from mcp_bridge.canonical import walk
-from mcp_bridge.catalog import Catalog, MemoryPins, changes_of
+from mcp_bridge.catalog import Catalog, changes_of
 from mcp_bridge.door import Door
 from mcp_bridge.exchanges import MAX_PAGES
 from mcp_bridge.pinning import Kind, offer_of
@@ -31,6 +30,7 @@ from mcp_bridge.rebinding import Allowed
 from mcp_bridge.results import ResultBounds
 from mcp_bridge.trust import Trust
 from mcp_bridge.upstream import ServerConfig
+from tests.mcp_bridge import memory as kept
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import KEYS, Server, whole
 
@@ -63,8 +63,9 @@ class World:
         self.result: Any = RESULT
         self.server = Server(self.answer)
         self.server.capabilities = {"tools": {}, "prompts": {}, "resources": {}}
-        self.pins, self.records, self.memory = MemoryPins(), MemoryRecords(), MemoryCalls()
-        self.rules, self.waiting = MemoryRules(), MemoryApprovals()
+        self.pins, self.records = kept.MemoryPins(), kept.MemoryRecords()
+        self.memory = kept.MemoryCalls()
+        self.rules, self.waiting = kept.MemoryRules(), kept.MemoryApprovals()
         self.now_s = 0.0
         self.ids = iter(range(1_000))
         self.caller = ALICE
@@ -365,7 +366,7 @@ async def test_resources_that_look_like_an_attack_are_left_out(world: World) -> 
 
 
 async def test_rules_let_deny_and_bound(world: World) -> None:
-    world.rules.now = MemoryRules(
+    world.rules.now = kept.MemoryRules(
         ToolRule(id="all", effect="allow", rate=CallLimit(calls=1, window_s=60)),
         ToolRule(id="no-oslo", effect="deny", when='args.city == "Oslo"'),
     ).now
@@ -380,7 +381,7 @@ async def test_rules_let_deny_and_bound(world: World) -> None:
 
 async def test_rules_hold_a_tool_to_the_annotations_that_were_approved(world: World) -> None:
     reads = ToolRule(id="reads", effect="allow", annotations={"readOnlyHint": True})
-    world.rules.now = MemoryRules(reads).now
+    world.rules.now = kept.MemoryRules(reads).now
     assert "result" in await world.call()
     world.tools[0]["annotations"] = {}
     await world.approve()
@@ -393,7 +394,7 @@ async def test_rules_hold_a_tool_to_the_annotations_that_were_approved(world: Wo
 
 
 async def test_a_person_says_yes_to_one_call(world: World) -> None:
-    world.rules.now = MemoryRules(ToolRule(id="ask", effect="ask")).now
+    world.rules.now = kept.MemoryRules(ToolRule(id="ask", effect="ask")).now
     asked = await world.call()
     assert code_of(asked) == APPROVAL_NEEDED and not world.went_out
     approval_id = asked["error"]["data"]["approvalId"]
@@ -412,7 +413,7 @@ async def test_a_person_says_yes_to_one_call(world: World) -> None:
 
 
 async def test_a_call_that_a_rate_refuses_spends_no_approval(world: World) -> None:
-    world.rules.now = MemoryRules(
+    world.rules.now = kept.MemoryRules(
         ToolRule(id="ask", effect="ask", rate=CallLimit(calls=1, window_s=60))
     ).now
     ids = {}
@@ -427,7 +428,7 @@ async def test_a_call_that_a_rate_refuses_spends_no_approval(world: World) -> No
 
 
 async def test_an_approval_covers_what_its_call_asks_for_and_that_once(world: World) -> None:
-    world.rules.now = MemoryRules(ToolRule(id="ask", effect="ask")).now
+    world.rules.now = kept.MemoryRules(ToolRule(id="ask", effect="ask")).now
     asked = await world.call()
     approval_id = asked["error"]["data"]["approvalId"]
     await world.approvals.decide("org_a", approval_id, approve=True, by="bob")
@@ -441,12 +442,12 @@ async def test_an_approval_covers_what_its_call_asks_for_and_that_once(world: Wo
     assert "result" in await world.ask("tools/call", {**params, **more})
     again = await world.ask("tools/call", {**params, **more})
     assert again["error"]["data"]["reason"] == "replayed" and len(world.went_out) == 2
-    world.rules.now = MemoryRules(ToolRule(id="no", effect="deny")).now
+    world.rules.now = kept.MemoryRules(ToolRule(id="no", effect="deny")).now
     assert code_of(await world.ask("tools/call", {**params, **more})) == DENIED
 
 
 async def test_a_client_of_the_older_era_proves_nothing_by_a_state(world: World) -> None:
-    world.rules.now = MemoryRules(ToolRule(id="ask", effect="ask")).now
+    world.rules.now = kept.MemoryRules(ToolRule(id="ask", effect="ask")).now
     client = await LegacyClient.open(world.client, URL)
     params = {"name": "weather", "arguments": {"city": "Rome"}, "requestState": "x"}
     answer = await client.ask(URL, "tools/call", params)

@@ -14,9 +14,10 @@ from gateway.mcp_door import to_caller
 from gateway.mcp_toolbox import BridgeToolbox, to_tool
 from gateway.principal import Principal
 from gateway.toolbox import ListFailed, OfferedTool, Refused, ToolResult
-from mcp_bridge.approvals import Approvals, MemoryApprovals
+from mcp_bridge.approvals import Approvals
 from mcp_bridge.bridge import Bridge
 from mcp_bridge.upstream import ServerConfig
+from tests.mcp_bridge.memory import MemoryApprovals
 from tests.mcp_bridge.processes import ERAS, Process, running
 
 INFO = {"name": "tollgate", "version": "0"}

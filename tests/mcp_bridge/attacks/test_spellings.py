@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from mcp_bridge.call_records import MemoryRules
 from mcp_bridge.names import IDENTITY, alias_of
 from mcp_bridge.policy import ToolRule
 from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, INVALID_PARAMS
+from tests.mcp_bridge.memory import MemoryRules
 from tests.mcp_bridge.processes import LegacyClient
 from tests.mcp_bridge.test_trust import URL, WEATHER, World, bridge_of, code_of
 
