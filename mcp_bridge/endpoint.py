@@ -109,16 +109,25 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             raise Unreachable(upstream.name, "not_approved")
         return await upstream.describe(self.envelope)
 
+    async def _described_or_not(self, upstream: Upstream) -> Described | RpcError:
+        try:
+            return await self.described(upstream)
+        except RpcError as error:
+            return error
+
     async def describe(self) -> list[tuple[Upstream, Described]]:
-        """Of those that answer. Raises: RpcError, where none does."""
+        """Of those that answer, each asked beside the others: one that hangs is waited for once.
+        Raises: RpcError, where none does."""
+        upstreams = self.endpoint.upstreams
+        answers = await asyncio.gather(*map(self._described_or_not, upstreams))
         found: list[tuple[Upstream, Described]] = []
         lost: RpcError | None = None
-        for upstream in self.endpoint.upstreams:
-            try:
-                found.append((upstream, await self.described(upstream)))
-            except RpcError as error:
-                log.warning("mcp: %s: no answer to what it is: %s", upstream.name, error.data)
-                lost = error if lost is None or waits_for_sign_in(error) else lost
+        for upstream, answer in zip(upstreams, answers, strict=True):
+            if isinstance(answer, RpcError):
+                log.warning("mcp: %s: no answer to what it is: %s", upstream.name, answer.data)
+                lost = answer if lost is None or waits_for_sign_in(answer) else lost
+            else:
+                found.append((upstream, answer))
         if lost is not None and not found:
             raise lost
         return found
