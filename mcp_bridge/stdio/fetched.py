@@ -38,6 +38,8 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
     beside: frozenset[str] = frozenset()
     """Of those, what comes beside the first word that is no option, not in its place."""
     valued: frozenset[str] = frozenset()
+    beside_verbs: tuple[tuple[str, ...], ...] = ()
+    """As `verbs`, of which all but what comes beside is here already."""
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -106,6 +108,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "uv": Launcher(
         kind="pypi",
         verbs=(("tool", "run"),),
+        beside_verbs=(("run",),),
         named_by=frozenset(("--from", *_UV_BESIDE)),
         beside=_UV_BESIDE,
         valued=_UV_VALUED,
@@ -151,7 +154,10 @@ def fetched(command: str, args: Sequence[str]) -> tuple[Fetched, ...]:
     if launcher is None:
         return ()
     rest = _behind(args, launcher.verbs, launcher.valued)
-    return () if rest is None else tuple(_packages(launcher, rest))
+    if rest is not None:
+        return tuple(_packages(launcher, rest))
+    rest = _behind(args, launcher.beside_verbs, launcher.valued)
+    return () if rest is None else tuple(_packages(launcher, rest))[:-1]
 
 
 def unpinned(command: str, args: Sequence[str]) -> tuple[str, ...]:

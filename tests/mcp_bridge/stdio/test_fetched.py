@@ -41,6 +41,8 @@ IMAGE = f"ghcr.io/acme/server:1.2@sha256:{SHA}"
         ("uvx", "--from git+https://h/x@main a", ["git+https://h/x@main"], False),
         ("uv", "tool run a==1", ["a==1"], True),
         ("uv", "--directory /srv run server", [], True),
+        ("uv", "run --with a --with=b==1 server.py", ["a", "b==1"], False),
+        ("uv", "run -- server --with a", [], True),
         ("pipx", "run --spec a==1 a", ["a==1"], True),
         ("docker", f"run -i --rm -e TOKEN {IMAGE} serve", [IMAGE], True),
         ("docker", "run -i --rm -e TOKEN acme/server:1.2", ["acme/server:1.2"], False),
