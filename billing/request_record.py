@@ -31,7 +31,8 @@ from billing.tables import (
 WINDOWS_S = ((-1.0, 60.0), (-3600.0, 7200.0))
 """Around an id's moment, where its admission is looked for: nearly always at once; then so far off
 as a clock may have jumped and a prompt may have waited to be read. All attempts of a request are of
-one admission."""
+one admission, but of a loop of tools, whose rounds and calls follow each other: where there are
+several it is looked so far off, too."""
 
 
 _last = event_ratings.alias()
@@ -95,6 +96,8 @@ async def find_record(
             own.admitted_at < to_moment(made_at + after_s),
         )
         rows = (await conn.execute(found.order_by(own.id))).all()
+        if len({row.admitted_at for row in rows}) > 1 and after_s < WINDOWS_S[-1][1]:
+            continue
         if rows:
             events = [_to_event(row) for row in rows]
             return await _with_transfers(conn, org, events)

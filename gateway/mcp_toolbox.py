@@ -92,6 +92,8 @@ class BridgeToolbox:
         tool: OfferedTool,
         arguments: dict[str, Any],
         timeout_s: float,
+        *,
+        part_of: str | None = None,
     ) -> CallOutcome:
         from mcp_bridge.protocol.inbound import param_headers
         from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, RpcError
@@ -101,7 +103,7 @@ class BridgeToolbox:
         try:
             async with asyncio.timeout(timeout_s):
                 result = await self._ask(
-                    principal, tool.server_label, "tools/call", params, headers
+                    principal, tool.server_label, "tools/call", params, headers, part_of
                 )
         except RpcError as error:
             if error.code == APPROVAL_NEEDED:
@@ -169,6 +171,7 @@ class BridgeToolbox:
         method: str,
         params: dict[str, Any],
         headers: dict[str, str] | None = None,
+        part_of: str | None = None,
     ) -> dict[str, Any]:
         """Raises: RpcError."""
         from mcp_bridge.protocol.eras import MODERN
@@ -184,8 +187,9 @@ class BridgeToolbox:
         asked = to_modern_params(params, envelope)
         message = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": asked}
         shown = [(name.lower(), value) for name, value in (headers or {}).items()]
+        caller = msgspec.structs.replace(self._caller_of(principal), part_of=part_of)
         return await self._bridge.modern.answer(
-            self._caller_of(principal), endpoint, envelope, message, shown, said_to_nobody
+            caller, endpoint, envelope, message, shown, said_to_nobody
         )
 
     async def _describe(self, principal: Principal, server_label: str) -> None:

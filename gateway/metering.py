@@ -75,11 +75,14 @@ def new_attempt(
     )
 
 
-def new_tool_call(call_id: str, principal: Principal, model: str, terms: Terms) -> Attempt:
-    """`call_id`: a UUIDv7, made by the server for this call alone; it names its lease, too."""
+def new_tool_call(
+    call_id: str, principal: Principal, model: str, terms: Terms, part_of: str | None
+) -> Attempt:
+    """`call_id`: a UUIDv7, made by the server for this call alone; it names its lease, too.
+    `part_of`: the request in which a model calls, by whose id it is found on the bill."""
     return Attempt(
         id=call_id,
-        request_id=call_id,
+        request_id=part_of or call_id,
         org=principal.org_id,
         project=principal.project_id,
         key=principal.key_id,

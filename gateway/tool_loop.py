@@ -432,7 +432,9 @@ class Loop:
         if self._is_spent:
             return Refused(message="The money for calls is spent.")
         timeout_s = min(left_s, self._bounds.max_call_seconds)
-        outcome = await self._asked.loops.toolbox.call(self._principal, tool, arguments, timeout_s)
+        outcome = await self._asked.loops.toolbox.call(
+            self._principal, tool, arguments, timeout_s, part_of=self._call.request_id
+        )
         if not isinstance(outcome, NeedsApproval):
             self._calls_pico += outcome.cost_pico
         return outcome

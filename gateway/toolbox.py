@@ -87,9 +87,11 @@ class Toolbox(Protocol):
         tool: OfferedTool,
         arguments: dict[str, Any],
         timeout_s: float,
+        *,
+        part_of: str | None = None,
     ) -> CallOutcome:
-        """Cancelled where nobody waits for it any more; then the server is told as far as its
-        protocol can tell."""
+        """`part_of`: the request by whose id it is found on the bill. Cancelled where nobody waits
+        for it any more; then the server is told as far as its protocol can tell."""
         ...
 
     async def approval(self, principal: Principal, approval_id: str) -> ApprovalState:
@@ -132,7 +134,13 @@ class FakeToolbox:
         return tuple(tool for tool, _ in found)
 
     async def call(
-        self, principal: Principal, tool: OfferedTool, arguments: dict[str, Any], timeout_s: float
+        self,
+        principal: Principal,
+        tool: OfferedTool,
+        arguments: dict[str, Any],
+        timeout_s: float,
+        *,
+        part_of: str | None = None,
     ) -> CallOutcome:
         found = self._servers[tool.server_label]
         assert not isinstance(found, ListFailed)

@@ -16,6 +16,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str | None = None
     """Where `subject` is a person. Of a principal that was written down it is not known: a server
     is asked as the endpoint says that was opened for the person."""
+    part_of: str | None = None
+    """The id of the request in which a model calls; None: the caller calls itself."""
     keeps_nothing: bool = False
     """Of what it asks and is answered nothing stays: a stream that it loses is lost."""
 

@@ -91,7 +91,7 @@ class CallMeter:
             raise not_accounted_for()
         terms = Terms.of_now(self._price_book, principal, model, TOOL_CALL)
         verdict = await self._admitted(principal, model, call.id, terms)
-        attempt = new_tool_call(call.id, principal, model, terms)
+        attempt = new_tool_call(call.id, principal, model, terms, call.caller.part_of)
         return MeteredCall(self, call.server, attempt, verdict)
 
     async def count(self, read: ReadRecord) -> None:

@@ -99,6 +99,8 @@ class AuditRecords:
             "continues": call.continues,
             "outcome": outcome,
         }
+        if call.caller.part_of is not None:
+            after["request_id"] = call.caller.part_of
         await self._waiting.put(Entry(call.caller, "mcp.called", call.server, after))
 
     async def sampled(

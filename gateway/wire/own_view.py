@@ -66,9 +66,11 @@ class PaidBy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation. `amount` is quantities x prices; `waste` is the house's, not the org's."""
+    """One generation, or one call of a tool (whose model is `mcp/SERVER`). `amount` is quantities x
+    prices; `waste` is the house's, not the org's."""
 
     id: str
+    model: str
     status: Status
     kind: str
     finish: str | None
@@ -129,6 +131,7 @@ def to_attempt(event: UsageEvent, known: Known) -> AttemptView:
     attempt, cost = event.attempt, to_usage_cost(rate(event.quantities, event.attempt.prices))
     return AttemptView(
         id=event.id,
+        model=attempt.model,
         status=known.status,
         kind=event.kind,
         finish=None if known.status == "running" else event.finish,
@@ -178,8 +181,10 @@ def in_us(unix_s: float) -> int:
 
 
 def to_generation(known: Known) -> Generation:
-    """Of what the customer got: the house's waste is in the attempts alone."""
-    last = next((each for each in reversed(known.events) if each.kind == "usage"), known.events[-1])
+    """Of what the customer got: the house's waste is in the attempts alone, as is which tools were
+    called."""
+    made = [each for each in known.events if not each.quantities.tool_call] or known.events
+    last = next((each for each in reversed(made) if each.kind == "usage"), made[-1])
     billed = [each.quantities for each in known.events if each.kind == "usage"]
     prompt, output = (
         sum(each.input_total for each in billed), sum(each.output_total for each in billed)

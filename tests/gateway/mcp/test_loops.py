@@ -211,6 +211,46 @@ def test_an_api_and_a_process_in_one_loop(world: World, who: Who) -> None:
     assert [what for what, _ in world.shop.seen] == ["tea 2", "order tea"]
 
 
+def test_the_bill_of_a_loop_has_its_calls_under_its_request(world: World, who: Who) -> None:
+    """As one request of the key, which is of the model; the audit log names it, too."""
+    calls = [("sums__add", {"a": 2, "b": 40}), LOOK]
+    given: Any = {"model": "near", "input": script(calls), "tools": [mcp("sums"), *SERVERS]}
+    request_id = who.client.responses.with_raw_response.create(**given).headers["x-request-id"]
+    worker = world.worker
+
+    def asked() -> Any:
+        headers = {"authorization": f"Bearer {who.client.api_key}"}
+        url = f"{worker.url}/api/v1/generation?id={request_id}"
+        answer = worker.session.get(url, headers=headers, timeout=TIMEOUT_S)
+        return answer.json()["data"] if answer.ok else None
+
+    until = time.monotonic() + TIMEOUT_S
+    while (data := asked()) is None or data["status"] != "booked" or len(data["attempts"]) < 4:
+        assert time.monotonic() < until, data
+        time.sleep(0.05)
+    assert data["model"] == "near" and data["tokens_completion"] > 0
+
+    async def read(query: str, **named: Any) -> list[Any]:
+        async with worker.services.system_db.connect() as conn:
+            return list((await conn.execute(sa.text(query), named)).scalars())
+
+    assert sorted(each["model"] for each in data["attempts"]) == [
+        "mcp/counted",
+        "mcp/sums",
+        "near",
+        "near",
+    ]
+    called = "SELECT after FROM audit_entries WHERE action = 'mcp.called' AND actor_id = :key"
+
+    def audited() -> list[Any]:
+        entries = worker.run(read(called, key=who.key_id))
+        return [msgspec.json.decode(each)["request_id"] for each in entries]
+
+    while (found := audited()) != [request_id] * 2:
+        assert time.monotonic() < until, found
+        time.sleep(0.05)
+
+
 def test_an_administrators_yes_lets_a_call_of_a_loop_out_once(
     world: World, who: Who, asks: Callable[[str], None]
 ) -> None:
