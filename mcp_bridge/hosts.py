@@ -78,12 +78,22 @@ class Host:
         self._info, self._open_line = info, open_line
         self._breaker = Breaker(config.name)
         self._turn = asyncio.Lock()
-        self._channel: Channel | None = None
+        self._opened: asyncio.Future[Channel] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_open(self) -> bool:
         return self._task is not None and not self._task.done()
+
+    @property
+    def _is_of_use(self) -> bool:
+        """Open, or about to be."""
+        opened = self._opened
+        if opened is None or not self.is_open:
+            return False
+        if not opened.done():
+            return True
+        return opened.exception() is None and not opened.result().has_ended
 
     async def ask(self, ask: Ask, emit: Emit) -> Told:
         """Raises: CarrierFailed."""
@@ -98,20 +108,23 @@ class Host:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=CLOSE_S)
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(CarrierFailed("cancelled"))
 
     async def _ready(self) -> Channel:
         async with self._turn:
-            if self._channel is None or self._channel.has_ended or not self.is_open:
+            if self._opened is None or not self._is_of_use:
                 if self._task is not None:
                     await asyncio.wait([self._task])  # one at a time: what has ended is cleared up
                 try:
                     attempt = self._breaker.attempt()
                 except UpstreamResting:
                     raise NotSent("resting") from None
-                ready: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
-                self._task = asyncio.create_task(self._hold(ready, attempt))
-                self._channel = await ready
-            return self._channel
+                self._opened = asyncio.get_running_loop().create_future()
+                self._opened.add_done_callback(lambda opened: opened.exception())
+                self._task = asyncio.create_task(self._hold(self._opened, attempt))
+            # Who leaves meanwhile takes nothing from who comes next.
+            return await asyncio.shield(self._opened)
 
     async def _hold(self, ready: asyncio.Future[Channel], attempt: Attempt) -> None:
         """A connection from its beginning to its end. Never raises."""
