@@ -2,7 +2,8 @@
 
 Above: `bridge`. Below: Redis' channels. Each worker hears one channel of its own and one of all. A
 channel that nobody hears is one whose worker is gone; one that says nothing for a while, though it
-is heard, has an owner whose sign of life is gone. Nothing that is lost here is sent again.
+is heard, has an owner whose sign of life is gone. What is lost here is not done again: who waits
+asks for its answer again, which is kept for a while where it was made.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -35,6 +38,9 @@ MAX_HANDLED = 256
 MAX_SERVED = 2048
 """Requests of others that are answered, at once: who listens to a server is one of them."""
 MAX_QUEUED = 1024
+ANSWER_S = 60.0
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""For how long, and how much of it, answers are kept that may be asked for again."""
 EVERYBODY = "mcp:workers"
 
 Payload = dict[str, Any]
@@ -55,6 +61,28 @@ class OwnerGone(RpcError):
         )
 
 
+class Answers:
+    """What was answered of late, by the number of its question."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._num_bytes = 0
+
+    def put(self, number: str, answer: bytes) -> None:
+        now = time.monotonic()
+        self._found[number] = (now, answer)
+        self._num_bytes += len(answer)
+        while self._num_bytes > MAX_ANSWER_BYTES or self._oldest_s(now) > ANSWER_S:
+            _, (_, dropped) = self._found.popitem(last=False)
+            self._num_bytes -= len(dropped)
+
+    def get(self, number: str) -> bytes | None:
+        return self._found.get(number, (0.0, None))[1]
+
+    def _oldest_s(self, now: float) -> float:
+        return now - next(iter(self._found.values()))[0] if self._found else 0.0
+
+
 class NotHeard(OwnerGone):
     """It was gone before it was told: nothing was done, and another worker may be asked."""
 
@@ -71,6 +99,7 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[str, asyncio.Queue[Payload]] = {}
         self._serving: dict[str, asyncio.Task[Any]] = {}
+        self._answers = Answers()
         self._heard = asyncio.Event()
 
     async def start(self) -> None:
@@ -125,11 +154,14 @@ class Relay:
                 except TimeoutError:
                     if not await self.is_alive(worker):
                         raise OwnerGone from None
+                    await self.tell(worker, "again", **back)
                     continue
                 if "note" in said:
                     await emit(said["note"])
                     continue
                 is_open = False
+                if "lost" in said:
+                    raise OwnerGone
                 if "error" in said:
                     raise from_error(said["error"])
                 found: dict[str, Any] = said["result"]
@@ -187,6 +219,8 @@ class Relay:
             if task is not None:
                 # Not before it has begun: what it does about being left is its own.
                 asyncio.get_running_loop().call_soon(task.cancel)
+        elif kind == "again":
+            self._spawn(self._say_again(payload["back"], payload["number"]))
         elif kind in self.servers and len(self._serving) >= MAX_SERVED:
             self._spawn(self._refuse(payload))
         elif kind not in self.servers and len(self._tasks) - len(self._serving) >= MAX_HANDLED:
@@ -214,14 +248,37 @@ class Relay:
         back, number = payload["back"], payload["number"]
 
         async def emit(message: Message) -> None:
-            await self.tell(back, "said", number=number, note=message)
+            try:
+                await self.tell(back, "said", number=number, note=message)
+            except RedisError as error:
+                log.warning("mcp relay: a note is lost: %s", type(error).__name__)
 
+        said: Payload = {"kind": "said", "number": number}
         try:
-            result = await server(payload, emit)
+            said["result"] = await server(payload, emit)
         except RpcError as error:
-            await self.tell(back, "said", number=number, error=error.to_error())
-        else:
-            await self.tell(back, "said", number=number, result=result)
+            said["error"] = error.to_error()
+        except Exception:
+            log.exception("mcp relay: %s for another worker failed", payload["kind"])
+            failed = RpcError(INTERNAL_ERROR, "The worker that held this call failed at it")
+            said["error"] = failed.to_error()
+        answer = msgspec.json.encode(said)
+        self._answers.put(number, answer)
+        await self._answer(back, answer)
+
+    async def _answer(self, back: str, answer: bytes) -> None:
+        """Who does not hear it asks again."""
+        try:
+            await self._redis.publish(channel(back), answer)
+        except RedisError as error:
+            log.warning("mcp relay: an answer waits: %s", type(error).__name__)
+
+    async def _say_again(self, back: str, number: str) -> None:
+        if number in self._serving:
+            return
+        answer = self._answers.get(number)
+        lost: Payload = {"kind": "said", "number": number, "lost": True}
+        await self._answer(back, answer or msgspec.json.encode(lost))
 
 
 def report(task: asyncio.Task[None]) -> None:
