@@ -83,9 +83,11 @@ class Carrier(Protocol):
         *,
         endless: bool,
         on_change: Callable[[], None],
+        on_sent: Callable[[], None],
     ) -> AbstractAsyncContextManager[Carried]:
         """`endless`: a stream that may say nothing for long. `on_change`: the server offers
-        something else now. Raises: CarrierFailed, httpcore's errors, Unreachable."""
+        something else now. `on_sent`: from now on it may have been asked. Raises: CarrierFailed,
+        httpcore's errors, Unreachable."""
         ...
 
     async def close(self) -> None: ...

@@ -88,11 +88,13 @@ class ChannelCarrier:
         *,
         endless: bool,
         on_change: Callable[[], None],
+        on_sent: Callable[[], None],
     ) -> AsyncIterator[Carried]:
         session = headers.get(SESSION_HEADER)
         asked = Ask(asker=self._asker, method=method, message=body, session=session)
         read_s = None if endless else READ_TIMEOUT_S
         credential = await self._shown(None)
+        on_sent()
         try:
             answer = await self._begin(credential, asked, read_s, on_change)
         except NotTaken as error:

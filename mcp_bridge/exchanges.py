@@ -107,6 +107,11 @@ class Exchange(Protocol):
     holds: bool
     """Whether it is open while the client thinks; if not, its answers can go with a new request."""
 
+    @property
+    def is_out(self) -> bool:
+        """Whether the server may have been asked."""
+        ...
+
     def events(self) -> AsyncGenerator[Event]:
         """Raises: RpcError."""
         ...
@@ -128,6 +133,7 @@ class ModernExchange:
         self._method, self._params = method, for_server(params)
         self._next: dict[str, Any] | None = self._params
         self._state: str | None = None
+        self.is_out = False
 
     async def events(self) -> AsyncGenerator[Event]:
         while self._next is not None:
@@ -143,7 +149,7 @@ class ModernExchange:
         if method == "tools/call":
             headers |= await self._param_headers(params)
         message = rpc.request(upstream.next_id(), method, params)
-        async with upstream.ask("POST", message, headers) as answer:
+        async with upstream.ask("POST", message, headers, on_sent=self._sent) as answer:
             if answer.status >= 500:
                 raise Unreachable(upstream.name, f"status_{answer.status}")
             async with aclosing(answer.messages()) as messages:
@@ -157,6 +163,9 @@ class ModernExchange:
                     yield self._ended(found)
                     return
         raise Unreachable(upstream.name, "no_answer")
+
+    def _sent(self) -> None:
+        self.is_out = True
 
     def _ended(self, found: Message) -> Event:
         if "error" in found:
@@ -216,6 +225,7 @@ class LegacyExchange:
         self._asked: dict[str, rpc.RequestId] = {}
         self._count = 0
         self._spent = Spent()
+        self.is_out = False
 
     async def events(self) -> AsyncGenerator[Event]:
         session = await self._sessions.get(self._upstream)
@@ -266,8 +276,9 @@ class LegacyExchange:
         """Raises: SessionEnded, where it has done nothing."""
         message = rpc.request(self._id, self._method, self._params)
         headers = legacy_headers(session)
-        async with self._upstream.ask("POST", message, headers) as answer:
+        async with self._upstream.ask("POST", message, headers, on_sent=self._sent) as answer:
             if answer.status == 404 and session.id is not None:
+                self.is_out = False
                 raise SessionEnded
             async with aclosing(self._read(answer)) as events:
                 async for event in events:
@@ -294,6 +305,9 @@ class LegacyExchange:
                 tries = 0 if answer.last_id not in (None, last_id) else tries + 1
                 last_id, retry_ms = answer.last_id or last_id, answer.retry_ms
         raise Unreachable(self._upstream.name, "no_answer")
+
+    def _sent(self) -> None:
+        self.is_out = True
 
     async def _read(self, answer: Carried) -> AsyncGenerator[Event]:
         if answer.status >= 500 or (answer.status >= 400 and answer.kind != "application/json"):

@@ -242,12 +242,16 @@ class GuardedExchange:
         self.holds = inner.holds
         self._has_heard = False
 
+    @property
+    def is_out(self) -> bool:
+        return self._inner.is_out
+
     async def events(self) -> AsyncGenerator[Event]:
         passage = await self._guard.before(self._source, self._asking)
         if passage is not None and passage.answered is not None:
             yield Done(passage.answered)
             return
-        outcome: Outcome = "left"
+        outcome: Outcome | None = None
         try:
             async with aclosing(self._inner.events()) as events:
                 async for found in events:
@@ -262,15 +266,19 @@ class GuardedExchange:
                     elif isinstance(event, Asked) and not self.holds:
                         outcome = "asked"
                     yield event
-                    outcome = "done" if isinstance(event, Done) else "left"
+                    outcome = "done" if isinstance(event, Done) else None
         except RpcError as error:
             outcome = "failed"
             if not isinstance(error, Unreachable):
                 await self._heard()
             raise
+        except Exception:
+            outcome = "failed"
+            raise
         finally:
             if passage is not None:
-                passage.ended(outcome)
+                left: Outcome = "left" if self._inner.is_out else "failed"
+                passage.ended(outcome or left)
 
     async def _heard(self) -> None:
         """Results, errors, questions and notifications alike."""

@@ -197,14 +197,16 @@ class Pool:
         content: bytes,
         extensions: Mapping[str, Any],
     ) -> AsyncIterator[Response]:
-        """As httpcore's. `url`: of the same host. `headers`: all of them, framing too. Raises:
-        httpcore's NetworkError, ProtocolError and TimeoutException."""
+        """As httpcore's. `url`: of the same host. `headers`: all of them, framing too. `on_sent` of
+        the extensions is called when the request is about to be written. Raises: httpcore's
+        NetworkError, ProtocolError and TimeoutException."""
         timeouts = Timeouts(**extensions["timeout"])
         request = written(method, self._target(url), headers) + content
         await self._take_place(timeouts.pool)
         connection: Connection | None = None
         try:
             connection = await self._connection(timeouts.connect)
+            extensions.get("on_sent", nothing)()
             await connection.send(request, timeouts)
             yield Response(connection, timeouts.read)
         finally:
@@ -261,6 +263,10 @@ class Pool:
     async def _drop(self, connection: Connection) -> None:
         self._open.discard(connection)
         await connection.close()
+
+
+def nothing() -> None:
+    """Nobody wants to know."""
 
 
 def written(method: str, target: str, headers: Headers) -> bytes:

@@ -70,9 +70,10 @@ class HttpCarrier:
         *,
         endless: bool,
         on_change: Callable[[], None],
+        on_sent: Callable[[], None],
     ) -> AbstractAsyncContextManager[Carried]:
         ask = self._ask_endless if endless else self._ask
-        return ask(method, body, headers, endless, on_change)
+        return ask(method, body, headers, endless, on_change, on_sent)
 
     @asynccontextmanager
     async def _ask_endless(self, *asked: Any) -> AsyncIterator[Carried]:
@@ -89,6 +90,7 @@ class HttpCarrier:
         headers: Mapping[str, str],
         endless: bool,
         on_change: Callable[[], None],
+        on_sent: Callable[[], None],
     ) -> AsyncIterator[Carried]:
         content = b"" if body is None else rpc.encode(body)
         fixed = {
@@ -103,15 +105,18 @@ class HttpCarrier:
             fixed["content-type"] = "application/json"
         if method == "POST":
             fixed["content-length"] = str(len(content))
+        read_s = None if endless else READ_TIMEOUT_S
+        limits = {"connect": CONNECT_TIMEOUT_S, "read": read_s, "write": WRITE_TIMEOUT_S}
+        extensions = {"timeout": {**limits, "pool": PLACE_TIMEOUT_S}, "on_sent": on_sent}
         credential = await self._shown(None)
-        async with self._once(method, fixed, credential, content, endless) as response:
+        async with self._once(method, fixed, credential, content, extensions) as response:
             refused = refusal_of(response.status, response.headers, credential)
             again = credential if refused is None else await self._shown(refused)
             if again is credential:
                 yield Answer(self._config.name, response, endless=endless, on_change=on_change)
                 return
         # Refused before anything was done: a newer token may be taken.
-        async with self._once(method, fixed, again, content, endless) as response:
+        async with self._once(method, fixed, again, content, extensions) as response:
             refused = refusal_of(response.status, response.headers, again)
             if refused is not None:
                 await self._shown(msgspec.structs.replace(refused, is_last=True))
@@ -124,19 +129,17 @@ class HttpCarrier:
         fixed: Mapping[str, str],
         credential: CredentialSet,
         content: bytes,
-        endless: bool,
+        extensions: Mapping[str, Any],
     ) -> AsyncIterator[Response]:
         """What frames a message is never a credential's to say."""
         own = {name.lower(): value for name, value in credential.values.items()}
         sent = {**fixed, **{name: own[name] for name in own if name not in FRAMING}}
-        read_s = None if endless else READ_TIMEOUT_S
-        limits = {"connect": CONNECT_TIMEOUT_S, "read": read_s, "write": WRITE_TIMEOUT_S}
         async with self._pool.stream(
             method,
             self._config.url,
             headers=[(name.encode(), value.encode()) for name, value in sent.items()],
             content=content,
-            extensions={"timeout": {**limits, "pool": PLACE_TIMEOUT_S}},
+            extensions=extensions,
         ) as response:
             yield response
 

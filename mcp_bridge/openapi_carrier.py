@@ -68,7 +68,9 @@ class OpenApiCarrier:
         *,
         endless: bool,
         on_change: Callable[[], None],
+        on_sent: Callable[[], None],
     ) -> AsyncIterator[Carried]:
+        on_sent()
         if method != "POST" or body is None:
             yield Said(405)
         elif not rpc.is_request(body):

@@ -76,6 +76,10 @@ class SampledExchange:
         self._kept: Answers = {}
         self.holds = inner.holds
 
+    @property
+    def is_out(self) -> bool:
+        return self._inner.is_out
+
     async def events(self) -> AsyncGenerator[Event]:
         async with aclosing(self._inner.events()) as events:
             async for event in events:

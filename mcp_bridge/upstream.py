@@ -286,12 +286,13 @@ class Upstream:
         headers: Mapping[str, str],
         *,
         endless: bool = False,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Carried]:
-        """Raises: Unreachable."""
+        """`on_sent`: from now on the server may have been asked. Raises: Unreachable."""
         attempt, is_open = self._attempt(), True
         try:
             async with self._carrier.ask(
-                method, body, headers, endless=endless, on_change=self.changed
+                method, body, headers, endless=endless, on_change=self.changed, on_sent=on_sent
             ) as answer:
                 failure = f"status_{answer.status}" if answer.status >= 500 else None
                 self.breaker.report(attempt, failure=failure)

@@ -113,7 +113,8 @@ async def asking(config: ServerConfig, credentials: Any = None) -> AsyncIterator
 
     async def ask(method: str, **params: Any) -> dict[str, Any]:
         message = rpc.request(1, method, params)
-        asked = carrier.ask("POST", message, {}, endless=False, on_change=lambda: None)
+        ears: dict[str, Any] = {"on_change": lambda: None, "on_sent": lambda: None}
+        asked = carrier.ask("POST", message, {}, endless=False, **ears)
         async with asked as answer:
             (found,) = [each async for each in answer.messages()]
         assert found is not None
