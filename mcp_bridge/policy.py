@@ -24,7 +24,7 @@ import msgspec
 
 from mcp_bridge.approvals import Decider
 from mcp_bridge.canonical import digest
-from mcp_bridge.conditions import holds, problem_of
+from mcp_bridge.conditions import Looked, holds, problem_of
 from mcp_bridge.errors import PolicyRefused
 
 Effect = Literal["allow", "ask", "deny"]
@@ -170,7 +170,8 @@ def policy_version(rules: Iterable[ToolRule]) -> str:
 def decide(call: ToolCall, rules: Sequence[ToolRule], state: CallState) -> Decision:
     """The answer to one call by `checked_rules`."""
     mine = [rule for rule in rules if concerns(rule, call)]
-    matches = {rule.id: matching(rule, call) for rule in mine}
+    looked = Looked(call.arguments)
+    matches = {rule.id: matching(rule, call, looked) for rule in mine}
     denied = [rule.id for rule in mine if rule.effect == "deny" and matches[rule.id] is not False]
     if denied:
         return Decision("deny", "denied", tuple(sorted(denied)))
@@ -206,16 +207,14 @@ def concerns(rule: ToolRule, call: ToolCall) -> bool:
     return rule.of == {"org": "", "project": call.project_id, "key": call.key_id}[rule.level]
 
 
-def matching(rule: ToolRule, call: ToolCall) -> bool | None:
+def matching(rule: ToolRule, call: ToolCall, looked: Looked) -> bool | None:
     """Whether the rule matches; None where its condition cannot be evaluated."""
     if not names(rule, call):
         return False
     if not rule.when:
         return True
     hints = call.hints()
-    return holds(
-        rule.when, args=call.arguments, tool=call.tool, server=call.server, annotations=hints
-    )
+    return holds(rule.when, looked=looked, tool=call.tool, server=call.server, annotations=hints)
 
 
 def names(rule: ToolRule, call: ToolCall) -> bool:

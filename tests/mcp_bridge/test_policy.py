@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge.conditions import holds, problem_of
+from mcp_bridge.conditions import Looked, holds, problem_of
 from mcp_bridge.errors import PolicyRefused
 from mcp_bridge.policy import (
     STRICTNESS,
@@ -249,9 +249,8 @@ def test_rules_are_bounded_and_their_ids_single() -> None:
 
 def evaluated(condition: str, **args: object) -> bool | None:
     assert problem_of(condition) is None
-    return holds(
-        condition, args=args, tool="read", server="files", annotations={"readOnlyHint": True}
-    )
+    hints, looked = {"readOnlyHint": True}, Looked(args)
+    return holds(condition, looked=looked, tool="read", server="files", annotations=hints)
 
 
 @pytest.mark.parametrize(
