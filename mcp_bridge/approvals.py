@@ -30,6 +30,7 @@ from mcp_bridge.canonical import (
     written_plainly,
 )
 from mcp_bridge.errors import ApprovalRefused
+from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, RpcError
 
 Decider = Literal["administrator", "caller"]
 ApprovalState = Literal["pending", "approved", "denied", "used", "expired"]
@@ -202,16 +203,31 @@ def used(
     return moved(spent, "approval.used", now_s, call.caller)
 
 
+def no_yes(found: Approval, alias: str) -> RpcError:
+    """What the caller of `alias` is told of a request that is not approved."""
+    data: dict[str, object] = {"reason": "approval_denied", "approvalId": found.id}
+    if found.state == "denied":
+        return RpcError(DENIED, f"An administrator denied {alias}", data)
+    data |= {
+        "reason": "approval_required",
+        "expiresAt": int(found.expires_at_s),
+        "decider": found.call.decider,
+    }
+    return RpcError(APPROVAL_NEEDED, f"{alias} waits for a person's approval", data)
+
+
 class ApprovalStore(Protocol):
     """Rows by org and id. Each write is one transaction with its audit event."""
 
-    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> bool:
-        """False when the org has `max_pending` pending already."""
+    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> Approval | None:
+        """The new one, or the one that `waiting` says: of a call there is one at a time, however
+        often it is asked for at once. None when the org has `max_pending` pending already."""
 
     async def get(self, org_id: str, approval_id: str) -> Approval | None: ...
 
     async def waiting(self, org_id: str, key: str, now_s: float) -> Approval | None:
-        """The pending or approved one of a call (`ApprovedCall.key`) that has not expired."""
+        """The one of a call (`ApprovedCall.key`) that has not expired: approved, else pending, else
+        denied by an administrator, whose no lasts as long."""
 
     async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
         """Writes `after` if the row still is `before`; False when it is not."""
@@ -248,9 +264,10 @@ class Approvals:
             ttl_s=ttl_s,
             tool=tool,
         )
-        if not await self.store.insert(call.org_id, new, max_pending=MAX_PENDING):
+        found = await self.store.insert(call.org_id, new, max_pending=MAX_PENDING)
+        if found is None:
             raise ApprovalRefused(f"{MAX_PENDING} requests wait for approval already")
-        return new.approval
+        return found
 
     async def look(self, org_id: str, approval_id: str) -> Approval | None:
         """As it stands now, whether or not its end is on record."""

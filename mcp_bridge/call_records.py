@@ -29,6 +29,13 @@ class Rules(msgspec.Struct, frozen=True):
         found = checked_rules(rules) or (ALLOWS_ALL,)
         return cls(found, policy_version(found))
 
+    @classmethod
+    def stored(cls, rules: Iterable[ToolRule]) -> Rules:
+        """Those that were checked as they were written: what is refused since then holds on, and a
+        condition that may cost too much cannot be said."""
+        found = tuple(sorted(rules, key=lambda rule: rule.id)) or (ALLOWS_ALL,)
+        return cls(found, policy_version(found))
+
 
 class RuleSource(Protocol):
     async def rules(self, org_id: str) -> Rules: ...

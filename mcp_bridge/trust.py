@@ -20,7 +20,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mcp_bridge.approvals import Approval, Approvals, ApprovedCall, Decider, arguments_digest
+from mcp_bridge.approvals import (
+    Approval,
+    Approvals,
+    ApprovedCall,
+    Decider,
+    arguments_digest,
+    no_yes,
+)
 from mcp_bridge.call_records import (
     CallMemory,
     CallRecord,
@@ -54,7 +61,6 @@ from mcp_bridge.policy import (
     taint_matters,
 )
 from mcp_bridge.protocol.rpc import (
-    APPROVAL_NEEDED,
     DENIED,
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -450,7 +456,7 @@ class Permit:
             raise RpcError(DENIED, str(error), {"reason": "too_many_approvals"}) from None
         if found.state == "approved":
             return found
-        raise self._waits(found)
+        raise no_yes(found, self._asking.alias)
 
     async def _spend(self, found: Approval) -> None:
         """Raises: RpcError."""
@@ -458,17 +464,7 @@ class Permit:
             found.id, found.call, nonce=found.nonce, call_id=self.record.id
         )
         if isinstance(spent, str):
-            raise self._waits(found)
-
-    def _waits(self, found: Approval) -> RpcError:
-        data = {
-            "reason": "approval_required",
-            "approvalId": found.id,
-            "expiresAt": int(found.expires_at_s),
-            "decider": found.call.decider,
-        }
-        alias = self._asking.alias
-        return RpcError(APPROVAL_NEEDED, f"{alias} waits for a person's approval", data)
+            raise no_yes(found, self._asking.alias)
 
 
 class CallPassage:

@@ -7,17 +7,21 @@ which; Postgres.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
 from gateway.db import tenant
 from gateway.mcp.tables import approvals as table
-from mcp_bridge.approvals import Approval, ApprovalEvent, Moved
+from mcp_bridge.approvals import Approval, ApprovalEvent, Decider, Moved
 
 OPEN = ("pending", "approved")
+_ONE_AT_A_TIME = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+DECIDES: Decider = "administrator"
 MAX_LISTED = 1_000
 BRIDGE = "mcp"
 
@@ -28,20 +32,25 @@ class PostgresApprovals:
     def __init__(self, db: AsyncEngine, decider: Actor | None = None) -> None:
         self._db, self._decider = db, decider
 
-    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> bool:
+    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> Approval | None:
         """A few more than `max_pending` can wait, where they are asked for at the same time."""
         waiting = sa.select(sa.func.count()).where(
             table.c.org_id == org_id,
             table.c.state == "pending",
             table.c.expires_at_s > new.approval.requested_at_s,
         )
+        key, now_s = new.approval.call.key(), new.approval.requested_at_s
         async with tenant(self._db, org_id) as conn:
+            await conn.execute(_ONE_AT_A_TIME, {"name": f"approval {org_id} {key}"})
+            body = await conn.scalar(_waiting(org_id, key, now_s))
+            if body is not None:
+                return to_approval(body)
             if (await conn.scalar(waiting) or 0) >= max_pending:
-                return False
+                return None
             row = {"org_id": org_id, "id": new.approval.id, **fields_of(new.approval)}
             await conn.execute(sa.insert(table).values(**row))
             await self._record(conn, org_id, new.event)
-        return True
+        return new.approval
 
     async def get(self, org_id: str, approval_id: str) -> Approval | None:
         asked = sa.select(table.c.body).where(table.c.org_id == org_id, table.c.id == approval_id)
@@ -50,15 +59,8 @@ class PostgresApprovals:
         return None if body is None else to_approval(body)
 
     async def waiting(self, org_id: str, key: str, now_s: float) -> Approval | None:
-        asked = (
-            sa.select(table.c.body)
-            .where(table.c.org_id == org_id, table.c.call_key == key)
-            .where(table.c.state.in_(OPEN), table.c.expires_at_s > now_s)
-            .order_by(table.c.id)
-            .limit(1)
-        )
         async with tenant(self._db, org_id) as conn:
-            body = await conn.scalar(asked)
+            body = await conn.scalar(_waiting(org_id, key, now_s))
         return None if body is None else to_approval(body)
 
     async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
@@ -87,6 +89,19 @@ class PostgresApprovals:
             target=event.approval_id,
             after={"state": event.state, **msgspec.to_builtins(event.call)},
         )
+
+
+def _waiting(org_id: str, key: str, now_s: float) -> sa.Select[Any]:
+    state = table.c.state
+    decider = sa.func.coalesce(sa.cast(table.c.body, JSONB)["call"]["decider"].astext, DECIDES)
+    stands = sa.or_(state.in_(OPEN), sa.and_(state == "denied", decider == DECIDES))
+    return (
+        sa.select(table.c.body)
+        .where(table.c.org_id == org_id, table.c.call_key == key)
+        .where(table.c.expires_at_s > now_s, stands)
+        .order_by(sa.case((state == "approved", 0), (state == "pending", 1), else_=2), table.c.id)
+        .limit(1)
+    )
 
 
 def select_approvals(org_id: str, state: str | None) -> sa.Select[tuple[str]]:

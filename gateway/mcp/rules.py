@@ -26,7 +26,7 @@ MAX_BYTES = 200 * 1024
 async def read_rules(conn: AsyncConnection, *, org_id: str) -> Rules:
     """Without any: everything that was approved may be called."""
     body = await conn.scalar(sa.select(table.c.body).where(table.c.org_id == org_id))
-    return Rules.of([] if body is None else msgspec.json.decode(body, type=list[ToolRule]))
+    return Rules.stored([] if body is None else msgspec.json.decode(body, type=list[ToolRule]))
 
 
 async def replace_rules(

@@ -21,26 +21,34 @@ class MemoryApprovals:
         self.rows: dict[tuple[str, str], Approval] = {}
         self.events: list[ApprovalEvent] = []
 
-    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> bool:
+    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> Approval | None:
+        at_s = new.approval.requested_at_s
+        waiting = await self.waiting(org_id, new.approval.call.key(), at_s)
+        if waiting is not None:
+            return waiting
         pending = [
             one for (org, _), one in self.rows.items() if org == org_id and one.state == "pending"
         ]
         if len(pending) >= max_pending:
-            return False
+            return None
         self.rows[org_id, new.approval.id] = new.approval
         self.events.append(new.event)
-        return True
+        return new.approval
 
     async def get(self, org_id: str, approval_id: str) -> Approval | None:
         await asyncio.sleep(0)  # as where there is a network between: others come in between
         return self.rows.get((org_id, approval_id))
 
     async def waiting(self, org_id: str, key: str, now_s: float) -> Approval | None:
-        for (org, _), one in self.rows.items():
-            if org == org_id and one.call.key() == key and now_s < one.expires_at_s:
-                if one.state in ("pending", "approved"):
-                    return one
-        return None
+        stands = {"approved": 0, "pending": 1}
+        found = [
+            one
+            for (org, _), one in self.rows.items()
+            if org == org_id and one.call.key() == key and now_s < one.expires_at_s
+            if one.state in stands
+            or (one.state == "denied" and one.call.decider == "administrator")
+        ]
+        return min(found, key=lambda one: (stands.get(one.state, 2), one.id), default=None)
 
     async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
         await asyncio.sleep(0)

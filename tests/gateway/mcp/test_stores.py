@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from gateway.mcp.records import masked
 from gateway.mcp.rules import replace_rules
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.orgs import create_org
-from mcp_bridge.approvals import ApprovedCall, Moved, decided, requested
+from mcp_bridge.approvals import Approval, Approvals, ApprovedCall, Moved, decided, requested
 from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import Approved, Change, compare, offer_of
 from mcp_bridge.policy import CallLimit, CallState, SpendLimit, ToolRule
@@ -134,6 +135,26 @@ def asked(org_id: str, approval_id: str, arguments: str = "sha256:1") -> Moved:
         policy_version="1",
     )
     return requested(call, approval_id=approval_id, nonce="n", now_s=100, ttl_s=60)
+
+
+async def test_a_call_that_is_asked_for_at_once_has_one_approval_and_keeps_its_no(
+    pool: AsyncEngine, orgs: list[str]
+) -> None:
+    ids = count()
+    queue = Approvals(
+        PostgresApprovals(pool),
+        now_s=lambda: 100.0,
+        new_id=lambda: f"one-{next(ids)}",
+        new_nonce=lambda: "n",
+    )
+    for decider, again in (("administrator", "denied"), ("caller", "pending")):
+        given = asked(orgs[0], "x", f"sha256:{decider}").approval.call
+        call = msgspec.structs.replace(given, decider=decider)
+        found = await asyncio.gather(*(queue.ask(call, ttl_s=60) for _ in range(4)))
+        assert len({each.id for each in found}) == 1
+        no = await queue.decide(orgs[0], found[0].id, approve=False, by="bob")
+        assert isinstance(no, Approval) and no.state == "denied"
+        assert (await queue.ask(call, ttl_s=60)).state == again
 
 
 async def test_an_approval_changes_once_and_is_one_orgs(pool: AsyncEngine, orgs: list[str]) -> None:
