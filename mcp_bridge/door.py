@@ -39,7 +39,15 @@ from mcp_bridge.protocol.rpc import (
 from mcp_bridge.rebinding import Allowed
 from mcp_bridge.relay import Emit, OwnerGone
 from mcp_bridge.sessions import Session
-from mcp_bridge.streams import RETRY_MS, Stream, event_id, read_event_id
+from mcp_bridge.streams import (
+    RETRY_MS,
+    Place,
+    Stream,
+    ends,
+    event_id,
+    forgotten,
+    read_event_id,
+)
 
 log = logging.getLogger(__name__)
 
@@ -395,13 +403,16 @@ class Visit:
         """Raises: RpcError."""
         place = read_event_id(last)
         sessions, relay = self._bridge.sessions, self._bridge.relay
-        found = None if place is None else await sessions.owner_of(session, place.stream)
-        if place is None or found is None:
+        head = None if place is None else await sessions.head_of(session, place.stream)
+        if place is None or head is None:
             said = f"{LAST_EVENT_HEADER}: nothing is kept of it"
             raise RpcError(INVALID_REQUEST, said, status=400)
-        owner, request_id = found
-        if request_id == "":
+        owner, request_id = head.owner, head.request_id
+        if request_id is None:
             await self._legacy_listen_again(session)
+            return
+        if await self._is_answered(session, place, request_id):
+            await self._event(sse.KEEPALIVE, more=False)
             return
         number, pause_s, quiet_s = place.number, FIRST_LOOK_S, 0.0
         leaving = asyncio.get_running_loop().create_task(self._left())
@@ -423,7 +434,7 @@ class Visit:
                     return
                 if quiet_s >= KEEPALIVE_S:
                     quiet_s = 0.0
-                    if await sessions.owner_of(session, place.stream) is None:
+                    if await sessions.head_of(session, place.stream) is None:
                         gone = rpc.encode(rpc.failure(request_id, forgotten()))
                         await self._event(sse.encode(gone), more=False)
                         return
@@ -433,6 +444,11 @@ class Visit:
                 pause_s = min(2 * pause_s, LAST_LOOK_S)
         finally:
             await end(leaving)
+
+    async def _is_answered(self, session: Session, last: Place, request_id: rpc.RequestId) -> bool:
+        """Whether what the client had last is the answer: nothing comes after it."""
+        events = await self._bridge.sessions.read_on(session, last.stream, last.number - 1)
+        return bool(events) and events[0][0] == last.number and ends(events[0][1], request_id)
 
     async def _legacy_listen_again(self, session: Session) -> None:
         """Of a stream outside of requests: from now on. What was said meanwhile is lost, as it is
@@ -481,14 +497,3 @@ def accepts(value: str) -> bool:
     kinds = {each.partition(";")[0].strip().lower() for each in value.split(",")}
     json = kinds & {"*/*", "application/*", "application/json"}
     return bool(json and kinds & {"*/*", "text/*", "text/event-stream"})
-
-
-def ends(data: bytes, request_id: rpc.RequestId) -> bool:
-    message = rpc.decode(data)
-    return rpc.is_response(message) and message.get("id") == request_id
-
-
-def forgotten() -> RpcError:
-    """Of a stream that had to make room for newer ones of its tenant."""
-    said = "Nothing is kept of this stream any more"
-    return RpcError(INTERNAL_ERROR, said, {"reason": "forgotten"})

@@ -121,6 +121,13 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     keeps_nothing: bool = False
 
 
+class Head(msgspec.Struct, frozen=True):
+    """Of a stream: who writes it, and which request it answers; None: it is the session's own."""
+
+    owner: str
+    request_id: RequestId | None
+
+
 class Session(msgspec.Struct, kw_only=True):
     """Of a client, as it was when a request began."""
 
@@ -274,29 +281,32 @@ class Sessions:
 
     # Events of a stream that a client may read on from.
 
-    async def begin_stream(self, session: Session, stream: str, owner: str, id_: RequestId) -> None:
-        about: Any = ["owner", owner, "request", msgspec.json.encode(id_)]
-        await self._add(session, stream, FIRST, about)
+    async def begin_stream(self, session: Session, stream: str, head: Head) -> None:
+        await self._add(session, stream, head, FIRST, [])
 
-    async def keep(self, session: Session, stream: str, number: int, data: bytes) -> bool:
+    async def keep(
+        self, session: Session, stream: str, head: Head, number: int, data: bytes
+    ) -> bool:
         """False: nothing is kept of it any more, so that its tenant's newer streams have room."""
-        return await self._add(session, stream, number, ["data", data])
+        return await self._add(session, stream, head, number, ["data", data])
 
-    async def _add(self, session: Session, stream: str, number: int, fields: list[Any]) -> bool:
+    async def _add(
+        self, session: Session, stream: str, head: Head, number: int, more: list[Any]
+    ) -> bool:
+        # In each of them: the oldest go, where there are many.
+        fields = ["owner", head.owner, "request", msgspec.json.encode(head.request_id), *more]
         keys = [events_key(session, stream), *kept_keys(session.org_id)]
         size = ENTRY_BYTES + sum(map(len, fields))
         bounds = [EVENTS_TTL_S, MAX_KEPT_BYTES_OF_ORG, size, MAX_EVENTS]
         return bool(await self._keep(keys=keys, args=[*bounds, number, FIRST, *fields]))
 
-    async def owner_of(self, session: Session, stream: str) -> tuple[str, RequestId] | None:
-        """Who writes it, and which request it answers; None: nothing is kept of such a stream."""
-        found: Entries = await self._redis.xrange(
-            events_key(session, stream), f"{FIRST}-0", f"{FIRST}-0"
-        )
+    async def head_of(self, session: Session, stream: str) -> Head | None:
+        """None: nothing is kept of such a stream."""
+        found: Entries = await self._redis.xrange(events_key(session, stream), count=1)
         if not found:
             return None
         fields = found[0][1]
-        return fields[b"owner"].decode(), msgspec.json.decode(fields[b"request"])
+        return Head(fields[b"owner"].decode(), msgspec.json.decode(fields[b"request"]))
 
     async def read_on(self, session: Session, stream: str, after: int) -> list[tuple[int, bytes]]:
         found: Entries = await self._redis.xrange(

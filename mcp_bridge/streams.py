@@ -17,8 +17,8 @@ import msgspec
 
 from mcp_bridge.protocol import rpc, sse
 from mcp_bridge.protocol.eras import RESUMABLE_FROM
-from mcp_bridge.protocol.rpc import Message, RequestId
-from mcp_bridge.sessions import FIRST, MAX_KEPT_BYTES, Session, Sessions
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RequestId, RpcError
+from mcp_bridge.sessions import FIRST, MAX_KEPT_BYTES, Head, Session, Sessions
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Stream:
         self.primed = False
         self.ended = False
         self._sessions, self._session = sessions, session
-        self._worker, self._request_id = worker, request_id
+        self._head = Head(worker, request_id)
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._number = FIRST
         self._kept = 0
@@ -65,8 +65,7 @@ class Stream:
             return
         self.primed = True
         if self._keeps:
-            request_id = "" if self._request_id is None else self._request_id
-            await self._sessions.begin_stream(self._session, self.name, self._worker, request_id)
+            await self._sessions.begin_stream(self._session, self.name, self._head)
             id_ = event_id(self.name, FIRST)
             self._queue(sse.encode(b"", id=id_, retry_ms=RETRY_MS))
 
@@ -79,22 +78,20 @@ class Stream:
         self.ended = True
         async with self._lock:
             if self.primed:
-                await self._say(message)
+                await self._say(message, is_last=True)
             else:
                 self.answer = message
             self._queue(None)
 
-    async def _say(self, message: Message) -> None:
-        data = rpc.encode(message)
+    async def _say(self, message: Message, *, is_last: bool = False) -> None:
+        """The last, which is the answer, is kept however much was kept before it."""
+        data, id_ = rpc.encode(message), None
         self._number += 1
-        self._kept += len(data)
-        if not self._keeps or self._kept > MAX_KEPT_BYTES:
-            self._keeps = False
-            self._queue(sse.encode(data))
-            return
-        if not await self._sessions.keep(self._session, self.name, self._number, data):
-            self._keeps = False
-        id_ = event_id(self.name, self._number) if self._keeps else None
+        if self._keeps and (is_last or self._kept + len(data) <= MAX_KEPT_BYTES):
+            place = self._session, self.name, self._head, self._number
+            self._keeps = await self._sessions.keep(*place, data)
+            self._kept += len(data)
+            id_ = event_id(self.name, self._number) if self._keeps else None
         self._queue(sse.encode(data, id=id_))
 
     def _queue(self, frame: bytes | None) -> None:
@@ -138,3 +135,15 @@ def read_event_id(value: str) -> Place | None:
     if not stream.isalnum() or len(stream) > MAX_STREAM_NAME or not DIGITS.fullmatch(number):
         return None
     return Place(stream, int(number))
+
+
+def ends(data: bytes, request_id: RequestId) -> bool:
+    """Whether an event is the answer."""
+    message = rpc.decode(data)
+    return rpc.is_response(message) and message.get("id") == request_id
+
+
+def forgotten() -> RpcError:
+    """Of a stream that had to make room for newer ones of its tenant."""
+    said = "Nothing is kept of this stream any more"
+    return RpcError(INTERNAL_ERROR, said, {"reason": "forgotten"})

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from mcp_bridge.sessions import About, Session, Sessions, events_key, kept_keys
-from mcp_bridge.streams import Stream
+from mcp_bridge.sessions import MAX_EVENTS, About, Head, Session, Sessions, events_key, kept_keys
+from mcp_bridge.streams import Stream, ends
+from tests.mcp_bridge.processes import LegacyClient
+from tests.mcp_bridge.test_hostile import OK, SSE, Server, bridged
 
 MOST = 64 * 1024
 BIG = b"x" * 4000
+HEAD = Head("w", 1)
 UNUSED: Any = None
 
 
@@ -28,8 +32,8 @@ def session_of(org_id: str) -> Session:
 
 async def flood(sessions: Sessions, session: Session, count: int) -> None:
     for n in range(count):
-        await sessions.begin_stream(session, f"s{n}", "w", n)
-        assert await sessions.keep(session, f"s{n}", 2, BIG)
+        await sessions.begin_stream(session, f"s{n}", Head("w", n))
+        assert await sessions.keep(session, f"s{n}", HEAD, 2, BIG)
 
 
 async def counted(sessions: Sessions, org_id: str) -> dict[str, int]:
@@ -39,14 +43,14 @@ async def counted(sessions: Sessions, org_id: str) -> dict[str, int]:
 
 async def test_who_floods_loses_the_oldest_of_theirs_alone(sessions: Sessions) -> None:
     theirs, others = session_of("org_a"), session_of("org_b")
-    await sessions.begin_stream(others, "s0", "w", 1)
+    await sessions.begin_stream(others, "s0", Head("w", 1))
     await flood(sessions, theirs, 40)
-    kept = [n for n in range(40) if await sessions.owner_of(theirs, f"s{n}") is not None]
+    kept = [n for n in range(40) if await sessions.head_of(theirs, f"s{n}") is not None]
     assert kept == list(range(40 - len(kept), 40)) and len(kept) == MOST // 5300
-    assert not await sessions.keep(theirs, "s0", 3, b"late"), "it does not begin anew"
+    assert not await sessions.keep(theirs, "s0", HEAD, 3, b"late"), "it does not begin anew"
     assert await sessions.read_on(theirs, "s0", 1) == []
     assert await sessions.read_on(theirs, "s39", 1) == [(2, BIG)]
-    assert await sessions.owner_of(others, "s0") == ("w", 1)
+    assert await sessions.head_of(others, "s0") == Head("w", 1)
     sizes = await counted(sessions, "org_a")
     assert sizes.pop("total") == sum(sizes.values()) <= MOST
     assert len(sizes) == len(kept)
@@ -58,7 +62,7 @@ async def test_what_is_over_is_counted_no_more(sessions: Sessions) -> None:
     over = events_key(session, "s0")
     await sessions._redis.zadd(kept_keys("org_a")[0], {over: 1})
     await sessions._redis.delete(over)
-    await sessions.keep(session, "s1", 3, b"more")
+    await sessions.keep(session, "s1", HEAD, 3, b"more")
     sizes = await counted(sessions, "org_a")
     assert over not in sizes and sizes.pop("total") == sum(sizes.values())
 
@@ -75,3 +79,71 @@ async def test_a_stream_that_is_forgotten_goes_on_without_ids(sessions: Sessions
     assert second is not None and b"id: " not in second and b"notifications" in second
     stream.leave()
     assert not stream.can_be_heard
+
+
+PROGRESS = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1}}
+
+
+def answer(id: Any, text: str = "") -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "result": {"text": text}}
+
+
+async def test_a_stream_of_many_events_is_read_on_from_what_is_left(redis: Redis) -> None:
+    sessions, session = Sessions(redis, UNUSED), session_of("org_a")
+    stream = Stream(sessions, session, "w", 7)
+    stream.leave()
+    for _ in range(MAX_EVENTS + 300):
+        await stream.put(PROGRESS)
+    await stream.finish(answer(7))
+    assert await sessions.head_of(session, stream.name) == Head("w", 7)
+    left = await sessions.read_on(session, stream.name, MAX_EVENTS + 299)
+    assert ends(left[-1][1], 7) and not ends(left[0][1], 7)
+
+
+async def test_an_answer_is_kept_however_large_and_whatever_came_before(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcp_bridge.streams.MAX_KEPT_BYTES", 1_000)
+    sessions, session = Sessions(redis, UNUSED), session_of("org_a")
+    stream = Stream(sessions, session, "w", 7)
+    stream.leave()
+    for _ in range(100):
+        await stream.put(PROGRESS)
+    await stream.finish(answer(7, "x" * 5_000))
+    events = await sessions.read_on(session, stream.name, 1)
+    assert sum(len(data) for _, data in events[:-1]) <= 1_000
+    assert ends(events[-1][1], 7) and len(events[-1][1]) > 5_000
+
+
+@pytest.mark.parametrize("request_id", ["", 0, "a"])
+async def test_any_id_of_a_request_is_told_from_the_sessions_own_stream(
+    redis: Redis, request_id: Any
+) -> None:
+    sessions, session = Sessions(redis, UNUSED), session_of("org_a")
+    for wanted in (request_id, None):
+        stream = Stream(sessions, session, "w", wanted)
+        await stream.prime()
+        assert await sessions.head_of(session, stream.name) == Head("w", wanted)
+
+
+async def test_reading_on_behind_an_answer_ends_at_once(redis: Redis) -> None:
+    """Nothing comes any more, and its owner lives on."""
+
+    def told(server: Server, writer: Any, message: Any) -> bytes:
+        said = [{**PROGRESS, "params": {"progressToken": "t", "progress": 1}}]
+        said.append({"jsonrpc": "2.0", "id": message["id"], "result": {"content": []}})
+        body = b"".join(b"data: " + msgspec.json.encode(each) + b"\n\n" for each in said)
+        return OK + SSE + b"content-length: %d\r\n\r\n" % len(body) + body
+
+    params = {"name": "anything", "arguments": {}, "_meta": {"progressToken": "t"}}
+    async with bridged(redis, Server(told, modern=False)) as client:
+        session = await LegacyClient.open(client, "/mcp")
+        async with session.stream("/mcp", "tools/call", params) as events:
+            seen = [event async for event in events]
+        assert seen[-1][1]["id"] == 1 and seen[-1][0] is not None
+        async with session.listen("/mcp", seen[-1][0]) as events:
+            assert [message async for _, message in events] == []
+        before = next(id_ for id_, _ in seen if id_ is not None)
+        async with session.listen("/mcp", before) as events:
+            again = [message async for _, message in events if message is not None]
+        assert again == [message for _, message in seen if message is not None]
