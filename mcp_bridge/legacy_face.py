@@ -28,6 +28,7 @@ from mcp_bridge.guard import Guard
 from mcp_bridge.list_watch import Watches
 from mcp_bridge.places import Places
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.continuation import MAX_ROUNDS
 from mcp_bridge.protocol.eras import (
     FORWARDED,
     LEVELS,
@@ -69,8 +70,6 @@ from mcp_bridge.upstream import MAX_SESSION_ID_LENGTH, SETUP_TIMEOUT_S, Upstream
 
 log = logging.getLogger(__name__)
 
-MAX_ROUNDS = 16
-"""In which one call asks its client."""
 MAX_CALLS = 1024
 """Of one worker."""
 MAX_CALLS_OF_ORG = 256

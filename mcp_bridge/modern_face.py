@@ -34,7 +34,14 @@ from mcp_bridge.guard import Guard
 from mcp_bridge.list_watch import Watches
 from mcp_bridge.listening import listen
 from mcp_bridge.protocol import rpc
-from mcp_bridge.protocol.continuation import TTL_S, Continuation, Sealer, refused, request_digest
+from mcp_bridge.protocol.continuation import (
+    MAX_ROUNDS,
+    TTL_S,
+    Continuation,
+    Sealer,
+    refused,
+    request_digest,
+)
 from mcp_bridge.protocol.eras import (
     FORWARDED,
     INTERACTIVE,
@@ -76,6 +83,8 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     envelope: Envelope
     method: str
     params: dict[str, Any]
+    rounds: int = 0
+    """How often its client was asked something for it."""
 
     @property
     def digest(self) -> bytes:
@@ -204,6 +213,7 @@ class ModernFace:
             if kept.state is not None:
                 params["requestState"] = kept.state
             proven = str(state)
+            asker = msgspec.structs.replace(asker, rounds=kept.rounds)
         alias = str(asked.get("name"))
         exchange = await reach.open(upstream, asker.method, params, alias=alias, continues=proven)
         return await self._drive(asker, upstream.name, exchange, exchange.events(), emit)
@@ -298,11 +308,18 @@ class ModernFace:
         asked: Asked,
         coming: asyncio.Task[Event] | None,
     ) -> dict[str, Any]:
+        """Raises: RpcError."""
+        asker = msgspec.structs.replace(asker, rounds=asker.rounds + 1)
+        if asker.rounds > MAX_ROUNDS:
+            raise RpcError(INTERNAL_ERROR, "The server asked too often")
         expires_at = time.time() + TTL_S
-        keys = tuple(asked.requests)
         if not exchange.holds:
             continuation = Continuation(
-                server=server, expires_at=expires_at, state=asked.state, asked=keys
+                server=server,
+                expires_at=expires_at,
+                state=asked.state,
+                asked=tuple(asked.requests),
+                rounds=asker.rounds,
             )
             return self._input_required(asker, asked.requests, continuation)
         if not self._has_place_for(asker.caller):

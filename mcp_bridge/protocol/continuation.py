@@ -29,6 +29,10 @@ NOT_OF_THE_REQUEST = frozenset({"inputResponses", "requestState", "_meta"})
 """Parameters that are others when the same request comes again."""
 
 
+MAX_ROUNDS = 16
+"""How often one call may ask its client something."""
+
+
 class Continuation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Either what the server behind us wants back, or where the call waits."""
 
@@ -41,6 +45,8 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """A call that is open at a server of the older era, held by that worker."""
     asked: tuple[str, ...] = ()
     """The keys of what the client is to answer."""
+    rounds: int = 0
+    """How often it was asked, this time too."""
 
 
 def request_digest(endpoint: str, method: str, params: dict[str, Any]) -> bytes:
