@@ -24,6 +24,7 @@ from gateway.auth.token_tables import signing_keys
 from gateway.db import tenant
 from gateway.ids import uuid7_text
 from gateway.mcp.approvals import PostgresApprovals
+from gateway.mcp.calls import RedisCalls
 from gateway.tenancy import users
 from mcp_bridge.approvals import ApprovedCall, requested
 from mcp_bridge.caller import Caller
@@ -148,6 +149,13 @@ class Maker:
         )
         assert await PostgresApprovals(self.world.db).insert(self.org_id, new, max_pending=1_000)
         return f"{ADMIN}/mcp/approvals/{new.approval.id}"
+
+    async def taint(self) -> str:
+        """Of a client of an app."""
+        client = self.name()
+        caller = Caller(org_id=self.org_id, project_id=self.project_id, subject="u", client=client)
+        await RedisCalls(self.world.services.redis).taint(caller, "s")
+        return f"{ADMIN}/mcp/taints/{client}"
 
     async def grant(self) -> str:
         client_id = (await self.client()).rpartition("/")[2]
@@ -356,6 +364,7 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("PUT", f"{ADMIN}/issuers/{{issuer_id}}"): change_issuer,
     ("POST", f"{ADMIN}/mcp/approvals/{{approval_id}}/approve"): at(Maker.approval, "/approve"),
     ("POST", f"{ADMIN}/mcp/approvals/{{approval_id}}/deny"): at(Maker.approval, "/deny"),
+    ("POST", f"{ADMIN}/mcp/taints/{{client_id}}/lift"): at(Maker.taint, "/lift"),
     ("PUT", f"{ADMIN}/mcp/rules"): at(
         tool_rules, body=lambda m: {"rules": [{"id": m.name(), "effect": "ask"}]}
     ),

@@ -41,6 +41,7 @@ UNCONDITIONAL = {
     ("POST", f"{ADMIN}/invoices/{{invoice_id}}/finalize"): "counts it anew, whatever was seen",
     ("POST", f"{ADMIN}/invoices/{{invoice_id}}/payments"): "makes one, of what is left",
     ("POST", f"{ADMIN}/invoices/{{invoice_id}}/credit-notes"): "makes one, of what is left",
+    ("POST", f"{ADMIN}/mcp/taints/{{client_id}}/lift"): "whatever taints by then",
     ("POST", f"{ADMIN}/signing_keys/rotate"): "makes the next key, of which nobody has a tag",
     ("POST", f"{ADMIN}/webhooks/{{endpoint_id}}/ping"): "makes a delivery",
     (
