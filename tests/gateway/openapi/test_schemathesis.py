@@ -63,8 +63,8 @@ LEFT_OUT = {
 """Routes that the document does not describe, and why."""
 VERBS = frozenset(
     {
-        *("archive", "cancel", "finalize", "grant", "lift-suspension", "password-reset", "ping"),
-        *("redeliver", "revoke", "rotate", "approve", "deny"),
+        *("archive", "cancel", "finalize", "grant", "lift", "lift-suspension"),
+        *("password-reset", "ping", "redeliver", "revoke", "rotate", "approve", "deny"),
     }
 )
 """At the end of a path: what is done to what it names, without any word more."""
