@@ -53,6 +53,8 @@ SAMPLING = "sampling"
 Emit = Callable[[Message], Awaitable[None]]
 LISTENING: Message = {}
 """What who listens is told first: from now on nothing is missed."""
+SENT: Message = {"sent": True}
+"""What who asks is told first: from now on the server may have been asked."""
 
 
 class Line(Protocol):
@@ -349,6 +351,7 @@ class Channel:
         self._under_way[own] = UnderWay(asker=asker, id=id_, token=token, inbox=inbox)
         answered = False
         try:
+            await emit(SENT)
             await self._line.send(rpc.request(own, method, params))
             found = await inbox.drain(emit)
             answered = True

@@ -10,10 +10,10 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
 
 from mcp_bridge.carrier import Carried, CarrierFailed, NotTaken, Spent
-from mcp_bridge.channel import LISTENING, Ask, Told
+from mcp_bridge.channel import LISTENING, SENT, Ask, Told
 from mcp_bridge.credentials import CredentialSet, Refusal, Whose
 from mcp_bridge.ending import end
 from mcp_bridge.hosts import Hosts
@@ -93,16 +93,20 @@ class ChannelCarrier:
         session = headers.get(SESSION_HEADER)
         asked = Ask(asker=self._asker, method=method, message=body, session=session)
         read_s = None if endless else READ_TIMEOUT_S
+        begin = partial(self._begin, asked, read_s, on_change, on_sent)
         credential = await self._shown(None)
-        on_sent()
         try:
-            answer = await self._begin(credential, asked, read_s, on_change)
+            answer = await begin(credential)
         except NotTaken as error:
             again = await self._shown(Refusal(credential, error.status, error.challenge))
             if again is credential:
                 raise
             # Refused before anything was done: a newer token may be taken.
-            answer = await self._begin_again(again, asked, read_s, on_change)
+            try:
+                answer = await begin(again)
+            except NotTaken as error:
+                await self._shown(Refusal(again, error.status, error.challenge, is_last=True))
+                raise
         try:
             yield answer
         finally:
@@ -110,14 +114,21 @@ class ChannelCarrier:
 
     async def _begin(
         self,
-        credential: CredentialSet,
         asked: Ask,
         read_s: float | None,
         on_change: Callable[[], None],
+        on_sent: Callable[[], None],
+        credential: CredentialSet,
     ) -> ChannelAnswer:
         """Raises: CarrierFailed, RpcError."""
         said: asyncio.Queue[Message] = asyncio.Queue(MAX_UNREAD)
-        work = self._hosts.ask(self._config, self._whose, credential, asked, said.put)
+
+        async def emit(message: Message) -> None:
+            on_sent()
+            if message != SENT:
+                await said.put(message)
+
+        work = self._hosts.ask(self._config, self._whose, credential, asked, emit)
         ending = asyncio.create_task(work)
         try:
             first = await next_of(said, ending, read_s)
@@ -125,14 +136,6 @@ class ChannelCarrier:
             await end(ending, again_s=ENDING_S)
             raise
         return ChannelAnswer(first, said, ending, read_s, on_change)
-
-    async def _begin_again(self, credential: CredentialSet, *asked: Any) -> ChannelAnswer:
-        try:
-            return await self._begin(credential, *asked)
-        except NotTaken as error:
-            last = Refusal(credential, error.status, error.challenge, is_last=True)
-            await self._shown(last)
-            raise
 
 
 async def next_of(

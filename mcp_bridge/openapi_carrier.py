@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpcore
@@ -70,28 +71,29 @@ class OpenApiCarrier:
         on_change: Callable[[], None],
         on_sent: Callable[[], None],
     ) -> AsyncIterator[Carried]:
-        on_sent()
         if method != "POST" or body is None:
             yield Said(405)
         elif not rpc.is_request(body):
             yield Said(202)
         else:
-            yield await self._answer(body)
+            yield await self._answer(body, on_sent)
 
-    async def _answer(self, asked: Message) -> Said:
+    async def _answer(self, asked: Message, on_sent: Callable[[], None]) -> Said:
         try:
-            result = await self._result(asked["method"], rpc.params_of(asked))
+            result = await self._result(asked["method"], rpc.params_of(asked), on_sent)
         except RpcError as error:
             return Said(rpc.STATUS.get(error.code, 200), rpc.failure(asked["id"], error))
         return Said(200, rpc.result(asked["id"], {"resultType": "complete", **result}))
 
-    async def _result(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def _result(
+        self, method: str, params: dict[str, Any], on_sent: Callable[[], None]
+    ) -> dict[str, Any]:
         """Raises: RpcError, CarrierFailed."""
         if method not in ("server/discover", "tools/list", "tools/call"):
             raise RpcError(METHOD_NOT_FOUND, "Method not found")
         loaded = await self._source.get()
         if method == "tools/call":
-            return await self._call(loaded, params)
+            return await self._call(loaded, params, on_sent)
         if method == "tools/list":
             tools = msgspec.json.decode(loaded.page)
             return {"tools": tools, "ttlMs": 0, "cacheScope": "public"}
@@ -102,27 +104,35 @@ class OpenApiCarrier:
             "_meta": {"io.modelcontextprotocol/serverInfo": info},
         }
 
-    async def _call(self, loaded: Loaded, params: dict[str, Any]) -> dict[str, Any]:
+    async def _call(
+        self, loaded: Loaded, params: dict[str, Any], on_sent: Callable[[], None]
+    ) -> dict[str, Any]:
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or name not in loaded.tools:
             raise RpcError(INVALID_PARAMS, "name: is no tool of this server")
         if not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, "arguments: must be an object")
+        once = partial(self._once, on_sent, loaded, name, arguments)
         credential = await self._shown(None)
-        result, refused = await self._once(loaded, name, arguments, credential)
+        result, refused = await once(credential)
         again = credential if refused is None else await self._shown(refused)
         if again is not credential:
             # Refused before anything was done: a newer token may be taken.
-            result, refused = await self._once(loaded, name, arguments, again)
+            result, refused = await once(again)
             if refused is not None:
                 await self._shown(msgspec.structs.replace(refused, is_last=True))
         return result.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     async def _once(
-        self, loaded: Loaded, name: str, arguments: dict[str, Any], credential: CredentialSet
+        self,
+        on_sent: Callable[[], None],
+        loaded: Loaded,
+        name: str,
+        arguments: dict[str, Any],
+        credential: CredentialSet,
     ) -> tuple[CallToolResult, Refusal | None]:
         # An API that refuses a key may say it back, to whoever may use it and not know it.
-        client = PoolClient(self._pool, written(credential.values.values()))
+        client = PoolClient(self._pool, written(credential.values.values()), on_sent)
         secrets = self._secrets(credential)
         try:
             result = await loaded.tools.call(name, arguments, client, secrets)

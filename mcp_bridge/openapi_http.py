@@ -8,7 +8,7 @@ time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 import httpcore
@@ -35,10 +35,12 @@ WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 
 class PoolClient:
     """For one request. `status` and `headers` are those of its answer, as they came; what is
-    `hidden` is no part of its body."""
+    `hidden` is no part of its body. `on_sent`: it is about to be written."""
 
-    def __init__(self, pool: Pool, hidden: Sequence[bytes] = ()) -> None:
-        self._pool, self._hidden = pool, hidden
+    def __init__(
+        self, pool: Pool, hidden: Sequence[bytes] = (), on_sent: Callable[[], None] = lambda: None
+    ) -> None:
+        self._pool, self._hidden, self._on_sent = pool, hidden, on_sent
         self.status = 0
         self.headers: Sequence[tuple[bytes, bytes]] = ()
 
@@ -67,7 +69,10 @@ class PoolClient:
             request.url,
             headers=[(name.encode(), value.encode()) for name, value in headers.items()],
             content=request.body,
-            extensions={"timeout": {**limits, "pool": PLACE_TIMEOUT_S}},
+            extensions={
+                "timeout": {**limits, "pool": PLACE_TIMEOUT_S},
+                "on_sent": self._on_sent,
+            },
         ) as response:
             self.status, self.headers = response.status, response.headers
             said = {

@@ -20,14 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mcp_bridge.approvals import (
-    Approval,
-    Approvals,
-    ApprovedCall,
-    Decider,
-    arguments_digest,
-    no_yes,
-)
+from mcp_bridge.approvals import Approvals, arguments_digest
 from mcp_bridge.call_records import (
     CallMemory,
     CallRecord,
@@ -35,37 +28,17 @@ from mcp_bridge.call_records import (
     FreeMeter,
     Meter,
     Records,
-    Rules,
     RuleSource,
-    Taken,
-    Ticket,
 )
 from mcp_bridge.caller import Caller
 from mcp_bridge.catalog import Catalog
-from mcp_bridge.errors import (
-    ApprovalRefused,
-    NotCanonical,
-    NotPinnable,
-    SchemaRefused,
-    ValidationTimedOut,
-)
+from mcp_bridge.errors import NotCanonical, NotPinnable, SchemaRefused, ValidationTimedOut
 from mcp_bridge.guard import KIND_OF, Answered, Asking, Outcome, Passage, Shown, Source
 from mcp_bridge.killable import KillableValidator
+from mcp_bridge.permit import Permit, denial_of
 from mcp_bridge.pinning import Pin, pin_of
-from mcp_bridge.policy import (
-    CallState,
-    Decision,
-    ToolCall,
-    ToolRule,
-    decide,
-    taint_matters,
-)
-from mcp_bridge.protocol.rpc import (
-    DENIED,
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    RpcError,
-)
+from mcp_bridge.policy import Decision
+from mcp_bridge.protocol.rpc import DENIED, INTERNAL_ERROR, INVALID_PARAMS, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
 from mcp_bridge.reads import about_of, before_read, to_call
 from mcp_bridge.results import ResultBounds, annotations_of, failed_result, result_problems
@@ -76,7 +49,6 @@ from mcp_bridge.views import Screen, digests_of, resources_shown, shows, view_of
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-APPROVAL_TTL_S = 3600.0
 REPLAY_TTL_S = 900.0
 """Longer than a client's state is good for."""
 URI_OF = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
@@ -327,146 +299,6 @@ class Trust:
             log.error("mcp: the end of a call was not kept", exc_info=error)
 
 
-class Permit:
-    """What one call needs before it goes out, in this order: its caller's limits, the rules, a
-    person's yes where they ask for one, what the rules count; then the yes is spent, and the call
-    is on record."""
-
-    def __init__(
-        self,
-        trust: Trust,
-        asking: Asking,
-        call: ToolCall,
-        rules: Rules,
-        record: CallRecord,
-        *,
-        goes_on: bool,
-    ) -> None:
-        self._trust, self._asking, self._goes_on = trust, asking, goes_on
-        self._call, self._rules, self.record = call, rules, record
-        self._by: list[ToolRule] = []
-        self._ticket: Ticket | None = None
-        self._taken: Taken | None = None
-
-    @property
-    def holds(self) -> bool:
-        """There is something to give back."""
-        return self._ticket is not None
-
-    async def ask(self) -> None:
-        """Raises: RpcError."""
-        trust, call, rules = self._trust, self._call, self._rules.rules
-        decision = decide(call, rules, CallState())
-        if decision.effect == "deny":
-            raise await self._denied(decision)
-        looking = None
-        if trust.memory.taints and taint_matters(call, decision):
-            # While the limits are asked: both are trips to Redis.
-            looking = asyncio.create_task(trust.memory.tainted_by(self.record.caller))
-        try:
-            if not self._goes_on:
-                self._ticket = await self._admitted()
-                call = msgspec.structs.replace(call, cost_pico=self._ticket.cost_pico)
-            if looking is not None:
-                decision = decide(self._call, rules, CallState(tainted_by=await looking))
-        finally:
-            if looking is not None:
-                looking.cancel()
-        said_yes = await self._said_yes(decision.decider) if decision.effect == "ask" else None
-        self._by = [rule for rule in rules if rule.id in decision.rules]
-        if not self._goes_on:
-            taken = await trust.memory.take(call.org_id, self._by, self.record.id, call.cost_pico)
-            if taken.full is not None:
-                raise await self._denied(decide(call, rules, taken.full))
-            self._taken = taken
-        approval_id = None
-        if said_yes is not None:  # last: what is refused here leaves it for another time
-            approval_id = said_yes.id
-            await self._spend(said_yes)
-        elif decision.effect == "ask":
-            approval_id = "continued"
-        self.record = msgspec.structs.replace(
-            self.record, rules=decision.rules, approval_id=approval_id
-        )
-
-    async def record_it(self) -> None:
-        """Before anything goes out. Raises: RpcError."""
-        await self._trust.records.opened(self.record)
-        if self._ticket is not None:
-            await self._ticket.begun()
-
-    async def ended(self, outcome: Outcome) -> None:
-        """What was done is on the bill and on record. Raises: RpcError."""
-        try:
-            await self._settled(outcome)
-        finally:
-            await self._trust.records.closed(self.record, outcome)
-
-    async def give_back(self) -> None:
-        """It did not go out."""
-        await self._settled(None)
-
-    async def _settled(self, outcome: Outcome | None) -> None:
-        if self._ticket is None:
-            return
-        paid = False
-        try:
-            paid = await self._ticket.ended(outcome)
-        finally:
-            if self._taken is not None and not paid:
-                await self._trust.memory.give_back(
-                    self._call.org_id, self._by, self._ticket.cost_pico, self._taken
-                )
-
-    def _denial(self, reason: str) -> Denial:
-        return denial_of(self.record.caller, self._asking, self.record.tool, reason)
-
-    async def _denied(self, decision: Decision) -> RpcError:
-        denial = self._denial(decision.reason)
-        return await self._trust.denied(denial, decision, self._asking.alias)
-
-    async def _admitted(self) -> Ticket:
-        """Raises: RpcError."""
-        try:
-            return await self._trust.meter.admit(self.record)
-        except RpcError as error:
-            await self._trust.limited(self._denial(""), error)
-            raise
-
-    async def _said_yes(self, decider: Decider) -> Approval | None:
-        """What a person approved of this call, not spent yet; None: it was spent when the call went
-        out that this continues. Raises: RpcError."""
-        record, approvals = self.record, self._trust.approvals
-        if self._goes_on:
-            return None
-        if self._asking.continues is not None:
-            raise RpcError(DENIED, "This call has gone on already", {"reason": "replayed"})
-        call = ApprovedCall(
-            org_id=record.caller.org_id,
-            caller=record.caller.principal,
-            server=record.server,
-            pin=record.pin,
-            arguments_digest=record.arguments_digest,
-            policy_version=self._rules.version,
-            decider=decider,
-        )
-        try:
-            found = await approvals.ask(call, ttl_s=APPROVAL_TTL_S, tool=record.tool)
-        except ApprovalRefused as error:
-            raise RpcError(DENIED, str(error), {"reason": "too_many_approvals"}) from None
-        if found.state == "approved":
-            return found
-        raise no_yes(found, self._asking.alias)
-
-    async def _spend(self, found: Approval) -> None:
-        """Raises: RpcError."""
-        spent = await self._trust.approvals.use(
-            found.id, found.call, nonce=found.nonce, call_id=self.record.id
-        )
-        if isinstance(spent, str):
-            raise no_yes(found, self._asking.alias)
-
-
 class CallPassage:
     answered = None
 
@@ -489,8 +321,3 @@ class CallPassage:
         if not self._is_closed:
             self._is_closed = True
             self._trust.soon(self._permit.ended(outcome))
-
-
-def denial_of(caller: Caller, asking: Asking, name: str, reason: str) -> Denial:
-    server = asking.upstream.name
-    return Denial(caller=caller, server=server, name=name, reason=reason, method=asking.method)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import pytest
+import redis.asyncio
+
 from mcp_bridge.breaker import FAILURES_TO_REST
+from mcp_bridge.carrier import Carried
 from mcp_bridge.channel import Ask
-from mcp_bridge.credentials import NO_CREDENTIAL, Whose
-from mcp_bridge.hosts import Host
+from mcp_bridge.channel_carrier import ChannelCarrier
+from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
+from mcp_bridge.hosts import Host, Hosts
+from mcp_bridge.protocol.eras import SESSION_HEADER
 from mcp_bridge.protocol.rpc import Message
+from mcp_bridge.relay import Relay
 from mcp_bridge.upstream import ServerConfig
 
 SAID = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "s"}}
@@ -68,3 +75,65 @@ async def test_who_leaves_during_a_start_leaves_it_to_who_comes_next() -> None:
     told = await asyncio.wait_for(staying, 60)
     assert told is not None and num_opened == 1
     await host.close()
+
+
+async def nothing(refused: Refusal | None) -> CredentialSet:
+    return NO_CREDENTIAL
+
+
+class Worker:
+    """One that asks its own process, or another's, as a bridge does."""
+
+    def __init__(self, store: redis.asyncio.Redis, may_start: asyncio.Event) -> None:
+        @asynccontextmanager
+        async def open_line(*_: Any) -> AsyncIterator[Any]:
+            self.opened.set()
+            yield Slow(may_start)
+
+        self.opened, self.is_out = asyncio.Event(), False
+        self.relay = Relay(store)
+        unasked: Any = None
+        self.hosts = Hosts(
+            info={}, open_line=open_line, credentials=unasked, redis=store, relay=self.relay
+        )
+        config = ServerConfig(name="s", url="http://x/", transport="sse")
+        self._carrier = ChannelCarrier(config, Whose("org_a"), self.hosts, nothing)
+
+    def _sent(self) -> None:
+        self.is_out = True
+
+    async def ask(self, method: str, **headers: str) -> Carried:
+        message = {"jsonrpc": "2.0", "id": 1, "method": method}
+        ears: dict[str, Any] = {"on_change": lambda: None, "on_sent": self._sent}
+        async with self._carrier.ask("POST", message, headers, endless=False, **ears) as answer:
+            return answer
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_call_is_out_once_the_process_may_have_it(redis_url: str, elsewhere: bool) -> None:
+    """Who leaves while it starts has asked it nothing."""
+    may_start = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        workers = []
+        for _ in range(2):
+            store = redis.asyncio.from_url(redis_url)
+            stack.push_async_callback(store.aclose)
+            worker = Worker(store, may_start)
+            await worker.relay.start()
+            stack.push_async_callback(worker.relay.close)
+            stack.push_async_callback(worker.hosts.close)
+            workers.append(worker)
+        owner, asker = workers[0], workers[1 if elsewhere else 0]
+        opening = asyncio.create_task(owner.ask("initialize"))
+        await owner.opened.wait()
+        leaving = asyncio.create_task(asker.ask("initialize"))
+        await asyncio.sleep(0.1)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        assert not owner.is_out and not asker.is_out
+        may_start.set()
+        session = (await opening).headers[SESSION_HEADER]
+        assert not owner.is_out, "the connection answers this itself"
+        async with asyncio.timeout(60):
+            await asker.ask("ping", **{SESSION_HEADER: session})
+        assert asker.is_out and not workers[1 - workers.index(asker)].is_out

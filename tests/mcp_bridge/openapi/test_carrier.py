@@ -106,14 +106,16 @@ Ask = Callable[..., Awaitable[dict[str, Any]]]
 
 
 @asynccontextmanager
-async def asking(config: ServerConfig, credentials: Any = None) -> AsyncIterator[Ask]:
+async def asking(
+    config: ServerConfig, credentials: Any = None, on_sent: Callable[[], None] = lambda: None
+) -> AsyncIterator[Ask]:
     networks = UpstreamNetworks(look_up)
     opened = Carriers(network_of=networks.of, credentials=credentials)
     carrier = opened.open(config, WHO)
 
     async def ask(method: str, **params: Any) -> dict[str, Any]:
         message = rpc.request(1, method, params)
-        ears: dict[str, Any] = {"on_change": lambda: None, "on_sent": lambda: None}
+        ears: dict[str, Any] = {"on_change": lambda: None, "on_sent": on_sent}
         asked = carrier.ask("POST", message, {}, endless=False, **ears)
         async with asked as answer:
             (found,) = [each async for each in answer.messages()]
@@ -229,6 +231,19 @@ async def test_what_had_no_connection_was_not_sent(
         with pytest.raises(NotSent) as found:
             await ask("tools/call", **get())
     assert (found.value.reason, api.asked) == ("busy", [])
+
+
+async def test_a_call_is_out_once_the_api_may_have_it(api: Api) -> None:
+    """Not while its document is on its way, nor where it is no call of the API."""
+    api.documents["/api.json"] = json.dumps(document(PATHS)).encode()
+    out: list[int] = []
+    config = of(api, f"{api.url}/api.json")
+    async with asking(config, on_sent=lambda: out.append(len(api.asked))) as ask:
+        await ask("tools/call", **get())
+        assert out == [1] and len(api.asked) == 2
+        await ask("tools/list")
+        await ask("tools/call", name="get", arguments={})
+        assert out == [1]
 
 
 @pytest.mark.parametrize("host", ["inner.example", "meta.example"])
