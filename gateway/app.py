@@ -57,6 +57,7 @@ from gateway.inference import Desk, drain
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
 from gateway.limits.refused_caps import RefusedCaps
+from gateway.mcp.asked_arguments import AskedArguments
 from gateway.mcp_door import open_mcp, open_tool_loops
 from gateway.networks import Networks
 from gateway.readiness import Readiness
@@ -238,6 +239,7 @@ async def open_services(
         batches=batches,
         mcp=(mcp := await open_mcp(settings, stack, secret, db, store, desk, auth, telemetry)),
         tool_loops=open_tool_loops(settings, mcp),
+        asked_arguments=AskedArguments(secret),
         cache_report=report,
         trusted_proxies=Networks.of(settings.trusted_proxies),
         started_at=int(time.time()),

@@ -254,20 +254,26 @@ class RulesFile(msgspec.Struct, forbid_unknown_fields=True):
 @with_options(*STATE, ORG, PROJECT)
 @click.option("--allow", help="Say yes to the call of this id.")
 @click.option("--deny", help="Say no to the call of this id.")
-def calls(org: str, project: str, allow: str | None, deny: str | None, **flags: Flags) -> None:
-    """List the calls that wait for a person's yes, or answer one."""
+@click.option("--show", help="Show what the call of this id is to be made with.")
+def calls(
+    org: str, project: str, allow: str | None, deny: str | None, show: str | None, **flags: Flags
+) -> None:
+    """List the calls that wait for a person's yes, show one or answer it."""
     from gateway import administration
     from gateway.mcp.approvals import list_approvals
     from gateway.mcp.wiring import open_approvals
     from mcp_bridge.hidden_text import visible
 
-    if allow is not None and deny is not None:
-        raise click.UsageError("--allow or --deny")
+    if sum(each is not None for each in (allow, deny, show)) > 1:
+        raise click.UsageError("--allow, --deny or --show")
     settings = load(flags)
 
     async def work() -> None:
         async with administration.connections(settings) as (db, _):
             org_id = await org_of(db, org, project)
+            if show is not None:
+                click.echo(await arguments_of(settings, db, org_id, show))
+                return
             if allow is None and deny is None:
                 click.echo(header_of(CALL_COLUMNS))
                 async with db.connect() as conn:
@@ -286,6 +292,20 @@ def calls(org: str, project: str, allow: str | None, deny: str | None, **flags: 
             click.echo(f"{decided.id} is {decided.state}.")
 
     run(work())
+
+
+async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approval_id: str) -> str:
+    """Readable, and what nobody sees in them, too. Raises: ClickException, SecretError."""
+    from gateway.mcp.approvals import PostgresApprovals
+    from gateway.mcp.asked_arguments import AskedArguments
+    from gateway.secret import Secret
+    from mcp_bridge.hidden_text import visible
+
+    shown = AskedArguments(Secret.load(settings.secret_key_file))
+    found = await PostgresApprovals(db, shown=shown).arguments(org_id, approval_id, time.time())
+    if found is None:
+        raise click.ClickException(f"{approval_id}: no arguments are kept of it")
+    return visible(msgspec.json.format(found, indent=2).decode())
 
 
 @mcp.command()

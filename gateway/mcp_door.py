@@ -153,6 +153,7 @@ async def open_mcp(
     """`auth`: its keys sign who calls. None: there is no server."""
     if not settings.mcp_servers:
         return None
+    from gateway.mcp.asked_arguments import AskedArguments
     from gateway.mcp.credential_desk import open_vault
     from gateway.mcp.metered import Callers, CallMeter
     from gateway.mcp.own_models import OwnModels
@@ -179,7 +180,8 @@ async def open_mcp(
     taints = any(server.taints for server in servers)
     records = await open_records(stack, db)
     feed = await open_feed(stack, redis)
-    guard = await open_trust(stack, db, redis, feed, meter, records, taints=taints)
+    shown = AskedArguments(secret)
+    guard = await open_trust(stack, db, redis, feed, meter, records, taints=taints, shown=shown)
     info = {"name": NAME, "version": own_version()}
     own = OwnModels(desk, telemetry, callers)
     bridge = Bridge(

@@ -26,6 +26,7 @@ from gateway.files.store import FileStore
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.idempotency_keys import IdempotencyKeys
 from gateway.inference import Desk
+from gateway.mcp.asked_arguments import AskedArguments
 from gateway.mcp_door import McpDoor
 from gateway.networks import Networks
 from gateway.readiness import Readiness
@@ -69,6 +70,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     files: FileStore
     batches: BatchRunner
     cache_report: CacheReport
+    asked_arguments: AskedArguments
     mcp: McpDoor | None = None
     """None: no servers are configured."""
     tool_loops: ToolLoops | None = None

@@ -30,6 +30,7 @@ from mcp_bridge.canonical import (
     written_plainly,
 )
 from mcp_bridge.errors import ApprovalRefused
+from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, RpcError
 
 Decider = Literal["administrator", "caller"]
@@ -43,6 +44,8 @@ MAX_TTL_S = 24 * 3600
 MAX_PENDING = 1_000
 """Of one org: who floods the queue is refused, not everybody else's requests forgotten."""
 MAX_ATTEMPTS = 8
+MAX_SHOWN_BYTES = 64 * 1024
+"""Of the arguments, as JSON: who decides is shown no more, and nothing of what is longer."""
 
 
 class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -219,9 +222,12 @@ def no_yes(found: Approval, alias: str) -> RpcError:
 class ApprovalStore(Protocol):
     """Rows by org and id. Each write is one transaction with its audit event."""
 
-    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> Approval | None:
-        """The new one, or the one that `waiting` says: of a call there is one at a time, however
-        often it is asked for at once. None when the org has `max_pending` pending already."""
+    async def insert(
+        self, org_id: str, new: Moved, *, max_pending: int, arguments: bytes | None = None
+    ) -> Approval | None:
+        """The new one, with its arguments for who decides, as far as it keeps such; or the one that
+        `waiting` says: of a call there is one at a time, however often it is asked for at once.
+        None when the org has `max_pending` pending already."""
 
     async def get(self, org_id: str, approval_id: str) -> Approval | None: ...
 
@@ -249,9 +255,16 @@ class Approvals:
         self.new_id = new_id
         self.new_nonce = new_nonce
 
-    async def ask(self, call: ApprovedCall, *, ttl_s: float, tool: str = "") -> Approval:
-        """The request for `call`: the one that waits already, or a new one. ApprovalRefused when
-        MAX_PENDING of the org wait."""
+    async def ask(
+        self,
+        call: ApprovedCall,
+        *,
+        ttl_s: float,
+        tool: str = "",
+        arguments: Mapping[str, object] | None = None,
+    ) -> Approval:
+        """The request for `call`: the one that waits already, or a new one. `arguments`: for who
+        decides; None: they are not to be kept. ApprovalRefused when MAX_PENDING of the org wait."""
         now = self.now_s()
         waiting = await self.store.waiting(call.org_id, call.key(), now)
         if waiting is not None:
@@ -264,7 +277,9 @@ class Approvals:
             ttl_s=ttl_s,
             tool=tool,
         )
-        found = await self.store.insert(call.org_id, new, max_pending=MAX_PENDING)
+        found = await self.store.insert(
+            call.org_id, new, max_pending=MAX_PENDING, arguments=shown(arguments)
+        )
         if found is None:
             raise ApprovalRefused(f"{MAX_PENDING} requests wait for approval already")
         return found
@@ -308,6 +323,13 @@ class Approvals:
             if await self.store.replace(org_id, before, outcome):
                 return outcome.approval
         raise ApprovalRefused("the approval changes faster than it can be used")
+
+
+def shown(arguments: Mapping[str, object] | None) -> bytes | None:
+    if arguments is None:
+        return None
+    written = rpc.encode(dict(arguments))
+    return written if len(written) <= MAX_SHOWN_BYTES else None
 
 
 def late(outcome: Approval | Refused) -> bool:

@@ -174,7 +174,12 @@ class Permit:
             decider=decider,
         )
         try:
-            found = await approvals.ask(call, ttl_s=APPROVAL_TTL_S, tool=record.tool)
+            found = await approvals.ask(
+                call,
+                ttl_s=APPROVAL_TTL_S,
+                tool=record.tool,
+                arguments=None if record.caller.keeps_nothing else self._call.arguments,
+            )
         except ApprovalRefused as error:
             raise RpcError(DENIED, str(error), {"reason": "too_many_approvals"}) from None
         if found.state == "approved":

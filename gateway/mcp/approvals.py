@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
 from gateway.db import tenant
+from gateway.mcp.asked_arguments import FORGOTTEN, AskedArguments
 from gateway.mcp.tables import approvals as table
 from mcp_bridge.approvals import Approval, ApprovalEvent, Decider, Moved
 
@@ -27,12 +28,17 @@ BRIDGE = "mcp"
 
 
 class PostgresApprovals:
-    """An ApprovalStore. `decider`: in whose name decisions are recorded."""
+    """An ApprovalStore. `decider`: in whose name decisions are recorded. `shown`: who decides is
+    shown the arguments; None: nobody is."""
 
-    def __init__(self, db: AsyncEngine, decider: Actor | None = None) -> None:
-        self._db, self._decider = db, decider
+    def __init__(
+        self, db: AsyncEngine, decider: Actor | None = None, shown: AskedArguments | None = None
+    ) -> None:
+        self._db, self._decider, self._shown = db, decider, shown
 
-    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> Approval | None:
+    async def insert(
+        self, org_id: str, new: Moved, *, max_pending: int, arguments: bytes | None = None
+    ) -> Approval | None:
         """A few more than `max_pending` can wait, where they are asked for at the same time."""
         waiting = sa.select(sa.func.count()).where(
             table.c.org_id == org_id,
@@ -48,6 +54,8 @@ class PostgresApprovals:
             if (await conn.scalar(waiting) or 0) >= max_pending:
                 return None
             row = {"org_id": org_id, "id": new.approval.id, **fields_of(new.approval)}
+            if arguments is not None and self._shown is not None:
+                row |= self._shown.seal(new.approval, arguments)
             await conn.execute(sa.insert(table).values(**row))
             await self._record(conn, org_id, new.event)
         return new.approval
@@ -58,17 +66,32 @@ class PostgresApprovals:
             body = await conn.scalar(asked)
         return None if body is None else to_approval(body)
 
+    async def arguments(self, org_id: str, approval_id: str, now_s: float) -> bytes | None:
+        """Of a call that waits, as JSON; None: none are kept of it."""
+        asked = sa.select(table.c.body, table.c.arguments, table.c.secret_id).where(
+            table.c.org_id == org_id,
+            table.c.id == approval_id,
+            table.c.arguments.is_not(None),
+            table.c.expires_at_s > now_s,
+        )
+        async with tenant(self._db, org_id) as conn:
+            row = (await conn.execute(asked)).one_or_none()
+        if row is None or self._shown is None:
+            return None
+        return self._shown.open(to_approval(row.body), row)
+
     async def waiting(self, org_id: str, key: str, now_s: float) -> Approval | None:
         async with tenant(self._db, org_id) as conn:
             body = await conn.scalar(_waiting(org_id, key, now_s))
         return None if body is None else to_approval(body)
 
     async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
+        decided = {} if after.approval.state == "pending" else FORGOTTEN
         changed = (
             sa.update(table)
             .where(table.c.org_id == org_id, table.c.id == before.id)
             .where(table.c.body == fields_of(before)["body"])
-            .values(**fields_of(after.approval))
+            .values(**fields_of(after.approval), **decided)
         )
         async with tenant(self._db, org_id) as conn:
             if (await conn.execute(changed)).rowcount != 1:

@@ -1,6 +1,6 @@
 """The tables of trust in MCP servers.
 
-Above: the modules beside it. Below: Postgres; migration 0054 makes what stands here.
+Above: the modules beside it. Below: Postgres; migrations 0054, 0056 and 0058 make what stands here.
 """
 
 from __future__ import annotations
@@ -40,4 +40,6 @@ approvals = sa.Table(
     text("body"),
     moment_made(),
     sa.Column("dispatched_at", sa.DateTime(timezone=True)),
+    sa.Column("arguments", sa.LargeBinary),
+    sa.Column("secret_id", sa.Text),
 )

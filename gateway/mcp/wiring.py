@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.audit.log import Actor
 from gateway.ids import uuid7_text
 from gateway.mcp.approvals import PostgresApprovals
+from gateway.mcp.asked_arguments import AskedArguments
 from gateway.mcp.calls import RedisCalls
 from gateway.mcp.known import Feed, KnownTrust
 from gateway.mcp.metered import CallMeter
@@ -50,13 +51,15 @@ async def open_trust(
     records: AuditRecords,
     *,
     taints: bool,
+    shown: AskedArguments,
 ) -> Trust:
-    """Closed with `stack`, after the bridge. `taints`: some server does."""
+    """Closed with `stack`, after the bridge. `taints`: some server does. `shown`: what who decides
+    sees of a call."""
     known = KnownTrust(db, feed)
     trust = Trust(
         catalog=Catalog(known),
         rules=known,
-        approvals=open_approvals(db),
+        approvals=open_approvals(db, shown=shown),
         memory=RedisCalls(redis, taints=taints),
         records=records,
         new_id=uuid7_text,
@@ -75,10 +78,12 @@ def tell_of(feed: Feed, watches: Watches) -> None:
     feed.forgetting.append(decided)
 
 
-def open_approvals(db: AsyncEngine, decider: Actor | None = None) -> Approvals:
+def open_approvals(
+    db: AsyncEngine, decider: Actor | None = None, shown: AskedArguments | None = None
+) -> Approvals:
     """`decider`: in whose name they are answered."""
     return Approvals(
-        PostgresApprovals(db, decider),
+        PostgresApprovals(db, decider, shown),
         now_s=time.time,
         new_id=lambda: f"mcpapp_{uuid7_text()}",
         new_nonce=lambda: secrets.token_hex(16),

@@ -27,6 +27,7 @@ from gateway.routes.pages import Listing, keyset, to_listing
 from gateway.tenancy.errors import Conflict, NotAllowed, NotFound
 from gateway.wire.admin_mcp import (
     McpApproval,
+    McpApprovalArguments,
     McpApprovalsQuery,
     McpRule,
     McpRules,
@@ -100,6 +101,23 @@ async def show_approval(request: Asked, approval_id: FromPath[str]) -> Response[
     if found is None:
         raise NotFound("approval_id", f"no approval {approval_id}")
     return answer(request, to_view(found))
+
+
+@get(
+    APPROVAL + "/arguments",
+    opt=needs(SCOPE),
+    tags=TAGS,
+    summary="The arguments of a call that waits, for who decides",
+    operation_class=describes(answer=McpApprovalArguments),
+)
+async def show_arguments(request: Asked, approval_id: FromPath[str]) -> Response[bytes]:
+    store = PostgresApprovals(services(request).db, shown=services(request).asked_arguments)
+    approval_id = check_id("approval_id", approval_id)
+    found = await store.arguments(request.user.org_id, approval_id, time.time())
+    if found is None:
+        raise NotFound("approval_id", f"no arguments are kept of {approval_id}")
+    arguments = msgspec.json.decode(found)
+    return answer(request, McpApprovalArguments(approval_id=approval_id, arguments=arguments))
 
 
 @post(
@@ -204,4 +222,4 @@ def to_rules(rules: Any) -> McpRules:
     return McpRules(version=rules.version, rules=written)
 
 
-routes = [list_approvals, show_approval, approve, deny, show_rules, replace]
+routes = [list_approvals, show_approval, show_arguments, approve, deny, show_rules, replace]

@@ -25,6 +25,7 @@ from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import DATABASE_ERRORS
 from gateway.egress import Egress, EgressError
 from gateway.ids import uuid7
+from gateway.mcp import asked_arguments
 from gateway.webhooks import deliveries
 from gateway.webhooks.deliveries import DEAD, LEASE_S, Attempted, Leased, end_attempt, lease
 from gateway.webhooks.outbox import fan_out
@@ -118,6 +119,7 @@ class Sender:
             for _ in range(await deliveries.sweep(self._db)):
                 self._on_outcome(DEAD)
             await alerts.sweep(self._db)
+            await asked_arguments.forget_late(self._db, self._wall_clock())
             await unusual_spend.watch(self._db, datetime.fromtimestamp(self._wall_clock(), UTC))
 
     async def drain(self) -> None:

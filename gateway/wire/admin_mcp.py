@@ -6,7 +6,7 @@ Moments are Unix seconds. A rule stands here as it is written; what it has to be
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -52,6 +52,15 @@ class McpApproval(msgspec.Struct, frozen=True, kw_only=True):
     decided_by: str | None
     call_id: str | None
     """Of the call that it was used for."""
+
+
+class McpApprovalArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call that waits is to be made with, as its caller wrote it: text of a model, for a
+    person to read and for nothing else."""
+
+    object: str = "mcp.approval.arguments"
+    approval_id: str
+    arguments: dict[str, Any]
 
 
 class McpCallLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

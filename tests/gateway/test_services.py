@@ -104,6 +104,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
         webhooks=unused,
         files=unused,
         batches=unused,
+        asked_arguments=unused,
         cache_report=unused,
         responses=unused,
         started_at=0,

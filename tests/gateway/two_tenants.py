@@ -41,6 +41,7 @@ APPROVAL = """'{{"id": "{label}", "nonce": "n", "requested_at_s": 1, "expires_at
     "state": "used", "call": {{"org_id": "o", "caller": "o\\np\\ns\\nc", "server": "s", "pin": "p",
     "arguments_digest": "d", "policy_version": "v"}}}}'"""
 LITERALS_OF = {
+    ("mcp_approvals", "arguments"): "NULL",
     ("mcp_approvals", "body"): APPROVAL,
     ("invoice_lines", "kind"): "'adjustment'",
     ("invoices", "currency"): "'USD'",

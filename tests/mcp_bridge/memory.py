@@ -20,8 +20,11 @@ class MemoryApprovals:
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str], Approval] = {}
         self.events: list[ApprovalEvent] = []
+        self.shown: dict[str, bytes] = {}
 
-    async def insert(self, org_id: str, new: Moved, *, max_pending: int) -> Approval | None:
+    async def insert(
+        self, org_id: str, new: Moved, *, max_pending: int, arguments: bytes | None = None
+    ) -> Approval | None:
         at_s = new.approval.requested_at_s
         waiting = await self.waiting(org_id, new.approval.call.key(), at_s)
         if waiting is not None:
@@ -32,6 +35,8 @@ class MemoryApprovals:
         if len(pending) >= max_pending:
             return None
         self.rows[org_id, new.approval.id] = new.approval
+        if arguments is not None:
+            self.shown[new.approval.id] = arguments
         self.events.append(new.event)
         return new.approval
 

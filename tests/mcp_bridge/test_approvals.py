@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mcp_bridge import approvals as module
-from mcp_bridge.approvals import Approval, Approvals, ApprovedCall, arguments_digest
+from mcp_bridge.approvals import (
+    MAX_SHOWN_BYTES,
+    Approval,
+    Approvals,
+    ApprovedCall,
+    arguments_digest,
+)
 from mcp_bridge.errors import ApprovalRefused
 from tests.mcp_bridge.memory import MemoryApprovals
 
@@ -53,6 +59,26 @@ class Queue:
     async def use(self, one: Approval, call_id: str = "c1", **other: Any) -> object:
         call = msgspec.structs.replace(CALL, **other)
         return await self.approvals.use(one.id, call, nonce=one.nonce, call_id=call_id)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ({"to": "é", "id": 2**70}, b'{"to":"\xc3\xa9","id":1180591620717411303424}'),
+        (
+            {"body": "x" * (MAX_SHOWN_BYTES - 11)},
+            b'{"body":"%b"}' % (b"x" * (MAX_SHOWN_BYTES - 11)),
+        ),
+        ({"body": "x" * (MAX_SHOWN_BYTES - 10)}, None),
+        (None, None),
+    ],
+    ids=["plain", "longest", "too long", "not to be kept"],
+)
+async def test_the_arguments_go_along_for_who_decides(arguments: Any, kept: bytes | None) -> None:
+    queue = Queue()
+    one = await queue.approvals.ask(CALL, ttl_s=60, arguments=arguments)
+    await queue.approvals.ask(CALL, ttl_s=60, arguments={"another": 1})
+    assert queue.store.shown == ({} if kept is None else {one.id: kept})
 
 
 async def test_it_is_used_once_and_by_its_continuation() -> None:

@@ -444,6 +444,7 @@ async def test_what_is_approved_on_the_command_line_is_what_there_is(
     waiting = (await third_call(world, http, "test_simple_text"))["error"]["data"]
     assert waiting["reason"] == "approval_required"
     assert waiting["approvalId"] in await asyncio.to_thread(tollgate, "calls")
+    assert await asyncio.to_thread(tollgate, "calls", "--show", waiting["approvalId"]) == "{}\n"
     await asyncio.to_thread(tollgate, "calls", "--allow", waiting["approvalId"])
     assert "result" in await third_call(world, http, "test_simple_text")
     assert "error" in await third_call(world, http, "test_simple_text")

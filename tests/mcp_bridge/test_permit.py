@@ -65,3 +65,17 @@ async def test_who_leaves_while_a_budget_is_asked_leaves_nothing_in_it(
         if not full:
             assert "result" in await world.call()
             assert memory.spent["org_a", "b"] == 7
+
+
+@pytest.mark.parametrize("keeps_nothing", [False, True])
+async def test_who_decides_is_shown_the_arguments_of_who_keeps_some(
+    redis: Redis, keeps_nothing: bool
+) -> None:
+    world = World()
+    world.caller = msgspec.structs.replace(world.caller, keeps_nothing=keeps_nothing)
+    world.rules.now = kept.MemoryRules(ToolRule(id="ask", effect="ask")).now
+    async with bridge_of(world, redis):
+        await world.approve()
+        asked = (await world.call())["error"]["data"]
+    shown = {} if keeps_nothing else {asked["approvalId"]: b'{"city":"Rome"}'}
+    assert asked["reason"] == "approval_required" and world.waiting.shown == shown

@@ -350,9 +350,12 @@ def test_a_call_goes_out_once_when_an_administrator_says_yes(world: World) -> No
         assert (shown["state"], shown["tool"], shown["client_id"]) == ("pending", "look", key_id)
         listed = ask("GET", "/approvals?state=pending").json()["data"]
         assert data["approvalId"] in [each["id"] for each in listed]
+        asked = ask("GET", f"{path}/arguments").json()
+        assert (asked["approval_id"], asked["arguments"]) == (data["approvalId"], {})
         assert ask("POST", f"{path}/approve", secret).status_code == 403
         assert ask("POST", f"{path}/approve").json()["state"] == "approved"
         assert ask("POST", f"{path}/deny").status_code == 409
+        assert ask("GET", f"{path}/arguments").status_code == 404, "it is decided"
         first, second = asyncio.run(calls_by(world, secret, ["paid__look"] * 2))
         assert first is False and second[0] == APPROVAL_NEEDED
         assert second[1]["approvalId"] != data["approvalId"]

@@ -302,8 +302,9 @@ class Running:
         )
         made_id, now_s = f"mcpapp_{number}", time.time()
         new = requested(call, approval_id=made_id, nonce="n", now_s=now_s, ttl_s=3600)
-        store = PostgresApprovals(self.services.db)
-        assert self.run(store.insert(self.org_id, new, max_pending=MAX_APPROVALS))
+        store = PostgresApprovals(self.services.db, shown=self.services.asked_arguments)
+        asking = store.insert(self.org_id, new, max_pending=MAX_APPROVALS, arguments=b'{"a":1}')
+        assert self.run(asking)
         return made_id
 
     def make_name(self, *_: Any) -> str:
