@@ -124,11 +124,11 @@ def names_headers(listed: Any) -> bool:
 
 def header_schema(schema: Any) -> HeaderSchema:
     """What `check_param_headers` and `param_headers` read of it: of one that wants headers that
-    there cannot be, nothing."""
+    there cannot be, nothing. In its order, by which the first of several faults is told."""
     kept: HeaderSchema = {}
     if not names_headers(schema) or find_invalid_x_mcp_header(schema) is not None:
         return kept
-    for path, token in x_mcp_header_map(schema).items():
+    for path, token in reversed(x_mcp_header_map(schema).items()):  # it walks from the end
         there, here = schema, kept
         for name in path:
             there = there["properties"][name]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcp_bridge import header_schemas
@@ -43,7 +43,22 @@ HEADERS = st.lists(
 )
 
 
+INNER = {"type": "object", "properties": {"b": {"type": "string", "x-mcp-header": "Two"}}}
+FIRST = {"type": "string", "x-mcp-header": "One"}
+THIRD = {"type": "string", "x-mcp-header": "Three"}
+
+
 @given(SCHEMAS, ARGUMENTS, HEADERS)
+@example(
+    {"type": "object", "properties": {"a": FIRST, "c": INNER, "d": THIRD}},
+    {"a": "x", "c": {"b": "x"}, "d": "x"},
+    [],
+)
+@example(
+    {"type": "object", "properties": {"c": INNER, "d": THIRD}},
+    {"c": {"b": "x"}, "d": "x"},
+    [],
+)
 def test_what_is_kept_of_a_schema_says_the_same(
     schema: Any, arguments: dict[str, Any], headers: list[tuple[str, str]]
 ) -> None:
