@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
@@ -242,7 +241,6 @@ async def open_services(
         asked_arguments=AskedArguments(secret),
         cache_report=report,
         trusted_proxies=Networks.of(settings.trusted_proxies),
-        started_at=int(time.time()),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -76,7 +77,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     tool_loops: ToolLoops | None = None
     """None: there is no server whose tools a model could call."""
     trusted_proxies: Networks = Networks()
-    started_at: int
+    started_at: int = msgspec.field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 
     def observe(self) -> None:

@@ -80,6 +80,7 @@ SYSTEM = {
     "mcp.pin_desk.PinDesk.see": "reads by verbs that are tried",
     "mcp.known.KnownTrust.approved": "reads by a verb that is tried",
     "mcp.known.KnownTrust.rules": "reads by a verb that is tried",
+    "mcp.approvals.PostgresApprovals.arguments": "tried in gateway/mcp/test_asked_arguments",
     "mcp.approvals.PostgresApprovals.get": "tried in gateway/mcp/test_stores",
     "mcp.approvals.PostgresApprovals.insert": "tried in gateway/mcp/test_stores",
     "mcp.approvals.PostgresApprovals.replace": "tried in gateway/mcp/test_stores",

@@ -89,6 +89,7 @@ SYSTEM = {
     "batches.validation.validate": "of the batch that it is given",
     "files.files.end_files": "of what has ended, whosever it was",
     "files.files.forget_file": "of the file that it is given",
+    "mcp.asked_arguments.forget_late": "the sender of webhooks serves all tenants",
     "mcp.approvals.mark_dispatched": "of the approvals that it is given",
     "mcp.approvals.undispatched": "the sender of webhooks serves all tenants",
     "mcp.wiring.open_approvals": "makes the store whose methods name their org",

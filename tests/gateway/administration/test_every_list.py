@@ -40,6 +40,7 @@ NO_LIST = {
     f"{ADMIN}/forecast": "one thing",
     f"{ADMIN}/billing-account": "one thing",
     f"{ADMIN}/organization": "one thing",
+    f"{ADMIN}/mcp/approvals/{{approval_id}}/arguments": "one thing",
     f"{ADMIN}/mcp/rules": "one thing",
     f"{ADMIN}/mcp/servers": "all that the settings have",
     f"{ADMIN}/mcp/taints": "the newest, for an hour; `tests/gateway/mcp/test_stores.py`",
