@@ -14,7 +14,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from redis.asyncio import Redis
@@ -26,7 +28,7 @@ from mcp_bridge.channel import Ask, Channel, Emit, Line, Told
 from mcp_bridge.credentials import NO_CREDENTIAL, Credentials, CredentialSet, Whose
 from mcp_bridge.ending import end
 from mcp_bridge.protocol.eras import SAMPLING_BY
-from mcp_bridge.relay import NotHeard, Relay
+from mcp_bridge.relay import NotHeard, Relay, report
 from mcp_bridge.upstream import ServerConfig, Unreachable
 
 log = logging.getLogger(__name__)
@@ -193,9 +195,12 @@ class Hosts:
     ) -> None:
         self._info, self._open_line, self._credentials = info, open_line, credentials
         self._redis, self._relay = redis, relay
+        self._mine = "" if relay is None else relay.worker
         self._configs: dict[str, ServerConfig] = {}
         self._hosts: dict[Place, Host] = {}
+        self._turns: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
         self._signing: asyncio.Task[None] | None = None
+        self._signs: dict[Place, asyncio.Task[None]] = {}
         if redis is not None:
             self._give_up = redis.register_script(GIVE_UP)
         if relay is not None:
@@ -208,6 +213,9 @@ class Hosts:
     async def close(self) -> None:
         if self._signing is not None:
             await end(self._signing)
+        if signs := list(self._signs.values()):  # one of them may be ending a connection
+            await asyncio.wait(signs, timeout=CLOSE_S)
+            await end(*signs)
         places = list(self._hosts)
         await asyncio.gather(*(self._let_go(place) for place in places))
 
@@ -217,9 +225,12 @@ class Hosts:
         """At the owner, wherever it is. Raises: CarrierFailed, RpcError."""
         place = Place(server=config.name, org_id=whose.org_id, credential=credential.name)
         for _ in range(MAX_MOVES):
-            owner = await self._owner(place)
-            if self._relay is None or owner == self._relay.worker:
-                return await self._ask_here(place, whose, credential, ask, emit)
+            async with self._turn(place):
+                owner = await self._owner(place)
+                host = self._host(place, whose, credential) if owner == self._mine else None
+            if host is not None:
+                return await host.ask(ask, emit)
+            assert self._relay is not None
             try:
                 found = await self._relay.ask(
                     owner,
@@ -240,12 +251,11 @@ class Hosts:
 
     async def _owner(self, place: Place) -> str:
         """Whose it is; ours, where it was nobody's."""
-        if self._relay is None or self._redis is None:
-            return ""
-        mine = self._relay.worker
+        if self._redis is None:
+            return self._mine
         while True:
-            if await self._redis.set(place.key, mine, nx=True, ex=OWNED_S):
-                return mine
+            if await self._redis.set(place.key, self._mine, nx=True, ex=OWNED_S):
+                return self._mine
             found: Any = await self._redis.get(place.key)
             if found is not None:
                 return str(found.decode())
@@ -254,9 +264,12 @@ class Hosts:
         if self._redis is not None:
             await self._give_up(keys=[place.key], args=[owner])
 
-    async def _ask_here(
-        self, place: Place, whose: Whose, credential: CredentialSet, ask: Ask, emit: Emit
-    ) -> Told:
+    def _turn(self, place: Place) -> asyncio.Lock:
+        """Whose it is does not change while somebody goes by it."""
+        return self._turns.setdefault(place, asyncio.Lock())
+
+    def _host(self, place: Place, whose: Whose, credential: CredentialSet) -> Host:
+        """Of a place that is ours, at its turn. Raises: NotSent."""
         host = self._hosts.get(place)
         if host is None:
             if len(self._hosts) >= MAX_HOSTS:
@@ -266,14 +279,12 @@ class Hosts:
             self._hosts[place] = host
             if self._signing is None and self._relay is not None:
                 self._signing = asyncio.create_task(self._sign_forever())
-        return await host.ask(ask, emit)
+        host.used_at = time.monotonic()
+        return host
 
     async def _serve(self, payload: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """For another worker. The credential is had anew: none travels between workers."""
-        assert self._relay is not None
         place = msgspec.convert(payload["place"], Place)
-        if place not in self._hosts and await self._owner(place) != self._relay.worker:
-            return {"moved": True}
         config = self._configs.get(place.server)
         if config is None:
             raise Unreachable(place.server, "unknown_here")
@@ -282,8 +293,11 @@ class Hosts:
             credential = await self._current(config, whose)
             if credential.name != place.credential:
                 raise NotTaken(401, "")  # as the server would: who asks looks for the newer one
-            ask = msgspec.convert(payload["ask"], Ask)
-            told = await self._ask_here(place, whose, credential, ask, emit)
+            async with self._turn(place):
+                if place not in self._hosts and await self._owner(place) != self._mine:
+                    return {"moved": True}
+                host = self._host(place, whose, credential)
+            told = await host.ask(msgspec.convert(payload["ask"], Ask), emit)
         except NotTaken as error:
             return {"refused": {"status": error.status, "challenge": error.challenge}}
         except CarrierFailed as error:
@@ -303,25 +317,38 @@ class Hosts:
         while True:
             await asyncio.sleep(SIGN_S)
             for place, host in list(self._hosts.items()):
-                try:
-                    if not await self._keeps(place, host):
-                        await self._let_go(place)
-                except RedisError as error:
-                    log.warning("mcp: no sign of life of a host: %s", type(error).__name__)
+                if place not in self._signs:
+                    task = self._signs[place] = asyncio.create_task(self._sign(place, host))
+                    task.add_done_callback(partial(self._signed, place))
 
-    async def _keeps(self, place: Place, host: Host) -> bool:
-        """Whether it stays ours: it is used, nobody else has it, and its credential is in use."""
-        assert self._redis is not None and self._relay is not None
-        if not host.is_open and time.monotonic() > host.used_at + IDLE_S:
-            return False
+    def _signed(self, place: Place, task: asyncio.Task[None]) -> None:
+        del self._signs[place]
+        report(task)
+
+    async def _sign(self, place: Place, host: Host) -> None:
+        """For itself: one that takes long to end costs no other its sign of life."""
+        try:
+            is_shown = await self._is_shown(place, host)
+            async with self._turn(place):
+                if not is_shown or not await self._keeps(place, host):
+                    await self._let_go(place)
+        except RedisError as error:
+            log.warning("mcp: no sign of life of a host: %s", type(error).__name__)
+
+    async def _is_shown(self, place: Place, host: Host) -> bool:
+        """Whether its credential is in use."""
         try:
             current = await self._current(host.config, host.whose)
         except CarrierFailed:
             return False
-        if current.name != place.credential:
+        return current.name == place.credential
+
+    async def _keeps(self, place: Place, host: Host) -> bool:
+        """Whether it stays ours: it is used, and nobody else has it."""
+        assert self._redis is not None
+        if not host.is_open and time.monotonic() > host.used_at + IDLE_S:
             return False
-        owner = await self._owner(place)
-        if owner != self._relay.worker:
+        if await self._owner(place) != self._mine:
             log.warning("mcp: %s: another worker has its connection now", place.server)
             return False
         await self._redis.expire(place.key, OWNED_S)

@@ -1,0 +1,125 @@
+"""Whose the one connection to a server is: not two workers', and not in doubt for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from mcp_bridge import hosts
+from mcp_bridge.carrier import CarrierFailed
+from mcp_bridge.channel import Ask
+from mcp_bridge.credentials import NO_CREDENTIAL, Whose
+from mcp_bridge.hosts import Hosts, Place
+from mcp_bridge.protocol.rpc import Message
+from mcp_bridge.relay import Relay
+from mcp_bridge.upstream import ServerConfig
+from tests.mcp_bridge.test_starting import Slow
+
+CONFIG = ServerConfig(name="s", url="http://x/", transport="sse")
+HELLO = Ask(
+    asker="a",
+    method="POST",
+    message={"jsonrpc": "2.0", "id": 1, "method": "initialize"},
+    session=None,
+)
+
+
+def place_of(org_id: str) -> Place:
+    return Place(server="s", org_id=org_id, credential=NO_CREDENTIAL.name)
+
+
+async def unheard(_: Message) -> None:
+    """Nobody listens."""
+
+
+class Worker:
+    """`refuses`: its lines do not open. `may_end`: those that are open end after it."""
+
+    def __init__(self, store: redis.asyncio.Redis) -> None:
+        self.refuses, self.may_end = False, asyncio.Event()
+        self.relay, unasked = Relay(store), None
+        may_start = asyncio.Event()
+        may_start.set()
+
+        @asynccontextmanager
+        async def open_line(*_: Any) -> AsyncIterator[Any]:
+            if self.refuses:
+                raise CarrierFailed("refused")
+            try:
+                yield Slow(may_start)
+            finally:
+                await self.may_end.wait()
+
+        given: Any = unasked
+        self.hosts = Hosts(
+            info={}, open_line=open_line, credentials=given, redis=store, relay=self.relay
+        )
+        self.hosts.knows(CONFIG)
+
+    async def ask(self, org_id: str) -> int:
+        told = await self.hosts.ask(CONFIG, Whose(org_id), NO_CREDENTIAL, HELLO, unheard)
+        return told.status
+
+
+@pytest.fixture
+async def worker(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
+    monkeypatch.setattr(hosts, "SIGN_S", 0.02)
+    async with AsyncExitStack() as stack:
+        store = redis.asyncio.from_url(redis_url)
+        stack.push_async_callback(store.aclose)
+        made = Worker(store)
+        await made.relay.start()
+        stack.push_async_callback(made.relay.close)
+        yield made
+        made.may_end.set()
+        await made.hosts.close()
+
+
+async def test_who_comes_as_it_is_let_go_has_it_anew(
+    worker: Worker, redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was nobody's for a moment while one worker used it, and so another one's, too."""
+    monkeypatch.setattr(hosts, "IDLE_S", 0.0)
+    letting_go, may_go_on = asyncio.Event(), asyncio.Event()
+    disown = worker.hosts._disown
+
+    async def slowly(place: Place, owner: str) -> None:
+        letting_go.set()
+        await may_go_on.wait()
+        await disown(place, owner)
+
+    monkeypatch.setattr(worker.hosts, "_disown", slowly)
+    worker.refuses = True
+    with pytest.raises(CarrierFailed):
+        await worker.ask("org_a")
+    async with asyncio.timeout(60):
+        await letting_go.wait()
+        worker.refuses = False
+        coming = asyncio.create_task(worker.ask("org_a"))
+        await asyncio.sleep(0.1)
+        may_go_on.set()
+        assert await coming == 200
+    assert await redis.get(place_of("org_a").key) == worker.relay.worker.encode()
+
+
+async def test_one_that_is_long_in_ending_costs_no_other_its_sign_of_life(
+    worker: Worker, redis: redis.asyncio.Redis
+) -> None:
+    for org_id in ("org_a", "org_b"):
+        assert await worker.ask(org_id) == 200
+    await redis.set(place_of("org_a").key, "another")
+    async with asyncio.timeout(60):
+        while worker.hosts._hosts.keys() != {place_of("org_b")}:
+            await asyncio.sleep(0.01)
+        key = place_of("org_b").key
+        await redis.expire(key, 5)
+        while (left_s := await redis.ttl(key)) <= 5:
+            assert left_s >= 0, "nobody's"
+            await asyncio.sleep(0.01)
+    assert await redis.get(key) == worker.relay.worker.encode()
+    assert await redis.get(place_of("org_a").key) == b"another"
