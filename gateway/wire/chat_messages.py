@@ -49,17 +49,40 @@ def check_contents(messages: list[Message]) -> None:
 
 
 def check_results(messages: list[Message]) -> None:
-    """Results of calls stand right behind the message that made them."""
-    answers = False
+    """Results of calls stand right behind the message that made them, of each call one."""
+    called: set[str] = set()
+    waiting: dict[str, int] = {}
     for index, message in enumerate(messages):
-        if not isinstance(message, ToolMessage):
-            answers = isinstance(message, AssistantMessage) and bool(message.tool_calls)
-        elif not answers:
-            raise BadField(
-                "Invalid parameter: messages with role 'tool' must be a response to a preceding "
-                "message with 'tool_calls'.",
-                param=f"messages[{index}].role",
-            )
+        if isinstance(message, ToolMessage):
+            if not called:
+                raise BadField(
+                    "Invalid parameter: messages with role 'tool' must be a response to a "
+                    "preceding message with 'tool_calls'.",
+                    param=f"messages[{index}].role",
+                )
+            if message.tool_call_id not in called:
+                raise BadField(
+                    "Invalid parameter: 'tool_call_id' is of no call in 'tool_calls' of the "
+                    "previous message.",
+                    param=f"messages[{index}].tool_call_id",
+                )
+            waiting.pop(message.tool_call_id, None)
+            continue
+        check_answered(waiting)
+        calls = message.tool_calls if isinstance(message, AssistantMessage) else None
+        called = {call.id for call in calls or ()}
+        waiting = dict.fromkeys(called, index)
+    check_answered(waiting)
+
+
+def check_answered(waiting: dict[str, int]) -> None:
+    """`waiting`: the ids of calls without a result, with the places of their messages."""
+    for index in waiting.values():
+        raise BadField(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding "
+            f"to each 'tool_call_id': {len(waiting)} of them have none.",
+            param=f"messages[{index}].tool_calls",
+        )
 
 
 def to_template(message: Message) -> dict[str, Any]:

@@ -74,7 +74,8 @@ CHAT = Surface(
         "ignore_eos": "not beside a form of the answer",
         "tools": "of a model whose chat template knows tools; a call is told apart from the text by"
         " the form of the model's family",
-        "messages[].tool_call_id": "a `tool` message stands behind the one that called",
+        "messages[].tool_call_id": "a `tool` message stands behind the one that called; each call"
+        " has one",
         "tools[].function.name": "of letters, digits, `_` and `-`",
         "tools[].function.strict": "true: its calls are valid by `parameters`, by a grammar; a call"
         " that is forced is so in any case",

@@ -23,7 +23,8 @@ TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")
 SCHEMA = {"name": "x", "schema": {}}
 USER = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}
 ASSISTANT = {"messages": [{"role": "assistant", "content": "x", "tool_calls": [CALL]}]}
-TOOL = {"messages": [*ASSISTANT["messages"], {"role": "tool", "content": "x", "tool_call_id": "1"}]}
+CALLING = {"role": "assistant", "content": "x", "tool_calls": [{**CALL, "id": id_} for id_ in "ab"]}
+TOOL = {"messages": [CALLING, {"role": "tool", "content": "x", "tool_call_id": "a"}]}
 OFFERED = {"tools": TOOLS}
 NAMED = OFFERED | {"tool_choice": {"type": "function", "function": {"name": "f"}}}
 ALLOWING = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
@@ -118,7 +119,17 @@ def put(fields: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 def read(fields: dict[str, Any]) -> GenerateRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+    body["messages"] = answered(body["messages"])
     return from_openai(json.dumps(body).encode(), "engine")
+
+
+def answered(messages: Any) -> Any:
+    """With a result of each call: none is taken without."""
+    calls = [call for each in messages for call in each.get("tool_calls") or () if call]
+    missing = {call["id"] for call in calls} - {each.get("tool_call_id") for each in messages}
+    return messages + [
+        {"role": "tool", "tool_call_id": one, "content": "x"} for one in sorted(missing)
+    ]
 
 
 def test_every_nested_field_is_tried_here() -> None:

@@ -256,10 +256,14 @@ def test_a_message_that_calls_can_be_sent_back_as_it_came() -> None:
     chat = encoder()
     chat.encode(CALLED)
     message = whole(chat.finish(USAGE)).choices[0].message.model_dump(exclude_unset=True)
-    body = {"model": "m", "messages": [message]}
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "x"}
+        for call in message["tool_calls"]
+    ]
+    body = {"model": "m", "messages": [message, *results]}
     request = from_openai(json.dumps(body).encode(), "engine")
     assert request.prompt is not None
-    [shown] = request.prompt.messages
+    shown = request.prompt.messages[0]
     assert [call["function"]["arguments"] for call in shown["tool_calls"]] == ['{"a": 1}', "{}"]
     assert shown["reasoning_content"] == "I will."
 
