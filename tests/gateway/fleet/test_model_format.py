@@ -150,13 +150,15 @@ async def test_schemas_that_are_too_much_together_are_refused(make: Make) -> Non
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLING = {"role": "assistant", "tool_calls": [CALL]}
+ANSWER = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tools": [F]}, "tools"),
-        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        ({"messages": [CALLING, ANSWER]}, "messages[0].tool_calls"),
     ],
 )
 async def test_a_template_that_knows_no_tools_is_given_none(
