@@ -10,6 +10,7 @@ tenants or HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -56,6 +57,8 @@ CONNECT_TIMEOUT_S = 5.0
 SILENCE_TICKS = 10
 """An engine's silence is told in so many looks at it, evenly spread: when this process itself was
 held up (stopped, or short of processor time), the one look that is late by it condemns nobody."""
+FAREWELL_S = 1.0
+"""For the engine to read what a client said before it left."""
 MAX_WRITE_BUFFER_BYTES = 64 * 1024 * 1024
 """Bytes an engine may leave unread; beyond it `generate` raises `EngineOverloaded`."""
 MAX_UNACKED = 10_000
@@ -146,6 +149,7 @@ class EngineClient:
         self._why_away = "not started"
         self._silent_ticks = 0.0
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_leaving = False
 
     @classmethod
     async def connect(
@@ -168,6 +172,7 @@ class EngineClient:
 
     def start(self) -> None:
         """Begin to connect, in the background, for as long as it takes."""
+        self._is_leaving = False
         self._why_away = "not connected yet"
         self._tasks = [
             asyncio.create_task(self._stay_connected(), name="engine-client"),
@@ -236,10 +241,23 @@ class EngineClient:
             del self._unacked[next(iter(self._unacked))]
 
     async def close(self) -> None:
+        """Leave once the engine has heard all that was said: what it is not told to be recorded it
+        offers again."""
+        self._is_leaving = True
+        if self._writer is not None:
+            await self._hang_up(self._writer)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._disconnect("the client was closed")
+
+    async def _hang_up(self, writer: asyncio.StreamWriter) -> None:
+        """Say that no more will come, and read on until the engine ends its side too: to break off
+        here would lose what it has not read yet."""
+        with contextlib.suppress(OSError):  # lost anyway, or an engine that hangs: TimeoutError
+            writer.write_eof()
+            async with asyncio.timeout(FAREWELL_S):
+                await writer.wait_closed()
 
     # ---- sending
 
@@ -329,7 +347,10 @@ class EngineClient:
             watching.cancel()
         if self._silent_ticks >= SILENCE_TICKS:
             why = f"the engine hangs: not heard of for {self.status.step_timeout_s:g} s"
-        log.warning("lost %s: %s", self._address, why)
+        if self._is_leaving:
+            why = "the client was closed"
+        else:
+            log.warning("lost %s: %s", self._address, why)
         self._disconnect(why)
 
     async def _notice_silence(self) -> None:

@@ -21,9 +21,11 @@ from engine.errors import (
     InvalidRequest,
 )
 from engine.fake import FakeCore, drawn
-from engine.frames import encode_frame
+from engine.frames import FrameReader, encode_frame
 from engine.protocol import (
+    ClientMessage,
     EngineOutput,
+    OrphanAck,
     OrphanedUsage,
     Usage,
 )
@@ -250,6 +252,44 @@ async def test_a_gateway_that_stays_is_offered_the_orphans_of_one_that_leaves(
 
 
 # ---- merging
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_client_that_leaves_is_heard_to_the_end(
+    reads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last acknowledgement arrives although the engine writes to it meanwhile; an engine that
+    hangs holds it up for a moment alone."""
+    monkeypatch.setattr(engine.client, "FAREWELL_S", 20.0 if reads else 0.1)
+    status = encode_frame(FakeCore().status())
+    heard: list[ClientMessage | None] = []
+    leaving, gone = asyncio.Event(), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        usage = Usage(prompt_tokens=1)
+        writer.write(status + encode_frame(OrphanedUsage(request_id="x", usage=usage)))
+        await leaving.wait()
+        if not reads:
+            await gone.wait()
+        frames: FrameReader[ClientMessage] = FrameReader(reader, ClientMessage)
+        while reads and not heard[-1:] == [None]:
+            writer.write(1_000 * status)
+            heard.append(await frames.read())
+        writer.close()
+
+    async def record(_: OrphanedUsage) -> None:
+        leaving.set()
+
+    listener = await asyncio.start_unix_server(answer, f"{tmp_path}/s")
+    client = await EngineClient.connect(f"unix:{tmp_path}/s", timeout_s=5, on_orphan=record)
+    await until(leaving.is_set)
+    await asyncio.sleep(0)  # the record is made; now it is acknowledged
+    await asyncio.wait_for(client.close(), 10)
+    gone.set()
+    assert not client.connected
+    await until(lambda: heard == ([OrphanAck(["x"]), None] if reads else []))
+    listener.close()
+    await listener.wait_closed()
 
 
 async def test_a_slow_consumer_gets_everything_in_few_outputs(serve: Serve) -> None:
