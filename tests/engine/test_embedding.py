@@ -263,8 +263,9 @@ def test_random_weights_know_no_head(tmp_path: Path) -> None:
 
 
 def save_config(folder: Path, **changes: Any) -> None:
-    config = checkpoints.build("llama2").config.to_dict() | changes
-    (folder / "config.json").write_text(json.dumps(config))
+    config = checkpoints.build("llama2").config
+    named = {"architectures": ["LlamaForCausalLM"]}  # `save_pretrained` alone would write it
+    (folder / "config.json").write_text(json.dumps(config.to_dict() | named | changes))
 
 
 @pytest.mark.parametrize(
