@@ -243,7 +243,7 @@ class EngineClient:
     async def close(self) -> None:
         """Leave once the engine has heard all that was said: what it is not told to be recorded it
         offers again."""
-        self._is_leaving = True
+        self._why_away, self._is_leaving = "the client was closed", True
         if self._writer is not None:
             await self._hang_up(self._writer)
         for task in self._tasks:
@@ -262,7 +262,7 @@ class EngineClient:
     # ---- sending
 
     def _submit(self, request: EngineRequest) -> None:
-        if self._writer is None:
+        if self._writer is None or self._is_leaving:
             raise self._unavailable()
         unread_bytes = self._writer.transport.get_write_buffer_size()
         if unread_bytes > MAX_WRITE_BUFFER_BYTES:
@@ -273,8 +273,9 @@ class EngineClient:
             raise InvalidRequest(error.message, param="prompt_token_ids") from error
 
     def _send(self, message: msgspec.Struct) -> None:
-        """Never waits. While away nothing is sent: the engine aborted all that was ours."""
-        if self._writer is not None:
+        """Never waits. While away, or about to be, nothing is sent: the engine aborts all that is
+        ours."""
+        if self._writer is not None and not self._is_leaving:
             self._writer.write(encode_frame(message))
 
     def _ack_leases(self, events: list[LeaseGranted | LeaseEnded]) -> None:

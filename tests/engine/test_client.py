@@ -292,6 +292,25 @@ async def test_a_client_that_leaves_is_heard_to_the_end(
     await listener.wait_closed()
 
 
+async def test_nothing_is_said_by_a_client_that_leaves(serve: Serve) -> None:
+    """Not even of a request whose consumer goes meanwhile: the engine aborts it by itself."""
+    server = await serve(FakeCore(SMALL, respond=paced))
+    client = await EngineClient.connect(server.address, timeout_s=5)
+    stream = client.generate(ask(max_tokens=LONG))
+    await anext(stream)
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)  # it has hung up
+    with pytest.raises(EngineUnavailable, match="the client was closed"):
+        await collect(client, ask("r2"))
+    await client.abort("r")
+    await stream.aclose()
+    await asyncio.wait_for(closing, 10)
+    async with asyncio.timeout(10):
+        other = await EngineClient.connect(server.address, timeout_s=5)
+        await until(lambda: other.status.num_running == 0)
+        await other.close()
+
+
 async def test_a_slow_consumer_gets_everything_in_few_outputs(serve: Serve) -> None:
     client = await EngineClient.connect((await serve(FakeCore(SMALL))).address, timeout_s=5)
     request = ask(n=2, max_tokens=200, logprobs=1)
