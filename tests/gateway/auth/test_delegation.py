@@ -163,6 +163,29 @@ def test_what_a_bound_key_makes_or_changes_lies_within_its_bounds(
         assert may_give(chain.first, chain.keys[key].scopes)
 
 
+INNER, OUTER, ASIDE = (Networks.of([each]) for each in ("10.1.0.0/16", "10.0.0.0/8", "::1/128"))
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "beyond"),
+    [
+        (Bounds(), Bounds(), None),
+        (Bounds(networks=INNER), Bounds(networks=OUTER), None),
+        (Bounds(networks=OUTER), Bounds(networks=INNER), "ip_ranges"),
+        (Bounds(networks=ASIDE), Bounds(networks=OUTER), "ip_ranges"),
+        (Bounds(), Bounds(networks=OUTER), "ip_ranges"),
+        (Bounds(models=frozenset("a")), Bounds(models=frozenset("ab")), None),
+        (Bounds(models=frozenset("ab")), Bounds(models=frozenset("a")), "models"),
+        (Bounds(), Bounds(models=frozenset("a")), "models"),
+        (Bounds(expires_at=1.0), Bounds(expires_at=2.0), None),
+        (Bounds(expires_at=2.0), Bounds(expires_at=1.0), "expires_at"),
+        (Bounds(), Bounds(expires_at=1.0), "expires_at"),
+    ],
+)
+def test_what_reaches_beyond_is_named(inner: Bounds, outer: Bounds, beyond: str | None) -> None:
+    assert inner.beyond(outer) == beyond
+
+
 def test_no_key_changes_itself() -> None:
     power = Power(scopes=["admin:keys"], owner=NOBODY, bounds=Bounds())
     for key_id, fails in (("key_1", True), ("key_2", False)):
