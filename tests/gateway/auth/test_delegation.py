@@ -186,6 +186,18 @@ def test_what_reaches_beyond_is_named(inner: Bounds, outer: Bounds, beyond: str 
     assert inner.beyond(outer) == beyond
 
 
+def test_what_a_key_of_nobodys_makes_is_whose_it_says_and_bound_as_it_is() -> None:
+    free = Power(scopes=["inference"], owner=NOBODY, bounds=Bounds())
+    bound = Power(scopes=["inference"], owner=NOBODY, bounds=Bounds(models=frozenset("a")))
+    maker = holder("key_1", free, None)
+    assert delegation.bounds_of(maker) == Bounds()
+    assert delegation.owner_of_new(maker, ["inference"], ME) == ME
+    delegation.check_secret(maker, bound)
+    with pytest.raises(NotAllowed, match="bound to less") as caught:
+        delegation.check_secret(holder("key_2", bound, None), free)
+    assert caught.value.field == "models"
+
+
 def test_no_key_changes_itself() -> None:
     power = Power(scopes=["admin:keys"], owner=NOBODY, bounds=Bounds())
     for key_id, fails in (("key_1", True), ("key_2", False)):
