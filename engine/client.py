@@ -149,7 +149,6 @@ class EngineClient:
         self._why_away = "not started"
         self._silent_ticks = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_leaving = False
 
     @classmethod
     async def connect(
@@ -172,7 +171,6 @@ class EngineClient:
 
     def start(self) -> None:
         """Begin to connect, in the background, for as long as it takes."""
-        self._is_leaving = False
         self._why_away = "not connected yet"
         self._tasks = [
             asyncio.create_task(self._stay_connected(), name="engine-client"),
@@ -243,26 +241,19 @@ class EngineClient:
     async def close(self) -> None:
         """Leave once the engine has heard all that was said: what it is not told to be recorded it
         offers again."""
-        self._why_away, self._is_leaving = "the client was closed", True
-        if self._writer is not None:
-            await self._hang_up(self._writer)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._disconnect("the client was closed")
-
-    async def _hang_up(self, writer: asyncio.StreamWriter) -> None:
-        """Say that no more will come, and read on until the engine ends its side too: to break off
-        here would lose what it has not read yet."""
-        with contextlib.suppress(OSError):  # lost anyway, or an engine that hangs: TimeoutError
-            writer.write_eof()
-            async with asyncio.timeout(FAREWELL_S):
-                await writer.wait_closed()
+        writer = self._part("the client was closed")
+        try:
+            if writer is not None:
+                await hang_up(writer)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- sending
 
     def _submit(self, request: EngineRequest) -> None:
-        if self._writer is None or self._is_leaving:
+        if self._writer is None:
             raise self._unavailable()
         unread_bytes = self._writer.transport.get_write_buffer_size()
         if unread_bytes > MAX_WRITE_BUFFER_BYTES:
@@ -273,9 +264,8 @@ class EngineClient:
             raise InvalidRequest(error.message, param="prompt_token_ids") from error
 
     def _send(self, message: msgspec.Struct) -> None:
-        """Never waits. While away, or about to be, nothing is sent: the engine aborts all that is
-        ours."""
-        if self._writer is not None and not self._is_leaving:
+        """Never waits. While away nothing is sent: the engine aborted all that was ours."""
+        if self._writer is not None:
             self._writer.write(encode_frame(message))
 
     def _ack_leases(self, events: list[LeaseGranted | LeaseEnded]) -> None:
@@ -348,11 +338,9 @@ class EngineClient:
             watching.cancel()
         if self._silent_ticks >= SILENCE_TICKS:
             why = f"the engine hangs: not heard of for {self.status.step_timeout_s:g} s"
-        if self._is_leaving:
-            why = "the client was closed"
-        else:
+        if self._writer is not None:  # and `close` did not end it
             log.warning("lost %s: %s", self._address, why)
-        self._disconnect(why)
+            self._disconnect(why)
 
     async def _notice_silence(self) -> None:
         """End a connection on which the step loop is not heard of: a process that is stopped, or
@@ -364,13 +352,18 @@ class EngineClient:
             self._writer.transport.abort()
 
     def _disconnect(self, why: str) -> None:
+        writer = self._part(why)
+        if writer is not None:
+            writer.transport.abort()
+
+    def _part(self, why: str) -> asyncio.StreamWriter | None:
+        """Nothing is said from here on, and what is open fails. Returns what was said by."""
         self._why_away = why
         self._connected.clear()
-        if self._writer is not None:
-            self._writer.transport.abort()
-            self._writer = None
         for stream in self._streams.values():
             stream.fail(self._unavailable())
+        writer, self._writer = self._writer, None
+        return writer
 
     def _receive(self, message: ServerMessage) -> None:
         if isinstance(message, (Outputs, ReplicaStatus)):
@@ -390,6 +383,15 @@ class EngineClient:
             self._orphans.take(message)
         else:
             self._leases.take(message)
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    """Say that no more will come, while somebody reads on, until the engine ends its side too: to
+    break off would lose what it has not read yet."""
+    with contextlib.suppress(OSError):  # lost anyway, or an engine that hangs: TimeoutError
+        writer.write_eof()
+        async with asyncio.timeout(FAREWELL_S):
+            await writer.wait_closed()
 
 
 class OutputStream:

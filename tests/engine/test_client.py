@@ -251,9 +251,6 @@ async def test_a_gateway_that_stays_is_offered_the_orphans_of_one_that_leaves(
     await stays.close()
 
 
-# ---- merging
-
-
 @pytest.mark.parametrize("reads", [True, False])
 async def test_a_client_that_leaves_is_heard_to_the_end(
     reads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -269,12 +266,12 @@ async def test_a_client_that_leaves_is_heard_to_the_end(
         usage = Usage(prompt_tokens=1)
         writer.write(status + encode_frame(OrphanedUsage(request_id="x", usage=usage)))
         await leaving.wait()
-        if not reads:
-            await gone.wait()
         frames: FrameReader[ClientMessage] = FrameReader(reader, ClientMessage)
-        while reads and not heard[-1:] == [None]:
+        while reads and None not in heard:
             writer.write(1_000 * status)
             heard.append(await frames.read())
+        if not reads:
+            await gone.wait()
         writer.close()
 
     async def record(_: OrphanedUsage) -> None:
@@ -309,6 +306,9 @@ async def test_nothing_is_said_by_a_client_that_leaves(serve: Serve) -> None:
         other = await EngineClient.connect(server.address, timeout_s=5)
         await until(lambda: other.status.num_running == 0)
         await other.close()
+
+
+# ---- merging
 
 
 async def test_a_slow_consumer_gets_everything_in_few_outputs(serve: Serve) -> None:
