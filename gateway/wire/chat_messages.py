@@ -51,37 +51,42 @@ def check_contents(messages: list[Message]) -> None:
 def check_results(messages: list[Message]) -> None:
     """Results of calls stand right behind the message that made them, of each call one."""
     called: set[str] = set()
-    waiting: dict[str, int] = {}
+    waiting: set[str] = set()
+    called_at = 0
     for index, message in enumerate(messages):
         if isinstance(message, ToolMessage):
-            if not called:
-                raise BadField(
-                    "Invalid parameter: messages with role 'tool' must be a response to a "
-                    "preceding message with 'tool_calls'.",
-                    param=f"messages[{index}].role",
-                )
-            if message.tool_call_id not in called:
-                raise BadField(
-                    "Invalid parameter: 'tool_call_id' is of no call in 'tool_calls' of the "
-                    "previous message.",
-                    param=f"messages[{index}].tool_call_id",
-                )
-            waiting.pop(message.tool_call_id, None)
-            continue
-        check_answered(waiting)
-        calls = message.tool_calls if isinstance(message, AssistantMessage) else None
-        called = {call.id for call in calls or ()}
-        waiting = dict.fromkeys(called, index)
-    check_answered(waiting)
+            check_is_of(message, called, f"messages[{index}]")
+            waiting.discard(message.tool_call_id)
+        else:
+            check_answered(waiting, called_at)
+            calls = message.tool_calls if isinstance(message, AssistantMessage) else None
+            called, called_at = {call.id for call in calls or ()}, index
+            waiting = set(called)
+    check_answered(waiting, called_at)
 
 
-def check_answered(waiting: dict[str, int]) -> None:
-    """`waiting`: the ids of calls without a result, with the places of their messages."""
-    for index in waiting.values():
+def check_is_of(result: ToolMessage, called: set[str], path: str) -> None:
+    if not called:
+        raise BadField(
+            "Invalid parameter: messages with role 'tool' must be a response to a preceding "
+            "message with 'tool_calls'.",
+            param=f"{path}.role",
+        )
+    if result.tool_call_id not in called:
+        raise BadField(
+            "Invalid parameter: 'tool_call_id' is of no call in 'tool_calls' of the previous "
+            "message.",
+            param=f"{path}.tool_call_id",
+        )
+
+
+def check_answered(waiting: set[str], called_at: int) -> None:
+    """`waiting`: the ids of the calls without a result that message `called_at` made."""
+    if waiting:
         raise BadField(
             "An assistant message with 'tool_calls' must be followed by tool messages responding "
             f"to each 'tool_call_id': {len(waiting)} of them have none.",
-            param=f"messages[{index}].tool_calls",
+            param=f"messages[{called_at}].tool_calls",
         )
 
 
