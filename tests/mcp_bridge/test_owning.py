@@ -42,7 +42,7 @@ class Worker:
 
     def __init__(self, store: redis.asyncio.Redis) -> None:
         self.refuses, self.may_end = False, asyncio.Event()
-        self.relay, unasked = Relay(store), None
+        self.relay = Relay(store)
         may_start = asyncio.Event()
         may_start.set()
 
@@ -55,9 +55,9 @@ class Worker:
             finally:
                 await self.may_end.wait()
 
-        given: Any = unasked
+        unasked: Any = None
         self.hosts = Hosts(
-            info={}, open_line=open_line, credentials=given, redis=store, relay=self.relay
+            info={}, open_line=open_line, credentials=unasked, redis=store, relay=self.relay
         )
         self.hosts.knows(CONFIG)
 
