@@ -40,7 +40,7 @@ from mcp_bridge.credentials import Whose
 from mcp_bridge.door import Door
 from mcp_bridge.rebinding import Allowed
 from mcp_bridge.upstream import ServerConfig
-from tests.gateway.vault.conftest import a_secret
+from tests.gateway.a_secret import a_secret
 
 INFO = {"name": "tollgate", "version": "0"}
 DOCUMENT_URL = "https://conformance-test.local/client-metadata.json"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import tokenizers
+from sqlalchemy.ext.asyncio import AsyncEngine
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine.chat_template import ChatTemplate
 from engine.tokenizer import Tokenizer
 from gateway import app as product
 from gateway.auth import access_tokens, api_keys, revocations
+from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.tenancy import changes
 from tests.gateway import one_routing
@@ -39,6 +41,22 @@ def be_patient(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     be_patient(monkeypatch)
+
+
+@pytest.fixture
+async def tenant_db(postgres_url: str) -> AsyncIterator[AsyncEngine]:
+    """A worker's pool on this test's database, for one tenant at a time."""
+    engine = create_engine(postgres_url, role=ROLE_TENANT)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+async def system_db(postgres_url: str) -> AsyncIterator[AsyncEngine]:
+    """As `tenant_db`, for what serves all tenants."""
+    engine = create_engine(postgres_url, role=ROLE_SYSTEM)
+    yield engine
+    await engine.dispose()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ takes."""
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -13,7 +12,6 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE, Actor
-from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.ids import uuid7
 from gateway.secret import Secret, SecretKey
 from gateway.tenancy.member_tables import users
@@ -50,20 +48,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-async def tenant_db(postgres_url: str, db: AsyncEngine) -> AsyncIterator[AsyncEngine]:
-    engine = create_engine(postgres_url, role=ROLE_TENANT)
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
-async def system_db(postgres_url: str, db: AsyncEngine) -> AsyncIterator[AsyncEngine]:
-    engine = create_engine(postgres_url, role=ROLE_SYSTEM)
-    yield engine
-    await engine.dispose()
 
 
 async def make_user(

@@ -25,6 +25,7 @@ from gateway.principal import Principal
 from gateway.tenancy.changes import changing
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
+from tests.gateway.a_secret import a_secret
 from tests.gateway.auth.issuing import (
     AUDIENCE,
     ISSUER,
@@ -33,7 +34,6 @@ from tests.gateway.auth.issuing import (
     FakeIssuer,
     FarEnd,
 )
-from tests.gateway.auth.parts import a_secret
 
 PUBLIC_URL = "https://gateway.example.com"
 

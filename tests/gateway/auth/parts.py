@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.rfc9068_access_token import AccessClaims
 from gateway.auth.signing_keys import PURPOSE, KeyRing
-from gateway.secret import Secret, SecretKey
+from tests.gateway.a_secret import a_secret
 
 NOW = 1_800_000_000.0
 
@@ -25,14 +24,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def a_secret(*ids: str) -> Secret:
-    keys = [
-        SecretKey(id=each, secret=base64.b64encode(each.encode().ljust(32, b".")).decode())
-        for each in ids
-    ]
-    return Secret(version=1, keys=tuple(keys))
 
 
 ISSUER = "http://127.0.0.1:8000"

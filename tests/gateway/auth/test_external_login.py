@@ -25,9 +25,9 @@ from gateway.auth.issuers import CIPHER_PURPOSE, Issuer, create_issuer
 from gateway.db import tenant
 from gateway.tenancy.changes import changing
 from gateway.tenancy.users import archive_user, create_user
+from tests.gateway.a_secret import a_secret
 from tests.gateway.auth.federating import PUBLIC_URL, World, world
 from tests.gateway.auth.issuing import AUDIENCE, ISSUER, NOW, ec_key, rsa_key
-from tests.gateway.auth.parts import a_secret
 
 __all__ = ["world"]
 

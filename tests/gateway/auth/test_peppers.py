@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-
 from gateway.auth.peppers import Peppers, random_secret
-from gateway.secret import Secret, SecretKey
-
-
-def secret(*names: str) -> Secret:
-    keys = tuple(
-        SecretKey(id=name, secret=base64.b64encode(name.encode() * 32).decode()) for name in names
-    )
-    return Secret(version=1, keys=keys)
+from tests.gateway.a_secret import a_secret
 
 
 def test_a_hash_is_of_its_value_its_purpose_and_its_secret() -> None:
-    peppers, value = Peppers(secret("a"), "code"), random_secret("p-")
+    peppers, value = Peppers(a_secret("a"), "code"), random_secret("p-")
     assert value.startswith("p-") and len(value) > 43 and value != random_secret("p-")
     stored = peppers.hash(value)
     assert stored.startswith("a:") and value not in stored
     assert peppers.matches(value, stored) and not peppers.matches(value + "x", stored)
-    assert stored != Peppers(secret("a"), "session").hash(value)
-    assert stored.partition(":")[2] != Peppers(secret("b"), "code").hash(value).partition(":")[2]
+    assert stored != Peppers(a_secret("a"), "session").hash(value)
+    assert stored.partition(":")[2] != Peppers(a_secret("b"), "code").hash(value).partition(":")[2]
 
 
 def test_what_was_made_before_a_rotation_stays_good() -> None:
     value = random_secret()
-    before, after = Peppers(secret("a"), "code"), Peppers(secret("b", "a"), "code")
+    before, after = Peppers(a_secret("a"), "code"), Peppers(a_secret("b", "a"), "code")
     assert after.matches(value, before.hash(value))
     assert before.hash(value) in after.hashes(value)
     assert after.hash(value).startswith("b:")

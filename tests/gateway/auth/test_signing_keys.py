@@ -32,7 +32,8 @@ from gateway.auth.signing_keys import (
 )
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.tenancy.errors import NotFound
-from tests.gateway.auth.parts import NOW, Clock, a_secret
+from tests.gateway.a_secret import a_secret
+from tests.gateway.auth.parts import NOW, Clock
 
 START = datetime.fromtimestamp(NOW, UTC)
 CIPHER = Cipher(a_secret("new", "old"), PURPOSE)

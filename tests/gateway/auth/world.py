@@ -38,7 +38,8 @@ from gateway.principal import Principal
 from gateway.tenancy.member_tables import service_accounts, users
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
-from tests.gateway.auth.parts import ISSUER, Clock, a_secret
+from tests.gateway.a_secret import a_secret
+from tests.gateway.auth.parts import ISSUER, Clock
 
 REDIRECT = "https://app.example.com/callback"
 VERIFIER = "v" * 43

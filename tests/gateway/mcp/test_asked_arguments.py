@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import AsyncIterator
-
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.audit.log import COMMAND_LINE
-from gateway.db import ROLE_TENANT, create_engine
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.mcp.asked_arguments import AskedArguments, forget_late
 from gateway.mcp.tables import approvals as table
-from gateway.secret import Secret, SecretKey
-from gateway.tenancy.orgs import create_org
 from mcp_bridge.approvals import Moved, decided, requested, used
+from tests.gateway.a_secret import a_secret
 from tests.gateway.mcp.test_stores import asked
 
 ARGUMENTS = b'{"iban":"DE00 1234"}'
 NOW_S, LATE_S = 110.0, 160.0
 
 
-def secret_of(*names: str) -> Secret:
-    keys = [
-        SecretKey(id=name, secret=base64.b64encode(name.encode() * 32).decode()) for name in names
-    ]
-    return Secret(version=1, keys=tuple(keys))
-
-
-@pytest.fixture
-async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_engine(postgres_url, role=ROLE_TENANT)
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
-async def orgs(db: AsyncEngine) -> list[str]:
-    async with db.begin() as conn:
-        return [
-            (await create_org(conn, name=name, actor=COMMAND_LINE)).id
-            for name in ("alice", "mallory")
-        ]
-
-
-def store_of(pool: AsyncEngine, *names: str) -> PostgresApprovals:
-    return PostgresApprovals(pool, shown=AskedArguments(secret_of(*names)))
+def store_of(tenant_db: AsyncEngine, *names: str) -> PostgresApprovals:
+    return PostgresApprovals(tenant_db, shown=AskedArguments(a_secret(*names)))
 
 
 async def insert(store: PostgresApprovals, new: Moved) -> None:
@@ -56,27 +27,27 @@ async def insert(store: PostgresApprovals, new: Moved) -> None:
 
 
 async def test_who_decides_sees_them_and_nobody_else(
-    db: AsyncEngine, pool: AsyncEngine, orgs: list[str]
+    db: AsyncEngine, tenant_db: AsyncEngine, orgs: list[str]
 ) -> None:
     alice, mallory = orgs
-    store = store_of(pool, "k1")
+    store = store_of(tenant_db, "k1")
     await insert(store, asked(alice, "one"))
     assert await store.arguments(alice, "one", NOW_S) == ARGUMENTS
     assert await store.arguments(mallory, "one", NOW_S) is None
     assert await store.arguments(alice, "two", NOW_S) is None
-    assert await PostgresApprovals(pool).arguments(alice, "one", NOW_S) is None
+    assert await PostgresApprovals(tenant_db).arguments(alice, "one", NOW_S) is None
     async with db.connect() as conn:
         rows = str((await conn.execute(sa.select(table))).all())
     assert "iban" not in rows and "1234" not in rows
-    assert await store_of(pool, "k2", "k1").arguments(alice, "one", NOW_S) == ARGUMENTS
-    assert await store_of(pool, "k2").arguments(alice, "one", NOW_S) is None, "its key is gone"
+    assert await store_of(tenant_db, "k2", "k1").arguments(alice, "one", NOW_S) == ARGUMENTS
+    assert await store_of(tenant_db, "k2").arguments(alice, "one", NOW_S) is None, "its key is gone"
 
 
 async def test_they_open_with_their_own_call_alone(
-    db: AsyncEngine, pool: AsyncEngine, orgs: list[str]
+    db: AsyncEngine, tenant_db: AsyncEngine, orgs: list[str]
 ) -> None:
     """Whoever writes to the table cannot show harmless arguments instead."""
-    store = store_of(pool, "k1")
+    store = store_of(tenant_db, "k1")
     await insert(store, asked(orgs[0], "one"))
     await insert(store, asked(orgs[0], "two", "sha256:2"))
     swap = sa.text("""
@@ -101,9 +72,9 @@ async def kept(db: AsyncEngine) -> set[str]:
 
 @pytest.mark.parametrize("yes", [True, False])
 async def test_they_are_gone_once_it_is_decided(
-    db: AsyncEngine, pool: AsyncEngine, orgs: list[str], yes: bool
+    db: AsyncEngine, tenant_db: AsyncEngine, orgs: list[str], yes: bool
 ) -> None:
-    store, new = store_of(pool, "k1"), asked(orgs[0], "one")
+    store, new = store_of(tenant_db, "k1"), asked(orgs[0], "one")
     await insert(store, new)
     answer = decided(new.approval, approve=yes, by="bob", now_s=NOW_S)
     assert isinstance(answer, Moved)
@@ -116,9 +87,9 @@ async def test_they_are_gone_once_it_is_decided(
 
 
 async def test_nobody_sees_what_nobody_decided_in_time(
-    db: AsyncEngine, pool: AsyncEngine, orgs: list[str]
+    db: AsyncEngine, tenant_db: AsyncEngine, orgs: list[str]
 ) -> None:
-    store = store_of(pool, "k1")
+    store = store_of(tenant_db, "k1")
     for org_id in orgs:
         await insert(store, asked(org_id, f"late {org_id}"))
     call = asked(orgs[0], "x", "sha256:2").approval.call

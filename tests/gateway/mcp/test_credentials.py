@@ -20,28 +20,29 @@ from gateway.vault.oauth import UpstreamTokens, tokens_to_values
 from gateway.vault.token_endpoint import TokenEndpoint, Tokens, UpstreamClient
 from mcp_bridge.carrier import NotSent
 from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
-from tests.gateway.vault.conftest import Tenants, a_secret, pool, tenants
+from tests.gateway.a_secret import a_secret
+from tests.gateway.vault.conftest import Tenants, tenants
 from tests.gateway.vault.token_server import TokenServer, running
 
-__all__ = ["pool", "tenants"]
+__all__ = ["tenants"]
 
 WRITE = 'Bearer error="insufficient_scope", scope="write"'
 
 
 class Desk:
     def __init__(
-        self, server: TokenServer, pool: AsyncEngine, who: Whose, redis: redis.asyncio.Redis
+        self, server: TokenServer, tenant_db: AsyncEngine, who: Whose, redis: redis.asyncio.Redis
     ) -> None:
-        self.server, self.pool, self.who = server, pool, who
+        self.server, self.pool, self.who = server, tenant_db, who
         self.now = 0.0
         self.egress = Egress(allow_loopback=True)
         self.vault = Vault(a_secret("one"))
         self.tokens = UpstreamTokens(
-            db=pool, vault=self.vault, endpoint=TokenEndpoint(IssuerEgress(self.egress))
+            db=tenant_db, vault=self.vault, endpoint=TokenEndpoint(IssuerEgress(self.egress))
         )
         self.challenges = Challenges(redis)
         self.credentials = VaultCredentials(
-            db=pool,
+            db=tenant_db,
             vault=self.vault,
             tokens=self.tokens,
             challenges=self.challenges,
@@ -79,10 +80,10 @@ class Desk:
 
 @pytest.fixture
 async def desk(
-    pool: AsyncEngine, tenants: Tenants, redis: redis.asyncio.Redis
+    tenant_db: AsyncEngine, tenants: Tenants, redis: redis.asyncio.Redis
 ) -> AsyncIterator[Desk]:
     async with running() as server:
-        made = Desk(server, pool, Whose(tenants.alice.org_id, tenants.alice.user_id), redis)
+        made = Desk(server, tenant_db, Whose(tenants.alice.org_id, tenants.alice.user_id), redis)
         yield made
         await made.tokens.close()
         made.egress.close()

@@ -4,7 +4,6 @@ told to all workers."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
 
@@ -16,7 +15,7 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.db import ROLE_TENANT, create_engine, tenant
+from gateway.db import tenant
 from gateway.mcp.approvals import PostgresApprovals, list_approvals
 from gateway.mcp.calls import PARTS, TAINT_S, RedisCalls, Taint, lift, taints_of
 from gateway.mcp.known import Feed, KnownTrust, announce
@@ -24,7 +23,6 @@ from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
 from gateway.mcp.records import masked
 from gateway.mcp.rules import replace_rules
 from gateway.tenancy.errors import InvalidField, NotFound
-from gateway.tenancy.orgs import create_org
 from mcp_bridge.approvals import Approval, Approvals, ApprovedCall, Moved, decided, requested
 from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import Approved, Change, compare, offer_of
@@ -34,61 +32,47 @@ TOOL: Any = {"name": "add", "inputSchema": {"type": "object"}}
 CHANGES = compare(Approved(), offer_of([("tool", TOOL)]))
 
 
-@pytest.fixture
-async def orgs(db: AsyncEngine) -> list[str]:
-    async with db.begin() as conn:
-        return [
-            (await create_org(conn, name=name, actor=COMMAND_LINE)).id
-            for name in ("alice", "mallory")
-        ]
-
-
-@pytest.fixture
-async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_engine(postgres_url, role=ROLE_TENANT)
-    yield engine
-    await engine.dispose()
-
-
-async def approve(pool: AsyncEngine, org_id: str, changes: tuple[Change, ...] = CHANGES) -> None:
-    async with tenant(pool, org_id) as conn:
+async def approve(
+    tenant_db: AsyncEngine, org_id: str, changes: tuple[Change, ...] = CHANGES
+) -> None:
+    async with tenant(tenant_db, org_id) as conn:
         await approve_changes(
             conn, org_id=org_id, server="s", pin_changes=changes, actor=COMMAND_LINE
         )
 
 
 async def test_what_is_approved_is_one_orgs_and_comes_back_to_the_byte(
-    pool: AsyncEngine, orgs: list[str]
+    tenant_db: AsyncEngine, orgs: list[str]
 ) -> None:
     alice, mallory = orgs
-    await approve(pool, alice)
-    async with tenant(pool, alice) as conn:
+    await approve(tenant_db, alice)
+    async with tenant(tenant_db, alice) as conn:
         found = await read_pins(conn, org_id=alice, server="s")
         assert [one.state for one in compare(found, offer_of([("tool", TOOL)]))] == ["unchanged"]
         assert (await read_pins(conn, org_id=alice, server="other")).pins == {}
     changed = offer_of([("tool", {**TOOL, "name": "sum"})])
     (renamed,) = compare(found, changed)
-    await approve(pool, alice, (renamed,))
-    async with tenant(pool, alice) as conn:
+    await approve(tenant_db, alice, (renamed,))
+    async with tenant(tenant_db, alice) as conn:
         assert (await read_pins(conn, org_id=alice, server="s")).pins.keys() == {("tool", "sum")}
         gone = {"org_id": alice, "server": "s", "keys": [("tool", "sum")]}
         await revoke_pins(conn, **gone, actor=COMMAND_LINE)
         with pytest.raises(NotFound):
             await revoke_pins(conn, **gone, actor=COMMAND_LINE)
-    async with tenant(pool, mallory) as conn:
+    async with tenant(tenant_db, mallory) as conn:
         assert (await read_pins(conn, org_id=mallory, server="s")).pins == {}
 
 
 async def test_a_worker_knows_a_change_once_it_is_announced(
-    pool: AsyncEngine, orgs: list[str], redis: Redis
+    tenant_db: AsyncEngine, orgs: list[str], redis: Redis
 ) -> None:
     feed = Feed(redis)
-    known = KnownTrust(pool, feed)
+    known = KnownTrust(tenant_db, feed)
     await feed.start()
     try:
         before = await known.approved(orgs[0], "s")
         assert before.pins == {} and await known.approved(orgs[0], "s") is before
-        await approve(pool, orgs[0])
+        await approve(tenant_db, orgs[0])
         await announce(redis, orgs[0])
         async with asyncio.timeout(30):
             while not (await known.approved(orgs[0], "s")).pins:
@@ -99,9 +83,9 @@ async def test_a_worker_knows_a_change_once_it_is_announced(
 
 
 async def test_rules_are_replaced_as_a_whole_or_refused_by_name(
-    pool: AsyncEngine, orgs: list[str], redis: Redis
+    tenant_db: AsyncEngine, orgs: list[str], redis: Redis
 ) -> None:
-    known = KnownTrust(pool, Feed(redis))
+    known = KnownTrust(tenant_db, Feed(redis))
     assert [rule.id for rule in (await known.rules(orgs[0])).rules] == ["default"]
     bad = {
         "rules.a.when": ToolRule(id="a", effect="deny", when="args."),
@@ -109,18 +93,18 @@ async def test_rules_are_replaced_as_a_whole_or_refused_by_name(
         "rules.a.of": ToolRule(id="a", effect="allow", level="key"),
     }
     for field, rule in bad.items():
-        async with tenant(pool, orgs[0]) as conn:
+        async with tenant(tenant_db, orgs[0]) as conn:
             with pytest.raises(InvalidField) as refused:
                 await replace_rules(conn, org_id=orgs[0], rules=[rule], actor=COMMAND_LINE)
         assert refused.value.field == field
-    async with tenant(pool, orgs[0]) as conn:
+    async with tenant(tenant_db, orgs[0]) as conn:
         made = await replace_rules(
             conn,
             org_id=orgs[0],
             rules=[ToolRule(id="a", effect="ask")],
             actor=COMMAND_LINE,
         )
-    fresh = KnownTrust(pool, Feed(redis))
+    fresh = KnownTrust(tenant_db, Feed(redis))
     assert (await fresh.rules(orgs[0])).version == made.version
     assert (await fresh.rules(orgs[1])).version != made.version
 
@@ -138,11 +122,11 @@ def asked(org_id: str, approval_id: str, arguments: str = "sha256:1") -> Moved:
 
 
 async def test_a_call_that_is_asked_for_at_once_has_one_approval_and_keeps_its_no(
-    pool: AsyncEngine, orgs: list[str]
+    tenant_db: AsyncEngine, orgs: list[str]
 ) -> None:
     ids = count()
     queue = Approvals(
-        PostgresApprovals(pool),
+        PostgresApprovals(tenant_db),
         now_s=lambda: 100.0,
         new_id=lambda: f"one-{next(ids)}",
         new_nonce=lambda: "n",
@@ -157,9 +141,11 @@ async def test_a_call_that_is_asked_for_at_once_has_one_approval_and_keeps_its_n
         assert (await queue.ask(call, ttl_s=60)).state == again
 
 
-async def test_an_approval_changes_once_and_is_one_orgs(pool: AsyncEngine, orgs: list[str]) -> None:
+async def test_an_approval_changes_once_and_is_one_orgs(
+    tenant_db: AsyncEngine, orgs: list[str]
+) -> None:
     alice, mallory = orgs
-    store = PostgresApprovals(pool)
+    store = PostgresApprovals(tenant_db)
     new = asked(alice, "one")
     assert await store.insert(alice, new, max_pending=1)
     assert not await store.insert(alice, asked(alice, "two", "sha256:2"), max_pending=1)
@@ -175,7 +161,7 @@ async def test_an_approval_changes_once_and_is_one_orgs(pool: AsyncEngine, orgs:
         *(store.replace(alice, new.approval, each) for each in answers)  # type: ignore[arg-type]
     )
     assert sorted(done) == [False, True]
-    async with tenant(pool, alice) as conn:
+    async with tenant(tenant_db, alice) as conn:
         listed = await list_approvals(conn, org_id=alice)
     assert len(listed) == int(done[0])
 

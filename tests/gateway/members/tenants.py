@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 
@@ -12,24 +11,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.audit.tables import entries
 from gateway.db import tenant
-from gateway.secret import Secret, SecretKey
 from gateway.tenancy import projects, users
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.users import User
+from tests.gateway.a_secret import a_secret
 
 ACTOR = Actor(kind="api_key", id="key_1")
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 ME: dict[str, Actor] = {"actor": ACTOR}
 
 
-def make_secret(*ids: str) -> Secret:
-    keys = [
-        SecretKey(id=each, secret=base64.b64encode(each.encode() * 32).decode()) for each in ids
-    ]
-    return Secret(version=1, keys=tuple(keys))
-
-
-SECRET = make_secret("one")
+SECRET = a_secret("one")
 
 
 class Tenant:
@@ -60,8 +52,8 @@ class Tenant:
             return list(found)
 
 
-async def found_tenant(system: AsyncEngine, db: AsyncEngine, name: str) -> Tenant:
-    async with system.begin() as conn:
+async def found_tenant(system_db: AsyncEngine, db: AsyncEngine, name: str) -> Tenant:
+    async with system_db.begin() as conn:
         org = await create_org(conn, name=name, actor=COMMAND_LINE)
     async with tenant(db, org.id) as conn:
         project = await projects.create_project(conn, org_id=org.id, name="web", **ME)

@@ -20,7 +20,8 @@ from gateway.tenancy.errors import (
 from gateway.tenancy.invites import CreatedInvite, ProjectGrant
 from gateway.tenancy.member_tables import ROLES
 from gateway.tenancy.users import User
-from tests.gateway.members.tenants import ME, NOW, SECRET, Tenant, make_secret
+from tests.gateway.a_secret import a_secret
+from tests.gateway.members.tenants import ME, NOW, SECRET, Tenant
 
 
 async def invite(acme: Tenant, email: str = "new@x.example", **change: object) -> CreatedInvite:
@@ -36,20 +37,22 @@ async def invite(acme: Tenant, email: str = "new@x.example", **change: object) -
         )
 
 
-async def accept(system: AsyncEngine, token: str, **change: object) -> User:
+async def accept(system_db: AsyncEngine, token: str, **change: object) -> User:
     wanted: dict[str, object] = {"secret": SECRET, "name": "New", "now": NOW, **change}
-    async with system.begin() as conn:
+    async with system_db.begin() as conn:
         return await invites.accept_invite(conn, token, **wanted)  # type: ignore[arg-type]
 
 
-async def test_an_invite_becomes_a_user_once(acme: Tenant, system: AsyncEngine) -> None:
+async def test_an_invite_becomes_a_user_once(acme: Tenant, system_db: AsyncEngine) -> None:
     grants = [ProjectGrant(id=acme.project_id, role="owner")]
     made = await invite(acme, "New@X.example", role="owner", projects=grants)
     assert made.invite.status(NOW) == "pending" and made.token not in repr(made)
-    async with system.begin() as conn:
+    async with system_db.begin() as conn:
         seen = await invites.find_invite(conn, made.token, secret=SECRET, now=NOW)
         assert seen == made.invite
-    user = await accept(system, made.token, password_hash="h", ip="127.0.0.1", request_id="req_1")
+    user = await accept(
+        system_db, made.token, password_hash="h", ip="127.0.0.1", request_id="req_1"
+    )
     assert (user.email, user.role, user.org_id) == ("new@x.example", "owner", acme.org_id)
     async with acme() as conn:
         member = await members.get_member(conn, **acme.here, user_id=user.id)
@@ -61,58 +64,58 @@ async def test_an_invite_becomes_a_user_once(acme: Tenant, system: AsyncEngine) 
         with pytest.raises(InviteClosed):
             await invites.delete_invite(conn, org_id=acme.org_id, invite_id=made.invite.id, **ME)
     with pytest.raises(NotFound, match="token"):
-        await accept(system, made.token)
+        await accept(system_db, made.token)
     assert (await acme.actions())[-3:] == ["invite.sent", "user.added", "invite.accepted"]
 
 
-async def test_of_ten_who_accept_at_once_one_is_made(acme: Tenant, system: AsyncEngine) -> None:
+async def test_of_ten_who_accept_at_once_one_is_made(acme: Tenant, system_db: AsyncEngine) -> None:
     made = await invite(acme)
-    tries = [accept(system, made.token) for _ in range(10)]
+    tries = [accept(system_db, made.token) for _ in range(10)]
     outcomes = await asyncio.gather(*tries, return_exceptions=True)
     assert sorted(type(each).__name__ for each in outcomes) == ["NotFound"] * 9 + ["User"]
 
 
 async def test_an_invite_ends_by_time_by_withdrawal_and_with_its_org(
-    acme: Tenant, system: AsyncEngine
+    acme: Tenant, system_db: AsyncEngine
 ) -> None:
     late = await invite(acme)
     assert late.invite.status(NOW + invites.LIFETIME) == "expired"
     with pytest.raises(NotFound):
-        await accept(system, late.token, now=NOW + invites.LIFETIME)
+        await accept(system_db, late.token, now=NOW + invites.LIFETIME)
     async with acme() as conn:
         await invites.delete_invite(conn, org_id=acme.org_id, invite_id=late.invite.id, **ME)
         assert await invites.list_invites(conn, org_id=acme.org_id) == ([], False)
         with pytest.raises(NotFound):
             await invites.delete_invite(conn, org_id=acme.org_id, invite_id=late.invite.id, **ME)
     with pytest.raises(NotFound):
-        await accept(system, late.token)
+        await accept(system_db, late.token)
     last = await invite(acme)
-    async with system.begin() as conn:
+    async with system_db.begin() as conn:
         await conn.execute(sa.text("UPDATE orgs SET archived_at = now()"))
     with pytest.raises(NotFound):
-        await accept(system, last.token)
+        await accept(system_db, last.token)
 
 
 async def test_an_address_has_one_open_invite_and_an_expired_one_makes_room(
-    acme: Tenant, system: AsyncEngine
+    acme: Tenant, system_db: AsyncEngine
 ) -> None:
     first = await invite(acme)
     with pytest.raises(NameTaken, match="open invite"):
         await invite(acme, "NEW@x.example")
     later = NOW + invites.LIFETIME + timedelta(seconds=1)
     second = await invite(acme, now=later)
-    async with system.connect() as conn:
+    async with system_db.connect() as conn:
         expired = sa.text("SELECT target FROM audit_entries WHERE action = 'invite.expired'")
         assert list(await conn.scalars(expired)) == [first.invite.id]
     with pytest.raises(NotFound):
-        await accept(system, first.token, now=later)
-    await accept(system, second.token, now=later)
+        await accept(system_db, first.token, now=later)
+    await accept(system_db, second.token, now=later)
     with pytest.raises(NameTaken, match="a user"):
         await invite(acme)
 
 
 async def test_an_invite_names_live_projects_of_its_org_once_each(
-    acme: Tenant, other: Tenant, system: AsyncEngine
+    acme: Tenant, other: Tenant, system_db: AsyncEngine
 ) -> None:
     grant = ProjectGrant(id=acme.project_id, role="member")
     with pytest.raises(NotFound):
@@ -127,25 +130,25 @@ async def test_an_invite_names_live_projects_of_its_org_once_each(
     async with acme() as conn:
         await projects.archive(conn, **acme.here, **ME)
         assert await invites.default_projects(conn, org_id=acme.org_id) == []
-    user = await accept(system, made.token)
+    user = await accept(system_db, made.token)
     async with acme() as conn:
         assert await members.list_members(conn, **acme.here) == ([], False)
         assert (await users.get_user(conn, org_id=acme.org_id, user_id=user.id)) == user
 
 
 async def test_a_link_survives_a_new_secret_of_the_installation(
-    acme: Tenant, system: AsyncEngine
+    acme: Tenant, system_db: AsyncEngine
 ) -> None:
     made = await invite(acme)
     with pytest.raises(NotFound):
-        await accept(system, made.token, secret=make_secret("two"))
-    await accept(system, made.token, secret=make_secret("two", "one"))
+        await accept(system_db, made.token, secret=a_secret("two"))
+    await accept(system_db, made.token, secret=a_secret("two", "one"))
 
 
 @pytest.mark.parametrize("token", ["", "x" * 65, "ä", "x" * 43])
-async def test_an_unknown_link_is_not_found(system: AsyncEngine, token: str) -> None:
+async def test_an_unknown_link_is_not_found(system_db: AsyncEngine, token: str) -> None:
     with pytest.raises(NotFound, match="token"):
-        await accept(system, token)
+        await accept(system_db, token)
 
 
 def test_a_link_leads_to_the_login_flow() -> None:

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import AsyncIterator
-
 import msgspec
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.secret import Secret, SecretKey
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.users import create_user
-
-
-def a_secret(*ids: str) -> Secret:
-    """The first of `ids` is the current one."""
-    return Secret(
-        version=1,
-        keys=tuple(
-            SecretKey(id=each, secret=base64.b64encode(each.encode() * 32).decode()) for each in ids
-        ),
-    )
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -56,17 +41,3 @@ async def tenants(db: AsyncEngine) -> Tenants:
             ]
             made.append(Tenant(org.id, users[0].id, users[1].id))
     return Tenants(*made)
-
-
-@pytest.fixture
-async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_engine(postgres_url, role=ROLE_TENANT)
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
-async def system_pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_engine(postgres_url, role=ROLE_SYSTEM)
-    yield engine
-    await engine.dispose()

@@ -30,7 +30,8 @@ from gateway.vault.oauth import (
     UpstreamTokens,
 )
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient, check_client
-from tests.gateway.vault.conftest import Tenants, a_secret
+from tests.gateway.a_secret import a_secret
+from tests.gateway.vault.conftest import Tenants
 from tests.gateway.vault.token_server import TokenServer, basic_of, running
 
 NOW = 1_800_000_000.0
@@ -48,23 +49,23 @@ class Clock:
 
 
 class Desk:
-    """A worker with its own pool, one server, and a tenant's user."""
+    """A worker with its own tenant_db, one server, and a tenant's user."""
 
-    def __init__(self, server: TokenServer, pool: AsyncEngine, tenants: Tenants) -> None:
-        self.server, self.pool, self.tenants = server, pool, tenants
+    def __init__(self, server: TokenServer, tenant_db: AsyncEngine, tenants: Tenants) -> None:
+        self.server, self.pool, self.tenants = server, tenant_db, tenants
         self.clock = Clock()
         self.vault = Vault(a_secret("one"))
         self.egress = Egress(allow_loopback=True)
         self.endpoint = TokenEndpoint(IssuerEgress(self.egress))
         self.consents = Consents(
-            db=pool,
+            db=tenant_db,
             vault=self.vault,
             endpoint=self.endpoint,
             states=Cipher(a_secret("one"), STATE_PURPOSE),
             redirect_uri="https://gateway.example/callback",
             wall_clock=self.clock,
         )
-        self.tokens = self.worker(pool)
+        self.tokens = self.worker(tenant_db)
         self.client = UpstreamClient(
             authorization_endpoint=f"{server.url}/authorize",
             token_endpoint=f"{server.url}/token",
@@ -76,9 +77,9 @@ class Desk:
         )
         self.org_id, self.user_id = tenants.alice.org_id, tenants.alice.user_id
 
-    def worker(self, pool: AsyncEngine) -> UpstreamTokens:
+    def worker(self, tenant_db: AsyncEngine) -> UpstreamTokens:
         return UpstreamTokens(
-            db=pool, vault=self.vault, endpoint=self.endpoint, wall_clock=self.clock
+            db=tenant_db, vault=self.vault, endpoint=self.endpoint, wall_clock=self.clock
         )
 
     def begin(self, client: UpstreamClient | None = None, user_id: str | None = None) -> str:
@@ -107,9 +108,9 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(pool: AsyncEngine, tenants: Tenants) -> AsyncIterator[Desk]:
+async def desk(tenant_db: AsyncEngine, tenants: Tenants) -> AsyncIterator[Desk]:
     async with running() as server:
-        made = Desk(server, pool, tenants)
+        made = Desk(server, tenant_db, tenants)
         yield made
         await made.tokens.close()
         made.egress.close()

@@ -27,7 +27,8 @@ from gateway.vault.oauth import STATE_PURPOSE, Consents
 from gateway.vault.registration import KnownClient, Ourselves, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
-from tests.gateway.vault.conftest import Tenant, Tenants, a_secret
+from tests.gateway.a_secret import a_secret
+from tests.gateway.vault.conftest import Tenant, Tenants
 
 DOCUMENT = "https://gateway.example/client.json"
 SAYS = 'Bearer realm="a, b", scope="read write", resource_metadata="https://up.example/m"'
@@ -155,10 +156,10 @@ async def placed() -> AsyncIterator[Place]:
 
 
 class Desk:
-    def __init__(self, place: Place, pool: AsyncEngine, who: Tenant, egress: Egress) -> None:
+    def __init__(self, place: Place, tenant_db: AsyncEngine, who: Tenant, egress: Egress) -> None:
         self.place, self.who = place, who
         self.consents = Consents(
-            db=pool,
+            db=tenant_db,
             vault=Vault(a_secret("one")),
             endpoint=TokenEndpoint(IssuerEgress(egress)),
             states=Cipher(a_secret("one"), STATE_PURPOSE),
@@ -189,10 +190,10 @@ class Desk:
 
 
 @asynccontextmanager
-async def furnished(pool: AsyncEngine, who: Tenant) -> AsyncIterator[Desk]:
+async def furnished(tenant_db: AsyncEngine, who: Tenant) -> AsyncIterator[Desk]:
     egress = Egress(allow_loopback=True)
     async with placed() as place:
-        yield Desk(place, pool, who, egress)
+        yield Desk(place, tenant_db, who, egress)
     egress.close()
 
 
@@ -206,8 +207,8 @@ async def desk() -> AsyncIterator[Desk]:
 
 
 @pytest.fixture
-async def keeping(pool: AsyncEngine, tenants: Tenants) -> AsyncIterator[Desk]:
-    async with furnished(pool, tenants.alice) as made:
+async def keeping(tenant_db: AsyncEngine, tenants: Tenants) -> AsyncIterator[Desk]:
+    async with furnished(tenant_db, tenants.alice) as made:
         yield made
 
 

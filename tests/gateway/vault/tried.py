@@ -28,8 +28,8 @@ from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
 from mcp_bridge.audience import EVERYBODY
 from mcp_bridge.carrier import NotSent
 from mcp_bridge.credentials import NO_CREDENTIAL, Whose
+from tests.gateway.a_secret import a_secret
 from tests.gateway.two_tenants import id_of
-from tests.gateway.vault.conftest import a_secret
 
 
 class Stage(Protocol):

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.db import ROLE_SYSTEM, create_engine, tenant
+from gateway.db import tenant
 from gateway.egress import Egress
 from gateway.secret import Secret, SecretKey
 from gateway.tenancy.orgs import create_org
@@ -79,13 +79,6 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 
 @pytest.fixture
-async def system(postgres_url: str) -> AsyncIterator[AsyncEngine]:
-    pool = create_engine(postgres_url, role=ROLE_SYSTEM)
-    yield pool
-    await pool.dispose()
-
-
-@pytest.fixture
 async def org_id(db: AsyncEngine) -> str:
     async with db.begin() as conn:
         return (await create_org(conn, name="acme", is_operator=False, actor=COMMAND_LINE)).id
@@ -123,12 +116,12 @@ MakeSender = Callable[..., Sender]
 
 
 @pytest.fixture
-async def make_sender(system: AsyncEngine, cipher: Cipher) -> AsyncIterator[MakeSender]:
+async def make_sender(system_db: AsyncEngine, cipher: Cipher) -> AsyncIterator[MakeSender]:
     made: list[tuple[Sender, Egress]] = []
 
     def make(timeout_s: float = 5.0, **options: Any) -> Sender:
         egress = Egress(allow_loopback=True, timeout_s=timeout_s)
-        sender = Sender(system, cipher, egress, **{"draw": lambda low, high: 1.0, **options})
+        sender = Sender(system_db, cipher, egress, **{"draw": lambda low, high: 1.0, **options})
         made.append((sender, egress))
         return sender
 

@@ -3,9 +3,6 @@ the audit log."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 from standardwebhooks.webhooks import Webhook
@@ -13,7 +10,6 @@ from standardwebhooks.webhooks import Webhook
 from gateway.audit.log import Actor
 from gateway.audit.tables import entries
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.db import ROLE_TENANT, create_engine
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.webhooks.outbox import fan_out
 from mcp_bridge.approvals import Approval, Approvals, ApprovedCall
@@ -24,21 +20,14 @@ ADMIN = Actor(kind="api_key", id="key_admin")
 NOW_S = 2e9
 
 
-@pytest.fixture
-async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_engine(postgres_url, role=ROLE_TENANT)
-    yield engine
-    await engine.dispose()
-
-
 class Clock:
     now_s = NOW_S
 
 
-def approvals_of(pool: AsyncEngine, clock: Clock) -> Approvals:
+def approvals_of(tenant_db: AsyncEngine, clock: Clock) -> Approvals:
     ids = iter(f"mcpapp_{number}" for number in range(9))
     return Approvals(
-        PostgresApprovals(pool, ADMIN),
+        PostgresApprovals(tenant_db, ADMIN),
         now_s=lambda: clock.now_s,
         new_id=lambda: next(ids),
         new_nonce=lambda: "n",
@@ -58,12 +47,12 @@ def call_of(org_id: str, arguments: str) -> ApprovedCall:
 
 
 async def test_each_thing_that_becomes_of_it_is_recorded(
-    db: AsyncEngine, pool: AsyncEngine, org_id: str
+    db: AsyncEngine, tenant_db: AsyncEngine, org_id: str
 ) -> None:
     """Asked, decided, used, and of another one that its time was over: four events, and of each who
     did it."""
     clock = Clock()
-    approvals = approvals_of(pool, clock)
+    approvals = approvals_of(tenant_db, clock)
     first, second = (call_of(org_id, f"sha256:{number}") for number in (1, 2))
     asked = await approvals.ask(first, ttl_s=60, tool="look")
     assert await approvals.ask(first, ttl_s=60, tool="look") == asked
@@ -93,18 +82,18 @@ async def test_each_thing_that_becomes_of_it_is_recorded(
 
 async def test_webhooks_are_told_of_it_once(
     db: AsyncEngine,
-    system: AsyncEngine,
-    pool: AsyncEngine,
+    system_db: AsyncEngine,
+    tenant_db: AsyncEngine,
     org_id: str,
     cipher: Cipher,
     receiver: Receiver,
     make_sender: MakeSender,
 ) -> None:
     made = await add_endpoint(db, cipher, org_id, receiver.url, "mcp.approval_requested")
-    approvals = approvals_of(pool, Clock())
+    approvals = approvals_of(tenant_db, Clock())
     asked = await approvals.ask(call_of(org_id, "sha256:1"), ttl_s=60, tool="look")
     await approvals.decide(org_id, asked.id, approve=True, by=ADMIN.id)
-    while await fan_out(system):
+    while await fan_out(system_db):
         continue
     sender = make_sender()
     await turn(sender)

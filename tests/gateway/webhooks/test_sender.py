@@ -284,7 +284,7 @@ async def test_after_a_day_it_is_given_up_and_can_be_asked_for_again(
 
 
 async def test_what_nobody_could_send_expires_and_is_forgotten_after_a_month(
-    db: AsyncEngine, system: AsyncEngine, org_id: str, endpoint: EndpointOnce
+    db: AsyncEngine, system_db: AsyncEngine, org_id: str, endpoint: EndpointOnce
 ) -> None:
     async with tenant(db, org_id) as conn:
         for _ in range(2):
@@ -302,16 +302,16 @@ async def test_what_nobody_could_send_expires_and_is_forgotten_after_a_month(
         one = "(SELECT min(id) FROM webhook_deliveries)"
         await conn.execute(sa.text(f"UPDATE webhook_deliveries SET {old} WHERE id = {one}"))
         await conn.execute(sa.text("UPDATE alerts SET occurred_at = now() - interval '91 days'"))
-    assert await deliveries.sweep(system) == 2
+    assert await deliveries.sweep(system_db) == 2
     assert await states(db) == [("dead", 0, None)]
-    assert await deliveries.sweep(system) == 0
-    await alerts.sweep(system)
+    assert await deliveries.sweep(system_db) == 0
+    await alerts.sweep(system_db)
     assert await rows(db, "SELECT 1 FROM alerts UNION ALL SELECT 1 FROM ceiling_minutes") == []
 
 
 async def test_a_lease_is_ones_own_and_ends_by_itself(
-    db: AsyncEngine, system: AsyncEngine, org_id: str, endpoint: EndpointOnce, receiver: Receiver,
-    make_sender: MakeSender,
+    db: AsyncEngine, system_db: AsyncEngine, org_id: str, endpoint: EndpointOnce,
+    receiver: Receiver, make_sender: MakeSender,
 ) -> None:  # fmt: skip
     await reach(db, org_id)
     slow, quick = make_sender(lease_s=0.2), make_sender()
@@ -334,18 +334,18 @@ async def test_a_lease_is_ones_own_and_ends_by_itself(
 
 
 async def test_one_org_takes_a_part_of_a_sender_and_one_endpoint_a_place(
-    db: AsyncEngine, system: AsyncEngine, org_id: str, cipher: Cipher, receiver: Receiver
+    db: AsyncEngine, system_db: AsyncEngine, org_id: str, cipher: Cipher, receiver: Receiver
 ) -> None:
     for name in range(6):
         await add_endpoint(db, cipher, org_id, f"{receiver.url}/{name}")
     await reach(db, org_id, 85)
-    while await fan_out(system):
+    while await fan_out(system_db):
         continue
-    first = await lease(system, "a", limit=3, per_org=4)
+    first = await lease(system_db, "a", limit=3, per_org=4)
     assert len({each.endpoint_id for each in first}) == 3
-    more = await lease(system, "a", limit=9, per_org=4, under_way=first)
+    more = await lease(system_db, "a", limit=9, per_org=4, under_way=first)
     assert len(more) == 1 and more[0].endpoint_id not in {each.endpoint_id for each in first}
-    assert await lease(system, "a", limit=9, per_org=4, under_way=[*first, *more]) == []
+    assert await lease(system_db, "a", limit=9, per_org=4, under_way=[*first, *more]) == []
 
 
 KILLED = """

@@ -22,7 +22,7 @@ from gateway.auth.sessions import find_session, holds_session, start_session
 from gateway.auth.subjects import find_principal
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.member_tables import users
-from tests.gateway.auth.parts import a_secret
+from tests.gateway.a_secret import a_secret
 from tests.gateway.auth.revoking import PROMISED_S, seconds_until_refused
 from tests.gateway.auth.world import ACTOR, REDIRECT, World, error_of
 

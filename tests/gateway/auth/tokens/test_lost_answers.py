@@ -11,7 +11,7 @@ from gateway.auth import rfc6749_token, signing_keys
 from gateway.auth.grants import find_grant
 from gateway.auth.refresh_tokens import RefreshTokens
 from gateway.auth.revocations import Denylist
-from tests.gateway.auth.parts import a_secret
+from tests.gateway.a_secret import a_secret
 from tests.gateway.auth.world import World, error_of
 
 
