@@ -44,4 +44,8 @@ name = "wide"
 name = "narrow"
 upstream = "{narrow}"
 max_concurrency = 1
+[plan.default]  # one key asks for all, more in a moment than a key of everybody's may
+tokens_per_minute = 1_000_000_000
+requests_per_minute = 10_000
+max_concurrent_streams = 256
 """
